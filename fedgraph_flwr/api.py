@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedgraph_flwr.report.runs import FinishedRun
-    from fedgraph_flwr.runs.prediction import PairPredictions, Predictions, Predictor
+    from fedgraph_flwr.runs.prediction import PairPredictions, Predictions, Predictor, TargetPredictions
 
 CLIENTS = "clients"
 """Subfolder of a run with the client files of graphs in memory."""
@@ -121,7 +121,7 @@ class Run:
         """
         return self._predictor(client).predict_pairs(self._graph_or_own(graph, client), pairs)
 
-    def predict(self, graph: Any = None, client: int | None = None) -> "Predictions":
+    def predict(self, graph: Any = None, client: int | None = None) -> "Predictions | TargetPredictions":
         """Predict every node of a graph with the trained model.
 
         Args:
@@ -129,7 +129,8 @@ class Run:
             client: client whose model to use; None for the shared model.
 
         Returns:
-            Predictions: ``labels``, ``probabilities`` [N, C], ``to_frame()``, ``write(path)``.
+            ``labels``, ``probabilities`` [N, C], ``to_frame()``, ``write(path)``; for tasks with targets, ``values`` [N, T]
+            instead of the first two.
 
         Raises:
             FedGraphError: the run is not finished, the number of features differs, or only clients have a model.

@@ -9,7 +9,8 @@ from fedgraph_flwr.cli.table_options import add_table_arguments, formats_of, lay
 from fedgraph_flwr.errors import FedGraphError
 
 _EPILOG = """\
-The output has the columns id, p_<class> for each class, and class; with task=edges, edge, source and target instead of id.
+The output has the columns id, p_<class> for each class, and class; with task=edges, edge, source and target instead of id; with
+task=nodes-regression or nodes-multilabel, id and one column per target (a number, or the probability of yes).
 Tables are encoded by the schema of the run, or a client's own statistics. If edges name nodes of the client's stored graph, or of
 --graph FILE, new nodes are predicted within that graph.
 examples:
@@ -104,9 +105,10 @@ def main(args: argparse.Namespace) -> int:
         found = predictor.predict(graph, ids)
         found = found if read is None else found.at(read.rows)
     if args.threshold is not None:
-        if not (0 <= args.threshold <= 1 and len(found.classes) == 2):
+        classes = getattr(found, "classes", ())
+        if not (0 <= args.threshold <= 1 and len(classes) == 2):
             raise FedGraphError(
-                f"--threshold must be in [0, 1] and needs two classes, got {args.threshold:g} for {len(found.classes)} classes"
+                f"--threshold must be in [0, 1] and needs two classes, got {args.threshold:g} for {len(classes)} classes"
             )
         found.threshold = args.threshold
     frame = found.to_frame()
@@ -114,12 +116,13 @@ def main(args: argparse.Namespace) -> int:
         print(frame.to_csv(index=False), end="")
         return 0
     found.write(args.out)
-    counts = frame["class"].value_counts()
     whose = f"client {predictor.client}'s model" if predictor.client is not None else "the shared model"
     print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} {'edges' if of_edges else 'nodes'}")
-    print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in found.classes)}")
-    if found.threshold is not None:
-        print(f"'{found.classes[1]}' if its probability is at least {found.threshold:.3f}")
+    if "class" in frame:
+        counts = frame["class"].value_counts()
+        print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in found.classes)}")
+        if found.threshold is not None:
+            print(f"'{found.classes[1]}' if its probability is at least {found.threshold:.3f}")
     print(f"wrote {args.out}")
     return 0
 

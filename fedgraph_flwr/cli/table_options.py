@@ -25,6 +25,11 @@ def add_table_arguments(group: Any, parties: bool = False) -> None:
     for role, text in _ROLES.items():
         group.add_argument(f"--{role}-column", metavar="NAME", help=text)
     group.add_argument(
+        "--predict-columns",
+        metavar="NAME,...",
+        help="columns of the node table with numbers to predict, or 0 and 1 (default: the schema's, else none)",
+    )
+    group.add_argument(
         "--windows",
         metavar="DAYS",
         help="add features that count earlier edges at both ends of an edge within DAYS, such as 2,0.5; needs --time-column"
@@ -86,9 +91,8 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
     roles = [role.replace("-", "_") for role in (*_ROLES, "client")]
     given = {role: getattr(args, f"{role}_column", None) or "" for role in roles}
     given |= {name: getattr(args, name, "") for name in ("party_columns", "party_prefix", "match_columns", "id_form")}
-    return TableLayout(
-        separator=args.separator or "", encoding=args.encoding or "", windows=args.windows or "", **given
-    )
+    given |= {"predict": args.predict_columns or "", "windows": args.windows or ""}
+    return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
 
 
 def formats_of(args: argparse.Namespace) -> dict[str, dict[str, str]]:

@@ -54,6 +54,7 @@ class Columns:
     Attributes:
         features: names or patterns such as ``x_*``; empty for every other column of the node table.
         edge_features: names or patterns of columns of the edge table; empty for those of the schema, if there is one.
+        predict: names of columns of the node table with numbers to predict, separated by commas.
         separator: field separator of a CSV, "" to detect it; likewise ``encoding``.
         party_columns: as in `TableLayout`; likewise ``party_prefix``, ``match_columns`` and ``id_form``.
     """
@@ -68,6 +69,7 @@ class Columns:
     time: str = ""
     edge_label: str = ""
     edge_id: str = ""
+    predict: str = ""
     windows: str = ""
     separator: str = ""
     encoding: str = ""
@@ -91,7 +93,12 @@ class Columns:
     @property
     def others(self) -> list[str]:
         """Columns of a node table with another role than feature."""
-        return [name for name in (self.id, self.label, self.split, self.client) if name]
+        return [name for name in (self.id, self.label, self.split, self.client, *self.targets) if name]
+
+    @property
+    def targets(self) -> list[str]:
+        """Columns of a node table with numbers to predict."""
+        return [name.strip() for name in self.predict.split(",") if name.strip()]
 
     @property
     def edge_others(self) -> list[str]:
@@ -211,14 +218,20 @@ def from_tables(
     """
     table, links = (read_table(path, columns.layout, treatment.say) for path in (nodes, edges))
     where = str(nodes)
-    if columns.edge_label and columns.label == _DEFAULTS.label and columns.label not in table.columns:
-        columns = replace(columns, label="")  # labels of edges are enough
+    if (
+        (columns.edge_label or columns.targets)
+        and columns.label == _DEFAULTS.label
+        and columns.label not in table.columns
+    ):
+        columns = replace(columns, label="")  # labels of edges, or targets, are enough
     check_roles(columns, NODE, treatment)
     ids = Ids(table, columns.id, where)
     names = agreed_classes(classes, treatment)
     y = torch.full((len(table),), -1)
     if columns.label:
         y, names = label_codes(table, columns.label, where, names)
+    targets = target_values(table, columns.targets, where)
+    known = (y >= 0) | ~targets.isnan().all(1) if columns.targets else y >= 0
     masks = split_masks(table, columns.split, where)
     undirected = undirected or bool(treatment.schema and treatment.schema.undirected)
     usable = feature_columns(table, columns.features, columns.others, where)
@@ -249,19 +262,20 @@ def from_tables(
         x=made.x,
         edge_index=edge_index,
         y=y,
-        train_mask=masks[0] & (y >= 0),
-        val_mask=masks[1] & (y >= 0),
-        test_mask=masks[2] & (y >= 0),
+        train_mask=masks[0] & known,
+        val_mask=masks[1] & known,
+        test_mask=masks[2] & known,
         num_classes=max(len(names), 1),
         group=group_codes(table, columns.client, where),
         schema=stored(agreed, {NODE: made.fitted} | joined.fitted, undirected, columns.layout),
         ids=pack_words(ids.index.to_numpy()),
         num_edge_classes=len(joined.classes),
+        targets=targets,
         **{key: values[rows] for key, values in joined.fields.items()},
     )
     if rule and found:
         graph = with_records(graph, found, rule, joined.fields, undirected)
-    return check(graph, where, labelled=bool(columns.label))
+    return check(graph, where, labelled=bool(columns.label or columns.targets))
 
 
 def with_records(
@@ -541,6 +555,32 @@ def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()
         raise FedGraphError(f"{where}: row {row + 1} has label '{words[row]}', expected one of: {', '.join(names)}")
     distinct, inverse = np.unique(words, return_inverse=True)
     return torch.from_numpy(np.array([code[str(word)] for word in distinct], dtype=np.int64)[inverse]), names
+
+
+def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
+    """Return numbers to predict, float32 [N, T]; NaN for an empty cell. Without columns: [0, 0].
+
+    Raises:
+        FedGraphError: a column is missing or named twice, or a value is no number.
+    """
+    import pandas as pd
+
+    if len(set(names)) < len(names):
+        raise FedGraphError(f"--predict-columns names '{max(names, key=list(names).count)}' twice")
+    found = []
+    for name in names:
+        column = _column(table, name, where, "targets")
+        words = column.astype("string").str.strip()
+        values = pd.to_numeric(words, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        values = np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan)
+        filled = ~(words.isna() | words.str.lower().isin(["", "nan", "na", "null"])).to_numpy(dtype=bool)
+        if (wrong := np.flatnonzero(np.isnan(values) & filled)).size:
+            raise FedGraphError(
+                f"{where} row {wrong[0] + 1}: '{column.iloc[wrong[0]]}' in column '{name}' is no number: expected numbers to"
+                " predict, or empty cells where they are unknown"
+            )
+        found.append(values)
+    return torch.from_numpy(np.stack(found, axis=1).astype(np.float32)) if found else torch.zeros(0, 0)
 
 
 def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Tensor]:

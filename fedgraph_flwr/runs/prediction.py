@@ -31,8 +31,10 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tensors, unpack_words, write_bytes
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.importing import Columns
 from fedgraph_flwr.data.prediction_input import InputSpec, NewNodes, from_pyg
 from fedgraph_flwr.data.schema import Schema, fitted_schema
+from fedgraph_flwr.data.tables import TableLayout
 from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
@@ -42,6 +44,7 @@ from fedgraph_flwr.runs.checks import client_class, rebuilds
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
 from fedgraph_flwr.tasks import Task, kind_of
 from fedgraph_flwr.tasks.edges import Edges
+from fedgraph_flwr.tasks.targets import Targets, scale_of
 from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
@@ -122,6 +125,35 @@ class EdgePredictions(Predictions):
 
 
 @dataclass
+class TargetPredictions:
+    """Predicted targets of nodes.
+
+    Attributes:
+        ids: ids of the nodes [N].
+        values: numbers in the unit of the data, or probabilities of yes, float64 [N, T].
+        names: names of the T columns.
+    """
+
+    ids: np.ndarray
+    values: np.ndarray
+    names: tuple[str, ...]
+
+    def at(self, rows: np.ndarray) -> "TargetPredictions":
+        """Return the predictions at these positions [K]."""
+        return replace(self, ids=self.ids[rows], values=self.values[rows])
+
+    def to_frame(self) -> Any:
+        """Return a pandas table: ``id`` and one column per target."""
+        import pandas as pd
+
+        return pd.DataFrame({"id": self.ids, **{name: self.values[:, t] for t, name in enumerate(self.names)}})
+
+    def write(self, path: Path) -> None:
+        """As `Predictions.write`."""
+        write_frame(self.to_frame(), path)
+
+
+@dataclass
 class PairPredictions:
     """Scores of pairs of nodes: the larger, the more probable is an edge.
 
@@ -196,7 +228,7 @@ class Predictor:
         """Origin of the model, for errors."""
         return self.meaning.where
 
-    def predict(self, graph: Any, ids: Sequence[Any] | np.ndarray | None = None) -> Predictions:
+    def predict(self, graph: Any, ids: Sequence[Any] | np.ndarray | None = None) -> Predictions | TargetPredictions:
         """Predict all nodes of a graph, or all labelled-type nodes of a heterogeneous graph; with ``task=edges``, all edges.
 
         Args:
@@ -207,6 +239,8 @@ class Predictor:
             FedGraphError: another number of features or kind of graph, or a method that cannot predict here.
         """
         graph = self.as_graph(graph)
+        if self.task.targets:
+            return self._predict_targets(graph, ids)
         if not self.task.classes:
             raise FedGraphError(
                 f"{self.source} was trained for task={self.cfg.task.name}: pass pairs of nodes (--pairs)"
@@ -224,6 +258,37 @@ class Predictor:
         ends = [[known.get(node, node) for node in row] for row in task.ends[:, place].tolist()]
         edges = np.arange(place.numel()).astype(object)
         return EdgePredictions(edges, logits[place], self.meaning.classes, self.threshold, np.array(ends, dtype=object))
+
+    def _predict_targets(self, graph: Any, ids: Any) -> TargetPredictions:
+        stats = self.target_stats
+        unknown = torch.full((graph.num_nodes, stats.size(1)), torch.nan)
+        graph = replace(graph, targets=unknown, target_stats=stats)
+        outputs, task = self._predicted(graph)
+        if not isinstance(task, Targets):
+            raise TypeError(f"task={self.cfg.task.name} predicts no targets")
+        layout = self.meaning.schema.tables if self.meaning.schema else TableLayout()
+        names = Columns.of(layout).targets or [f"target_{t}" for t in range(stats.size(1))]
+        return TargetPredictions(names_of(graph, ids), task.in_units(outputs.double()).numpy(), tuple(names))
+
+    @cached_property
+    def target_stats(self) -> Tensor:
+        """Mean and standard deviation by which the run standardised its targets, float64 [2, T].
+
+        Raises:
+            FedGraphError: no client's graph of the run is on this machine.
+        """
+        from fedgraph_flwr import partition
+
+        graph = self.own
+        if graph is None and not self.cfg.on_fleet:
+            with contextlib.suppress(FedGraphError):
+                graph = partition.load_client(self.cfg, 0)  # all clients have the same
+        if graph is None:
+            raise FedGraphError(
+                f"{self.source}: the unit of the predictions is in the clients' files, and none is here: predict with --node at"
+                " a party, or restore the client files"
+            )
+        return scale_of(graph)
 
     def logits(self, graph: Any) -> Tensor:
         """Return logits [V, C] of a graph's items, as used by `predict`."""
@@ -268,7 +333,7 @@ class Predictor:
         Raises:
             FedGraphError: another task, or an id that the graph does not have.
         """
-        if self.task.classes:
+        if self.task.classes or self.task.targets:
             raise FedGraphError(
                 f"{self.source} was trained for task={self.cfg.task.name}, which predicts no pairs of nodes"
             )

@@ -76,7 +76,10 @@ class Connection:
             else:
                 clients[info.client] = info
         if len(clients) < wanted:
-            reasons = "; ".join(f"node {node}: {reason}" for node, reason in failures.items())
+            alike: dict[str, list[int]] = {}
+            for node, reason in failures.items():
+                alike.setdefault(reason, []).append(node)
+            reasons = "; ".join(f"node {', '.join(map(str, nodes))}: {reason}" for reason, nodes in alike.items())
             error = RunFailed if clients else FedGraphError
             raise error(f"{len(clients)} of {wanted} clients registered; {reasons}")
         return dict(sorted(clients.items())[:wanted])

@@ -43,6 +43,10 @@ class Targets(Task):
         """Return targets as the loss reads them, float64 [N, T]."""
 
     @abstractmethod
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Return predictions as a user reads them, from outputs [V, T]: numbers in the unit of the data, or probabilities."""
+
+    @abstractmethod
     def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
         """Return all scores of outputs [V, T] against targets [V, T] as the loss reads them, with their chance levels."""
 
@@ -83,8 +87,12 @@ class Regression(Targets):
 
     def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
         """Return RMSE, MAE and R² in the unit of the data."""
-        mean, spread = self.scale.numpy()
-        return targets.regression(outputs * spread + mean, y * spread + mean)
+        units = (self.in_units(torch.from_numpy(array)).numpy() for array in (outputs, y))
+        return targets.regression(*units)
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Undo the standardisation."""
+        return outputs * self.scale[1] + self.scale[0]
 
 
 class MultiLabel(Targets):
@@ -123,6 +131,10 @@ class MultiLabel(Targets):
         given = cfg.task.positive_weights
         factor = predictions.new_tensor(given).expand_as(predictions)[known] if given else None
         return F.binary_cross_entropy_with_logits(predictions[known], y[known].to(predictions), pos_weight=factor)
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Return probabilities."""
+        return outputs.sigmoid()
 
     def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
         """Return the scores of `targets.multilabel`."""

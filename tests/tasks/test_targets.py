@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.stats import norm
+from sklearn.metrics import root_mean_squared_error
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 import fedgraph_flwr as fg
+from fedgraph_flwr.cli import main
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
@@ -231,3 +234,76 @@ def test_data_of_another_task_is_refused(task, dataset, match, tmp_path):
 def test_the_round_with_the_lowest_error_is_selected(tmp_path):
     run = fg.run(out=str(tmp_path / "run"), **NUMBERS | SMALL | {"rounds": 6})
     assert run.summary["best_round"] == run.rounds["val_rmse"].idxmin()
+
+
+def tables(folder: Path, targets: dict[str, np.ndarray]) -> list[str]:
+    """Write a node table with targets, and an edge table; return the options that import them."""
+    rng = np.random.default_rng(0)
+    nodes = len(next(iter(targets.values())))
+    frame = pd.DataFrame(
+        {"id": [f"n{i}" for i in range(nodes)], "a": rng.normal(size=nodes), "b": rng.normal(size=nodes)}
+    )
+    frame.assign(**targets).to_csv(folder / "nodes.csv", index=False)
+    ends = rng.integers(nodes, size=(2, 4 * nodes))
+    pd.DataFrame({"source": frame["id"][ends[0]].to_numpy(), "target": frame["id"][ends[1]].to_numpy()}).to_csv(
+        folder / "edges.csv", index=False
+    )
+    return ["import", "--nodes", str(folder / "nodes.csv"), "--edges", str(folder / "edges.csv"), "--undirected"]
+
+
+def test_tables_with_targets_become_predictions_in_their_unit(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    rng = np.random.default_rng(1)
+    income = 50_000 + 20_000 * rng.normal(size=90)
+    age = np.where(rng.random(90) < 0.3, np.nan, 40 + 10 * rng.normal(size=90))
+    assert (
+        main([*tables(tmp_path, {"income": income, "age": age}), "--predict-columns", "income,age", "--name", "t"]) == 0
+    )
+    keys = {"task": "nodes-regression", "num_clients": 2, "rounds": 2, "model.hidden": 4, "progress": False}
+    run = fg.run(dataset="t", **keys, out=tmp_path / "run")
+    errors, ids = [], []
+    for index in range(2):
+        out = tmp_path / f"{index}.csv"
+        assert main(["predict", str(tmp_path / "run"), "--client", str(index), "--out", str(out)]) == 0
+        found, graph = pd.read_csv(out), load_client(run.config, index)
+        assert list(found) == ["id", "income", "age"]
+        test = graph.test_mask.numpy()
+        known = graph.targets.numpy()[test], found[["income", "age"]].to_numpy()[test]
+        for t in range(2):
+            rows = ~np.isnan(known[0][:, t])
+            errors.append(root_mean_squared_error(known[0][rows, t], known[1][rows, t]))
+        ids += found["id"].tolist()
+    assert sorted(ids) == sorted(f"n{i}" for i in range(90))
+    assert run.summary["metrics"]["best_val"]["test_rmse"] == pytest.approx(np.mean(errors), rel=1e-5)
+
+
+def test_new_tables_without_targets_get_probabilities_of_yes(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    label = (np.random.default_rng(1).random((90, 2)) < 0.5).astype(float)
+    options = tables(tmp_path, {"old": label[:, 0], "rich": label[:, 1]})
+    assert main([*options, "--predict-columns", "old,rich", "--name", "t"]) == 0
+    fg.run(dataset="t", task="nodes-multilabel", num_clients=2, rounds=1, progress=False, out=tmp_path / "run")
+    (tmp_path / "new.csv").write_text("id,a,b\nx,0.5,0.1\ny,1,2\n")
+    (tmp_path / "new_edges.csv").write_text("source,target\nx,y\n")
+    out, new = tmp_path / "p.csv", ["--nodes", str(tmp_path / "new.csv"), "--edges", str(tmp_path / "new_edges.csv")]
+    assert main(["predict", str(tmp_path / "run"), *new, "--out", str(out)]) == 0
+    found = pd.read_csv(out)
+    assert list(found) == ["id", "old", "rich"]
+    assert found["id"].tolist() == ["x", "y"]
+    assert ((found[["old", "rich"]] > 0) & (found[["old", "rich"]] < 1)).to_numpy().all()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("wealth", "wealth"),
+        ("income,income", "--predict-columns names 'income' twice"),
+        ("name", "row 1: 'n0' in column 'name' is no number"),
+    ],
+)
+def test_targets_that_are_no_numbers_are_refused(tmp_path, capsys, columns, message):
+    names = np.array([f"n{i}" for i in range(20)])
+    assert main(
+        [*tables(tmp_path, {"income": np.arange(20.0), "name": names}), "--predict-columns", columns, "--name", "t"]
+    )
+    assert message in capsys.readouterr().err
