@@ -142,7 +142,9 @@ def tables(
 def _present(columns: Columns, table: Any) -> Columns:
     """Return the columns without the label, split and client columns that the table does not have, and without parties."""
     missing = [role for role in ("label", "split", "client") if getattr(columns, role) not in table.columns]
-    return replace(columns, **dict.fromkeys((*missing, "predict", "party_columns", "party_prefix", "match_columns"), ""))
+    return replace(
+        columns, **dict.fromkeys((*missing, "predict", "party_columns", "party_prefix", "match_columns"), "")
+    )
 
 
 def _present_edges(columns: Columns, links: Any) -> Columns:
