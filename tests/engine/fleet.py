@@ -188,10 +188,11 @@ class GuardedFleet(Fleet):
         super().start_superlink()
         for name, port in (("server", self.port), ("operator", self.operator_port)):
             self._spawn(f"nginx-{name}", ["nginx", "-e", "stderr", "-c", str(self.keys / f"{name}.conf")])
-            wait_for(lambda port=port: _listens(port), f"the {name}'s nginx to listen")
+            wait_for(lambda port=port: listens(port), f"the {name}'s nginx to listen")
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Whether a process of this machine accepts connections to a port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 

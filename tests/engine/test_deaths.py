@@ -16,7 +16,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from tests.conftest import client_graph
-from tests.engine.fleet import Fleet, finished
+from tests.engine.fleet import Fleet, finished, listens
 from tests.support import PATIENCE, assert_same_arrays, wait_for, wait_for_end
 
 pytestmark = [pytest.mark.fleet, pytest.mark.faults]
@@ -105,7 +105,10 @@ def test_the_parameters_are_those_of_a_run_in_one_process(fleet, run, tmp_path):
 
 def test_who_has_no_secret_takes_no_task(fleet):
     """Another account of a node's machine, which reaches the port on loopback, would have the client's state with a task."""
-    port = re.search(r"--runtime 127\.0\.0\.1:(\d+)", fleet.log("node_0"))[1]
+    runtime = re.compile(r"--runtime 127\.0\.0\.1:(\d+)")
+    wait_for(lambda: runtime.search(fleet.log("node_0")), "node 0 to name its port")
+    port = runtime.search(fleet.log("node_0"))[1]
+    wait_for(lambda: listens(int(port)), "node 0 to listen")
     client = RuntimeHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, [])
     with pytest.raises(httpx.HTTPStatusError, match="401"):
         client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
