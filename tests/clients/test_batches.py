@@ -1,5 +1,8 @@
 """Local steps on batches with sampled neighbours: equal to full batches where nothing is left out, and the same everywhere."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +12,17 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.config import ModelConfig, compose, group_names
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.blocks import batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.runs.checks import check_method, client_class
+from tests.methods import small_runs as small
 from tests.methods.small_runs import small_runs
+from tests.support import call_fresh, same_result
+
+ROOT = Path(__file__).parents[2]
 
 SAMPLED = ["train.sampler=neighbors", "train.batch_size=4"]
 EVERY = [*SAMPLED, "train.fanout=[-1,-1]"]
@@ -227,3 +236,36 @@ def test_every_method_that_samples_trains_on_batches(strategy, go):
     run = go(strategy, *SAMPLED, f"train.fanout={[3] * depth}", "rounds=2")
     assert all(np.isfinite(array).all() for array in run.arrays.values())
     assert len(run.rounds) == 2
+
+
+WORDS = [*SAMPLED, "train.fanout=[3,2]", "train.local_steps=2"]
+
+
+def test_a_run_resumed_in_the_middle_of_an_epoch_has_the_same_bits(go):
+    """Epochs have more than two steps, so that the first round ends inside of one."""
+    whole, half = go("fedavg", *WORDS, "checkpoint_every=1"), go("fedavg", *WORDS, "checkpoint_every=1", "rounds=1")
+    same_result(go("fedavg", *WORDS, "checkpoint_every=1", f"resume={half.out}", f"out={half.out}"), whole)
+
+
+def test_batches_do_not_depend_on_the_client_object(go, monkeypatch):
+    """Every message meets a client that is built again from its state."""
+    whole = go("fedavg", *WORDS)
+    monkeypatch.setattr(InlineGrid, "_call", call_fresh)
+    same_result(go("fedavg", *WORDS), whole)
+
+
+@pytest.mark.slow
+def test_ray_has_the_same_bits(go):
+    words = [*WORDS, "engine=ray"]
+    with pytest.MonkeyPatch.context() as patch, ray_session():
+        patch.setattr(small, "run_inline", run_ray)
+        ray = go("fedavg", *words)
+    same_result(ray, go("fedavg", *WORDS))
+
+
+def test_the_page_lists_the_methods_of_each_sampler():
+    """The table of docs/big-graphs.md follows the declarations."""
+    (line,) = [
+        row for row in (ROOT / "docs/big-graphs.md").read_text().splitlines() if row.startswith("| `neighbors` |")
+    ]
+    assert re.findall(r"\w+", line.split("|")[2]) == [name for name in group_names("strategy") if samples(name)]

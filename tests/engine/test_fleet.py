@@ -49,7 +49,9 @@ def _rounds(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[], ["model=gine"]])
+@pytest.mark.parametrize(
+    "words", [[], ["model=gine"], ["train.sampler=neighbors", "train.batch_size=5", "train.fanout=[3,2]"]]
+)
 def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path, words):
     words = ["rounds=3", *words]
     found, expected = fleet.run(tmp_path / "found", *words), inline(*words)

@@ -23,7 +23,14 @@ pytestmark = pytest.mark.fleet
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["strategy=fedavg"], ["strategy=local", "evaluation.trained=true"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy=fedavg"],
+        ["strategy=local", "evaluation.trained=true"],
+        ["train.sampler=neighbors", "train.batch_size=5", "train.fanout=[3,2]"],
+    ],
+)
 def test_the_simulation_gives_the_parameters_of_the_inline_engine(run, tmp_path, words, monkeypatch):
     monkeypatch.setenv("PATH", os.defpath)  # no environment is active
     words = [*words, "rounds=3", "checkpoint_every=2"]
