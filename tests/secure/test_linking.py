@@ -24,7 +24,7 @@ from fedgraph_flwr.partition.clients import cut
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.link_rules import LinkRules
 from fedgraph_flwr.secure.linking import LinkParty, simulate
-from fedgraph_flwr.secure.matching import Mask
+from fedgraph_flwr.secure.matching import Mask, bucket, on_curve, shared
 from fedgraph_flwr.secure.sealed import Sealer
 from tests.data.linked_banks import BANKS, KEY, banks
 from tests.support import assert_same_arrays
@@ -374,6 +374,18 @@ def test_a_malicious_party_is_named(files, phase, change, message):
     parties = [first, *(LinkParty(graph, rules, Keyring(graph.client)) for graph in files[1:])]
     with pytest.raises(RunFailed, match=message):
         simulate(parties)
+
+
+def test_sets_are_padded_to_powers_of_two_with_points_that_match_nothing():
+    assert [bucket(size) for size in (0, 1, 64, 65, 128, 129)] == [64, 64, 64, 128, 128, 256]
+    first, second = Mask(), Mask()
+    masks, places = first.masks([b"a", b"b"] * 35, b"purpose")
+    assert masks.shape == (128, 32)
+    assert len(places) == 70
+    distinct = first.masks([b"a", b"b"], b"purpose")[0], second.masks([b"b", b"c"], b"purpose")[0]
+    own, other = shared(second.double(distinct[0], "one"), first.double(distinct[1], "two"))
+    assert own.size == other.size == 1
+    assert all(on_curve(int.from_bytes(row.tobytes(), "little")) for row in masks)
 
 
 def test_a_point_of_small_order_is_refused():
