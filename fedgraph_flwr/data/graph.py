@@ -274,6 +274,7 @@ class Graph:
             test_mask=mask("test_mask"),
             num_classes=num_classes,
             name=name,
+            targets=target_tensor(data, name or "the Data"),
             **edge_tensors(data, name or "the Data"),
         )
 
@@ -323,6 +324,22 @@ class Graph:
         if isinstance(graph.edge_index, CompressedEdges):
             vars(graph)["_edges"] = vars(graph).pop("edge_index")
         return graph
+
+
+def target_tensor(data: Any, where: str) -> Tensor:
+    """Return ``targets`` of a PyG ``Data``, float32 [N, T]; [0, 0] if it has none.
+
+    Raises:
+        FedGraphError: it does not have a row per node.
+    """
+    targets = getattr(data, "targets", None)
+    if not isinstance(targets, Tensor):
+        return _no_features()
+    if targets.dim() not in (1, 2) or targets.size(0) != data.num_nodes:
+        raise FedGraphError(
+            f"{where}: targets must have a row per node, got {list(targets.shape)} for {data.num_nodes} nodes"
+        )
+    return targets.view(len(targets), -1).to(torch.float32)
 
 
 def edge_tensors(data: Any, where: str) -> dict[str, Any]:

@@ -683,6 +683,9 @@ def from_data(
     """
     if hasattr(data, "node_types"):
         raise FedGraphError(f"{where} holds a heterogeneous graph ({', '.join(data.node_types)}): pass --target TYPE")
+    data = copy.copy(data)
+    if getattr(data, "y", None) is None and isinstance(getattr(data, "targets", None), Tensor):
+        data.y = torch.full((data.num_nodes,), -1)
     check_data(data, where)
     if dropped := sorted(
         set(data.keys())
@@ -698,6 +701,7 @@ def from_data(
             "edge_time",
             "edge_y",
             "num_edge_classes",
+            "targets",
         }
     ):
         treatment.say(f"{where}: ignored: {', '.join(dropped)}")
@@ -705,14 +709,13 @@ def from_data(
     made = saved_features(NODE, data.x, where, treatment)
     names = agreed_classes(classes, treatment) or numbered_classes(data.y, where)
     undirected = undirected or bool(treatment.schema and treatment.schema.undirected)
-    data = copy.copy(data)
     data.x = made.x
-    graph = Graph.from_pyg(data, num_classes=len(names))
+    graph = Graph.from_pyg(data, num_classes=max(len(names), 1))
     scaling = treatment.settled_scaling("none")
     agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=scaling, undirected=undirected)
     graph.schema = stored(agreed, {NODE: made.fitted}, undirected)
     for key in MASKS:
-        setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
+        setattr(graph, key, getattr(graph, key) & graph.labelled)
     check(graph, where)
     return both_directions(graph) if undirected else graph
 

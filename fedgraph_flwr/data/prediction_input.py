@@ -321,7 +321,7 @@ def from_pyg(data: Any, spec: InputSpec, where: str = "the graph") -> Graph | He
     if not isinstance(getattr(data, "y", None), Tensor):
         data.y = torch.full((data.num_nodes,), -1)
     data.x = _features(data.x, NODE, spec, where)
-    graph = Graph.from_pyg(data, num_classes=len(spec.classes))
+    graph = Graph.from_pyg(data, num_classes=max(len(spec.classes), 1))
     if spec.undirected:
         graph = both_directions(graph)
     return check_file(_known_labels(graph), where)

@@ -17,6 +17,7 @@ from fedgraph_flwr.data.importing import client_graph, from_data, numbered_class
 from fedgraph_flwr.data.importing_typed import from_hetero_data, in_order, typed_client
 from fedgraph_flwr.data.split import split_graph, split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.partition.clients import with_target_stats
 from fedgraph_flwr.partition.hetero import share_schema
 
 MOST_IDS = 2**31
@@ -72,6 +73,8 @@ def clients(
     say_unread(graphs)
     names = list(classes) or [str(label) for label in range(max(_classes(data, target) for data in graphs))]
     made: list[Any] = [_client(data, index, len(graphs), cfg, names, target) for index, data in enumerate(graphs)]
+    if not typed:
+        made = [*with_target_stats(made)]
     made = share_schema(made) if typed and not cfg.strategy.private_schema else made
     return [replace(graph, name=name) for graph in made]
 

@@ -9,6 +9,7 @@ import torch
 from scipy.stats import norm
 from sklearn.metrics import root_mean_squared_error
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
 import fedgraph_flwr as fg
@@ -307,3 +308,17 @@ def test_targets_that_are_no_numbers_are_refused(tmp_path, capsys, columns, mess
         [*tables(tmp_path, {"income": np.arange(20.0), "name": names}), "--predict-columns", columns, "--name", "t"]
     )
     assert message in capsys.readouterr().err
+
+
+def test_targets_of_graphs_in_memory_share_their_statistics(tmp_path):
+    cfg = compose(words(NUMBERS, SMALL))
+    parts = [load_client(cfg, index) for index in range(2)]
+    graphs = [Data(x=one.x, edge_index=one.edge_index, targets=one.targets[:, 0]) for one in parts]
+    run = fg.run(graphs=graphs, out=str(tmp_path / "run"), task="nodes-regression", rounds=1, progress=False)
+    assert np.isfinite(run.summary["test_rmse"])
+    found = [load_client(run.config, index).target_stats for index in range(2)]
+    assert found[0].shape == (2, 1)
+    assert torch.equal(found[0], found[1])
+    bad = Data(x=parts[0].x, edge_index=parts[0].edge_index, targets=torch.zeros(3))
+    with pytest.raises(FedGraphError, match=r"targets must have a row per node, got \[3\] for 60 nodes"):
+        fg.run(graphs=[bad], task="nodes-regression", out=str(tmp_path / "bad"))
