@@ -7,7 +7,7 @@ In one world a canary client sends an update ten times as long as the clipping n
 project's own mechanism releases the sum, `RELEASES` times, and the auditor guesses the world from the projection on the canary's
 direction. With adaptive norms, the auditor also learns the noisy number of clipped clients from the next norm, and adds both by
 their likelihoods. Half of the trials choose the threshold, the other half count errors. Clopper-Pearson intervals bound both
-error rates α and β, which gives two lower bounds on what is lost:
+error rates α and β, which gives two lower bounds on the privacy loss:
 
     threshold audit    ε ≥ log((1 − δ − β) / α), and the same with α and β exchanged
     μ-GDP audit        μ ≥ Φ⁻¹(1 − α) − Φ⁻¹(β), and from μ the exact ε (Gaussian noise, Skellam of large variance)
@@ -44,14 +44,14 @@ Mechanism = Callable[[bool, float, int], float]
 
 
 def _canary(present: bool) -> NDArray[np.float64]:
-    """An update ten times as long as the norm, or none; its direction is that of the first axis."""
+    """Return an update along the first axis, ten times as long as the norm, or zeros."""
     update = np.zeros(SIZE)
     update[0] = 10 * NORM * present
     return update
 
 
 def central(present: bool, factor: float, releases: int) -> float:
-    """`Privacy.release`, where the server clips and adds the noise."""
+    """Release by `Privacy.release`, in which the server clips and adds the noise."""
     private = _privacy()
     private.cfg = replace(private.cfg, dp="server_fixed", noise_multiplier=NOISE * factor, clipping_norm=NORM)
     private.norms = {}
@@ -68,7 +68,7 @@ def _privacy() -> Privacy:
 
 
 def distributed(present: bool, factor: float, releases: int) -> float:
-    """`DistributedNoise` of the fewest survivors, added up as a secure sum would."""
+    """Release with `DistributedNoise` of the minimum number of survivors, summed as in a secure sum."""
     rules = PrivacyConfig("distributed", NOISE * factor, NORM, secagg=True, secagg_bits=BITS)
     noise, ratios, total = DistributedNoise(rules), {MODEL: 1 / CLIENTS}, 0.0
     for _ in range(releases):
@@ -123,24 +123,24 @@ MECHANISMS: dict[str, Mechanism] = {
 
 
 def scores(mechanism: Mechanism, trials: int, factor: float = 1.0, releases: int = RELEASES) -> tuple[Scores, Scores]:
-    """The auditor's statistic in trials with the canary, and in as many without."""
+    """Return the auditor's statistic in trials with the canary, and in as many without."""
     inside, outside = (np.array([mechanism(here, factor, releases) for _ in range(trials)]) for here in (True, False))
     return inside, outside
 
 
 def upper(errors: int, trials: int, confidence: float) -> float:
-    """Clopper and Pearson's upper bound on an error rate."""
+    """Return Clopper and Pearson's upper bound on an error rate."""
     return 1.0 if errors == trials else float(beta.ppf(confidence, errors + 1, trials - errors))
 
 
 def audited(inside: Scores, outside: Scores, delta: float, confidence: float = 0.95) -> dict[str, float]:
-    """Lower bounds on μ and ε that hold with the given confidence.
+    """Return lower bounds on μ and ε that hold with the given confidence.
 
     Args:
         inside: statistics with the canary.
         outside: without it.
         delta: δ.
-        confidence: of both error rates together.
+        confidence: joint confidence of both error rates.
     """
     half, each = len(inside) // 2, 1 - (1 - confidence) / 2
     thresholds = np.quantile(np.concatenate([inside[:half], outside[:half]]), np.linspace(0.01, 0.99, 99))
@@ -160,14 +160,14 @@ def audited(inside: Scores, outside: Scores, delta: float, confidence: float = 0
 
 
 def claimed(kind: str, releases: int = RELEASES) -> float:
-    """ε that a run would report."""
+    """Return the ε that a run would report."""
     if kind.startswith("central"):
         return epsilon_at(DELTA, NOISE, releases)
     return cost(PrivacyConfig(kind, NOISE, NORM, delta=DELTA, secagg=True, secagg_bits=BITS), CLIENTS, releases)
 
 
 def main() -> None:
-    """Print claimed and audited ε of each mechanism, as it is and with the planted error."""
+    """Print claimed and audited ε of each mechanism, without and with the planted error."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trials", type=int, default=20_000, help="per world")
     trials = parser.parse_args().trials

@@ -156,7 +156,7 @@ class DualChannel(nn.Module):
         return self.classifier(torch.cat(kept, 1)), latent
 
     def pairs(self, ours: Any) -> Pairs:
-        """By layer."""
+        """Yield corresponding tensors by layer."""
         learner = ours.structure_learner
         yield from ((learner.weight, self.learner.lin.weight.T), (learner.bias, self.learner.bias))
         yield from ((learner.metric.left, self.left), (learner.metric.right, self.right))

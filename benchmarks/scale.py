@@ -91,7 +91,7 @@ TABLE = {
 }
 
 BARE = {"10 of Cora, inline": 12, "1000, inline": 4}
-"""Rows with a bare loop beside them, and the rounds of a turn."""
+"""Rows that also measure a bare loop, and rounds per turn."""
 
 WARM = {"1000 of 10000, ray, stack=auto, all built": 44}
 """Rows whose first rounds are not counted: by then all but one client in a hundred have been asked, and are held."""
@@ -106,7 +106,7 @@ COLUMNS = {
 }
 
 TEXTS = {"README.md": ("seconds", "of_bare", "megabytes"), "docs/big-graphs.md": tuple(COLUMNS)}
-"""Which columns stand where."""
+"""Columns of each text's table."""
 
 MARKS = re.compile(r"(<!-- cost: made by python -m benchmarks.scale --write -->\n).*?(?=<!-- end -->)", re.DOTALL)
 

@@ -46,7 +46,7 @@ def main() -> None:
         for stack, seconds in found.items():
             seconds += rounds([*words, f"stack={stack}"])
     alone, stacked = (statistics.median(seconds) for seconds in found.values())
-    print(f"CPU s a round: {alone:.3f} by itself, {stacked:.3f} with stack={args.stack}, ratio {stacked / alone:.2f}")
+    print(f"CPU s per round: {alone:.3f} unstacked, {stacked:.3f} with stack={args.stack}, ratio {stacked / alone:.2f}")
 
 
 if __name__ == "__main__":

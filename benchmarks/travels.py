@@ -26,7 +26,7 @@ PATH = Path(__file__).parents[1] / "simulations" / "results" / "travels.csv"
 FIELDS = ["method", "phase", "when", "exchanges", "down", "up", "parameters", "words"]
 
 
-def told(method: str) -> list[dict[str, object]]:
+def measured(method: str) -> list[dict[str, object]]:
     """A row for each phase of a method: exchanges in the run, and bytes of one exchange to and from one client of those asked."""
     cfg = compose([f"strategy={method}"])
     words = TYPED if models.network(cfg.model).heterogeneous else PLAIN
@@ -61,13 +61,13 @@ def told(method: str) -> list[dict[str, object]]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the table, of the methods that are missing or of those that are named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.travels", description=__doc__.partition("\n")[0])
-    parser.add_argument("methods", nargs="*", help="default: those that the table lacks")
+    parser.add_argument("methods", nargs="*", help="default: methods missing from the table")
     args = parser.parse_args(argv)
     rows = list(csv.DictReader(PATH.open(newline=""))) if PATH.is_file() else []
     wanted = args.methods or [name for name in group_names("strategy") if name not in {row["method"] for row in rows}]
     for name in wanted:
         try:
-            rows = [row for row in rows if row["method"] != name] + told(name)
+            rows = [row for row in rows if row["method"] != name] + measured(name)
         except FedGraphError as error:
             print(f"{name}: {error}")
     rows.sort(key=lambda row: row["method"])  # stable: a method's phases stay in their order
