@@ -1,11 +1,11 @@
-"""A module's docstring as Markdown: prose with its formulas drawn, indented blocks as equations, and some parts by themselves."""
+"""Convert a module's docstring to Markdown: prose with rendered formulas, indented blocks as equations, and separate parts."""
 
 import re
 from html import escape
 
 from maths import mathml
 
-# Lines that open a part of their own, by what the part is about.
+# Lines that open a separate part, by topic.
 PARTS = {
     "leaves": r"Leaves (?:the|a) client\b|Never leaves it\b|No model travels\b",
     "cost": r"Cost\b[^.:]*:",
@@ -23,7 +23,7 @@ OPERAND = re.compile(r"\(?[−-]?(?:[A-Za-z]|[0-9.]+)[),.;:]*")
 
 
 def markdown(text: str) -> tuple[str, dict[str, list[str]]]:
-    """The body of a docstring, and the paragraphs of its parts (`PARTS`), as Markdown with HTML for what is mathematics."""
+    """Return the body of a docstring and the paragraphs of its parts (`PARTS`), as Markdown with HTML for formulas."""
     body: list[str] = []
     parts: dict[str, list[str]] = {name: [] for name in PARTS}
     for kind, lines in blocks(text):
@@ -54,7 +54,7 @@ def _keep(where: list[str], said: list[str]) -> None:
 
 
 def blocks(text: str) -> list[tuple[str, list[str]]]:
-    """Paragraphs, tables, and indented blocks, in their order."""
+    """Return paragraphs, tables and indented blocks in order."""
     found: list[tuple[str, list[str]]] = []
     for chunk in re.split(r"\n\s*\n", text.strip("\n")):
         for line in chunk.splitlines():
@@ -69,18 +69,18 @@ def blocks(text: str) -> list[tuple[str, list[str]]]:
 
 
 def prose(text: str) -> str:
-    """A paragraph: literals as code, formulas drawn, all else as it stands."""
+    """Convert a paragraph: literals become code, formulas are rendered, the rest is unchanged."""
     halves = re.split(r"(``.+?``|`[^`]+`)", text, flags=re.DOTALL)
     return "".join(code(half) if half.startswith("`") else formulas(half) for half in halves)
 
 
 def code(literal: str) -> str:
-    """A literal, short of the package's name where it is a module."""
+    """Return a literal as inline code."""
     return "`" + literal.strip("`").replace("\n", " ") + "`"
 
 
 def formulas(text: str) -> str:
-    """Prose whose stretches of mathematics are drawn: words with an index, a Greek letter, and what operators join to them."""
+    """Render the formulas in prose: words with an index, Greek letters, and operands that operators join to them."""
     tokens = re.findall(r"((?:\([^()\n]{1,30}\)(?=[_^²])|\{[^{}]*\}|\S)*)(\s*)", text)
     words, gaps = [word for word, _ in tokens], [gap for _, gap in tokens]
     formula = [bool(STRONG.search(word)) and not NAME.search(word) for word in words]
@@ -105,18 +105,18 @@ def formulas(text: str) -> str:
 
 
 def drawn(stretch: str) -> str:
-    """A stretch of prose as a formula, less the brackets and stops of the sentence around it."""
+    """Render a stretch of prose as a formula, without surrounding brackets and punctuation."""
     core = stretch.rstrip(".,;:")
     tail = stretch[len(core) :]
     if core.startswith("(") and core.count("(") > core.count(")"):
         return "(" + drawn(core[1:] + tail)
     while core.endswith(")") and core.count(")") > core.count("("):
         core, tail = core[:-1], ")" + tail
-    return f'<span class="formula">{mathml(core)}</span>{tail}'  # a span: Markdown takes a line that begins with math for a block
+    return f'<span class="formula">{mathml(core)}</span>{tail}'  # a span: Markdown treats a line that starts with math as a block
 
 
 def equations(lines: list[str]) -> str:
-    """An indented block as a grid: what a line is about, its mathematics, and its number or a note."""
+    """Convert an indented block to a grid: label, formula, and number or note per line."""
     rows = [re.findall(r"(?P<cell>\S+(?: \S+)*)(?P<gap> {2,}|$)", line.strip()) for line in lines]
     cells = [[cell for cell, _ in row] for row in rows]
     if (
@@ -141,7 +141,7 @@ def equations(lines: list[str]) -> str:
 
 
 def table(cells: list[list[str]]) -> str:
-    """Rows of as many cells, the first of them the head."""
+    """Return a table of rows with equally many cells; the first row is the head."""
     width = len(cells[0])
     head = "".join(f"<th>{drawing(cell)}</th>" for cell in cells[0])
     body = "".join(
@@ -152,7 +152,7 @@ def table(cells: list[list[str]]) -> str:
 
 
 def mathematical(cell: str) -> bool:
-    """Whether a cell holds a formula."""
+    """Return whether a cell contains a formula."""
     bare = re.sub(r"`[^`]+`", "", cell)
     return bool(re.search(r"[=←≥≤]", bare)) or any(
         STRONG.search(word) and not NAME.search(word) for word in bare.split()
@@ -160,7 +160,7 @@ def mathematical(cell: str) -> bool:
 
 
 def drawing(cell: str, display: bool = False) -> str:
-    """A cell as HTML: one formula, or words that wrap with formulas among them."""
+    """Return a cell as HTML: one formula, or wrapping text with formulas."""
     if mathematical(cell) and len(re.findall(r"(?<![\w^_{])[a-z]{2,}(?![\w(_^])", cell)) < 4:
         return mathml(cell, display)
     return re.sub(r"`(.+?)`", r"<code>\1</code>", prose(cell))

@@ -30,7 +30,7 @@ TOKEN = re.compile(
 
 @dataclass
 class Piece:
-    """A part of an expression: its kind, its text, and whether a space stands before it."""
+    """Part of an expression: its kind, its text, and whether a space precedes it."""
 
     kind: str
     text: str
@@ -38,7 +38,7 @@ class Piece:
 
 
 def mathml(text: str, display: bool = False) -> str:
-    """One expression as a ``math`` element."""
+    """Return an expression as a ``math`` element."""
     inner = Parser(text, display).row()
     style = ' display="block"' if display else ""
     return f"<math{style}>{inner}</math>"
@@ -58,20 +58,20 @@ def pieces(text: str) -> list[Piece]:
 
 
 class Parser:
-    """Reads an expression from left to right, as rows of scripted atoms."""
+    """Parser of an expression, from left to right, as rows of scripted atoms."""
 
     def __init__(self, text: str, display: bool):
         self.pieces, self.at, self.display = pieces(text), 0, display
 
     def peek(self) -> Piece | None:
-        """The next part."""
+        """Return the next part."""
         return self.pieces[self.at] if self.at < len(self.pieces) else None
 
     def row(self, until: str = "") -> str:
-        """What stands before ``until``, which is taken too; its products over and under a slash become fractions."""
+        """Read up to and including ``until``; products above and below a slash become fractions."""
         done: list[str] = []  # finished terms
-        product: list[str] = []  # the product at hand
-        above: list[str] | None = None  # the product over a bar whose lower part is at hand
+        product: list[str] = []  # the current product
+        above: list[str] | None = None  # the numerator of the current fraction
 
         def flush() -> None:
             nonlocal product, above
@@ -111,13 +111,13 @@ class Parser:
         return f"<mrow>{''.join(done)}</mrow>" if len(done) != 1 else done[0]
 
     def opens(self, piece: Piece) -> bool:
-        """Whether a bar begins what stands between two of its kind."""
+        """Return whether a bar opens a pair of bars."""
         if piece.text not in "|‖":
             return False
         return piece.text in [later.text for later in self.pieces[self.at + 1 :]]
 
     def sign(self, leading: bool) -> str:
-        """An operator; at the beginning of a row, or behind another, it is a sign."""
+        """Return an operator; at the start of a row, or after another operator, it is a sign."""
         piece = self.pieces[self.at]
         before = self.pieces[self.at - 1] if self.at else None
         self.at += 1
@@ -130,7 +130,7 @@ class Parser:
         return f"<mo{form}>{escape(text)}</mo>{gap}"
 
     def words(self) -> str:
-        """Words beside each other, with their spaces."""
+        """Return adjacent words with their spaces."""
         said: list[str] = []
         first = self.pieces[self.at].spaced and self.at > 0
         while (piece := self.peek()) is not None and piece.kind == "word":
@@ -150,11 +150,11 @@ class Parser:
 
     @staticmethod
     def glued(piece: Piece) -> bool:
-        """Whether a part of a word stands at the word before it."""
+        """Return whether a part of a word belongs to the previous word."""
         return not piece.spaced
 
     def scripted(self) -> str:
-        """An atom with what stands under and over it."""
+        """Return an atom with its subscript and superscript."""
         name = self.pieces[self.at].text
         base, greek = self.atom(), re.fullmatch(r"[Α-Ωα-ω]", name)
         below = above = ""
@@ -181,7 +181,7 @@ class Parser:
         return f"<{tag}>{base}{below or above}</{tag}>"
 
     def script(self) -> str:
-        """What `_` or `^` takes."""
+        """Return the operand of `_` or `^`."""
         piece = self.peek()
         if piece is None:
             return "<mrow></mrow>"
@@ -207,16 +207,16 @@ class Parser:
 
     @staticmethod
     def plain(inner: str) -> str:
-        """A row of its own, for what takes one element."""
+        """Return one element that groups several."""
         return inner if inner.startswith("<mrow") else f"<mrow>{inner}</mrow>"
 
     def joins(self) -> bool:
-        """Whether a comma stands between two indices: w_i,k."""
+        """Return whether a comma separates two indices: w_i,k."""
         following = self.pieces[self.at + 1] if self.at + 1 < len(self.pieces) else None
         return following is not None and not following.spaced and following.kind in ("letter", "number")
 
     def leaf(self, piece: Piece) -> str:
-        """A letter, word or number."""
+        """Return a letter, word or number."""
         if piece.kind == "number":
             return f"<mn>{piece.text}</mn>"
         if piece.kind == "word":
@@ -232,7 +232,7 @@ class Parser:
         return f"<msup>{drawn}<mo>{'′' * primes}</mo></msup>" if primes else drawn
 
     def atom(self) -> str:
-        """The next part, with all between its parentheses."""
+        """Return the next part, including everything in its parentheses."""
         piece = self.pieces[self.at]
         self.at += 1
         if piece.text == "√":
@@ -267,12 +267,12 @@ class Parser:
         return f'<mo stretchy="false">{escape(piece.text)}</mo>'
 
     def scripts(self) -> bool:
-        """Whether an index or exponent follows at once."""
+        """Return whether an index or exponent follows directly."""
         piece = self.peek()
         return piece is not None and not piece.spaced and piece.kind in ("script", "above", "below")
 
     def part(self, share: list[Piece]) -> str:
-        """A part of the expression by itself."""
+        """Return one part of the expression."""
         inner = Parser("", False)
         inner.pieces = share
         return inner.plain(inner.row())
@@ -283,7 +283,7 @@ BARE = re.compile(rf'{PAREN}<mo stretchy="\w+">\(</mo>(.*)<mo stretchy="\w+">\)<
 
 
 def unwrapped(product: list[str]) -> list[str]:
-    """A product without its outer parentheses, which a fraction's bar stands for."""
+    """Return a product without its outer parentheses, which the fraction bar replaces."""
     if len(product) == 1 and (match := BARE.fullmatch(product[0])):
         return [match.group(1)]
     return product

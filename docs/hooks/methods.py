@@ -237,7 +237,7 @@ def shown(value: object) -> str:
 
 
 def uplink_table(of: Method) -> str:
-    """What the method's uplink declares."""
+    """Return a table of the method's uplink."""
     cfg = compose([f"strategy={of.name}", "num_clients=3"])
     rows = ["| phase | group | the server gets | why |", "|---|---|---|---|"]
     for phase, group, reducer in shown_uplink(uplink_of(of.strategy, cfg)):
@@ -255,7 +255,7 @@ GETS = {
     Individual: "every client's values",
     Public: "values that follow from the configuration, or sizes",
 }
-"""What the server gets of a group, by its reducer."""
+"""Values of a group that the server receives, by its reducer."""
 
 
 def declared(of: Method) -> str:

@@ -112,7 +112,7 @@ class Columns:
         """Lengths of `windows` in seconds.
 
         Raises:
-            FedGraphError: one is no number above 0, or edges have no times.
+            FedGraphError: a length is not a number above 0, or the edges have no times.
         """
         try:
             found = [round(float(word) * 86_400) for word in self.windows.split(",") if word.strip()]

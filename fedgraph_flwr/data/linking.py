@@ -90,7 +90,7 @@ def _order(source: Tensor, target: Tensor, data: Any, prefix: str) -> Tensor:
 def own_order(graph: ClientGraph) -> Tensor:
     """Return the secret order of the party's rows [N]: a permutation drawn from a hash of the whole file.
 
-    It tells nobody in which order accounts were opened, and is the same each time that the same file is linked.
+    It does not reveal the order in which accounts were opened, and is the same each time the same file is linked.
     """
     drawn = hashlib.sha256(b"fedgraph link order")
     for key in (

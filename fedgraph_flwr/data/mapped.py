@@ -46,8 +46,8 @@ class Blocks(NamedTuple):
     """Tensor that is made block by block while it is written.
 
     Attributes:
-        dtype: of its entries.
-        shape: of the whole tensor.
+        dtype: type of the entries.
+        shape: shape of the whole tensor.
         make: returns the blocks, along the first dimension.
     """
 

@@ -336,7 +336,7 @@ def _normal(words: np.ndarray, kind: str, name: str, rows: np.ndarray, where: st
             wrong = unread if unread.any() else wrong
         first = np.flatnonzero(known)[int(wrong[inverse].argmax())]
         raise FedGraphError(
-            f"{where}: row {int(rows[first]) + 1} has '{words[first]}' in column '{name}', which is no {kind}: correct it, or"
+            f"{where}: row {int(rows[first]) + 1} has '{words[first]}' in column '{name}', expected kind {kind}: correct it, or"
             f" pass --match-columns with {name}:text"
         )
     found = np.full(words.size, "", dtype=object)

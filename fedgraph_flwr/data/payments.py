@@ -41,7 +41,7 @@ class Skeleton(NamedTuple):
     Attributes:
         source: member that each edge leaves.
         target: member that each edge reaches.
-        stage: of each edge.
+        stage: stage of each edge.
         members: number of members.
         stages: number of stages.
     """
@@ -58,7 +58,7 @@ class Payments:
     """Accounts and payments, the latter sorted by time.
 
     Attributes:
-        bank: of each account, ascending [N].
+        bank: bank of each account, ascending [N].
         kind: `PERSON`, `MERCHANT` or `PAYROLL` [N].
         source: paying account [E].
         target: receiving account [E].

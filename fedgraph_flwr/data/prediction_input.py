@@ -279,7 +279,7 @@ def _joined_data(
     """Return the data of the stored edges followed by those of a table; labels of edges are unknown.
 
     Raises:
-        FedGraphError: the table lacks features or times that the stored edges have.
+        FedGraphError: the table has no column for features or times of the stored edges.
     """
     data: dict[str, Any] = {}
     for key, what in (("edge_attr", "features"), ("edge_time", "times")):

@@ -169,7 +169,7 @@ def load_client(cfg: RunConfig, index: int) -> Any:
     """Load one client's graph without reading other clients' files.
 
     Raises:
-        FedGraphError: there is no such client, or its file cannot be read.
+        FedGraphError: the client does not exist, or its file cannot be read.
     """
     given = cfg.graph and not _pooled(cfg)
     folder = Path(cfg.graph).expanduser() if given else _cached(cfg)
@@ -179,7 +179,8 @@ def load_client(cfg: RunConfig, index: int) -> Any:
         clients = num_clients(cfg)
         if index >= clients:
             raise FedGraphError(
-                f"there is no client {index}: this run has {clients} (num_clients, or 1 for a pooled graph)"
+                f"client {index} does not exist: expected 0 to {clients - 1}, as the run has {clients}"
+                " (num_clients, or 1 for a pooled graph)"
             )
         path = _place(folder, index, whole=False)
     return load(path or _name(folder, index))

@@ -342,7 +342,7 @@ class Predictor:
         named = np.asarray([[str(end) for end in pair] for pair in pairs], dtype=object).reshape(-1, 2)
         if unknown_ids := [end for end in named.ravel() if end not in place]:
             raise FedGraphError(
-                f"{len(unknown_ids)} ends of pairs are no nodes of the graph, such as '{unknown_ids[0]}': add them to the"
+                f"{len(unknown_ids)} ends of pairs are not nodes of the graph, such as '{unknown_ids[0]}': add them to the"
                 " node table, or leave their pairs out"
             )
         rows = torch.tensor([[place[end] for end in pair] for pair in named]).reshape(-1, 2).T
@@ -458,7 +458,7 @@ class Predictor:
         """Refuse graphs whose predictions need other clients: all but the graph whose results the client stored.
 
         Raises:
-            FedGraphError: names the reason, and what to do.
+            FedGraphError: the client cannot predict; names the reason and the fix.
         """
         who = f"{self.source}: a client of strategy={self.cfg.strategy.name}"
         if self.client is None:

@@ -1,4 +1,4 @@
-"""What every task has: which items are predicted, how predictions are read from a network's outputs, their loss and scores.
+"""Base class of tasks: items to predict, predictions from a model's outputs, loss and scores.
 
 An item is what is predicted: a node, a pair of nodes, a stored edge. A network gives outputs [N, W] for the nodes of a graph or,
 with a readout (`models.readout`), outputs [V, W] for items. A task reads predictions from them without parameters of its own. So
@@ -18,10 +18,10 @@ from fedgraph_flwr.evaluation import chance, metrics
 
 
 class Batch(NamedTuple):
-    """What one local step reads.
+    """Data of one local step.
 
     Attributes:
-        inputs: of the network.
+        inputs: inputs of the model.
         nodes: rows of its outputs that train, [V]; of pairs, their two ends [2, V]; None: all rows.
         y: their targets, [V].
     """

@@ -4,7 +4,7 @@ Edges are split into training, validation and test pairs. Validation and test pa
 directions. A step predicts a share of the training pairs (``task.disjoint``), hides them too, and adds pairs that are no edge
 (``task.negatives`` each). The score of a pair (u, v) is the dot product of the two nodes' outputs, z_u · z_v.
 
-Each pair belongs to one client, so edges between clients are no items. The split follows from a keyed hash of the two global
+Each pair belongs to one client, so edges between clients are not predicted. The split follows from a keyed hash of the two global
 ids, so that a client and the pooled graph agree on it.
 """
 
@@ -56,7 +56,7 @@ class Links(Task):
 
     @property
     def variant(self) -> dict[str, Any]:
-        """The graph lacks the edges that this seed hides."""
+        """Settings that select the edges hidden from the model's inputs."""
         return {
             "task": "links",
             "seed": self.cfg.seed,
@@ -69,7 +69,7 @@ class Links(Task):
         return cfg.model.hidden
 
     def step(self, whole: Batch, index: int, client: Learner) -> Batch:
-        """A share of the training pairs, which the network does not see in this step, and pairs that are no edge."""
+        """A share of the training pairs, which the network does not see in this step, and pairs without an edge."""
         task, known = self.cfg.task, self.items["train"]
         rng = self._rng(client.server_round, client.exchange, index, "negatives")
         inputs, taken = whole.inputs, np.arange(known.shape[1])
@@ -94,7 +94,7 @@ class Links(Task):
         return targets, free
 
     def steps_on(self, y: Tensor) -> int:
-        """Positives: pairs that are no edge show nothing of the client."""
+        """Return only positives: pairs without an edge reveal nothing about the client."""
         return int((y > 0).sum())
 
     @staticmethod

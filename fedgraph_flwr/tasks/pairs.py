@@ -1,4 +1,4 @@
-"""Pairs of nodes: which of a graph's edges train, validate and test, and pairs that are no edge."""
+"""Pairs of nodes: edges for training, validation and test, and pairs without an edge."""
 
 import numpy as np
 
@@ -70,11 +70,11 @@ class NonEdges:
         return np.asarray(~hit & (pairs[0] != pairs[1]))
 
     def uniform(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Up to ``count`` pairs [2, K], uniform over pairs that are no edge."""
+        """Up to ``count`` pairs [2, K], uniform over pairs without an edge."""
         return self._drawn(rng.choice(self.candidates, (2, count)), rng, [0, 1])
 
     def corrupted(self, sources: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """For each source [K] a uniform node that is no neighbour of it: nodes [K], and which of them are, bool [K]."""
+        """Draw for each source [K] a uniform node that is not its neighbour: nodes [K], and which draws succeeded, bool [K]."""
         pairs = np.stack([sources, rng.choice(self.candidates, sources.size)])
         free = self._redrawn(pairs, rng, [1])
         return pairs[1], free

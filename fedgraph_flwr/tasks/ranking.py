@@ -6,7 +6,7 @@ import numpy as np
 def ranks(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
     """Rank of each positive [P] among its own negatives [P, K], ties at their mean place: 1 + (#{s⁻ > s⁺} + #{s⁻ ≥ s⁺}) / 2.
 
-    A constant scorer has rank 1 + K/2, not 1. NaN among the negatives stands for none; a positive that is NaN comes last.
+    A constant scorer has rank 1 + K/2, not 1. NaN among the negatives means a missing pair; a NaN positive ranks last.
     """
     unknown = np.isnan(positive)[:, None] & ~np.isnan(negative)
     above = ((negative > positive[:, None]) | unknown).sum(1)

@@ -47,7 +47,7 @@ def test_a_packed_client_is_the_client_of_its_own_file(many, tmp_path):
         same(client, store.load(tmp_path / "parts" / f"client_{client.client:04d}.safetensors"))
     given = compose([*WORDS, f"graph={tmp_path / 'parts'}"])
     assert num_clients(given) == 9  # `check` finds them whole
-    with pytest.raises(FedGraphError, match="there is no client 9: this run has 9 "):
+    with pytest.raises(FedGraphError, match="client 9 does not exist: expected 0 to 8, as the run has 9 "):
         load_client(many, 9)
 
 

@@ -313,7 +313,7 @@ def test_pairs_are_scored_once_the_run_is_over(inline, tmp_path):
     given.write_text(f"source,target\n{ids[3]},{ids[5]}\n{ids[7]},{ids[2]}\n")
     assert main(["predict", str(inline), "--client", "1", "--pairs", str(given), "--out", str(out)]) == 0
     assert len(out.read_text().splitlines()) == 3
-    with pytest.raises(FedGraphError, match="1 ends of pairs are no nodes of the graph, such as 'x'"):
+    with pytest.raises(FedGraphError, match="1 ends of pairs are not nodes of the graph, such as 'x'"):
         run.predict_pairs([["x", ids[2]]], graph)
     with pytest.raises(FedGraphError, match="pass pairs of nodes"):
         run.predict(graph)
