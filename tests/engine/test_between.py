@@ -58,10 +58,12 @@ def train(folders, tmp_path, monkeypatch):
     """``train("linked", "strategy", "key=value", ...)``: a short run on one of the folders."""
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
 
+    count = itertools.count()
+
     def run(folder, method, *overrides, engine=run_inline):
         words = [f"graph={folders / folder}", f"strategy={method}", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
         words += ["engine=ray", "ray.actors=2"] if engine is run_ray else []
-        cfg = with_folder(compose([*words, *overrides, f"out={tmp_path / folder}-{engine.__name__}"]))
+        cfg = with_folder(compose([*words, *overrides, f"out={tmp_path / 'runs' / str(next(count))}"]))
         return Finished(cfg, engine(cfg))
 
     return run
