@@ -58,6 +58,7 @@ def test_a_run_inside_it_goes_on_though_a_late_node_claims_an_index(fleet, tmp_p
     fleet.flwr("supernode", "register", str(fleet.keys / f"node_{late}.pub"), NAME)
     fleet.files.append(fleet.files[1])  # the graph, and so the index, of another party
     fleet.start_node(late)
+    fleet.files.pop()
     told = r"warning: node (\d+) is refused: it claims to be client 1, which is node (\d+) and still replies"
     wait_for(lambda: bool(re.search(told, fleet.log("run-inside"))), "the late node to be refused")
     process.terminate()
@@ -65,12 +66,13 @@ def test_a_run_inside_it_goes_on_though_a_late_node_claims_an_index(fleet, tmp_p
     last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
     assert not last["failed"]
     assert last["clients"]["test-count"] == [3.0, 4.0, 5.0]
-    assert (
-        re.search(r"SuperNode ID: (\d+)", fleet.log(f"node_{late}"))[1] == re.search(told, fleet.log("run-inside"))[1]
-    )
+    found = re.search(r"SuperNode ID: (\d+)", fleet.log(f"node_{late}"))
+    assert found[1] == re.search(told, fleet.log("run-inside"))[1]
     assert "train message" not in fleet.log(f"node_{late}")
     lines = [
         re.findall(r"keys of clients 0, 1, 2 \(secagg_keys 1 0\): [\d ]{47}", fleet.log(f"node_{i}")) for i in range(3)
     ]
     assert lines[0]
     assert lines[0] == lines[1] == lines[2]
+    fleet.kill(f"node_{late}")
+    fleet.flwr("supernode", "unregister", found[1], NAME)  # other tests have three nodes
