@@ -34,9 +34,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "simulations" / "results" / "big.csv"
 ROWS: dict[str, list[str]] = {
     "one client": ["--nodes", "2400000", "--edges", "60000000"],
-    "one of 20": ["--nodes", "500000", "--edges", "12500000", "--rounds", "1"],
+    "one of 20": ["--nodes", "500000", "--edges", "2500000", "--rounds", "1"],
     "20 clients": [
-        *("--nodes", "500000", "--edges", "12500000", "--clients", "20"),
+        *("--nodes", "500000", "--edges", "2500000", "--clients", "20"),
         *("--cohort", "4", "--rounds", "1"),
     ],
     "100 clients": [
@@ -265,9 +265,25 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--half", action="store_true", help="store features as float16")
     parser.add_argument("--folder", type=Path, help="keep the files here, and use those that are there")
     parser.add_argument("--row", choices=ROWS, help="settings of a row of the table, which is stored")
+    parser.add_argument("--table", action="store_true", help="print the stored rows as Markdown")
     parser.add_argument("--rows", action="store_true", help="list the rows")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(words)
+
+
+def table() -> str:
+    """Return the stored rows as Markdown."""
+    names = ("clients", "nodes", "edges", "features", "cohort", "rounds", "gigabytes")
+    titles = ("clients", "nodes each", "edges each", "features", "clients per round", "rounds", "GB of files")
+    measures = ("setup_seconds", "seconds_per_round", "resident_megabytes", "own_megabytes", "test_accuracy")
+    heads = ("set-up, s", "round, s", "peak MB, resident", "peak MB, without mapped files", "test accuracy")
+    lines = ["| " + " | ".join(("row", *titles, *heads)) + " |", "|---" * (len(titles) + len(heads) + 1) + "|"]
+    with RESULT.open(newline="") as file:
+        for row in csv.DictReader(file):
+            cells = [f"{int(row[name]):,}" if row[name].isdecimal() else row[name] for name in (*names, *measures)]
+            cells[-1] = f"{float(row['test_accuracy']):.3f}" if row["test_accuracy"] else ""
+            lines.append("| " + " | ".join([row["row"], *cells]) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -275,6 +291,8 @@ def main() -> None:
     args = parsed()
     if args.child:
         return child(args.overrides)
+    if args.table:
+        return print(table())
     if args.rows:
         return print("\n".join(f"{name}: {' '.join(words)}" for name, words in ROWS.items()))
     if args.row:

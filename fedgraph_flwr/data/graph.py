@@ -158,6 +158,10 @@ class Graph:
     num_edge_classes: int = 0
     target_stats: Tensor = field(default_factory=_no_stats)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.edge_index, CompressedEdges):
+            vars(self)["_edges"] = vars(self).pop("edge_index")
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -290,7 +294,12 @@ class Graph:
 
     def save(self, path: Path | str | BinaryIO) -> None:
         """Write tensors as safetensors and other fields as JSON in the header, atomically to a path or to an open file."""
-        tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        edges = self.compressed
+        held = edges.tensors("edge_index") if edges else {}
+        tensors: dict[str, Any] = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name != "edge_index" or not held
+        }
+        tensors |= held
         values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
         empty = [key for key in tensors if key.endswith(_VERSION_2) and not sum(tensors[key].shape)]
         empty += [key for key in tensors if key.startswith("foreign") and not tensors[key].numel()]
@@ -320,10 +329,7 @@ class Graph:
                 f"{path} has field '{unknown[0]}', which this version of fedgraph-flwr does not know: install a newer one, or"
                 " write the file again with this one"
             )
-        graph = cls(**{**tensors, **values})
-        if isinstance(graph.edge_index, CompressedEdges):
-            vars(graph)["_edges"] = vars(graph).pop("edge_index")
-        return graph
+        return cls(**{**tensors, **values})
 
 
 def target_tensor(data: Any, where: str) -> Tensor:

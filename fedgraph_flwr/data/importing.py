@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig, group_names
+from fedgraph_flwr.data import edge_stream
 from fedgraph_flwr.data.cleaning import both_directions, check, to_undirected
 from fedgraph_flwr.data.columns import (
     AS_FOUND,
@@ -40,7 +41,7 @@ from fedgraph_flwr.data.parties import PartyRule, Records, divide, linking_of, r
 from fedgraph_flwr.data.root import imported_path
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, stored
 from fedgraph_flwr.data.split import split_graph
-from fedgraph_flwr.data.tables import TableLayout, read_table
+from fedgraph_flwr.data.tables import TableLayout, read_columns, read_table
 from fedgraph_flwr.data.value_formats import date_format, read_dates
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -216,7 +217,9 @@ def from_tables(
         FedGraphError: a file, column or id is missing, an id is repeated, an edge names an unknown id, a value does not
             match its column's kind, or a label is outside ``classes``. The message names the first row.
     """
-    table, links = (read_table(path, columns.layout, treatment.say) for path in (nodes, edges))
+    table = read_table(nodes, columns.layout, treatment.say)
+    in_chunks = edge_stream.is_big(edges) and not (parallel or _reads_edge_data(columns, own_party, treatment))
+    links = (read_columns if in_chunks else read_table)(edges, columns.layout, treatment.say)
     where = str(nodes)
     if (
         (columns.edge_label or columns.targets)
@@ -242,9 +245,19 @@ def from_tables(
     if rule:
         found = divide(links, (columns.source, columns.target), ids.index, rule, (str(edges), where), treatment)
     joined = edge_data(links, carried, columns, str(edges), treatment, edge_classes)
-    ends = found.ends if found else edge_ends(links, columns, str(edges), ids, ids)
-    joined = with_counts(joined, columns.seconds, ends, len(table), found)
-    edge_index, rows = arranged(ends, len(table), undirected, str(edges), treatment, parallel or bool(joined.fields))
+    edge_index: Any
+    if in_chunks:
+        names_of_ends = columns.source, columns.target
+        for name in names_of_ends:
+            _column(links, name, str(edges), "end of edges")
+        edge_index = edge_stream.read_edges(edges, columns.layout, names_of_ends, ids, undirected, treatment)
+        rows = torch.zeros(0, dtype=torch.int64)
+    else:
+        ends = found.ends if found else edge_ends(links, columns, str(edges), ids, ids)
+        joined = with_counts(joined, columns.seconds, ends, len(table), found)
+        edge_index, rows = arranged(
+            ends, len(table), undirected, str(edges), treatment, parallel or bool(joined.fields)
+        )
     rows = found.own[rows] if found and joined.fields else rows
     made = features(NODE, table, usable, where, treatment)
     if not made.x.size(1):
@@ -303,6 +316,12 @@ def with_records(
         linking=linking_of(rule, found),
         **values,
     )
+
+
+def _reads_edge_data(columns: Columns, own_party: str, treatment: Treatment) -> bool:
+    """Return whether an import reads more of the edge table than its ends."""
+    named = (columns.edge_features, columns.time, columns.edge_label, columns.seconds, columns.parties(own_party))
+    return any(named) or _edge_columns(treatment)
 
 
 @dataclass(frozen=True)
@@ -496,8 +515,8 @@ class Ids:
             raise FedGraphError(f"{where}: id '{words[second]}' is repeated in rows {first + 1} and {second + 1}")
         self.where = where
 
-    def positions(self, table: Any, column: str, where: str) -> np.ndarray:
-        """Return the positions [E] of the nodes named in a column of another table.
+    def positions(self, table: Any, column: str, where: str, first: int = 0) -> np.ndarray:
+        """Return the positions [E] of the nodes named in a column of another table, whose rows count from ``first``.
 
         Raises:
             FedGraphError: an id is unknown.
@@ -507,7 +526,7 @@ class Ids:
         if (found < 0).any():
             row = int((found < 0).argmax())
             raise FedGraphError(
-                f"{where}: row {row + 1} names '{words[row]}' in column '{column}', which is not an id of {self.where}"
+                f"{where}: row {first + row + 1} names '{words[row]}' in column '{column}', which is not an id of {self.where}"
             )
         return found.astype(np.int64)
 
@@ -839,5 +858,7 @@ def save_dataset(graph: Graph | HeteroGraph, name: str, overwrite: bool = False)
     path = imported_path(name)
     if path.exists() and not overwrite:
         raise FedGraphError(f"--name '{name}' is taken ({path}): choose another name, or pass --overwrite")
-    replace(graph, name=name).save(path)
+    named = copy.copy(graph)  # keeps compressed edges
+    named.name = name
+    named.save(path)
     return path

@@ -238,6 +238,12 @@ class CompressedEdges(NamedTuple):
         pair = [owner, self.indices.to(torch.int64)]
         return torch.stack(pair[::-1] if self.rows == "target" else pair)
 
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a file, by the field's name."""
+        role = "in_" if self.rows == "target" else ""
+        found = {f"{name}#{role}indptr": self.indptr, f"{name}#{role}indices": self.indices}
+        return found | ({f"{name}#symmetric": torch.ones(1, dtype=torch.uint8)} if self.rows == "both" else {})
+
     def whole_indptr(self, num_nodes: int) -> Tensor:
         """Return pointers for every node, int64 [N + 1]."""
         missing = num_nodes + 1 - len(self.indptr)

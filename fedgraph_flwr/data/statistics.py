@@ -10,6 +10,7 @@ from torch import Tensor
 from fedgraph_flwr.data.cleaning import to_undirected
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.mapped import CompressedEdges
 
 
 def edge_homophily(edge_index: Tensor, y: Tensor) -> float | None:
@@ -58,6 +59,36 @@ def _labels(graph: Graph | HeteroGraph) -> dict[str, Any]:
     }
 
 
+def _describe_compressed(graph: Graph, edges: CompressedEdges) -> dict[str, Any]:
+    """Describe a graph with mapped edges as `describe` does, block by block, without node homophily."""
+    y, n, total = graph.y.numpy(), graph.num_nodes, len(edges.indices)
+    indptr, indices = edges.whole_indptr(n).numpy(), edges.indices.numpy()
+    met, known, same, loops = np.diff(indptr), 0, 0, 0
+    for start in range(0, total, 1 << 22):
+        far = indices[start : start + (1 << 22)].astype(np.int64)
+        near = np.searchsorted(indptr, np.arange(start, start + len(far)), side="right") - 1
+        met = met + np.bincount(far, minlength=n)
+        labelled = (y[near] >= 0) & (y[far] >= 0)
+        known, same = known + int(labelled.sum()), same + int((labelled & (y[near] == y[far])).sum())
+        loops += int((near == far).sum())
+    found: dict[str, Any] = {
+        "nodes": n,
+        "edges": total,
+        "features": graph.num_features,
+        "classes": graph.num_classes,
+        **_labels(graph),
+        "edge_homophily": same / known if known else None,
+        "node_homophily": None,
+        "degree": total / n if n else 0.0,
+        "isolated": int((met == 0).sum()),
+        "self_loops": loops,
+        "undirected": edges.rows == "both",
+    }
+    if isinstance(graph, ClientGraph):
+        found |= {"client": graph.client, "cut_edges": graph.cut_out.size(1) + graph.cut_in.size(1)}
+    return found
+
+
 def describe(graph: Graph | HeteroGraph) -> dict[str, Any]:
     """Return statistics of a graph as JSON values.
 
@@ -70,6 +101,8 @@ def describe(graph: Graph | HeteroGraph) -> dict[str, Any]:
     """
     if isinstance(graph, HeteroGraph):
         return describe_typed(graph)
+    if graph.compressed is not None:
+        return _describe_compressed(graph, graph.compressed)
     n, (source, target) = graph.num_nodes, graph.edge_index
     met = torch.bincount(torch.cat([source, target]), minlength=n)
     found: dict[str, Any] = {

@@ -6,13 +6,13 @@ fields. The encoding is UTF-8, with or without byte-order mark, else Windows-125
 
 import csv
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": " "}
 """Names for separators that are awkward to type in a shell."""
@@ -134,11 +134,11 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Callabl
     raise FedGraphError(f"{path} has an unknown suffix; tables are .csv, .tsv, .txt (or with .gz) or .parquet")
 
 
-def _read_csv(path: Path, layout: TableLayout, say: Callable[[str], None]) -> Any:
+def _read_csv(path: Path, layout: TableLayout, say: Callable[[str], None], **options: Any) -> Any:
     encoding = layout.encoding or _encoding(path)
     try:
         separator = layout.separator or _separator(path, encoding)
-        table = _parsed(path, separator, encoding)
+        table = _parsed(path, separator, encoding, **options)
     except UnicodeError as error:
         raise FedGraphError(f"{path} is not {encoding} ({error}): pass --encoding, such as cp1252 or utf-16") from error
     if not layout.encoding and encoding in _FALLBACK:
@@ -149,10 +149,54 @@ def _read_csv(path: Path, layout: TableLayout, say: Callable[[str], None]) -> An
     return table
 
 
-def _parsed(path: Path, separator: str, encoding: str) -> Any:
+def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], rows: int) -> Iterator[Any]:
+    """Read some columns of a table in chunks of rows, with the values of `read_table`.
+
+    Raises:
+        FedGraphError: as `read_table`.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            for batch in parquet.ParquetFile(path).iter_batches(rows, columns=list(names)):
+                yield batch.to_pandas()
+            return
+        encoding = layout.encoding or _encoding(path)
+        for table in _reader(path, layout.separator or _separator(path, encoding), encoding, chunksize=rows):
+            table.columns = [str(name).strip() for name in table.columns]
+            yield table[list(names)]
+    except FedGraphError:
+        raise
+    except Exception as error:  # pandas and pyarrow raise many kinds
+        raise FedGraphError(f"{path} cannot be read as a table ({first_line(error)})") from error
+
+
+def read_columns(path: Path | str, layout: TableLayout, say: Callable[[str], None] = _silent) -> Any:
+    """Return a table's columns without its rows.
+
+    Raises:
+        FedGraphError: as `read_table`.
+    """
+    path = Path(path)
+    if path.suffix != ".parquet":
+        return _read_csv(path, layout, say, nrows=0)
+    from pyarrow import parquet
+
+    return parquet.read_schema(path).empty_table().to_pandas()
+
+
+def _parsed(path: Path, separator: str, encoding: str, **options: Any) -> Any:
+    table = _reader(path, separator, encoding, **options)
+    table.columns = [str(name).strip() for name in table.columns]
+    return table
+
+
+def _reader(path: Path, separator: str, encoding: str, **options: Any) -> Any:
     import pandas as pd
 
-    table = pd.read_csv(
+    return pd.read_csv(
         path,
         sep=separator,
         encoding=encoding,
@@ -160,9 +204,8 @@ def _parsed(path: Path, separator: str, encoding: str) -> Any:
         keep_default_na=False,
         na_values=[""],
         skipinitialspace=separator != "\t",
+        **options,
     )
-    table.columns = [str(name).strip() for name in table.columns]
-    return table
 
 
 def _open(path: Path) -> Any:
