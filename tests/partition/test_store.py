@@ -39,14 +39,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
     """How often client files were computed, by this process and those it forks."""
-    log, make = tmp_path / "made.log", store._make
+    log, fill = tmp_path / "made.log", store._fill
 
-    def counted(cfg):
+    def counted(folder, cfg):
         with log.open("a") as file:
             file.write("x")
-        return make(cfg)
+        fill(folder, cfg)
 
-    monkeypatch.setattr(store, "_make", counted)
+    monkeypatch.setattr(store, "_fill", counted)
     return lambda: len(log.read_text()) if log.exists() else 0
 
 
