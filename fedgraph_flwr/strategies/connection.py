@@ -79,7 +79,7 @@ class Connection:
             alike: dict[str, list[int]] = {}
             for node, reason in failures.items():
                 alike.setdefault(reason, []).append(node)
-            reasons = "; ".join(f"node {', '.join(map(str, nodes))}: {reason}" for reason, nodes in alike.items())
+            reasons = "; ".join(f"{_nodes(nodes)}: {reason}" for reason, nodes in alike.items())
             error = RunFailed if clients else FedGraphError
             raise error(f"{len(clients)} of {wanted} clients registered; {reasons}")
         return dict(sorted(clients.items())[:wanted])
@@ -151,3 +151,7 @@ def _rounding(before: Any, now: Any) -> bool:
 
 def _too_few(joined: int, wanted: int) -> str:
     return f"{joined} of {wanted} nodes have joined: start more SuperNodes, or lower num_clients"
+
+
+def _nodes(ids: list[int]) -> str:
+    return f"{'nodes' if len(ids) > 1 else 'node'} {', '.join(map(str, ids))}"

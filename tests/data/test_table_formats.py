@@ -337,7 +337,7 @@ def test_the_exported_preprocessing_reads_the_same_values():
     np.testing.assert_allclose(preprocess.features(table, columns), found.x, rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match=r"column 'a' has '2317.5', expected a number"):
         preprocess.features(table.assign(a="2317.5"), columns)
-    with pytest.warns(UserWarning, match=r"2 rows have a value of 'e' that training did not: \['z'\]"):
+    with pytest.warns(UserWarning, match=r"2 rows have values of 'e' that training did not have: \['z'\]"):
         preprocess.features(table.assign(e=["x", "z", "z", "y"]), columns)
 
 

@@ -87,7 +87,7 @@ def test_a_wrong_value_is_a_sentence_on_the_server_and_with_its_path_on_the_node
 
 
 def test_a_node_that_was_told_nothing_hears_what_to_say(nodes):
-    with pytest.raises(FedGraphError, match=r"0 of 3 clients registered; node 1: this node has no graph: start"):
+    with pytest.raises(FedGraphError, match=r"0 of 3 clients registered; nodes 1, 2, 3: this node has no graph: start"):
         nodes({"graph": ""}, {"graph": ""}, {"graph": ""})()
 
 

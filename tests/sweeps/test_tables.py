@@ -391,7 +391,7 @@ def test_a_file_extends_another(toy):
         (TOY.replace("Majority: []", "Majority: []\n  - x"), "toy.yaml, line 11, column 3: invalid YAML"),
         (TOY.replace("seeds: [0, 1]", "seeds: [0, 0]"), "toy.yaml, line 11: seeds must be distinct integers"),
         (TOY.replace("seeds: [0, 1]", "seeds: 3..1"), "'3..1' must be a range"),
-        (TOY + "against: FedAvgg\n", "baseline: column 'FedAvgg' unknown (toy.yaml, line 16); did you mean 'FedAvg'"),
+        (TOY + "baseline: FedAvgg\n", "baseline: column 'FedAvgg' unknown (toy.yaml, line 16); did you mean 'FedAvg'"),
         (TOY + "extends: none.yaml\n", "toy.yaml, line 16: extends: none.yaml, but none.yaml does not exist"),
         (TOY + "extends: toy.yaml\n", "toy.yaml, line 16: extends: toy.yaml is circular"),
         (TOY.replace("[strategy=local]", "[strategy=local, out=x]"), "toy.yaml, line 9: out=x, but each run"),
