@@ -1,6 +1,7 @@
 """Command ``link``: match records of edges between parties, and write client files with cut edges."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``link``."""
     from fedgraph_flwr.secure.link_rules import LinkRules
 
-    if args.max_ids != int(args.max_ids):
+    if not math.isfinite(args.max_ids) or args.max_ids != int(args.max_ids):
         raise FedGraphError(f"--max-ids must be a whole number, got {args.max_ids}")
     names = ("match", "one_sided", "entities", "min_shared", "max_shared", "dry_run")
     rules = LinkRules(**{name: getattr(args, name) for name in names}, max_ids=int(args.max_ids))

@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -345,9 +346,8 @@ def _normal(words: np.ndarray, kind: str, name: str, rows: np.ndarray, where: st
 
 
 def _plain(number: float) -> str:
-    """Format an amount without trailing zeros, to four decimals."""
-    text = f"{number:.4f}".rstrip("0").rstrip(".")
-    return "0" if text in ("-0", "") else text
+    """Format an amount without exponent and trailing zeros, with all its decimals."""
+    return format(Decimal(repr(number)).normalize(), "f") if number else "0"
 
 
 def _report(records: Records, index: Any, rule: PartyRule, rows: int, where: str, treatment: Treatment) -> None:

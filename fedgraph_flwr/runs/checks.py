@@ -52,7 +52,7 @@ def check_method(cfg: RunConfig) -> None:
     protections.check(cfg, uplink)
     model_group = uplink[TRAIN].get(MODEL)
     adversaries.check(cfg, model_group is not None and not isinstance(model_group, Sum))
-    if cfg.evaluate and not sides[0].rebuilds(cfg):
+    if cfg.evaluate and not rebuilds(cfg):
         raise FedGraphError(
             f"evaluate={cfg.evaluate}: strategy={cfg.strategy.name} with this configuration cannot predict new nodes by another"
             " set-up: use `fedgraph-flwr predict` with its run, or repeat the run"
@@ -108,9 +108,11 @@ def client_class(cfg: RunConfig) -> type[GraphClient]:
 
 
 def rebuilds(cfg: RunConfig) -> bool:
-    """Return whether a run with ``evaluate`` predicts new nodes of this method."""
+    """Return whether a run with ``evaluate`` predicts new nodes of this method: set-up and shared parameters are all it needs."""
     side: type[GraphStrategy] = _side(cfg, "server", GraphStrategy)
-    return side.rebuilds(cfg)
+    rules, chosen = cfg.strategy, Parts(cfg.strategy)
+    own = rules.private or rules.personal or rules.shared != [""] or chosen.personal or chosen.predicts_with
+    return side.rebuilds(cfg) and not own
 
 
 def _side(cfg: RunConfig, key: str, base: type) -> Any:

@@ -15,9 +15,10 @@ from flwr.common.logger import log
 from fedgraph_flwr import models
 from fedgraph_flwr.config import ModelConfig, RunConfig
 from fedgraph_flwr.data.graph import read_header
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
 from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method
-from fedgraph_flwr.runs.folder import SUMMARY, InUse, check_resumable, read_checkpoint
+from fedgraph_flwr.runs.folder import SUMMARY, InUse, check_resumable, headline_model, read_checkpoint
 from fedgraph_flwr.tracking import check as check_tracking
 
 
@@ -96,6 +97,10 @@ def check_unused(cfg: RunConfig) -> None:
     Raises:
         InUse: the folder holds a finished run.
     """
+    if cfg.evaluate:
+        headline_model(Path(cfg.evaluate))  # refuses a folder without a finished run
+        if Path(cfg.evaluate).resolve() == Path(cfg.out).resolve():
+            raise FedGraphError(f"evaluate={cfg.evaluate} reads the folder that out= would replace: pass another out=")
     if not cfg.resume and not cfg.overwrite and (Path(cfg.out) / SUMMARY).is_file():
         raise InUse(
             f"out={cfg.out} holds a finished run, whose model and report would be lost: pass another out=, or overwrite=true to"

@@ -9,6 +9,7 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.data.columns import Treatment
 from fedgraph_flwr.data.graph import ClientGraph, read_digest, unpack_words
 from fedgraph_flwr.data.importing import Columns, client_graph, from_tables
+from fedgraph_flwr.data.parties import _plain
 from fedgraph_flwr.errors import FedGraphError
 
 NODES = "id,income,label,part\nA001,10,ok,train\nA002,20,fraud,train\nA003,30,ok,test\nA004,30,ok,val\n"
@@ -176,3 +177,9 @@ def test_the_schema_keeps_the_rule_and_the_command_says_what_is_next(tmp_path, c
     assert read_digest(tmp_path / "a.safetensors") == first
     assert cli.main([*common, *rule, "--own-party", "A", "--name", "x"]) == 2
     assert "--own-party A makes the file of one party" in capsys.readouterr().err
+
+
+def test_amounts_keep_all_their_decimals():
+    amounts = [0.00001, 0.00004, 1.00001, 10.10, 1e16, 0.0, -0.0, -2.5]
+    expected = ["0.00001", "0.00004", "1.00001", "10.1", "10000000000000000", "0", "0", "-2.5"]
+    assert [_plain(amount) for amount in amounts] == expected

@@ -190,3 +190,22 @@ def test_a_run_is_not_resumed_on_files_of_another_link_run():
         FedGraphError, match=r"resume=runs/mine: client 0 has the file of another link run .* restore the file"
     ):
         check_descriptions({"0": {"link": 6}}, before, "runs/mine")
+
+
+@pytest.mark.parametrize("own", ["strategy.private=[head.]", "strategy.shared=[convs.]"])
+def test_a_run_whose_clients_have_parameters_of_their_own_is_not_evaluated(own):
+    with pytest.raises(FedGraphError, match="cannot predict new nodes by another set-up"):
+        check_method(compose(["strategy=fedgcn", "evaluate=runs/mine", own]))
+    check_method(compose(["strategy=fedgcn", "evaluate=runs/mine"]))
+
+
+def test_evaluation_leaves_the_trained_run_and_needs_one(tmp_path):
+    out = tmp_path / "run"
+    run_inline(with_folder(compose(["strategy=fedgcn", "dataset=csbm", "num_clients=2", "rounds=1", f"out={out}"])))
+    again = compose([f"evaluate={out}", f"out={out}", "overwrite=true"], out / "config.yaml")
+    with pytest.raises(FedGraphError, match="reads the folder that out= would replace"):
+        run_inline(again)
+    assert (out / "model_final.safetensors").is_file()
+    with pytest.raises(FedGraphError, match="holds no finished run"):
+        run_inline(compose([f"evaluate={tmp_path}", f"out={tmp_path / 'other'}"], out / "config.yaml"))
+    assert not (tmp_path / "other").exists()
