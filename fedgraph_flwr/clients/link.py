@@ -73,10 +73,10 @@ class LinkClient(GraphClient):
         before, step = phases[self.exchange], phases[self.exchange + 1]
         if before == ANNOUNCE:
             self.meet(groups)
-        if step in SETS and not self.policy.trusting:
-            self.book()
         received = {int(sender): envelope for sender, envelope in groups.get(ENVELOPES, {}).items()}
         sent = self.party.step(step, received, before)
+        if step in SETS and not self.policy.trusting:
+            self.book()  # before the reply leaves, and after the introductions were checked: a refused one costs no day
         if step in (WRITE, COUNT):
             self.finish(step)
             self.finished = True

@@ -9,7 +9,8 @@
       hours: 24                      # least time between two runs with the same peer
       consent: consent.json          # needed for match=ids and one_sided=disclose: signed by all parties
 
-The record of runs is a file next to the policy. A run counts from its first mask, also a dry run and one that fails.
+The record of runs is a file next to the policy. A run counts from the first message that depends on records,
+also a dry run and one that fails.
 """
 
 import json

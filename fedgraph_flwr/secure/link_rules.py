@@ -26,7 +26,7 @@ class LinkRules:
         max_ids: most records or identities of a party for one peer.
         min_shared: fewest shared ones of a pair; a pair that shares fewer, but at least one, is refused.
         max_shared: largest share of the own set that may be shared.
-        dry_run: whether only numbers are learnt.
+        dry_run: whether only numbers are learnt; not with ``routed``, whose hashes show which records are shared.
     """
 
     match: str = "payments"
@@ -48,6 +48,12 @@ class LinkRules:
         if self.match == "ids" and self.one_sided != "drop":
             raise FedGraphError(
                 f"one_sided={self.one_sided} applies to records, not to match=ids: leave it out (one_sided=drop)"
+            )
+
+        if self.match == "routed" and self.dry_run:
+            raise FedGraphError(
+                "dry_run with match=routed would show which records are shared, not only their number: use match=payments, or"
+                " leave dry_run out"
             )
 
     @property

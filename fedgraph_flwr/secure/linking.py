@@ -56,6 +56,9 @@ from fedgraph_flwr.wire.messages import Arrays
 MOST_PER_NODE = 1.2
 """Largest set of identities of a party, per announced node."""
 
+_INVALID = (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
+"""Errors of reading a message that does not have the expected content."""
+
 
 @dataclass
 class PairCount:
@@ -100,6 +103,7 @@ class LinkParty:
     ):
         self.consent = consent
         self.graph, self.rules, self.keyring, self.client = graph, rules, keyring, graph.client
+        self._check_file()
         stored = memory or {}
         private = stored.get("private")
         self.sealer = Sealer(self.client, private.tobytes() if private is not None else None)
@@ -117,8 +121,25 @@ class LinkParty:
         self.absent: dict[str, int] = {}
         self._values: dict[int, tuple[Ints, list[bytes]]] = {}
         self._done: ClientGraph | None = None
+        self._files: dict[int, bytes] = {}
         self._prepared: tuple[ClientGraph, Ints, int] | None = None
         self._intersections: dict[int, tuple[Ints, Ints]] = {}
+
+    def _check_file(self) -> None:
+        """Refuse files that cannot be linked, before anything is sent.
+
+        Raises:
+            FedGraphError: the file is linked already, or names no party.
+        """
+        graph = self.graph
+        if "link" in graph.linking or graph.cut_out.numel() or graph.cut_in.numel():
+            raise FedGraphError(
+                f"the file of client {self.client} is already linked: pass the file that `import` wrote"
+            )
+        if self.rules.match != "ids" and not {"party", "parties"} <= graph.linking.keys():
+            raise FedGraphError(
+                f"the file of client {self.client} names no party: import it with --own-party and --party-columns"
+            )
 
     # --- state between messages ---------------------------------------------------------------------------------------
 
@@ -177,12 +198,13 @@ class LinkParty:
             if sorted(envelopes) != self.peers:
                 raise RunFailed(f"client {self.client} needs a message of every peer, got those of {sorted(envelopes)}")
             inbox = {k: self._opened(k, before, envelopes[k]) for k in self.peers}
-            try:
-                getattr(self, f"_take_{before}")(inbox)
-            except (KeyError, ValueError, TypeError, IndexError) as error:
-                raise RunFailed(
-                    f"client {self.client} received an invalid message in phase '{before}' of link"
-                ) from error
+            for peer, arrays in inbox.items():
+                try:
+                    getattr(self, f"_take_{before}")({peer: arrays})
+                except _INVALID as error:
+                    raise RunFailed(
+                        f"client {self.client} received an invalid message in phase '{before}' of link from client {peer}"
+                    ) from error
         make: Callable[[int], Arrays] | None = getattr(self, f"_make_{phase}", None)
         return {k: self._sealed(k, phase, make(k)) for k in self.peers} if make else {}
 
@@ -228,10 +250,6 @@ class LinkParty:
         }
 
     def _make_introduce(self, peer: int) -> Arrays:
-        if self.rules.match != "ids" and "party" not in self.graph.linking:
-            raise FedGraphError(
-                f"the file of client {self.client} names no party: import it with --own-party and --party-columns"
-            )
         return {"introduction": _bytes(json.dumps(self.introduction()).encode())}
 
     def _take_introduce(self, inbox: Mapping[int, Arrays]) -> None:
@@ -255,12 +273,14 @@ class LinkParty:
                 first, second = schemas
                 if difference := first.difference(second):
                     raise RunFailed(f"clients {self.client} and {peer} have different schemas: {sanitize(difference)}")
-        self.names = {k: str(values["name"]) for k, values in sorted({**found, self.client: own}.items())}
-        for peer, name in self.names.items():
-            if name and peer != self.client and name == self.names[self.client]:
+        names = {k: str(values["name"]) for k, values in {**found, self.client: own}.items()}
+        self.names = dict(sorted({**self.names, **names}.items()))
+        owners: dict[str, int] = {}
+        for client, name in self.names.items():
+            if name and owners.setdefault(name, client) != client:
                 raise RunFailed(
-                    f"clients {min(peer, self.client)} and {max(peer, self.client)} both call themselves"
-                    f" '{sanitize(name, 60)}': import one with another --own-party"
+                    f"clients {owners[name]} and {client} both call themselves '{sanitize(name, 60)}': import one with another"
+                    " --own-party"
                 )
 
     # --- the sets -----------------------------------------------------------------------------------------------------
@@ -372,10 +392,9 @@ class LinkParty:
         """
         records = len(self.values(peer)[1])
         pair = self.pairs[peer]
-        if self.rules.dry_run and self.rules.match != "routed":  # the order is lost, the number is not
-            found = len(shared(pair["replies"], pair["doubled"])[0])
-        else:
-            found = len(self.intersection(peer)[0])
+        # In a dry run the order is lost, the number is not.
+        own = shared(pair["replies"], pair["doubled"]) if self.rules.dry_run else self.intersection(peer)
+        found = len(own[0])
         self.counts[peer] = PairCount(records, found)
         pair["found"] = np.array([records, found])
         if 0 < found < self.rules.min_shared:
@@ -466,9 +485,11 @@ class LinkParty:
                     f"clients {self.client} and {peer} matched different records: one replied to the masks in another order"
                 )
             count = int(_shape(arrays["count"], (1,))[0])
-            rows = _shape(arrays["row"], (positions.size,), "i")
+            arrays = {**arrays, "row": _shape(arrays["row"], (positions.size,), "i").astype(np.int64)}
+            rows = arrays["row"]
             if self.rules.discloses:
-                rows = np.concatenate([rows, self._checked_alone(peer, arrays)])
+                arrays["alone_row"] = self._checked_alone(peer, arrays).astype(np.int64)
+                rows = np.concatenate([rows, arrays["alone_row"]])
             least = -1 if self._overlaps else 0
             if not 0 <= count < 2**40 or (rows.size and not least <= rows.min() <= rows.max() < max(count, 1)):
                 raise RunFailed(f"client {peer} sent rows of nodes that it does not have")
@@ -512,7 +533,7 @@ class LinkParty:
         for peer, arrays in inbox.items():
             own, _ = self.intersection(peer)
             alone = len(self.values(peer)[0]) - own.size
-            rows = _shape(arrays["row"], (alone,), "i")
+            rows = _shape(arrays["row"], (alone,), "i").astype(np.int64)
             if rows.size and not -1 <= rows.min() <= rows.max() < int(self.pairs[peer]["match"]["count"][0]):
                 raise RunFailed(f"client {peer} sent rows of nodes that it does not have")
             self.pairs[peer]["resolve"] = {"row": rows}
@@ -620,7 +641,7 @@ class LinkParty:
 
     def _take_confirm(self, inbox: Mapping[int, Arrays]) -> None:
         graph = self.result()
-        files = {self.client: file_digest(graph)}
+        self._files[self.client] = file_digest(graph)
         for peer, arrays in inbox.items():
             if (
                 arrays["edges"].tobytes() != cut_digest(graph, peer)
@@ -629,8 +650,10 @@ class LinkParty:
                 raise RunFailed(
                     f"clients {self.client} and {peer} have different edges between them: nothing is written; link again"
                 )
-            files[peer] = _shape(arrays["file"], (32,)).tobytes()
-        name = hashlib.sha256(b"".join(files[k] for k in sorted(files))).hexdigest()
+            self._files[peer] = _shape(arrays["file"], (32,)).tobytes()
+        if len(self._files) < graph.num_clients:
+            return
+        name = hashlib.sha256(b"".join(self._files[k] for k in sorted(self._files))).hexdigest()
         graph.linking = {"party": self.graph.linking.get("party", ""), "link": name}
 
     # --- report -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """Matching of records between parties: its result is the partition of the whole graph, and its messages reveal nothing else."""
 
 import itertools
+import json
 from collections import Counter
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,14 +16,17 @@ from torch import Tensor
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.clients.description import describe
+from fedgraph_flwr.clients.link import LinkClient
 from fedgraph_flwr.config import SplitConfig, compose
 from fedgraph_flwr.data.graph import read_digest, unpack_words
 from fedgraph_flwr.data.importing import client_graph
 from fedgraph_flwr.data.linking import canonical
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods.link import ENVELOPES
 from fedgraph_flwr.partition import client_files
 from fedgraph_flwr.partition.clients import cut
 from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.secure.link_policy import LinkPolicy
 from fedgraph_flwr.secure.link_rules import LinkRules
 from fedgraph_flwr.secure.linking import LinkParty, simulate
 from fedgraph_flwr.secure.matching import Mask, bucket, on_curve, shared
@@ -337,6 +342,28 @@ def wide_alone(arrays):
     return arrays | {"alone_edge_time": arrays["alone_edge_time"].astype(np.int32)}
 
 
+def endless(arrays):
+    return arrays | {"size": np.array([np.inf])}
+
+
+def no_object(arrays):
+    introduction = json.loads(arrays["introduction"].tobytes()) | {"schema": {"nodes": {"a": ["b"]}, "edges": 3}}
+    return {"introduction": np.frombuffer(json.dumps(introduction).encode(), np.uint8)}
+
+
+def no_schema(arrays):
+    introduction = json.loads(arrays["introduction"].tobytes()) | {"schema": {"nodes": {}, "classes": 3}}
+    return {"introduction": np.frombuffer(json.dumps(introduction).encode(), np.uint8)}
+
+
+def text(arrays):
+    return {"introduction": np.frombuffer(b'"name"', np.uint8)}
+
+
+def deep(arrays):
+    return {"introduction": np.frombuffer(b"[" * 100_000, np.uint8)}
+
+
 def fewer_edges(arrays):
     return arrays | {"edge_time": arrays["edge_time"][1:]}
 
@@ -354,6 +381,11 @@ def fewer_edges(arrays):
             huge,
             "client 0 announces a set of 1073741824 for client 1, which accepts powers of two up to 1048576",
         ),
+        ("commit", endless, "client 1 received an invalid message in phase 'commit' of link from client 0"),
+        ("introduce", text, "client 1 received an invalid message in phase 'introduce' of link from client 0"),
+        ("introduce", deep, "client 1 received an invalid message in phase 'introduce' of link from client 0"),
+        ("introduce", no_object, "client 0"),
+        ("introduce", no_schema, "client 0"),
         ("commit", odd_size, "client 0 announces a set of 100 for client 1"),
         ("match", far_row, "client 0 sent rows of nodes that it does not have"),
         ("match", other_row, "clients . and . have different edges between them: nothing is written"),
@@ -646,6 +678,71 @@ def test_records_of_a_party_that_is_no_client_are_counted(files):
     assert report[0].startswith("client 1 ('bank b'): 0 records, 0 shared")
     assert any("records name 'b', which no client is ('a', 'bank b', 'c'): one-sided (drop)" in line for line in report)
     assert any("records name 'x', which no client is" in line for line in report)
+
+
+@pytest.mark.parametrize("match", ["payments", "ids"])
+def test_a_linked_file_is_refused_before_anything_is_sent(files, match):
+    linked = [party.result() for party in link(files)]
+    unnamed = replace(linked[1], linking={})  # its cut edges show it too
+    for graph in (linked[0], unnamed):
+        with pytest.raises(FedGraphError, match="is already linked: pass the file that `import` wrote"):
+            LinkParty(graph, LinkRules(match=match), Keyring(graph.client))
+
+
+def test_a_name_of_two_other_parties_is_refused(files):
+    files[2].linking = files[2].linking | {"party": "b"}
+    parties = [LinkParty(graph, PAYMENTS, Keyring(graph.client)) for graph in files]
+    with pytest.raises(RunFailed, match="clients 1 and 2 both call themselves 'b': import one with another"):
+        simulate(parties)  # client 0, whose own name is another, is the first to refuse
+    assert not parties[0].pairs
+
+
+def test_a_dry_run_of_hashes_is_refused():
+    with pytest.raises(FedGraphError, match="dry_run with match=routed would show which records are shared"):
+        LinkRules(match="routed", dry_run=True)
+
+
+def test_a_refused_introduction_books_no_run(files, tmp_path):
+    """The limit of one run a day counts runs in which something that depends on records left."""
+    policy = SimpleNamespace(
+        trusting=False, path=str(tmp_path / "policy.yaml"), linking=LinkPolicy(match=["payments"], min_shared=0)
+    )
+
+    def node(graphs):
+        parties = [LinkParty(graph, PAYMENTS, Keyring(graph.client)) for graph in graphs]
+        introduced = {}
+
+        def relay(phase, messages):
+            if phase == "introduce":
+                introduced.update({str(k): sealed for (k, receiver), sealed in messages.items() if receiver == 0})
+                raise StopIteration
+
+        with pytest.raises(StopIteration):
+            simulate(parties, relay)
+        client = LinkClient.__new__(LinkClient)
+        vars(client).update(party=parties[0], policy=policy, exchange=1, keyring=Keyring(0), finished=False)
+        return client.link({ENVELOPES: introduced}, {})
+
+    other = replace(files[1], linking=files[1].linking | {"form": "ids number"})
+    with pytest.raises(RunFailed, match="clients 0 and 1 differ in form"):
+        node([files[0], other, files[2]])
+    assert not (tmp_path / "policy.links.json").exists()
+    sent, _ = node(files)
+    assert sorted(sent[ENVELOPES]) == ["1", "2"]
+    assert (tmp_path / "policy.links.json").exists()
+    with pytest.raises(FedGraphError, match=r"the last link run with client 1 \('b'\) was 0.0 hours ago"):
+        node(files)
+
+
+def test_rows_of_a_small_type_are_widened(files):
+    """An honest peer sends int64; the sum of a row and the place where a party's ids start must not overflow int8."""
+    first = Malicious(files[0], PAYMENTS, Keyring(0))
+    first.phase, first.change = "match", lambda arrays: arrays | {"row": arrays["row"].astype(np.int8)}
+    parties = [first, *(LinkParty(graph, PAYMENTS, Keyring(graph.client)) for graph in files[1:])]
+    simulate(parties)
+    assert parties[1].pairs[0]["match"]["row"].dtype == np.int64
+    for party, other in zip(parties, link(files), strict=True):
+        assert_equal(party.result(), other.result())
 
 
 def test_a_file_without_parties_is_refused(files):
