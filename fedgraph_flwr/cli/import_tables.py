@@ -202,8 +202,14 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``import``."""
     as_client = args.client is not None
     classes = [word.strip() for word in args.classes.split(",") if word.strip()]
-    if twice := [name for name in classes if classes.count(name) > 1]:
-        raise FedGraphError(f"--classes names '{twice[0]}' twice: leave one out")
+    edge_classes = [word.strip() for word in args.edge_classes.split(",") if word.strip()]
+    for option, listed in (("--classes", classes), ("--edge-classes", edge_classes)):
+        if twice := [name for name in listed if listed.count(name) > 1]:
+            raise FedGraphError(f"{option} names '{twice[0]}' twice: leave one out")
+    if edge_classes and not args.edge_label_column and not args.schema:
+        raise FedGraphError("--edge-classes has no effect without labels of edges: pass --edge-label-column NAME")
+    if args.until and args.split != "temporal":
+        raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
         raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
     known = args.schema is not None and args.schema.is_file()

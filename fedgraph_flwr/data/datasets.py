@@ -321,7 +321,9 @@ def _own(path: Path) -> Graph | HeteroGraph:
 
 
 def _checked(graph: Graph | HeteroGraph, where: str) -> Graph | HeteroGraph:
-    return hetero.check(graph, where) if isinstance(graph, HeteroGraph) else check(graph, where)
+    if isinstance(graph, HeteroGraph):
+        return hetero.check(graph, where)
+    return check(graph, where, labelled=not bool((graph.edge_y >= 0).any()))  # labels of edges are enough
 
 
 def cached_path(cfg: DatasetConfig) -> Path:

@@ -32,6 +32,7 @@ def window_counts(source: Ints, target: Ints, time: Ints, num_nodes: int, window
         return np.zeros((0, 4 if causal else 8), dtype=np.int64)
     moment = time - time.min()
     last = int(moment.max())
+    window = min(window, last + 1)
     span = last + 1  # (node, moment) as one number, so that one sorted list serves all nodes
     leaving, reaching = (np.sort(end * span + moment) for end in (source, target))
     bounds = [(np.maximum(moment - window, 0), moment)]

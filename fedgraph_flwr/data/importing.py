@@ -117,9 +117,9 @@ class Columns:
         """
         try:
             found = [round(float(word) * 86_400) for word in self.windows.split(",") if word.strip()]
-        except ValueError:
+        except (ValueError, OverflowError):
             found = [0]
-        if any(window <= 0 for window in found):
+        if any(not 0 < window < 2**53 for window in found):
             raise FedGraphError(f"--windows must be numbers of days above 0, such as 2,0.5, got '{self.windows}'")
         if found and not self.time:
             raise FedGraphError(f"--windows {self.windows} counts edges by their times: pass --time-column NAME, too")
@@ -152,6 +152,25 @@ def check_roles(columns: Columns, kind: str, treatment: Treatment) -> None:
                 f" ({agreed[name].kind}):"
                 " choose another column, or edit the schema"
             )
+
+
+def check_unknown_at_prediction(columns: Columns, nodes: Sequence[str], edges: Sequence[str], where: str) -> None:
+    """Refuse labels and targets among the features, which would give the answer away.
+
+    Raises:
+        FedGraphError: names the column and its roles.
+    """
+    roles = {"--label-column": [columns.label], "--predict-columns": columns.targets}
+    twice = [(name, role) for role, names in roles.items() for name in names if name and name in nodes]
+    twice += [(columns.edge_label, "--edge-label-column")] if columns.edge_label and columns.edge_label in edges else []
+    twice += [
+        (name, "--predict-columns") for name in columns.targets if name in (columns.id, columns.label, columns.split)
+    ]
+    if twice:
+        name, role = twice[0]
+        raise FedGraphError(
+            f"{where}: column '{name}' of {role} has another role, too: leave it out of the features, or of {role}"
+        )
 
 
 def agreed_classes(given: Sequence[str], treatment: Treatment) -> Sequence[str]:
@@ -239,6 +258,7 @@ def from_tables(
     undirected = undirected or bool(treatment.schema and treatment.schema.undirected)
     usable = feature_columns(table, columns.features, columns.others, where)
     carried = edge_feature_columns(links, columns, str(edges), treatment)
+    check_unknown_at_prediction(columns, usable, carried, where)
     rule = columns.parties(own_party)
     treatment.check_names({NODE: usable, EDGE: [*carried, *(rule.key_columns if rule else ())]})
     found = None

@@ -113,7 +113,7 @@ class PaymentsSpec:
                 raise unknown("dataset.kinds", kind, KINDS)
         one_of(self.counts, ("bank", "all"), "dataset.counts")
         one_of(self.features, ("constant", "activity"), "dataset.features")
-        low, high = self.sizes
+        low, high = self.sizes if self.size is None or len(self.size) == 2 else (0, 0)
         if not 2 <= low <= high:
             raise FedGraphError(f"dataset.size must be [low, high] with 2 <= low <= high, got {self.size}")
         if self.window > self.days:
@@ -344,6 +344,10 @@ def _members(
         raise FedGraphError(
             f"a bank has {count.min()} persons, and a pattern has {members} members: raise dataset.accounts, or lower"
             " num_clients or dataset.size"
+        )
+    if patterns and people.size < 2 * members:  # distinct members are drawn by trial
+        raise FedGraphError(
+            f"{people.size} persons are too few for patterns of {members} members: raise dataset.accounts, or lower dataset.size"
         )
     if not patterns:
         return np.zeros((0, members), dtype=np.int64)

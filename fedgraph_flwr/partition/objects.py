@@ -80,8 +80,8 @@ def clients(
 
 
 def say_unread(graphs: Sequence[Any]) -> None:
-    """Warn of edge attributes, which no model reads."""
-    if unread := {"edge_weight", "edge_attr"} & {key for data in graphs for key in data.keys()}:  # noqa: SIM118
+    """Warn of edge weights, which no model reads."""
+    if unread := {"edge_weight"} & {key for data in graphs for key in data.keys()}:  # noqa: SIM118
         log(WARNING, "%s is ignored: every edge has weight 1", " and ".join(sorted(unread)))
 
 

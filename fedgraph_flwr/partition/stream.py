@@ -13,6 +13,7 @@ import numpy as np
 
 from fedgraph_flwr.config import PartitionConfig
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
 
 GAMMA = 1.5
 
@@ -23,7 +24,7 @@ EDGES_AT_ONCE = 1 << 22
 def stream(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> list[np.ndarray]:
     """Return the nodes of each of M parts, ascending; the order of nodes decides, the seed does not."""
     indptr, indices = graph.rows()
-    passes, slack = int(cfg.params.get("passes", 3)), float(cfg.params.get("slack", 1.1))
+    passes, slack = _chosen(cfg)
     nodes = len(indptr) - 1
     label: np.ndarray = np.full(nodes, -1, np.int16 if num_clients < 2**15 else np.int32)
     sizes = np.zeros(num_clients, np.int64)
@@ -37,6 +38,15 @@ def stream(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
             label[first:end] = _assigned(found, sizes, weight, most)
     order = np.argsort(label, kind="stable")
     return [part.astype(np.int64) for part in np.split(order, np.cumsum(sizes)[:-1])]
+
+
+def _chosen(cfg: PartitionConfig) -> tuple[int, float]:
+    passes, slack = cfg.params.get("passes", 3), cfg.params.get("slack", 1.1)
+    if type(passes) is not int or not 1 <= passes <= 1000:
+        raise FedGraphError(f"partition.passes must be an integer from 1 to 1000, got {passes}")
+    if type(slack) not in (int, float) or not 1 <= slack < float("inf"):
+        raise FedGraphError(f"partition.slack must be a number >= 1, got {slack}")
+    return passes, float(slack)
 
 
 def blocks(indptr: np.ndarray, most: int = 2**62, edges: int = EDGES_AT_ONCE) -> list[tuple[int, int]]:

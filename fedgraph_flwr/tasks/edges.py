@@ -51,6 +51,9 @@ class Edges(Classification):
                 "task=edges predicts each edge once, but these tables were imported with --undirected, which lists it twice:"
                 " import them without it, and set model.reverse=true for messages in both directions"
             )
+        if not cfg.task.between and graph.part.numel():  # in the pooled graph, edges between clients are inner edges
+            own = (graph.part[graph.edge_index[0]] == graph.part[graph.edge_index[1]]).nonzero().view(-1)
+            graph = graph.with_edges(graph.edge_index[:, own], own)
         self.whole = graph if cfg.task.between else _without_cut_edges(graph)
         self.graph = self.until(0)
         inner, leaving = self.whole.edge_index, self.whole.cut_out
