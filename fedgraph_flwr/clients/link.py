@@ -25,7 +25,7 @@ from fedgraph_flwr.secure.linking import LinkParty
 from fedgraph_flwr.wire.messages import Arrays, check_arrays
 from fedgraph_flwr.wire.trees import Tree, as_arrays
 
-SETS = ("commit", "ask")
+SETS = ("commit", "ask_commit")
 """Steps whose messages are the first to depend on records."""
 
 
@@ -34,7 +34,7 @@ class LinkClient(GraphClient):
 
     Params: ClassVar[type] = LinkRules
     uplink = staticmethod(link.uplink)
-    repeats: ClassVar[Mapping[str, int]] = {STEP: 8}
+    repeats: ClassVar[Mapping[str, int]] = {STEP: 9}
     needs_others: ClassVar[str] = "it matches records with other parties"
     secrets: ClassVar[tuple[str, ...]] = ("link",)
 

@@ -59,7 +59,7 @@ class LinkRules:
     @property
     def phases(self) -> list[str]:
         """The phases in order; each is named for what a party sends in it."""
-        sets = ["ask"] if self.match == "routed" else ["commit", "mask", "double"]
+        sets = ["ask_commit", "ask"] if self.match == "routed" else ["commit", "mask", "seal", "double"]
         found = [COUNT] if self.dry_run else ["match", *(["resolve"] if self.discloses else []), "confirm", WRITE]
         return [ANNOUNCE, "introduce", *sets, *found]
 

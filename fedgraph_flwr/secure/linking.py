@@ -2,13 +2,19 @@
 
     announce    public key and number of nodes, signed                                       through the server, readable
     introduce   name, form of keys, rules, schema                                            sealed, like all that follow
-    commit      size of the padded set, hash of its masks            ask   (routed) hashes of the keys, padded
+    commit      size of the padded set, hash of its masks
     mask        the masks, shuffled
+    seal        commitment to the replies of the next step
     double      the other party's masks times the own scalar, in their order
+    ask_commit  (routed, instead of commit to double) size of the padded set, commitment to the hashes of the next step
+    ask         (routed) hashes of the keys, padded and shuffled
     match       for each shared record: row of the own end; data of edges that start here
     resolve     (one_sided=disclose) rows of the accounts that the other party's one-sided records name
     confirm     hash of the cut edges between the two, and of the linked file
     write       nothing: the party writes its file
+
+A party decides by equal replies which records are shared. So no party may see the other's replies before it is bound to its own,
+or it could send them back: each first sends a commitment, a hash that is bound to sender, receiver and run.
 
 A dry run ends with `count` after the sets: replies to masks are shuffled, so that both sides learn a number only. The mathematics
 is in `matching`, the resulting files in `data.linking`. `simulate` runs the same messages between files on one machine.
@@ -322,7 +328,10 @@ class LinkParty:
         for peer, arrays in inbox.items():
             size = int(arrays["size"][0])
             self._check_size(peer, size)
-            self.pairs[peer] |= {"size": np.array([size]), "commitment": _shape(arrays["commitment"], (32,))}
+            committed = _shape(arrays["commitment"], (32,))
+            if np.array_equal(committed, commitment(self.pairs[peer]["masks"])):
+                raise RunFailed(f"client {peer} sent back the commitment of client {self.client}: no masks are sent")
+            self.pairs[peer] |= {"size": np.array([size]), "commitment": committed}
 
     def _check_size(self, peer: int, size: int) -> None:
         most = self.rules.max_ids
@@ -343,32 +352,81 @@ class LinkParty:
             masks = _shape(arrays["masks"], (int(pair["size"][0]), 32))
             if not np.array_equal(commitment(masks), pair["commitment"]):
                 raise RunFailed(f"client {peer} sent other masks than it committed to before it saw those of others")
-            pair["doubled"] = self._mask(peer).double(masks, f"client {peer}")
+            doubled = self._mask(peer).double(masks, f"client {peer}")
+            pair["doubled"] = doubled[shuffled(len(doubled))] if self.rules.dry_run else doubled
+
+    def _replies(self, peer: int) -> NDArray[np.uint8]:
+        """Return the rows that a peer compares with its own: replies to its masks, or hashes of the own keys."""
+        return self.pairs[peer]["replies" if self.rules.match == "routed" else "doubled"]
+
+    def _nonce(self, peer: int) -> bytes:
+        """Return a secret that hides the rows in their commitment; a repeated step has the same."""
+        return hashlib.sha256(b"fedgraph link nonce" + self.root + self.session + f"{peer}".encode()).digest()
+
+    def _binding(self, sender: int, receiver: int, nonce: bytes, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the commitment to rows that one client sends another, 32 bytes."""
+        bound = b"fedgraph link seal" + self.session + f"{sender}>{receiver}:".encode() + nonce
+        return _bytes(hashlib.sha256(bound + rows.tobytes()).digest())
+
+    def _check_binding(self, peer: int, arrays: Arrays, rows: NDArray[np.uint8]) -> None:
+        """Refuse rows of a peer that it did not commit to before it could see the own ones.
+
+        Raises:
+            RunFailed: they are the own rows sent back, or other rows than those committed to.
+        """
+        if np.array_equal(rows, self._replies(peer)):
+            raise RunFailed(f"client {peer} sent back the replies of client {self.client}: no rows are sent")
+        nonce = _shape(arrays["nonce"], (32,)).tobytes()
+        if not np.array_equal(self._binding(peer, self.client, nonce, rows), self.pairs[peer]["binding"]):
+            raise RunFailed(
+                f"client {peer} sent other replies than it committed to before it saw those of client {self.client}: no rows"
+                " are sent"
+            )
+
+    def _make_seal(self, peer: int) -> Arrays:
+        return {"binding": self._binding(self.client, peer, self._nonce(peer), self._replies(peer))}
+
+    def _take_seal(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            self.pairs[peer]["binding"] = _shape(arrays["binding"], (32,))
 
     def _make_double(self, peer: int) -> Arrays:
-        doubled = self.pairs[peer]["doubled"]
-        return {"doubled": doubled[shuffled(len(doubled))] if self.rules.dry_run else doubled}
+        return {"doubled": self._replies(peer), "nonce": _bytes(self._nonce(peer))}
 
     def _take_double(self, inbox: Mapping[int, Arrays]) -> None:
         for peer, arrays in inbox.items():
             pair = self.pairs[peer]
-            pair["replies"] = _shape(arrays["doubled"], (len(pair["masks"]), REPLY))
+            replies = _shape(arrays["doubled"], (len(pair["masks"]), REPLY))
+            self._check_binding(peer, arrays, replies)
+            pair["replies"] = replies
             del pair["masks"]
             self._check_shared(peer)
 
-    def _make_ask(self, peer: int) -> Arrays:
+    def _make_ask_commit(self, peer: int) -> Arrays:
         values = self.values(peer)[1]
         hashes = [hashlib.sha256(self._purpose(peer) + value).digest()[:REPLY] for value in values]
         padded = bucket(len(hashes))
         order = shuffled(padded)
         rows = as_rows([*hashes, *(secrets.token_bytes(REPLY) for _ in range(padded - len(hashes)))], REPLY)[order]
         self.pairs[peer] = {"replies": rows, "places": np.argsort(order)[: len(values)]}
-        return {"hashes": rows}
+        return {"size": np.array([padded]), **self._make_seal(peer)}
+
+    def _take_ask_commit(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            size = int(arrays["size"][0])
+            self._check_size(peer, size)
+            self.pairs[peer]["size"] = np.array([size])
+        self._take_seal(inbox)
+
+    def _make_ask(self, peer: int) -> Arrays:
+        return {"hashes": self._replies(peer), "nonce": _bytes(self._nonce(peer))}
 
     def _take_ask(self, inbox: Mapping[int, Arrays]) -> None:
         for peer, arrays in inbox.items():
-            self._check_size(peer, len(arrays["hashes"]))
-            self.pairs[peer]["doubled"] = _shape(arrays["hashes"], (len(arrays["hashes"]), REPLY))
+            pair = self.pairs[peer]
+            hashes = _shape(arrays["hashes"], (int(pair["size"][0]), REPLY))
+            self._check_binding(peer, arrays, hashes)
+            pair["doubled"] = hashes
             self._check_shared(peer)
 
     # --- what is shared -----------------------------------------------------------------------------------------------

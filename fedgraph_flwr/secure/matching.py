@@ -6,7 +6,9 @@
 
 A scalar is new for every run and peer, so masks of two runs or two peers have nothing in common. Who only sees masks cannot test
 a guess, since that needs the scalar (decisional Diffie-Hellman). A peer can test a guess only by putting it into its own set
-before it sees a mask: the commitment fixes the set, its size is announced and bounded.
+before it sees a mask: the commitment fixes the set, its size is announced and bounded. Equal values are found by equal replies,
+so a reply that repeats the other party's own would look like a shared value. In `linking`, both therefore commit to their replies
+first.
 
 Why only on-curve numbers: a random 32-byte number is the u-coordinate of a point on the curve or on its twist, and a mask keeps
 which one. That would reveal one bit of each value. X25519's scalars are multiples of 8, so a mask has no part of small order.
