@@ -77,7 +77,9 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-shared", type=float, default=1.0, metavar="S", help="refuse pairs that share more of a set (default: 1)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="learn numbers only, and write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="learn numbers only, and write nothing (not with --match routed)"
+    )
 
 
 def main(args: argparse.Namespace) -> int:

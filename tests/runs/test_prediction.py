@@ -21,6 +21,7 @@ from fedgraph_flwr.data.tables import read_table
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.runs.checks import rebuilds
 from fedgraph_flwr.runs.prediction import Predictions, load_node, load_predictor
 from fedgraph_flwr.runs.prepare import with_folder
 from tests.data import banks
@@ -47,7 +48,8 @@ def test_every_method_predicts_its_own_nodes_as_they_were_scored(go, method):
     clients = range(1 if finished.cfg.strategy.pooled else 3)
     if needed := locate(finished.cfg.strategy.client).needs_others:
         predictor = load_predictor(finished.out, 0)
-        with pytest.raises(FedGraphError, match=rf"strategy={method} cannot predict nodes alone .*: {needed}: repeat"):
+        again = r"evaluate the run \(`run evaluate=RUN`\)" if rebuilds(finished.cfg) else "repeat the run"
+        with pytest.raises(FedGraphError, match=rf"strategy={method} cannot predict nodes alone .*: {needed}: {again}"):
             predictor.predict(load_predictor(finished.out, 1).own)
         with pytest.raises(FedGraphError, match=rf"strategy={method} cannot predict alone: {needed}: pass --client"):
             load_predictor(finished.out).predict(predictor.own)
