@@ -100,6 +100,7 @@ def test_wrong_answers_are_refused_where_they_are_made(go):
     assert_close(go(*words, actors=2), go(*words))
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_refused_after_it_was_added_ends_the_run(go):
     with pytest.raises(RunFailed, match=r"client 1: client 1 replied .*num_train=.*set ray.aggregate=false"):
         go("strategy.client=tests.engine.misbehaving:Boasting", "strategy.min_clients=1", actors=2)

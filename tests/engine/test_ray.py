@@ -133,7 +133,8 @@ def kill_an_actor() -> None:
     actors()[0].kill()
 
 
-@pytest.mark.parametrize("words", [["strategy=fedspa", "rounds=5"], pytest.param(WIDE, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("words", [["strategy=fedspa", "rounds=5"], WIDE])
 def test_a_killed_actor_loses_nothing(both, words, caplog):
     """With phases and little private state, and with so much that exchanges since its last copy are done again."""
 
