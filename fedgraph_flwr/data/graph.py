@@ -107,6 +107,12 @@ _VERSION_2 = (*EDGE_FIELDS, "targets", "target_stats", "graph_id")
 _OPTIONAL = ("name", "group", "schema", "part", "ids", "linking", *_VERSION_2)
 
 
+def _by_row(near: Tensor, far: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """Return edges as CSR by their near ends: int64 [N + 1], and the far ends [E] in stable order."""
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), near.bincount(minlength=nodes).cumsum(0)])
+    return indptr, far[near.argsort(stable=True)]
+
+
 def rows_of(tensor: Tensor, order: Tensor) -> Tensor:
     """Return rows of a field that may be empty, which then stays empty."""
     held = tensor.size(1) if tensor.dim() > 1 else tensor.numel()
@@ -192,9 +198,8 @@ class Graph:
         edges = self.stored_edges
         if edges is None:
             source, target = self.edge_index
-            order = source.argsort(stable=True)
-            indptr = torch.cat([torch.zeros(1, dtype=torch.int64), source.bincount(minlength=self.num_nodes).cumsum(0)])
-            return indptr.numpy(), target[order].numpy()
+            indptr, ends = _by_row(source, target, self.num_nodes)
+            return indptr.numpy(), ends.numpy()
         return edges.whole_indptr(self.num_nodes).numpy(), edges.indices.numpy()
 
     def in_neighbours(self) -> tuple[np.ndarray, np.ndarray]:
@@ -202,11 +207,8 @@ class Graph:
         edges = self.stored_edges
         if edges is None:
             source, target = self.edge_index
-            order = target.argsort(stable=True)
-            indptr = torch.cat([torch.zeros(1, dtype=torch.int64), target.bincount(minlength=self.num_nodes).cumsum(0)])
-            edges = CompressedEdges(
-                indptr, source[order].to(torch.int32 if self.num_nodes < 2**31 else torch.int64), "target"
-            )
+            indptr, ends = _by_row(target, source, self.num_nodes)
+            edges = CompressedEdges(indptr, ends.to(torch.int32 if self.num_nodes < 2**31 else torch.int64), "target")
         return in_neighbours(edges, self.num_nodes)
 
     @property
