@@ -23,7 +23,7 @@ from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.strategies import aggregators, privacy
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.tasks import Task, kind_of, probe, task_class
+from fedgraph_flwr.tasks import Task, kind_of, probe, task_class, unread_key
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 MAX_PARAMETERS = 2**16
@@ -184,6 +184,12 @@ def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
         FedGraphError: with what is accepted.
     """
     task, served = kind_of(cfg), tasks_of(cfg, client)
+    if unread := unread_key(cfg):
+        key, readers = unread
+        raise FedGraphError(
+            f"task={cfg.task.name} does not read task.{key}={getattr(cfg.task, key)}: leave the key out, or set task to"
+            f" {' or '.join(readers)}"
+        )
     if cfg.task.name not in served:
         raise FedGraphError(
             f"strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to {' or '.join(sorted(served))}, or"

@@ -1,14 +1,17 @@
 """Tasks: what is predicted, how predictions are read from a network's outputs, and how they are scored."""
 
+import dataclasses
+
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import default_of
 from fedgraph_flwr.tasks.base import Batch, Learner, Scorer, Task
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.links import Links
 from fedgraph_flwr.tasks.nodes import Nodes
 from fedgraph_flwr.tasks.targets import MultiLabel, Regression
 
-__all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of", "probe", "task_class"]
+__all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of", "probe", "task_class", "unread_key"]
 
 _KINDS: dict[str, type[Task]] = {
     "nodes": Nodes,
@@ -27,6 +30,14 @@ def kind_of(cfg: RunConfig) -> type[Task]:
 def probe(cfg: RunConfig) -> models.Model:
     """Build the run's model for the smallest graph sizes, as `models.probe` does."""
     return models.probe(cfg.model, kind_of(cfg).network)
+
+
+def unread_key(cfg: RunConfig) -> tuple[str, list[str]] | None:
+    """Return a key of ``task`` that was set and that the run's task does not read, with the tasks that read it."""
+    for key in dataclasses.fields(cfg.task):
+        if key.name != "name" and key.name not in kind_of(cfg).KEYS and getattr(cfg.task, key.name) != default_of(key):
+            return key.name, [name for name, kind in _KINDS.items() if key.name in kind.KEYS]
+    return None
 
 
 def task_class(name: str) -> type[Task]:

@@ -81,6 +81,7 @@ class Task:
         METRICS: scores of the task, the default headline first.
         ITEMS: what is predicted, as reports call it.
         CLASSES: key of a schema with the names of the classes.
+        KEYS: keys of ``task`` that it reads; other tasks refuse them.
         classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
         targets: whether items have several targets each, numbers or yes and no, instead of a class.
         samples: whether its steps can be batches with sampled neighbours.
@@ -94,6 +95,7 @@ class Task:
     METRICS: ClassVar[tuple[str, ...]]
     ITEMS: ClassVar[str] = "nodes"
     CLASSES: ClassVar[str] = "classes"
+    KEYS: ClassVar[frozenset[str]] = frozenset()
     classes: ClassVar[bool] = False
     targets: ClassVar[bool] = False
     samples: ClassVar[bool] = False

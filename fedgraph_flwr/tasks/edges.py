@@ -41,6 +41,7 @@ class Edges(Classification):
 
     METRICS: ClassVar = TASKS["edges"]
     ITEMS: ClassVar = "edges"
+    KEYS: ClassVar = frozenset({"between"})
     CLASSES: ClassVar = "edge_classes"
     reads_edges: ClassVar = True
 

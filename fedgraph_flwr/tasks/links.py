@@ -33,6 +33,7 @@ class Links(Task):
 
     METRICS: ClassVar = TASKS["links"]
     ITEMS: ClassVar = "edges"
+    KEYS: ClassVar = frozenset({"disjoint", "negatives", "candidates"})
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         super().__init__(cfg, graph)

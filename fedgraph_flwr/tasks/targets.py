@@ -68,6 +68,7 @@ class Regression(Targets):
     """Numbers, in training standardised by statistics that all clients share; scores are in the unit of the data."""
 
     METRICS: ClassVar = TASKS["nodes-regression"]
+    KEYS: ClassVar = frozenset({"loss"})
 
     @property
     def scale(self) -> Tensor:
@@ -99,6 +100,7 @@ class MultiLabel(Targets):
     """Yes or no in each of T columns: outputs are logits."""
 
     METRICS: ClassVar = TASKS["nodes-multilabel"]
+    KEYS: ClassVar = frozenset({"positive_weights"})
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         super().__init__(cfg, graph)

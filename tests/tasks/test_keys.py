@@ -1,0 +1,38 @@
+"""Keys of `task` that the run's task does not read are refused."""
+
+import dataclasses
+
+import pytest
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.config.schema import TaskConfig
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.tasks import _KINDS
+
+SET = {
+    "loss": "huber",
+    "positive_weights": "[2.0]",
+    "between": "false",
+    "disjoint": "0.5",
+    "negatives": "3",
+    "candidates": "7",
+}
+
+
+@pytest.mark.parametrize("key", SET)
+def test_a_key_of_another_task_is_refused_and_says_whose_it_is(key):
+    readers = [name for name, kind in _KINDS.items() if key in kind.KEYS]
+    assert readers
+    with pytest.raises(
+        FedGraphError, match=rf"task=nodes does not read task\.{key}=.*leave the key out, or set task to {readers[0]}"
+    ):
+        check_method(compose(["strategy=fedavg", f"task.{key}={SET[key]}"]))
+    for reader in readers:
+        check_method(compose(["strategy=fedavg", f"task={reader}", f"task.{key}={SET[key]}"]))
+
+
+def test_every_key_belongs_to_a_task():
+    keys = {key.name for key in dataclasses.fields(TaskConfig)} - {"name"}
+    assert keys == set().union(*(kind.KEYS for kind in _KINDS.values()))
+    assert keys == set(SET)
