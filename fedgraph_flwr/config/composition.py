@@ -311,6 +311,18 @@ def group_file(group: str, name: str) -> DictConfig:
     return load(path)
 
 
+def _one_of(dataset: str, given: dict[str, Any]) -> tuple[str, DictConfig]:
+    """Return the layer of a dataset, of which ``dataset.name`` may select one if it is a collection.
+
+    Raises:
+        FedGraphError: it is not a collection.
+    """
+    where, layer = _group("dataset", dataset)
+    if (name := given.get("dataset.name", dataset)) != dataset and "collection" not in layer["dataset"]:
+        raise FedGraphError(f"dataset={dataset} and dataset.name={name} select different names: leave one out")
+    return where, layer
+
+
 def _container(body: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in OmegaConf.to_container(body).items()}  # type: ignore[union-attr]
 
@@ -437,7 +449,7 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     task = choose("task", by_protocol.get("task"))
     model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol, _wishes("task", task))))
 
-    layers += [_group("dataset", dataset), _group("partition", partition), _group("model", model), _group("task", task)]
+    layers += [_one_of(dataset, given), _group("partition", partition), _group("model", model), _group("task", task)]
     layers += _by_task(dataset, task)
     if file.is_file():
         layers.append((str(file), OmegaConf.create(_own_defaults(file))))

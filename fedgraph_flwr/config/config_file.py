@@ -73,9 +73,10 @@ def choices(words: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, An
     for key, value in rename_config(words, places).items():
         group, _, rest = key.partition(".")
         if group in CHOICES and rest == "name":
-            if words.get(group, value) != value:
+            if words.get(group, value) == value:
+                key = group
+            elif group != "dataset":  # `dataset=tu dataset.name=PROTEINS` selects from a collection
                 raise FedGraphError(f"{group}={words[group]} and {key}={value} select different names: leave one out")
-            key = group
         elif group in CHOICES and rest.startswith("params."):
             key = f"{group}.{rest.removeprefix('params.')}"
         elif key == "attack":

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import io
 import json
+import re
 import socket
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.config.lookup import function
-from fedgraph_flwr.data import csbm, hetero, payments, planted, raw, typed
+from fedgraph_flwr.data import aml, csbm, hetero, payments, planted, raw, typed
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
@@ -40,6 +41,8 @@ Sizes = tuple[int, int, int, int]
 @dataclass(frozen=True)
 class Source:
     """Origin and expected sizes of a dataset.
+
+    Of a collection, such as TU's, ``{name}`` in ``folder`` and ``files`` is the name of one dataset.
 
     Attributes:
         kind: ``generated``, ``download`` (on first use), ``typed`` (likewise) or ``files`` (placed by hand).
@@ -230,6 +233,14 @@ SOURCES: dict[str, Source] = {
         files=("train_transaction.csv", "train_identity.csv"),
         read=raw.ieee_fraud,
     ),
+    "aml": Source(
+        "files",
+        (0, 0, 1, 2),
+        origin="https://www.kaggle.com/datasets/ealtman2019/ibm-transactions-for-anti-money-laundering-aml",
+        folder="aml",
+        files=("{name}_Trans.csv",),
+        read=aml.read,
+    ),
     "aifb": _entities("aifb", (7262, 24405, 0, 4)),
     "mutag": _entities("mutag", (0, 0, 0, 2)),
     "bgs": _entities("bgs", (0, 0, 0, 2)),
@@ -247,7 +258,26 @@ def own_path(cfg: DatasetConfig) -> Path | None:
         return None
     if path := cfg.params.get("path"):
         return Path(path).expanduser()
-    return imported_path(cfg.name) if cfg.name not in SOURCES and imported_path(cfg.name).is_file() else None
+    return imported_path(cfg.name) if source_of(cfg) is None and imported_path(cfg.name).is_file() else None
+
+
+def source_of(cfg: DatasetConfig) -> Source | None:
+    """Return the source of a built-in dataset, with the name of one in a collection filled in.
+
+    Raises:
+        FedGraphError: a name in a collection that is not a file's name.
+    """
+    if not (collection := cfg.params.get("collection")):
+        return SOURCES.get(cfg.name)
+    if collection not in SOURCES:
+        raise unknown("dataset.collection", str(collection), SOURCES)
+    if not re.fullmatch(r"[\w-][\w.-]*", cfg.name):
+        raise FedGraphError(
+            f"dataset.name='{cfg.name}' must be the name of a dataset of {collection}, of letters, digits, '.', '_' and '-'"
+        )
+    source = SOURCES[collection]
+    folder, *files = (text.replace("{name}", cfg.name) for text in (source.folder, *source.files))
+    return replace(source, folder=folder, files=tuple(files))
 
 
 def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph | HeteroGraph:
@@ -262,7 +292,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
         FedGraphError: the name is unknown, or its files are missing, unreadable or hold an invalid graph.
     """
     path = own_path(cfg)
-    source = SOURCES.get(cfg.name)
+    source = source_of(cfg)
     if cfg.source:
         graph = _made(cfg, {"seed": seed, "num_clients": num_clients})
     elif path:
@@ -336,7 +366,12 @@ def is_available(name: str) -> bool:
     """Return whether a dataset loads without a download: generated, already converted, or raw files present."""
     source = SOURCES[name]
     converted = any(cache_dir().glob(f"{name}-v{CACHE_VERSION}.safetensors"))
-    return source.kind == "generated" or converted or not _missing(source)
+    return source.kind == "generated" or converted or all(_present(source, file) for file in source.files)
+
+
+def _present(source: Source, file: str) -> bool:
+    """Return whether a file is there; of a collection, that of any of its datasets."""
+    return any(data_root().glob(f"{source.folder}/{file}".replace("{name}", "*")))
 
 
 def _missing(source: Source) -> list[str]:
@@ -362,7 +397,7 @@ def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | He
         raise FedGraphError(f"dataset '{cfg.name}' has missing files: {advice}")
     try:
         if source.kind == "files":
-            return read(folder, cfg.params)
+            return read(folder, {"name": cfg.name} | cfg.params)
         return _staged(source, read, folder, download=bool(missing))
     except FedGraphError:
         raise

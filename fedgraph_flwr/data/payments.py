@@ -10,7 +10,7 @@ patterns and that kind of decoy are exchangeable, AUC 1/2 and F1 at most 2p / (1
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -83,7 +83,29 @@ class Payments:
 
 
 @dataclass
-class PaymentsSpec:
+class ColumnKeys:
+    """Keys of the columns that banks compute from their own payments."""
+
+    windows: list[float] = number(
+        [], without_low=True
+    )  # days; each adds counts of payments at both ends as edge features
+    causal: bool = True  # counts look back only, not ahead too
+    counts: str = "bank"  # bank: of payments that touch the sender's bank | all: of all payments
+    ports: bool = False  # whether port numbers are edge features
+    features: str = "constant"  # of accounts: constant | activity, counts of their own payments
+
+    def __post_init__(self) -> None:
+        one_of(self.counts, ("bank", "all"), "dataset.counts")
+        one_of(self.features, ("constant", "activity"), "dataset.features")
+
+    @property
+    def activity_windows(self) -> list[float]:
+        """Days of the windows that features of accounts count in."""
+        return self.windows or [2.0]
+
+
+@dataclass
+class PaymentsSpec(ColumnKeys):
     """The keys of ``conf/dataset/payments.yaml``."""
 
     banks: int | None = number(None, low=1)  # null: the run's num_clients
@@ -98,26 +120,23 @@ class PaymentsSpec:
     decoy_dir: int = number(1)  # copies of each pattern with random directions, not laundering
     decoy_time: int = number(1)  # copies of each pattern with random times, not laundering
     label_noise: float = number(0.0, 0, 1)  # share of payments whose label is flipped
-    windows: list[float] = number(
-        [], without_low=True
-    )  # days; each adds counts of payments at both ends as edge features
-    causal: bool = True  # counts look back only, not ahead too
-    counts: str = "bank"  # bank: of payments that touch the sender's bank | all: of all payments
-    ports: bool = False  # whether port numbers are edge features
-    features: str = "constant"  # of accounts: constant | activity, counts of their own payments
     seed: int | None = None  # null: the run's seed
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for kind in self.kinds or ():
             if kind not in KINDS:
                 raise unknown("dataset.kinds", kind, KINDS)
-        one_of(self.counts, ("bank", "all"), "dataset.counts")
-        one_of(self.features, ("constant", "activity"), "dataset.features")
         low, high = self.sizes if self.size is None or len(self.size) == 2 else (0, 0)
         if not 2 <= low <= high:
             raise FedGraphError(f"dataset.size must be [low, high] with 2 <= low <= high, got {self.size}")
         if self.window > self.days:
             raise FedGraphError(f"dataset.window={self.window:g} days must be at most dataset.days={self.days}")
+
+    @property
+    def activity_windows(self) -> list[float]:
+        """The counts' windows, else that of a pattern."""
+        return self.windows or [self.window]
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -134,11 +153,38 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 5) -> Graph:
     Raises:
         FedGraphError: a key or value that is not accepted, or a bank that is too small.
     """
-    for key in cfg.params:
-        if key not in PaymentsSpec.__dataclass_fields__:
-            raise unknown("dataset key", key, PaymentsSpec.__dataclass_fields__, f"dataset={cfg.name}")
-    spec: PaymentsSpec = typed(PaymentsSpec, cfg.params, f"dataset={cfg.name}")
+    spec = keys_of(PaymentsSpec, cfg.params, cfg.name)
     p = generate(spec, seed=seed if spec.seed is None else spec.seed, banks=spec.banks or num_clients)
+    return as_graph(p, spec, edge_features(p, spec), cfg.name)
+
+
+Spec = TypeVar("Spec", bound=ColumnKeys)
+
+
+def keys_of(spec: type[Spec], params: dict[str, Any], name: str) -> Spec:
+    """Return the keys of dataset ``name`` as ``spec``.
+
+    Raises:
+        FedGraphError: a key or value that is not accepted.
+    """
+    for key in params:
+        if key not in spec.__dataclass_fields__:
+            raise unknown("dataset key", key, spec.__dataclass_fields__, f"dataset={name}")
+    found: Spec = typed(spec, params, f"dataset={name}")
+    return found
+
+
+def as_graph(p: Payments, spec: ColumnKeys, edge_attr: NDArray[np.float64], name: str) -> Graph:
+    """Return accounts and payments as a graph whose groups are banks.
+
+    An account's label is 1 if a laundering payment leaves or reaches it; a payment's label is in ``edge_y``.
+
+    Args:
+        p: the payments.
+        spec: features of accounts.
+        edge_attr: features of payments [E, D].
+        name: the dataset's name.
+    """
     n = p.bank.size
     y = np.zeros(n, dtype=np.int64)
     y[np.concatenate([p.source[p.label], p.target[p.label]])] = 1
@@ -152,33 +198,37 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 5) -> Graph:
         test_mask=none.clone(),
         num_classes=2,
         num_edge_classes=2,
-        name=cfg.name,
+        name=name,
         group=torch.from_numpy(p.bank),
-        edge_attr=torch.from_numpy(edge_features(p, spec).astype(np.float32)),
+        edge_attr=torch.from_numpy(edge_attr.astype(np.float32)),
         edge_time=torch.from_numpy(p.time),
         edge_y=torch.from_numpy(p.label.astype(np.int64)),
     )
 
 
 def edge_features(p: Payments, spec: PaymentsSpec) -> NDArray[np.float64]:
-    """Return features of payments [E, D]: log-amount, format as four flags, then counts and ports as ln(1 + count)."""
-    columns = [((np.log(p.amount) - 5) / 1.2)[:, None], np.eye(4)[p.form]]
-    columns += [np.log1p(_counts(p, spec, round(days * DAY))) for days in spec.windows]
+    """Return features of payments [E, D]: log-amount, format as four flags, then those that are computed."""
+    return np.concatenate([((np.log(p.amount) - 5) / 1.2)[:, None], np.eye(4)[p.form], computed(p, spec)], axis=1)
+
+
+def computed(p: Payments, spec: ColumnKeys) -> NDArray[np.float64]:
+    """Return the counts and ports of payments as ln(1 + count) [E, D]."""
+    columns = [np.log1p(_counts(p, spec, round(days * DAY))) for days in spec.windows]
     if spec.ports:
         columns.append(np.log1p(ports(p.source, p.target, p.time)))
-    return np.concatenate(columns, axis=1)
+    return np.concatenate([np.zeros((p.time.size, 0)), *columns], axis=1)
 
 
-def activity(p: Payments, spec: PaymentsSpec) -> NDArray[np.float32]:
+def activity(p: Payments, spec: ColumnKeys) -> NDArray[np.float32]:
     """Return features of accounts [N, 4 + 3 W], as ln(1 + count), which each account's bank computes from its own table.
 
-    The first are payments out and in, and distinct receivers and senders. For each of W windows (``windows``, else ``window``)
+    The first are payments out and in, and distinct receivers and senders. For each of W windows (``activity_windows``)
     follow the most payments out and in within it, and the most payments in before one out.
     """
     n = p.bank.size
     pairs = np.unique(np.stack([p.source, p.target]), axis=1)
     columns = [np.bincount(ends, minlength=n) for ends in (p.source, p.target, *pairs)]
-    for days in spec.windows or [spec.window]:
+    for days in spec.activity_windows:
         out, before, _, into = window_counts(p.source, p.target, p.time, n, round(days * DAY)).T
         for ends, counts in ((p.source, out), (p.target, into), (p.source, before)):
             most = np.zeros(n, dtype=np.int64)
@@ -187,7 +237,7 @@ def activity(p: Payments, spec: PaymentsSpec) -> NDArray[np.float32]:
     return np.log1p(np.stack(columns, axis=1)).astype(np.float32)
 
 
-def _counts(p: Payments, spec: PaymentsSpec, window: int) -> Ints:
+def _counts(p: Payments, spec: ColumnKeys, window: int) -> Ints:
     """Return `window_counts` of payments, as the sender's bank or an observer of all banks sees them."""
     n = p.bank.size
     if spec.counts == "all":

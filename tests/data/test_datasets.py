@@ -215,7 +215,7 @@ def test_no_network_and_no_files_is_one_sentence_and_leaves_nothing(offline, nam
     with pytest.raises(FedGraphError) as caught:
         load(config(name))
     message = str(caught.value)
-    source = datasets.SOURCES[name]
+    source = datasets.source_of(config(name))
     assert str(offline / source.folder) in message
     assert all(file in message for file in source.files)
     assert "\n" not in message
@@ -279,7 +279,7 @@ def test_folders_and_files_are_those_pyg_expects(name, tmp_path):
 def test_every_dataset_has_its_yaml(offline):
     assert datasets.SOURCES.keys() <= set(group_names("dataset"))
     for name in datasets.SOURCES:
-        assert config(name).name == name
+        assert config(name).params.get("collection", config(name).name) == name
     with pytest.raises(FedGraphError, match="did you mean 'cora'"):
         load(DatasetConfig(name="coar"))
 
