@@ -223,7 +223,7 @@ def main(args: argparse.Namespace) -> int:
     graph = _read(args, classes, treatment)
     agreed = agreed_schema(graph.schema, "the import")
     if args.statistics and agreed:
-        _write_sums(args, agreed, graph.schema)
+        _write_sums(args, agreed, graph)
     if args.schema and not known and agreed and not args.statistics:
         agreed.save(args.schema)
         print(f"wrote the schema {args.schema}: other parties must import with --schema {args.schema.name}")
@@ -342,7 +342,7 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
     )
 
 
-def _write_sums(args: argparse.Namespace, agreed: Schema, values: Mapping[str, Any]) -> None:
+def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroGraph) -> None:
     """Write this party's sums over its tables, read by its own layout and formats."""
     import pandas as pd
 
@@ -350,7 +350,7 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, values: Mapping[str, A
 
     if args.data:
         raise FedGraphError("--statistics requires tables: columns of --data have no names")
-    own = fitted_schema(values, "the import") or agreed
+    own = fitted_schema(graph.schema, "the import") or agreed
     files = {NODE: args.nodes} if args.nodes else named_files(args.node_table, "--node-table")
     tables: dict[str, tuple[pd.DataFrame, str]] = {
         kind: (read_table(path, own.tables), str(path)) for kind, path in files.items() if path is not None
@@ -361,7 +361,11 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, values: Mapping[str, A
         kind: {name: replace(column, format=own.nodes[kind][name].format) for name, column in columns.items()}
         for kind, columns in agreed.nodes.items()
     }
-    write_sums(args.statistics, party_sums(replace(agreed, nodes=nodes), tables, args.min_count))
+    names = Columns.of(own.tables).targets
+    targets = {}
+    if isinstance(graph, Graph):
+        targets = {name: graph.targets[:, t].double().numpy() for t, name in enumerate(names)}
+    write_sums(args.statistics, party_sums(replace(agreed, nodes=nodes), tables, args.min_count, targets))
     print(
         f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`"
     )

@@ -42,13 +42,16 @@ _ZERO = 1e-9  # magnitudes up to this value share bin 0
 _SHIFT = 1 - int(np.floor(np.log(_ZERO) / _GROWTH))  # makes the bin number of every positive value positive
 
 
-def party_sums(schema: Schema, tables: Mapping[str, tuple[Any, str]], floor: int) -> dict[str, Any]:
+def party_sums(
+    schema: Schema, tables: Mapping[str, tuple[Any, str]], floor: int, targets: Mapping[str, np.ndarray] | None = None
+) -> dict[str, Any]:
     """Compute the sums that one party reports.
 
     Args:
         schema: the party's columns and classes.
         tables: table and file name by node type.
         floor: minimum number of rows behind each reported value.
+        targets: numbers to predict by column, NaN where unknown [N].
     """
     sums: dict[str, dict[str, Any]] = {}
     for kind, columns in schema.nodes.items():
@@ -60,7 +63,26 @@ def party_sums(schema: Schema, tables: Mapping[str, tuple[Any, str]], floor: int
             if column.kind != "ignored":
                 read = values(table[name], column, name, where)
                 sums[kind][name] = _sums(column, read[~absent(read)], floor)
-    return {"format": FORMAT, "floor": floor, "schema": schema.to_dict(), "sums": sums}
+    known = {name: column[~np.isnan(column)] for name, column in (targets or {}).items()}
+    moments = {name: _moments(column) if column.size >= floor else {"count": 0} for name, column in known.items()}
+    report = {"format": FORMAT, "floor": floor, "schema": schema.to_dict(), "sums": sums}
+    return report | ({"targets": moments} if moments else {})
+
+
+def _moments(known: np.ndarray) -> dict[str, float]:
+    """Return the number of values [N], their mean and the sum of squares around it."""
+    return {
+        "count": int(known.size),
+        "mean": float(known.mean()),
+        "squares": float(((known - known.mean()) ** 2).sum()),
+    }
+
+
+def _pooled(sums: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Return mean and variance over all parties' values from their `_moments`."""
+    n = sum(s["count"] for s in sums)
+    mean = sum(s["count"] * s["mean"] for s in sums) / n
+    return mean, sum(s["squares"] + s["count"] * (s["mean"] - mean) ** 2 for s in sums) / n
 
 
 def _sums(column: Column, known: np.ndarray, floor: int) -> dict[str, Any]:
@@ -75,8 +97,7 @@ def _sums(column: Column, known: np.ndarray, floor: int) -> dict[str, Any]:
         ones = 0 if ones < floor else known.size if known.size - ones < floor else ones
         return {"count": int(known.size), "ones": int(ones)}
     shifted = moved(column, known)
-    sums = {"mean": float(shifted.mean()), "squares": float(((shifted - shifted.mean()) ** 2).sum())}
-    return {"count": int(known.size), **sums, "bins": {str(b): c for b, c in sketch(known, floor).items()}}
+    return {**_moments(shifted), "bins": {str(b): c for b, c in sketch(known, floor).items()}}
 
 
 def sketch(known: np.ndarray, floor: int) -> dict[int, int]:
@@ -167,7 +188,34 @@ def merge(
         raise FedGraphError(f"{both} was written with --undirected and {one} without: use the same option for both")
     labels = {word for schema in schemas.values() for word in schema.edge_classes}
     ordered = schemas[first].edge_classes if set(schemas[first].edge_classes) == labels else sorted(labels, key=natural)
-    return Schema(classes, nodes, edges, "federated", tables, undirected.pop(), tuple(ordered))
+    targets = _merged_targets(parties)
+    return Schema(classes, nodes, edges, "federated", tables, undirected.pop(), tuple(ordered), targets)
+
+
+def _merged_targets(parties: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, tuple[float, float]]:
+    """Return mean and standard deviation of each target over all parties; a spread of 1 for equal values.
+
+    Raises:
+        FedGraphError: parties have other targets, or too few values of one.
+    """
+    (first, report), *others = parties
+    names = list(report.get("targets", {}))
+    for other, its in others:
+        if list(its.get("targets", {})) != names:
+            ours, theirs = (", ".join(r.get("targets", {})) or "none" for r in (report, its))
+            raise FedGraphError(
+                f"the targets are {ours} in {first} and {theirs} in {other}: pass the same --predict-columns in both"
+            )
+    found = {}
+    for name in names:
+        known = [its["targets"][name] for _, its in parties if its["targets"][name]["count"]]
+        if not known:
+            raise FedGraphError(
+                f"no party has {report['floor']} rows with a value in the target '{name}': leave it out"
+            )
+        mean, variance = _pooled(known)
+        found[name] = (mean, float(np.sqrt(variance)) or 1.0)
+    return found
 
 
 def _merged_layout(schemas: Mapping[str, Schema], say: Callable[[str], None]) -> TableLayout:
@@ -289,7 +337,6 @@ def _merged(name: str, column: Column, sums: Sequence[Mapping[str, Any]], floor:
     elif column.scale == "robust":
         scale = center_and_spread(middle, high - low)
     else:
-        mean = sum(s["count"] * s["mean"] for s in known) / n
-        variance = sum(s["squares"] + s["count"] * (s["mean"] - mean) ** 2 for s in known) / n
+        mean, variance = _pooled(known)
         scale = center_and_spread(mean, np.sqrt(variance))
     return replace(column, statistics={"fill": middle} | scale)

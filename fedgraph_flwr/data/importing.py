@@ -253,6 +253,7 @@ def from_tables(
     if columns.label:
         y, names = label_codes(table, columns.label, where, names)
     targets = target_values(table, columns.targets, where)
+    stats = agreed_targets(columns.targets, treatment)
     known = (y >= 0) | ~targets.isnan().all(1) if columns.targets else y >= 0
     masks = split_masks(table, columns.split, where)
     undirected = undirected or bool(treatment.schema and treatment.schema.undirected)
@@ -290,6 +291,7 @@ def from_tables(
         tables=tables,
         undirected=undirected,
         edge_classes=joined.classes,
+        targets=treatment.schema.targets if treatment.schema else {},
     )
     graph = Graph(
         x=made.x,
@@ -304,6 +306,7 @@ def from_tables(
         ids=pack_words(ids.index.to_numpy()),
         num_edge_classes=len(joined.classes),
         targets=targets,
+        target_stats=stats,
         **{key: values[rows] for key, values in joined.fields.items()},
     )
     if rule and found:
@@ -620,6 +623,23 @@ def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
             )
         found.append(values)
     return torch.from_numpy(np.stack(found, axis=1).astype(np.float32)) if found else torch.zeros(0, 0)
+
+
+def agreed_targets(names: Sequence[str], treatment: Treatment) -> Tensor:
+    """Return mean and standard deviation of targets by the schema that parties share, float64 [2, T]; [0, 0] without one.
+
+    Raises:
+        FedGraphError: the schema has other targets.
+    """
+    agreed = treatment.schema.targets if treatment.schema else {}
+    if not agreed:
+        return torch.zeros(0, 0, dtype=torch.float64)
+    if list(agreed) != list(names):
+        raise FedGraphError(
+            f"{treatment.where} has the targets {', '.join(agreed)}, got {', '.join(names) or 'none'}: pass --predict-columns"
+            f" {','.join(agreed)}"
+        )
+    return torch.tensor([*agreed.values()], dtype=torch.float64).T.contiguous()
 
 
 def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,9 +10,10 @@
         name: {kind: ignored}
     edges: ['node:edge:node']
     tables: {id: customer, source: payer, target: payee, label: status, separator: ';'}
+    targets: {income: [2100.5, 830.2]}         # mean and standard deviation of numbers to predict, from `schema merge`
     undirected: true
 
-The last two keys are written only if they differ from the defaults. Columns are in feature order.
+The last three keys are written only if they differ from the defaults. Columns are in feature order.
 The module `columns` defines how values become features.
 """
 
@@ -20,6 +21,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,7 @@ class Schema:
         tables: names of the other columns, and the file format. Each party may have its own.
         undirected: whether each row of an edge table represents both directions.
         edge_classes: class names of edges, in label order.
+        targets: mean and standard deviation of each number to predict, over all parties; empty where none are agreed on.
     """
 
     classes: tuple[str, ...]
@@ -132,9 +135,15 @@ class Schema:
     tables: TableLayout = field(default_factory=TableLayout)
     undirected: bool = False
     edge_classes: tuple[str, ...] = ()
+    targets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of(self.scaling, SCALINGS, "scaling")
+        for name, (mean, std) in self.targets.items():
+            if not isfinite(mean) or not isfinite(std) or std <= 0:
+                raise FedGraphError(
+                    f"target '{name}' has mean {mean} and standard deviation {std}: expected finite numbers, the second above 0"
+                )
         if len(set(self.classes)) < len(self.classes):
             raise FedGraphError(f"classes must differ from each other, got {', '.join(self.classes)}")
 
@@ -154,7 +163,9 @@ class Schema:
     def _optional(self) -> dict[str, Any]:
         """Return the keys that are written only if they differ from their default."""
         tables = self.tables.to_dict()
-        classes = {"edge_classes": list(self.edge_classes)} if self.edge_classes else {}
+        classes: dict[str, Any] = {"edge_classes": list(self.edge_classes)} if self.edge_classes else {}
+        if self.targets:
+            classes["targets"] = {name: list(numbers) for name, numbers in self.targets.items()}
         return classes | ({"tables": tables} if tables else {}) | ({"undirected": True} if self.undirected else {})
 
     @classmethod
@@ -183,6 +194,7 @@ class Schema:
             scaling=str(values.get("scaling", "local")),
             tables=TableLayout.from_dict(values.get("tables", {}), where),
             undirected=str(values.get("undirected", False)).lower() == "true",
+            targets=_targets(values.get("targets", {}), where),
         )
 
     def save(self, path: Path) -> None:
@@ -238,6 +250,9 @@ class Schema:
             return f"scaling is {self.scaling} here and {other.scaling} there"
         if self.classes != other.classes:
             return f"the classes are {', '.join(self.classes)} here and {', '.join(other.classes)} there"
+        if list(self.targets.items()) != list(other.targets.items()):
+            ours, theirs = (to_text(schema.targets) if schema.targets else "none" for schema in (self, other))
+            return f"the mean and standard deviation of the targets are {ours} here and {theirs} there"
         if self.edge_classes != other.edge_classes:
             ours, theirs = (", ".join(schema.edge_classes) or "none" for schema in (self, other))
             return f"the classes of edges are {ours} here and {theirs} there"
@@ -258,6 +273,20 @@ class Schema:
         if given and set(given) != set(self.classes):
             raise FedGraphError(f"--classes {','.join(given)} differ from those of {where}: {','.join(self.classes)}")
         return self.classes
+
+
+def _targets(values: Any, where: str) -> dict[str, tuple[float, float]]:
+    """Return mean and standard deviation of each target, ``{name: [mean, standard deviation]}`` in YAML.
+
+    Raises:
+        FedGraphError: an entry is not two numbers.
+    """
+    try:
+        return {str(name): (float(mean), float(std)) for name, (mean, std) in values.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise FedGraphError(
+            f"{where}: targets must be {{NAME: [MEAN, STANDARD DEVIATION]}} as `schema merge` writes them, got {values}"
+        ) from error
 
 
 def _used(columns: Mapping[str, Column]) -> dict[str, Column]:
@@ -351,6 +380,8 @@ def fingerprint(graph: Any) -> list[int]:
     columns = _used(schema.nodes.get(getattr(graph, "target", NODE), {}))
     parts: list[Any] = [schema.scaling, schema.classes, *([name, c.to_dict()] for name, c in columns.items())]
     parts += [["edge", name, c.to_dict()] for name, c in _used(schema.nodes.get(EDGE, {})).items()]
+    if schema.targets:
+        parts.append(["targets", *schema.targets.items()])
     digests = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()).digest() for part in parts)
     return [int.from_bytes(digest[:6]) for digest in digests]
 

@@ -278,6 +278,36 @@ def test_tables_with_targets_become_predictions_in_their_unit(tmp_path, monkeypa
     assert run.summary["metrics"]["best_val"]["test_rmse"] == pytest.approx(np.mean(errors), rel=1e-5)
 
 
+def test_parties_agree_on_the_statistics_of_targets_without_sharing_rows(tmp_path, capsys):
+    rng, all_rows = np.random.default_rng(1), []
+    for number, party in enumerate("abc"):
+        (tmp_path / party).mkdir()
+        income = 1000 * (1 + number) + 50 * rng.normal(size=90)
+        income[:number] = np.nan
+        all_rows.append(income)
+        given = [*tables(tmp_path / party, {"income": income}), "--predict-columns", "income"]
+        assert main([*given, "--statistics", str(tmp_path / f"{party}.json")]) == 0
+    schema, reports = tmp_path / "schema.yaml", [str(tmp_path / f"{party}.json") for party in "abc"]
+    assert main(["schema", "merge", *reports, "--schema", str(schema)]) == 0
+    rows = np.concatenate(all_rows)
+    for number, party in enumerate("abc"):
+        out = str(tmp_path / "parts" / f"client_{number:04d}.safetensors")
+        given = [*tables(tmp_path / party, {"income": all_rows[number]}), "--predict-columns", "income"]
+        assert main([*given, "--schema", str(schema), "--client", str(number), "--num-clients", "3", "--out", out]) == 0
+        mean, spread = ClientGraph.load(out).target_stats[:, 0].tolist()
+        assert mean == pytest.approx(np.nanmean(rows), rel=1e-6)
+        assert spread == pytest.approx(np.nanstd(rows), rel=1e-6)
+    run = fg.run(graph=tmp_path / "parts", task="nodes-regression", rounds=1, progress=False, out=tmp_path / "run")
+    assert run.summary["metrics"]["best_val"]["test_rmse"] < 2000
+    other = schema.with_name("other.yaml")
+    other.write_text(schema.read_text().replace("income", "wealth"))
+    capsys.readouterr()
+    assert (
+        main([*given, "--schema", str(other), "--client", "0", "--num-clients", "3", "--out", out, "--overwrite"]) == 2
+    )
+    assert "other.yaml has the targets wealth, got income: pass --predict-columns wealth" in capsys.readouterr().err
+
+
 def test_new_tables_without_targets_get_probabilities_of_yes(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
     label = (np.random.default_rng(1).random((90, 2)) < 0.5).astype(float)
