@@ -148,7 +148,7 @@ class GraphClient(Side, NumPyClient):
         noise = DistributedNoise(cfg.privacy, cohort=cohort) if cfg.privacy.side == "distributed" else None
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits, noise)
         reseed(derive_seed(cfg.seed, "model"), self.device)
-        self.model = self.build_model().to(self.device, self.dtype)
+        self.model = self.build_model().with_nodes(self.graph.num_nodes).to(self.device, self.dtype)
         features = self.graph.num_edge_features
         if self.makes_graphs and self.model.reads_edges and features:
             raise FedGraphError(

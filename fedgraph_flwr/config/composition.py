@@ -361,10 +361,11 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
     body = group_file(group, name)
     if group == "protocol":
         return str(path), body
-    metric = {"evaluation": {"metric": body.pop("metric")}} if group == "task" and "metric" in body else {}
+    more = {"evaluation": {"metric": body.pop("metric")}} if group == "task" and "metric" in body else {}
+    more |= {"train": body.pop("train")} if group == "task" and "train" in body else {}
     for other in (*_WISHES.get(group, ()), *([_BY_TASK] if group == "dataset" else []), "declares"):
         body.pop(other, None)
-    return str(path), OmegaConf.create({group: _network(body) if group == "model" else body, **metric})
+    return str(path), OmegaConf.create({group: _network(body) if group == "model" else body, **more})
 
 
 def _network(body: DictConfig) -> Any:

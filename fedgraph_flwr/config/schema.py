@@ -307,10 +307,11 @@ TASKS = {
     "nodes-multilabel": ("average_precision", "auc", "macro_f1", "micro_f1", "subset_accuracy"),
     "edges": ("average_precision", "auc", "macro_f1", "accuracy", "balanced_accuracy"),
     "links": ("mrr", "hits_1", "hits_3", "hits_10", "auc", "average_precision"),
+    "triples": ("mrr", "hits_1", "hits_3", "hits_10", "mr"),
 }
 """Scores of each task, the default headline first."""
 
-UNBOUNDED = {"rmse": -1.0, "mae": -1.0, "r2": 1.0}
+UNBOUNDED = {"rmse": -1.0, "mae": -1.0, "r2": 1.0, "mr": -1.0}
 """Scores that may lie outside [0, 1], and the sign by which higher is better; all others are in [0, 1], higher is better."""
 
 SHARES = frozenset(chain(*TASKS.values())) - UNBOUNDED.keys()
@@ -395,19 +396,27 @@ class TaskConfig(Section, group="task"):
     """The prediction task."""
 
     # nodes: one class per node | nodes-regression: numbers per node | nodes-multilabel: yes or no per column and node |
-    # edges: one class per stored edge | links: hidden edges
+    # edges: one class per stored edge | links: hidden edges | triples: the missing end of (head, relation, tail)
     name: str = choice("nodes", tuple(TASKS))
-    loss: str = choice("mse", ("mse", "huber", "mae"))  # nodes-regression: loss of standardised targets
+    # nodes-regression: mse, huber or mae of standardised targets; triples: softmax over a triple and its negatives, or
+    # log_sigmoid with margin and temperature
+    loss: str = choice("mse", ("mse", "huber", "mae", "softmax", "log_sigmoid"))
     # nodes-multilabel: weight of a positive label in the loss, one for all columns or one per column; []: 1
     positive_weights: list[float] = field(default_factory=list)
     # edges: whether a client also reads the edges between its nodes and other clients', and predicts those that leave its nodes
     between: bool = True
     # links: share of the training edges that a step predicts, and hides; 0: it predicts all and hides none
     disjoint: float = number(0.3, high=1)
-    negatives: int = number(1, low=1, high=1000)  # links: pairs without an edge per training edge
+    # links: pairs without an edge per training edge; triples: wrong heads or tails per training triple
+    negatives: int = number(1, low=1, high=1000)
     candidates: int = number(
         100, low=1, high=100_000
     )  # links: pairs without an edge that each scored edge is ranked against
+    decoder: str = choice("rotate", ("transe", "distmult", "rotate"))  # triples: score of (head, relation, tail)
+    batch_size: int = 1024  # triples: training triples per step; 0: all
+    margin: float = 6.0  # triples: γ of log_sigmoid
+    # triples: weight of a negative in log_sigmoid ∝ exp(temperature · its score); 0: equal weights
+    temperature: float = 1.0
 
 
 @dataclass

@@ -74,6 +74,7 @@ def _check_cuts(graph: ClientGraph) -> None:
     n = graph.num_nodes
     _whole(graph, "num_global_nodes", 0)
     _labelled(graph.part, "part", n)
+    _labelled(graph.edge_part, "edge_part", graph.num_edges)
     _labelled(graph.node_id, "node_id", n, graph.num_global_nodes)
     for key in ("cut_out", "cut_in"):
         cut, owner = getattr(graph, key), getattr(graph, f"{key}_owner")

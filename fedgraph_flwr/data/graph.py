@@ -103,7 +103,7 @@ def check_dtypes(tensors: Any, where: str) -> None:
         )
 
 
-_VERSION_2 = (*EDGE_FIELDS, "targets", "target_stats", "graph_id")
+_VERSION_2 = (*EDGE_FIELDS, "targets", "target_stats", "graph_id", "edge_part")
 _OPTIONAL = ("name", "group", "schema", "part", "ids", "linking", *_VERSION_2)
 
 
@@ -395,6 +395,7 @@ class ClientGraph(Graph):
         cut_out_edge_attr: features of outgoing cut edges, float32 [E_out, D]; likewise ``_time``, ``_y`` and ``_split``, and
             those of incoming ones.
         part: empty, except in the pooled graph of the Central reference: the client each node belongs to, int64 [N].
+        edge_part: there, where clients share nodes, the client that each edge belongs to, int64 [E]; else empty.
         client: index of this client, 0..M-1.
         num_clients: M.
         num_global_nodes: nodes of the whole graph.
@@ -413,6 +414,7 @@ class ClientGraph(Graph):
     cut_out_owner: Tensor = field(default_factory=_no_ids)
     cut_in_owner: Tensor = field(default_factory=_no_ids)
     part: Tensor = field(default_factory=_no_ids)
+    edge_part: Tensor = field(default_factory=_no_ids)
     client: int = 0
     num_clients: int = 1
     num_global_nodes: int = 0

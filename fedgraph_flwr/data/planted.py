@@ -4,6 +4,8 @@ planted-regression   y_v = a z(x_v) + b z(mean x_u) + ε over the neighbours u, 
                      A model that reads neighbours reaches R² = 0.75, one that reads only the node 0.75 a² / (a² + b²).
 planted-multilabel   T independent bits per node, each with its own feature ±d'/2 + N(0, 1).
                      The best AUC of each column is Φ(d' / √2).
+planted-triples      entities 0..n-1 in a ring, relation r from h to each of h + k_r, ..., h + k_r + w - 1 modulo n.
+                     RotatE ranks all held-out triples first (filtered MRR 1); w > 1 keeps the raw rank below.
 
 Each client is a block of nodes without edges to others (``group``).
 """
@@ -17,7 +19,7 @@ import torch
 
 from fedgraph_flwr.config import MAX_CLIENTS, DatasetConfig, number, typed
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.errors import FedGraphError, unknown
 
 
 @dataclass
@@ -43,6 +45,19 @@ class PlantedMultilabel:
     columns: int = number(5, low=1)  # T
     distance: float = 2.0  # d', distance of the two means of a column's feature, in standard deviations
     unknown: float = number(0.0, high=1, without_high=True)  # share of unknown entries
+    seed: int | None = None  # default (null): the run's seed
+
+
+@dataclass
+class PlantedTriples:
+    """The keys of ``conf/dataset/planted-triples.yaml``."""
+
+    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
+    entities: int = number(40, low=3)  # n, entities per client
+    relations: int = number(8, low=1)  # R, the same at all clients
+    tails: int = number(2, low=1)  # w, tails per head and relation
+    ring: bool = True  # false: a line, without triples across its ends
+    share: float = number(1.0, high=1, without_low=True)  # share of these triples that each client has
     seed: int | None = None  # default (null): the run's seed
 
 
@@ -83,6 +98,40 @@ def multilabel(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> G
     x = (bits - 0.5) * spec.distance + rng.standard_normal((n, spec.columns))
     y = np.where(rng.random(bits.shape) < spec.unknown, np.nan, bits)
     return _graph(cfg.name, x.astype(np.float32), _edges(clients, spec.nodes, spec.degree, rng), y, clients)
+
+
+def triples(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
+    """Generate ``planted-triples``.
+
+    Raises:
+        FedGraphError: more relations than distinct shifts.
+    """
+    spec, seed, clients = spec_of(PlantedTriples, cfg, seed, num_clients)
+    n = spec.entities
+    if spec.relations > n - 1:
+        raise FedGraphError(
+            f"dataset.relations={spec.relations} exceeds the {n - 1} shifts of dataset.entities={n}: lower it, or raise"
+            " dataset.entities"
+        )
+    rng = np.random.default_rng([seed, 4])
+    shift = rng.permutation(np.arange(1, n))[: spec.relations]
+    relation, head, step, client = (
+        axis.ravel() for axis in np.indices((spec.relations, n, spec.tails, clients), dtype=np.int64)
+    )
+    tail = head + shift[relation] + step
+    kept = (rng.random(tail.size) < spec.share) & (spec.ring | (tail < n))
+    rows = np.stack([client * n + head, client * n + tail % n, relation])[:, kept]
+    rows = np.unique(rows, axis=1)
+    count = clients * n
+    return _graph(
+        cfg.name,
+        np.ones((count, 1), dtype=np.float32),
+        rows[:2],
+        np.zeros((count, 0)),
+        clients,
+        edge_y=torch.from_numpy(np.ascontiguousarray(rows[2])),
+        num_edge_classes=spec.relations,
+    )
 
 
 def _standardised(values: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ accuracy             the most frequent training class of the client (`metrics.MA
 average precision    the share of the positive class; of more than two classes, the mean over the classes that occur
 AUC                  0.5
 balanced accuracy    1 / C over the C classes that occur
+MRR, MR, hits@k      a random order of the candidates
 RMSE, MAE, R²        the mean of the scored targets; of MAE, their median
 others               the best prediction of one class for every node
 """
@@ -27,7 +28,7 @@ BEST_CONSTANT = "the best constant prediction"
 _PREDICTORS = {
     "accuracy": f"always predicting {LARGEST}",
     "average_precision": "the share of the positive class",
-    **dict.fromkeys(("auc", "mrr", "hits_1", "hits_3", "hits_10"), "a random ranking"),
+    **dict.fromkeys(("auc", "mrr", "hits_1", "hits_3", "hits_10", "mr"), "a random ranking"),
 }
 
 Score = Callable[[np.ndarray, np.ndarray], float]

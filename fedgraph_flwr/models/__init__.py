@@ -25,6 +25,7 @@ COMMON = ("hidden", "layers", "dropout")
 MODELS = {
     "acm": "fedgraph_flwr.models.acm:ACMGCN",
     "decoupled": "fedgraph_flwr.models.decoupled:DecoupledGCN",
+    "embedding": "fedgraph_flwr.models.embedding:Embedding",
     "gat": "fedgraph_flwr.models.gat:GAT",
     "gatv2": "fedgraph_flwr.models.edge_networks:GATv2",
     "gine": "fedgraph_flwr.models.edge_networks:GINE",

@@ -59,6 +59,10 @@ class Model(nn.Module):
     adjacency = staticmethod(gcn_adjacency)
     dense_features: bool = False
 
+    def with_nodes(self, num_nodes: int) -> Self:
+        """Return the model with the parameters that it has for each node of a client's graph; most models have none."""
+        return self
+
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Prepare the inputs of a graph: features in their fastest form, and the normalised adjacency."""
         adj = self.adjacency(graph.edge_index, graph.num_nodes)

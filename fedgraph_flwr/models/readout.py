@@ -51,6 +51,25 @@ class EdgeReadout(nn.Module):
         return self.last(dropout(h.relu(), self.dropout, self.training))
 
 
+class RelationRows(nn.Module):
+    """Vectors of relations, as further rows of a model's outputs.
+
+    Args:
+        num_relations: R.
+        width: W, of a node's outputs.
+
+    Shapes: Z [N, W] → [N + R, W], nodes first.
+    """
+
+    def __init__(self, num_relations: int, width: int):
+        super().__init__()
+        self.relations = nn.Parameter(torch.randn(num_relations, width) * width**-0.5)
+
+    def forward(self, z: Tensor, inputs: Any) -> Tensor:
+        """Return [N + R, W]."""
+        return torch.cat([z, self.relations])
+
+
 class OfItems(Model):
     """Mixin of a model with a readout: its outputs are those of items, not of nodes."""
 
@@ -67,7 +86,7 @@ class OfItems(Model):
 
     def plain(self) -> Plain:
         """Refuse: exported code predicts nodes."""
-        raise FedGraphError("a model of edges cannot be exported yet: use `fedgraph-flwr predict`")
+        raise FedGraphError("a model of edges or relations cannot be exported yet: use `fedgraph-flwr predict`")
 
 
 def attach(model: Model, readout: nn.Module) -> Model:

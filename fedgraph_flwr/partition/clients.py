@@ -66,7 +66,7 @@ def split_client(client: ClientGraph, cfg: RunConfig) -> ClientGraph:
     """
     whole = splits_whole(cfg)
     client = ensure_train(client, cfg.split.min_train, cfg.seed) if whole else split_graph(client, cfg.split, cfg.seed)
-    if cfg.task.name != "edges" and not client.train_mask.any():
+    if cfg.task.name not in ("edges", "triples") and not client.train_mask.any():
         raise FedGraphError(
             f"client {client.client} has {client.num_nodes} nodes, none for training: lower num_clients"
             f" ({client.num_clients}), use another partition, or set split.min_train=1"

@@ -19,6 +19,7 @@ _NAMES = {
     "macro_f1": "macro F1",
     "micro_f1": "micro F1",
     "mrr": "MRR",
+    "mr": "MR",
     "rmse": "RMSE",
     "mae": "MAE",
     "r2": "R²",

@@ -217,6 +217,11 @@ def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
             )
     if models.network(cfg.model).heterogeneous and not task.typed:
         raise FedGraphError(f"task={cfg.task.name} is for graphs of one type of nodes, got model={cfg.model.name}")
+    if task.ITEMS == Task.ITEMS and not models.network(cfg.model).head_prefixes:
+        raise FedGraphError(
+            f"model={cfg.model.name} learns a vector of each training node and predicts no others, so task={cfg.task.name} cannot"
+            " use it: set another model, or task to links or triples"
+        )
     task.check(cfg)
 
 

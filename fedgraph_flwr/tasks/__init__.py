@@ -10,6 +10,7 @@ from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.links import Links
 from fedgraph_flwr.tasks.nodes import Nodes
 from fedgraph_flwr.tasks.targets import MultiLabel, Regression
+from fedgraph_flwr.tasks.triples import Triples
 
 __all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of", "probe", "task_class", "unread_key"]
 
@@ -19,6 +20,7 @@ _KINDS: dict[str, type[Task]] = {
     "nodes-multilabel": MultiLabel,
     "edges": Edges,
     "links": Links,
+    "triples": Triples,
 }
 
 

@@ -1,6 +1,8 @@
 """Scores of rankings: the rank of a positive among its own negatives, and what follows from ranks."""
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
 def ranks(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
@@ -12,6 +14,32 @@ def ranks(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
     above = ((negative > positive[:, None]) | unknown).sum(1)
     equal = (negative == positive[:, None]).sum(1)
     return np.asarray(1 + above + equal / 2)
+
+
+def among(
+    scores: Tensor, place: np.ndarray, out: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rank one candidate per query among all others but those left out, ties at their mean place as in `ranks`.
+
+    Args:
+        scores: of all candidates, by query [Q, K]; overwritten.
+        place: the ranked candidate of each query [Q].
+        out: query and candidate of those left out, [L] each; a ranked one among them stays.
+
+    Returns:
+        rank, number of other candidates, and cross entropy of the softmax over the remaining ones, each [Q].
+    """
+    rows = torch.arange(len(place))
+    own = scores[rows, torch.from_numpy(place)]
+    scores[torch.from_numpy(out[0]), torch.from_numpy(out[1])] = torch.nan
+    scores[rows, torch.from_numpy(place)] = torch.nan
+    count = np.bincount(out[0][out[1] != place[out[0]]], minlength=len(place))
+    wrong = scores.size(1) - 1 - count
+    above, equal = (compare(scores, own[:, None]).sum(1).numpy() for compare in (torch.gt, torch.eq))
+    found = np.where(own.isnan().numpy(), 1 + wrong, 1 + above + equal / 2)
+    scores[rows, torch.from_numpy(place)] = own
+    losses = scores.nan_to_num_(nan=-torch.inf).logsumexp(1) - own
+    return found, wrong, losses.numpy()
 
 
 def mean_reciprocal_rank(ranks: np.ndarray) -> float:

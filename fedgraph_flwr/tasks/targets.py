@@ -15,6 +15,9 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics, targets
 from fedgraph_flwr.tasks.base import Task
 
+LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "huber": F.huber_loss, "mae": F.l1_loss}
+"""Losses of numbers by ``task.loss``."""
+
 
 class Targets(Task):
     """Targets [N, T] of nodes: outputs are [N, T], the loss is a mean over the known entries of the training nodes."""
@@ -83,8 +86,15 @@ class Regression(Targets):
     def loss(predictions: Tensor, y: Tensor, cfg: RunConfig, weights: Tensor | None = None) -> Tensor:
         """Return ``task.loss``, averaged over the known entries."""
         known = ~y.isnan()
-        losses: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "huber": F.huber_loss, "mae": F.l1_loss}
-        return losses[cfg.task.loss](predictions[known], y[known].to(predictions))
+        return LOSSES[cfg.task.loss](predictions[known], y[known].to(predictions))
+
+    @classmethod
+    def check(cls, cfg: RunConfig) -> None:
+        """Refuse losses of other tasks."""
+        if cfg.task.loss not in LOSSES:
+            raise FedGraphError(
+                f"task.loss={cfg.task.loss} does not compare numbers: set task.loss to one of {', '.join(LOSSES)}"
+            )
 
     def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
         """Return RMSE, MAE and R² in the unit of the data."""
