@@ -98,6 +98,7 @@ def main(args: argparse.Namespace) -> int:
     graph, ids, read = _graph(args, predictor)
     if args.pairs is not None:
         return _score_pairs(predictor, graph, ids, args)
+    of = getattr(getattr(predictor, "task", None), "ITEMS", "nodes")
     of_edges = getattr(predictor, "predicts_edges", False)
     if read is not None and of_edges:
         found = predictor.predict_edges(read)
@@ -117,7 +118,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     found.write(args.out)
     whose = f"client {predictor.client}'s model" if predictor.client is not None else "the shared model"
-    print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} {'edges' if of_edges else 'nodes'}")
+    print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} {of}")
     if "class" in frame:
         counts = frame["class"].value_counts()
         print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in found.classes)}")

@@ -172,7 +172,7 @@ class GraphClient(Side, NumPyClient):
         """Build the model; every client and the server build it from the same seed."""
         graph = self.graph
         sizes = graph.num_features, self.task.width, graph.num_edge_features
-        return kind_of(self.cfg).network(self.cfg.model, *sizes)
+        return kind_of(self.cfg).network(self.cfg, *sizes)
 
     def build_inputs(self) -> Any:
         """Prepare the model's inputs from the client's graph."""

@@ -306,6 +306,8 @@ TASKS = {
     "nodes-regression": ("rmse", "mae", "r2"),
     "nodes-multilabel": ("average_precision", "auc", "macro_f1", "micro_f1", "subset_accuracy"),
     "edges": ("average_precision", "auc", "macro_f1", "accuracy", "balanced_accuracy"),
+    "graphs": METRICS,
+    "graphs-regression": ("rmse", "mae", "r2"),
     "links": ("mrr", "hits_1", "hits_3", "hits_10", "auc", "average_precision"),
     "triples": ("mrr", "hits_1", "hits_3", "hits_10", "mr"),
 }
@@ -396,10 +398,11 @@ class TaskConfig(Section, group="task"):
     """The prediction task."""
 
     # nodes: one class per node | nodes-regression: numbers per node | nodes-multilabel: yes or no per column and node |
-    # edges: one class per stored edge | links: hidden edges | triples: the missing end of (head, relation, tail)
+    # edges: one class per stored edge | links: hidden edges | triples: the missing end of (head, relation, tail) |
+    # graphs: one class per graph | graphs-regression: numbers per graph
     name: str = choice("nodes", tuple(TASKS))
-    # nodes-regression: mse, huber or mae of standardised targets; triples: softmax over a triple and its negatives, or
-    # log_sigmoid with margin and temperature
+    # nodes-regression, graphs-regression: mse, huber or mae of standardised targets; triples: softmax over a triple and its
+    # negatives, or log_sigmoid with margin and temperature
     loss: str = choice("mse", ("mse", "huber", "mae", "softmax", "log_sigmoid"))
     # nodes-multilabel: weight of a positive label in the loss, one for all columns or one per column; []: 1
     positive_weights: list[float] = field(default_factory=list)
@@ -413,10 +416,11 @@ class TaskConfig(Section, group="task"):
         100, low=1, high=100_000
     )  # links: pairs without an edge that each scored edge is ranked against
     decoder: str = choice("rotate", ("transe", "distmult", "rotate"))  # triples: score of (head, relation, tail)
-    batch_size: int = 1024  # triples: training triples per step; 0: all
+    batch_size: int = number(1024)  # triples, graphs: training triples or graphs per step; 0: all
     margin: float = 6.0  # triples: γ of log_sigmoid
     # triples: weight of a negative in log_sigmoid ∝ exp(temperature · its score); 0: equal weights
     temperature: float = 1.0
+    pool: str = choice("sum", ("sum", "mean", "max"))  # graphs: what a graph's nodes become
 
 
 @dataclass

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.many_graphs import check_many
 from fedgraph_flwr.data.mapped import CompressedEdges
 from fedgraph_flwr.errors import FedGraphError
 
@@ -67,6 +68,8 @@ def _check_plain(graph: Graph) -> None:
         if not bool(graph.target_stats.isfinite().all()) or not bool((graph.target_stats[1] > 0).all()):
             raise FedGraphError("target_stats must be finite means and standard deviations above 0")
     _labelled(graph.graph_id, "graph_id", n)
+    if graph.graph_id.numel():
+        check_many(graph)
     _labelled(graph.group, "group", n)
 
 

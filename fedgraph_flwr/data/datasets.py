@@ -159,6 +159,8 @@ GENERATED = {
     "planted-regression": planted.regression,
     "planted-multilabel": planted.multilabel,
     "planted-triples": planted.triples,
+    "cycles": planted.cycles,
+    "planted-counts": planted.counts,
 }
 """Functions that generate datasets from their keys, a seed and the number of clients."""
 
@@ -168,6 +170,8 @@ SOURCES: dict[str, Source] = {
     "planted-regression": Source("generated", (0, 0, 4, 1), "generated from its keys, with a known best score"),
     "planted-multilabel": Source("generated", (0, 0, 5, 1), "generated from its keys, with a known best score"),
     "planted-triples": Source("generated", (0, 0, 1, 1), "generated from its keys, with a known best score"),
+    "cycles": Source("generated", (0, 0, 1, 2), "generated from its keys, with a known best score"),
+    "planted-counts": Source("generated", (0, 0, 1, 1), "generated from its keys, with a known best score"),
     "cora": _planetoid("Cora", (2708, 10556, 1433, 7)),
     "citeseer": _planetoid("CiteSeer", (3327, 9104, 3703, 6)),
     "pubmed": _planetoid("PubMed", (19717, 88648, 500, 3)),

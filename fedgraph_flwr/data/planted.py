@@ -6,6 +6,10 @@ planted-multilabel   T independent bits per node, each with its own feature ±d'
                      The best AUC of each column is Φ(d' / √2).
 planted-triples      entities 0..n-1 in a ring, relation r from h to each of h + k_r, ..., h + k_r + w - 1 modulo n.
                      RotatE ranks all held-out triples first (filtered MRR 1); w > 1 keeps the raw rank below.
+cycles               two cycles of m nodes (class 0) or one of 2 m (class 1), with constant features.
+                     A network that only sums over neighbours sees no difference: accuracy 1/2. Walks of m steps show it.
+planted-counts       random graphs of one mean degree with constant features; targets: their numbers of edges and of triangles.
+                     A sum over nodes can count edges exactly; a mean over nodes sees the degree, which says nothing.
 
 Each client is a block of nodes without edges to others (``group``).
 """
@@ -59,6 +63,38 @@ class PlantedTriples:
     ring: bool = True  # false: a line, without triples across its ends
     share: float = number(1.0, high=1, without_low=True)  # share of these triples that each client has
     seed: int | None = None  # default (null): the run's seed
+
+
+@dataclass
+class Cycles:
+    """The keys of ``conf/dataset/cycles.yaml``."""
+
+    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
+    graphs: int = number(60, low=2)  # graphs per client, half of them of each class
+    low: int = number(3, low=3)  # smallest m
+    high: int = number(8, low=3)  # largest m
+    seed: int | None = None  # default (null): the run's seed
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise FedGraphError(f"dataset.low={self.low} must be at most dataset.high={self.high}")
+
+
+@dataclass
+class PlantedCounts:
+    """The keys of ``conf/dataset/planted-counts.yaml``."""
+
+    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
+    graphs: int = number(60, low=2)  # graphs per client
+    low: int = number(6, low=3)  # fewest nodes of a graph
+    high: int = number(24, low=3)  # most nodes
+    degree: float = number(3.0, without_low=True)  # expected number of neighbours, whatever the size
+    unknown: float = number(0.0, high=1, without_high=True)  # share of graphs whose triangles are not counted
+    seed: int | None = None  # default (null): the run's seed
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise FedGraphError(f"dataset.low={self.low} must be at most dataset.high={self.high}")
 
 
 def spec_of(schema: Any, cfg: DatasetConfig, seed: int, num_clients: int) -> tuple[Any, int, int]:
@@ -131,6 +167,65 @@ def triples(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Grap
         clients,
         edge_y=torch.from_numpy(np.ascontiguousarray(rows[2])),
         num_edge_classes=spec.relations,
+    )
+
+
+def cycles(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
+    """Generate ``cycles``."""
+    spec, seed, clients = spec_of(Cycles, cfg, seed, num_clients)
+    rng = np.random.default_rng([seed, 5])
+    count = clients * spec.graphs
+    m = rng.integers(spec.low, spec.high + 1, size=count)
+    one = rng.permuted(np.tile(np.arange(spec.graphs) % 2, (clients, 1)), axis=1).ravel()  # whether it is one cycle
+    size = 2 * m
+    start = np.repeat(np.cumsum(size) - size, size)
+    place, length = np.arange(size.sum()) - start, np.repeat(np.where(one == 1, size, m), size)
+    after = start + place // length * length + (place + 1) % length
+    ends = np.stack([np.arange(size.sum()), after])
+    return _many(cfg.name, size, np.concatenate([ends, ends[::-1]], axis=1), clients, y=one, num_classes=2)
+
+
+def counts(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
+    """Generate ``planted-counts``."""
+    spec, seed, clients = spec_of(PlantedCounts, cfg, seed, num_clients)
+    rng = np.random.default_rng([seed, 6])
+    count, most = clients * spec.graphs, spec.high
+    size = rng.integers(spec.low, most + 1, size=count)
+    probability = np.minimum(spec.degree / (size - 1), 1)
+    upper = np.triu(rng.random((count, most, most)) < probability[:, None, None], 1)
+    within = np.arange(most) < size[:, None]
+    joined = upper & within[:, None, :] & within[:, :, None]
+    full = (joined | joined.swapaxes(1, 2)).astype(np.float64)
+    triangles = np.einsum("gij,gjk,gki->g", full, full, full) / 6
+    graph, source, target = np.nonzero(full)
+    start = np.cumsum(size) - size
+    targets = np.stack([joined.sum((1, 2)), np.where(rng.random(count) < spec.unknown, np.nan, triangles)], axis=1)
+    return _many(cfg.name, size, np.stack([start[graph] + source, start[graph] + target]), clients, targets=targets)
+
+
+def _many(
+    name: str,
+    size: np.ndarray,
+    edges: np.ndarray,
+    clients: int,
+    y: np.ndarray | None = None,
+    num_classes: int = 1,
+    targets: np.ndarray | None = None,
+) -> Graph:
+    """Return graphs of ``size`` nodes [G] with constant features, as many for each client."""
+    of = torch.arange(size.size).repeat_interleave(torch.from_numpy(size))
+    label = torch.full((size.size,), -1) if y is None else torch.from_numpy(y).to(torch.int64)
+    held = np.zeros((len(of), 0)) if targets is None else targets[of.numpy()]
+    return _graph(
+        name,
+        np.ones((len(of), 1), dtype=np.float32),
+        edges[:, np.lexsort(edges[::-1])],
+        held,
+        clients,
+        y=label[of],
+        num_classes=num_classes,
+        group=of // (size.size // clients),
+        graph_id=of,
     )
 
 

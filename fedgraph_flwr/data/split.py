@@ -15,6 +15,7 @@ from torch import Tensor
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
+from fedgraph_flwr.data.many_graphs import MASKS, index_of, one_per_graph
 from fedgraph_flwr.errors import FedGraphError
 
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
@@ -29,6 +30,8 @@ def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
     Raises:
         FedGraphError: public masks are requested but missing, or the fold does not exist.
     """
+    if graph.graph_id.numel():
+        return _split_many(graph, cfg, seed)
     if cfg.kind == "temporal":
         graph, masks = _temporal(graph, cfg)
     elif cfg.kind == "public":
@@ -39,6 +42,21 @@ def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
         masks = _ratio(graph, cfg, seed)
     graph = replace(graph, train_mask=masks[0], val_mask=masks[1], test_mask=masks[2])
     return ensure_train(graph, cfg.min_train, seed) if isinstance(graph, ClientGraph) else graph
+
+
+def _split_many(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
+    """Return many graphs with masks of whole graphs.
+
+    Raises:
+        FedGraphError: a temporal split.
+    """
+    if cfg.kind == "temporal":
+        raise FedGraphError(
+            f"split.kind=temporal cuts one graph at times, but '{graph.name}' holds many graphs: set split.kind to ratio, kfold"
+            " or public"
+        )
+    items, of = split_graph(one_per_graph(graph), cfg, seed), index_of(graph)
+    return replace(graph, **{mask: getattr(items, mask)[of] for mask in MASKS})
 
 
 def grouping_seed(cfg: SplitConfig, seed: int) -> int:
@@ -58,6 +76,9 @@ def split_targets(graph: AnyTyped, cfg: SplitConfig, seed: int) -> AnyTyped:
 
 def ensure_train(graph: AnyGraph, minimum: int, seed: int) -> AnyGraph:
     """Return the graph with at least ``minimum`` training nodes, taken from labelled nodes outside all masks."""
+    if graph.graph_id.numel():
+        items, of = ensure_train(one_per_graph(graph), minimum, seed), index_of(graph)
+        return replace(graph, train_mask=items.train_mask[of])
     missing = minimum - int(graph.train_mask.sum())
     if missing <= 0:
         return graph

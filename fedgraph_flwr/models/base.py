@@ -46,6 +46,7 @@ class Model(nn.Module):
         head_prefixes: name prefixes of the parameters that `classify` reads.
         private: name prefixes of parameters that never travel, whatever a strategy shares.
         heterogeneous: whether it needs a heterogeneous graph.
+        pools: whether it predicts graphs by itself where its inputs name the graph of each node; others get a readout.
         reads_edges: whether it reads edge features; its class then takes (F, C, D).
         stacks: whether it can run on many clients' graphs at once under `torch.func.vmap`: rows of zeros below a graph's
             nodes, without edges, must not change the results of those nodes.
@@ -58,6 +59,7 @@ class Model(nn.Module):
     stacks: bool = False
     adjacency = staticmethod(gcn_adjacency)
     dense_features: bool = False
+    pools: bool = False
 
     def with_nodes(self, num_nodes: int) -> Self:
         """Return the model with the parameters that it has for each node of a client's graph; most models have none."""

@@ -8,11 +8,12 @@
     logits = dropout(ReLU([h^L ‖ s^L] W_f W_p)) W_c                        with their biases
 
 Clients share the structure channel, ``structure.`` and ``structure_convs.``. All other parameters are private, including the
-fusion W_f. The authors classify graphs. For nodes, the sum over a graph's nodes between W_f and W_p is left out, and L is 2
-instead of 3 (ours). It helps where clients' features come from different domains but their graphs have similar structure.
+fusion W_f. Graphs are predicted from the sum of their nodes' rows, taken between W_f and W_p. For nodes, this sum is left out,
+and L is 2 instead of 3 (ours). FedStar helps where clients' features come from different domains but their graphs have similar
+structure.
 Cost: walks · E · N products, once, when the graph is prepared.
 
-Shapes: X [N, F], s [N, walks + degrees], Â [N, N], h and s^l [N, H], W_f [2H, H], W_p [H, H], W_c [H, C].
+Shapes: X [N, F], s [N, walks + degrees], Â [N, N], h and s^l [N, H] (pooled [G, H]), W_f [2H, H], W_p [H, H], W_c [H, C].
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from fedgraph_flwr.config import Range, at_least
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, adjacency, dropout
+from fedgraph_flwr.models.readout import pooled
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.walks import return_probabilities
@@ -71,6 +73,8 @@ class FedStar(Model):
         convolution: convolution of the feature channel, ``gin``, ``gcn`` or ``none``.
     """
 
+    pools = True
+
     def __init__(
         self,
         num_features: int,
@@ -114,7 +118,7 @@ class FedStar(Model):
         return ChannelInputs(inputs.x, inputs.adj, s.to(dtype), plain).to(device)
 
     def encode(self, inputs: ChannelInputs) -> Tensor:
-        """Return ReLU([h^L ‖ s^L] W_f W_p), [N, H]."""
+        """Return ReLU([h^L ‖ s^L] W_f W_p), [N, H], or of graphs [G, H]."""
         h, s = self.features_in(inputs.x), self.structure(inputs.s)
         for feature, structure in zip(self.feature_convs, self.structure_convs, strict=True):
             both = torch.cat([h, s], 1)
@@ -123,7 +127,8 @@ class FedStar(Model):
             h = inputs.adj @ feature(both) if self.convolution == "gcn" else feature(both)
             h = dropout(torch.relu(h), self.dropout, self.training)
             s = self.structure_step(structure, s, inputs)
-        return torch.relu(self.post(self.fuse(torch.cat([h, s], 1))))
+        fused = self.fuse(torch.cat([h, s], 1))
+        return torch.relu(self.post(fused if inputs.item_index is None else pooled(fused, inputs, "sum")))
 
     @staticmethod
     def structure_step(conv: Any, s: Tensor, inputs: ChannelInputs) -> Tensor:

@@ -70,6 +70,47 @@ class RelationRows(nn.Module):
         return torch.cat([z, self.relations])
 
 
+class GraphReadout(nn.Module):
+    """Outputs of whole graphs: an MLP with one hidden layer, on what `pooled` makes of the outputs of their nodes.
+
+    Args:
+        width: H, of a node's outputs.
+        num_outputs: W.
+        hidden: width of the hidden layer.
+        dropout: of the hidden layer.
+        pool: ``sum``, ``mean`` or ``max``.
+
+    Shapes: Z [N, H] → [G, W].
+    """
+
+    def __init__(self, width: int, num_outputs: int, *, hidden: int, dropout: float, pool: str):
+        super().__init__()
+        self.first, self.last = Linear(width, hidden), Linear(hidden, num_outputs)
+        self.dropout, self.pool = dropout, pool
+
+    def forward(self, z: Tensor, inputs: Any) -> Tensor:
+        """Return [G, W]."""
+        h = self.first(pooled(z, inputs, self.pool)).relu()
+        return self.last(dropout(h, self.dropout, self.training))
+
+
+def pooled(z: Tensor, inputs: Any, how: str) -> Tensor:
+    """Return the sum, mean or maximum of the rows [N, H] of each graph's nodes, [G, H]."""
+    if inputs.item_index is None:
+        raise ValueError("inputs without graphs cannot be pooled")
+    size, index = inputs.item_attr, inputs.item_index
+    if how == "max":
+        rows = index[:, None].expand_as(z)
+        return z.new_empty(size.size(0), z.size(1)).scatter_reduce(0, rows, z, "amax", include_self=False)
+    summed = z.new_zeros(size.size(0), z.size(1)).index_add(0, index, z)
+    return summed / size if how == "mean" else summed
+
+
+def graphs_of(index: Tensor, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the fields of `Inputs` for graphs, from the graph of each node [N], on a device."""
+    return {"item_index": index.to(device), "item_attr": index.bincount().to(device, dtype)[:, None]}
+
+
 class OfItems(Model):
     """Mixin of a model with a readout: its outputs are those of items, not of nodes."""
 
@@ -86,7 +127,7 @@ class OfItems(Model):
 
     def plain(self) -> Plain:
         """Refuse: exported code predicts nodes."""
-        raise FedGraphError("a model of edges or relations cannot be exported yet: use `fedgraph-flwr predict`")
+        raise FedGraphError("a model of edges, relations or graphs cannot be exported yet: use `fedgraph-flwr predict`")
 
 
 def attach(model: Model, readout: nn.Module) -> Model:

@@ -19,8 +19,9 @@ class Inputs:
         adj: propagation matrix, [N, N]; row target, column source.
         propagated: S X of the `narrow` X, if the model's first layer needs S (X W): (S X) W is the same without a
             sparse product in every step.
-        item_index: nodes of the items that a readout predicts, [2, V] for edges; None without a readout.
-        item_attr: features of these items [V, D]; None without any.
+        item_index: nodes of the items that a readout predicts, [2, V] for edges; for graphs, the graph of each node [N]; None
+            without a readout.
+        item_attr: features of these items [V, D]; of graphs, their numbers of nodes [G, 1]; None without any.
     """
 
     x: Tensor | SparseMatrix

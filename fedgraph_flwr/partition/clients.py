@@ -12,6 +12,7 @@ from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, rows_of
+from fedgraph_flwr.data.many_graphs import nodes_of, one_per_graph
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 from fedgraph_flwr.partition.groups import FREE, GROUPINGS
@@ -39,7 +40,8 @@ def with_target_stats(clients: Sequence[ClientGraph]) -> list[ClientGraph]:
     """
     if not clients[0].num_targets or any(client.target_stats.numel() for client in clients):
         return list(clients)
-    known = torch.cat([client.targets[client.train_mask] for client in clients]).double().numpy()
+    items = [one_per_graph(client) if client.graph_id.numel() else client for client in clients]
+    known = torch.cat([client.targets[client.train_mask] for client in items]).double().numpy()
     stats = [center_and_spread(column[~np.isnan(column)]) for column in known.T]
     found = torch.tensor(stats, dtype=torch.float64).T.contiguous()
     return [replace(client, target_stats=found) for client in clients]
@@ -76,7 +78,7 @@ def split_client(client: ClientGraph, cfg: RunConfig) -> ClientGraph:
 
 
 def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> list[Tensor]:
-    """Return the global node ids of each client, ascending, each int64 [N_i].
+    """Return the global node ids of each client, ascending, each int64 [N_i]; of many graphs, each goes to a client as a whole.
 
     ``cfg.name`` groups the nodes (`groups`, or a ``module:function`` of the same signature), ``cfg.merge`` makes clients from the
     groups (`merges`). Clients are disjoint and cover all nodes, except with ``overlapping``. Their number is M, except with
@@ -85,6 +87,9 @@ def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
     Raises:
         FedGraphError: an unknown partitioner, or more clients than nodes or groups.
     """
+    if graph.graph_id.numel():
+        parts = assign(one_per_graph(graph), cfg, num_clients, seed)
+        return [nodes_of(graph, part) for part in parts]
     own = is_own(cfg.name)
     if not own and cfg.name not in GROUPINGS:
         raise unknown("partition.name", cfg.name, [*GROUPINGS, "module:function"])

@@ -32,6 +32,7 @@ from fedgraph_flwr.config import RunConfig, compose, one_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tensors, unpack_words, write_bytes
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.importing import Columns
+from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.prediction_input import InputSpec, NewNodes, from_pyg
 from fedgraph_flwr.data.schema import Schema, fitted_schema
 from fedgraph_flwr.data.tables import TableLayout
@@ -44,6 +45,7 @@ from fedgraph_flwr.runs.checks import client_class, rebuilds
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
 from fedgraph_flwr.tasks import Task, kind_of
 from fedgraph_flwr.tasks.edges import Edges
+from fedgraph_flwr.tasks.graphs import OfGraphs
 from fedgraph_flwr.tasks.targets import Targets, scale_of
 from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
 from fedgraph_flwr.wire.trees import Tree, unflatten
@@ -229,7 +231,9 @@ class Predictor:
         return self.meaning.where
 
     def predict(self, graph: Any, ids: Sequence[Any] | np.ndarray | None = None) -> Predictions | TargetPredictions:
-        """Predict all nodes of a graph, or all labelled-type nodes of a heterogeneous graph; with ``task=edges``, all edges.
+        """Predict all nodes of a graph, or all labelled-type nodes of a heterogeneous graph.
+
+        With ``task=edges``, predict all edges; with ``task=graphs``, all graphs that it holds (``graph_id``), or the graph.
 
         Args:
             graph: a `Graph` or `HeteroGraph` (`data.prediction_input` reads tables), or a PyG ``Data`` or ``HeteroData``.
@@ -246,6 +250,9 @@ class Predictor:
                 f"{self.source} was trained for task={self.cfg.task.name}: pass pairs of nodes (--pairs)"
             )
         logits, task = self.items(graph)
+        if isinstance(task, OfGraphs):
+            names, place = _names_of_graphs(graph, ids), task.order.argsort()
+            return Predictions(names, logits[place], self.meaning.classes, self.threshold)
         if not isinstance(task, Edges):
             return Predictions(names_of(graph, ids), logits, self.meaning.classes, self.threshold)
         place = task.order.argsort()
@@ -268,7 +275,10 @@ class Predictor:
             raise TypeError(f"task={self.cfg.task.name} predicts no targets")
         layout = self.meaning.schema.tables if self.meaning.schema else TableLayout()
         names = Columns.of(layout).targets or [f"target_{t}" for t in range(stats.size(1))]
-        return TargetPredictions(names_of(graph, ids), task.in_units(outputs.double()).numpy(), tuple(names))
+        values, items = task.in_units(outputs.double()), names_of(graph, ids)
+        if isinstance(task, OfGraphs):
+            values, items = values[task.order.argsort()], _names_of_graphs(graph, ids)
+        return TargetPredictions(items, values.numpy(), tuple(names))
 
     @cached_property
     def target_stats(self) -> Tensor:
@@ -362,7 +372,10 @@ class Predictor:
         Raises:
             FedGraphError: the object is not a graph, or has no features or edges.
         """
-        return graph if isinstance(graph, Graph | HeteroGraph) else from_pyg(graph, self.meaning)
+        made = graph if isinstance(graph, Graph | HeteroGraph) else from_pyg(graph, self.meaning)
+        if issubclass(self.task, OfGraphs) and isinstance(made, Graph) and not made.graph_id.numel():
+            return replace(made, graph_id=torch.zeros(made.num_nodes, dtype=torch.int64))  # one graph
+        return made
 
     @cached_property
     def own(self) -> Any:
@@ -649,3 +662,10 @@ def names_of(graph: Any, ids: Sequence[Any] | np.ndarray | None) -> np.ndarray:
         held = held.get(graph.target) if isinstance(held, dict) else held
         ids = held.numpy() if held is not None and len(held) else np.arange(graph.y.size(0))
     return np.asarray(ids, dtype=object)
+
+
+def _names_of_graphs(graph: Graph, ids: Any) -> np.ndarray:
+    """Return the name of each graph [G]: that of its nodes if tables name them, else its number."""
+    first = starts(graph)
+    named = ids is not None or graph.ids.numel()
+    return names_of(graph, ids)[first.numpy()] if named else graph.graph_id[first].numpy()

@@ -159,7 +159,7 @@ class GraphStrategy(Side, FlowerFedAvg):
     def build_model(self) -> models.Model:
         """The network for the clients' graphs, initialised from torch's global generator."""
         sizes = self.num_features(), self.agreed("num_classes"), self.agreed("num_edge_features") or 0
-        return kind_of(self.cfg).network(self.cfg.model, *sizes)
+        return kind_of(self.cfg).network(self.cfg, *sizes)
 
     def num_features(self) -> Any:
         """Return F, the number of features, which determines the shapes of the shared parameters."""

@@ -7,6 +7,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import default_of
 from fedgraph_flwr.tasks.base import Batch, Learner, Scorer, Task
 from fedgraph_flwr.tasks.edges import Edges
+from fedgraph_flwr.tasks.graphs import Graphs, GraphsRegression
 from fedgraph_flwr.tasks.links import Links
 from fedgraph_flwr.tasks.nodes import Nodes
 from fedgraph_flwr.tasks.targets import MultiLabel, Regression
@@ -21,6 +22,8 @@ _KINDS: dict[str, type[Task]] = {
     "edges": Edges,
     "links": Links,
     "triples": Triples,
+    "graphs": Graphs,
+    "graphs-regression": GraphsRegression,
 }
 
 
@@ -31,7 +34,7 @@ def kind_of(cfg: RunConfig) -> type[Task]:
 
 def probe(cfg: RunConfig) -> models.Model:
     """Build the run's model for the smallest graph sizes, as `models.probe` does."""
-    return models.probe(cfg.model, kind_of(cfg).network)
+    return models.probe(cfg.model, lambda _, *sizes: kind_of(cfg).network(cfg, *sizes))
 
 
 def unread_key(cfg: RunConfig) -> tuple[str, list[str]] | None:

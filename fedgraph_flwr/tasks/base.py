@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr import models
-from fedgraph_flwr.config import EvaluationConfig, ModelConfig, RunConfig
+from fedgraph_flwr.config import EvaluationConfig, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
+
+_NONE = torch.zeros(0)
 
 
 class Batch(NamedTuple):
@@ -107,13 +110,18 @@ class Task:
     masks: Mapping[str, Tensor]
 
     def __init__(self, cfg: RunConfig, graph: Any):
+        if self.ITEMS == "nodes" and getattr(graph, "graph_id", _NONE).numel():
+            raise FedGraphError(
+                f"'{graph.name}' holds many graphs with one answer each, but task={cfg.task.name} predicts nodes: set task=graphs"
+                " or task=graphs-regression"
+            )
         self.cfg = cfg
         self.graph = graph.until(0)
 
     @classmethod
-    def network(cls, cfg: ModelConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
+    def network(cls, cfg: RunConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
         """Build the model of ``cfg`` with W outputs, and the task's readout if it has one."""
-        return models.build(cfg, num_features, width, num_edge_features)
+        return models.build(cfg.model, num_features, width, num_edge_features)
 
     @classmethod
     def num_classes(cls, graph: Any) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr import models
-from fedgraph_flwr.config import TASKS, ModelConfig, RunConfig
+from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
@@ -106,11 +106,11 @@ class Edges(Classification):
         return order[np.argsort(_even(groups[:, order]), kind="stable")] if self.cfg.split.stratify else order
 
     @classmethod
-    def network(cls, cfg: ModelConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
+    def network(cls, cfg: RunConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
         """A model with ``model.hidden`` outputs per node, and an `EdgeReadout` of them."""
-        model = models.build(cfg, num_features, cfg.hidden, num_edge_features)
-        sizes = cfg.hidden, num_edge_features, width
-        return attach(model, EdgeReadout(*sizes, hidden=cfg.hidden, dropout=cfg.dropout))
+        hidden = cfg.model.hidden
+        model = models.build(cfg.model, num_features, hidden, num_edge_features)
+        return attach(model, EdgeReadout(hidden, num_edge_features, width, hidden=hidden, dropout=cfg.model.dropout))
 
     @classmethod
     def num_classes(cls, graph: Any) -> int:

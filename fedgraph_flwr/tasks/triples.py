@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr import models
-from fedgraph_flwr.config import TASKS, ModelConfig, RunConfig
+from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
@@ -126,10 +126,10 @@ class Triples(Task):
         return np.asarray((heads * self.num_relations + relations) * self.num_nodes + tails)
 
     @classmethod
-    def network(cls, cfg: ModelConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
+    def network(cls, cfg: RunConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
         """A model with ``model.hidden`` outputs per entity, and as many for each relation."""
-        model = models.build(cfg, num_features, cfg.hidden, num_edge_features)
-        return attach(model, RelationRows(width, cfg.hidden))
+        model = models.build(cfg.model, num_features, cfg.model.hidden, num_edge_features)
+        return attach(model, RelationRows(width, cfg.model.hidden))
 
     @classmethod
     def num_classes(cls, graph: Any) -> int:

@@ -17,6 +17,7 @@ SET = {
     "disjoint": "0.5",
     "negatives": "3",
     "candidates": "7",
+    "pool": "max",
     "decoder": "transe",
     "batch_size": "5",
     "margin": "1.0",
