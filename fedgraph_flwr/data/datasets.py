@@ -15,7 +15,7 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class Source:
         origin: source of the raw files.
         folder: their folder under the root.
         files: their names.
+        more: pattern of further files that the reader uses if they are there.
         pyg_root: part of ``folder`` passed to the reader as root of PyG's class.
         read: reader; without ``pyg_root`` it receives ``folder``.
     """
@@ -59,6 +60,7 @@ class Source:
     origin: str
     folder: str = ""
     files: tuple[str, ...] = ()
+    more: str = ""
     pyg_root: str = ""
     read: raw.Reader | None = None
 
@@ -239,6 +241,16 @@ SOURCES: dict[str, Source] = {
         files=("train_transaction.csv", "train_identity.csv"),
         read=raw.ieee_fraud,
     ),
+    "tu": Source(
+        "download",
+        (0, 0, 0, 0),
+        origin="https://www.chrsmrrs.com/graphkerneldatasets",
+        folder="TUDataset/{name}/raw",
+        files=("{name}_A.txt", "{name}_graph_indicator.txt"),
+        more="{name}_*.txt",
+        pyg_root="TUDataset",
+        read=raw.tu,
+    ),
     "aml": Source(
         "files",
         (0, 0, 1, 2),
@@ -282,8 +294,8 @@ def source_of(cfg: DatasetConfig) -> Source | None:
             f"dataset.name='{cfg.name}' must be the name of a dataset of {collection}, of letters, digits, '.', '_' and '-'"
         )
     source = SOURCES[collection]
-    folder, *files = (text.replace("{name}", cfg.name) for text in (source.folder, *source.files))
-    return replace(source, folder=folder, files=tuple(files))
+    folder, more, *files = (text.replace("{name}", cfg.name) for text in (source.folder, source.more, *source.files))
+    return replace(source, folder=folder, more=more, files=tuple(files))
 
 
 def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph | HeteroGraph:
@@ -397,14 +409,14 @@ def _cached(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | Het
 
 def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | HeteroGraph:
     folder = data_root() / source.folder
-    missing = _missing(source)
+    missing, values = _missing(source), {"name": cfg.name} | cfg.params
     advice = f"put {', '.join(missing[:12])} into {folder}, from {source.origin}, or set FEDGRAPH_DATA to another root"
     if missing and source.kind == "files":
         raise FedGraphError(f"dataset '{cfg.name}' has missing files: {advice}")
     try:
         if source.kind == "files":
-            return read(folder, {"name": cfg.name} | cfg.params)
-        return _staged(source, read, folder, download=bool(missing))
+            return read(folder, values)
+        return _staged(source, lambda root: read(root, values), folder, download=bool(missing))
     except FedGraphError:
         raise
     except Exception as error:  # a reader or a download can fail in any way, the user gets one error message
@@ -416,7 +428,9 @@ def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | He
         ) from error
 
 
-def _staged(source: Source, read: raw.Reader, folder: Path, download: bool) -> Graph | HeteroGraph:
+def _staged(
+    source: Source, read: Callable[[Path], Graph | HeteroGraph], folder: Path, download: bool
+) -> Graph | HeteroGraph:
     """Run a reader in a temporary folder, then keep its complete downloads."""
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".convert-") as stage:
         staged = Path(stage) / source.folder
@@ -424,15 +438,21 @@ def _staged(source: Source, read: raw.Reader, folder: Path, download: bool) -> G
         if download:
             print(f"downloading {source.folder} from {source.origin}", file=sys.stderr)
         else:
-            for name in source.files:
+            for name in _files(source, folder):
                 (staged / name).symlink_to(folder / name)
         # PyG prints its steps to stderr, and has no timeout for a connection that stalls.
         with contextlib.redirect_stderr(io.StringIO()), _patience(60):
-            graph = read(Path(stage) / source.pyg_root, {})
+            graph = read(Path(stage) / source.pyg_root)
         if download and writable(folder):
-            for name in source.files:
+            for name in _files(source, staged):
                 write_bytes(folder / name, (staged / name).read_bytes())
     return graph
+
+
+def _files(source: Source, folder: Path) -> list[str]:
+    """Return the names of a source's files in a folder."""
+    found = {path.name for path in folder.glob(source.more)} if source.more else set()
+    return [*source.files, *sorted(found - set(source.files))]
 
 
 @contextlib.contextmanager

@@ -75,24 +75,51 @@ def selected(graph: AnyGraph, places: Tensor) -> AnyGraph:
 
 
 def from_graphs(
-    graphs: Sequence[tuple[Tensor, Tensor]],
-    *,
-    y: Tensor | None = None,
-    targets: Tensor | None = None,
-    num_classes: int = 1,
-    edge_attr: Sequence[Tensor] | None = None,
-    name: str = "",
-    group: Tensor | None = None,
-    masks: Sequence[Tensor] | None = None,
+    graphs: Sequence[tuple[Tensor, Tensor]], *, edge_attr: Sequence[Tensor] | None = None, name: str = "", **more: Any
 ) -> Graph:
     """Return many graphs as one.
 
     Args:
         graphs: features [n, F] and edges [2, e] of each graph, with at least one node.
+        edge_attr: features of the edges of each graph [e, D].
+        name: of the data.
+        more: as of `side_by_side`.
+
+    Raises:
+        FedGraphError: a graph has no node.
+    """
+    size = torch.tensor([x.size(0) for x, _ in graphs], dtype=torch.int64)
+    offset = (size.cumsum(0) - size).tolist()
+    edges = [index.to(torch.int64) + start for (_, index), start in zip(graphs, offset, strict=True)]
+    attr = None if edge_attr is None else torch.cat([own.to(torch.float32) for own in edge_attr])
+    x = torch.cat([own.to(torch.float32) for own, _ in graphs]) if graphs else torch.zeros(0, 0)
+    whole = torch.cat(edges, dim=1) if edges else torch.zeros(2, 0, dtype=torch.int64)
+    return side_by_side(x, whole, size, edge_attr=attr, name=name, **more)
+
+
+def side_by_side(
+    x: Tensor,
+    edge_index: Tensor,
+    size: Tensor,
+    *,
+    y: Tensor | None = None,
+    targets: Tensor | None = None,
+    num_classes: int = 1,
+    edge_attr: Tensor | None = None,
+    name: str = "",
+    group: Tensor | None = None,
+    masks: Sequence[Tensor] | None = None,
+) -> Graph:
+    """Return graphs whose nodes and edges are listed one graph after the other.
+
+    Args:
+        x: features of all nodes [N, F].
+        edge_index: edges [2, E] between nodes 0..N-1.
+        size: number of nodes of each graph [G].
         y: labels [G], -1 where unknown.
         targets: numbers [G, T], NaN where unknown.
         num_classes: C.
-        edge_attr: features of the edges of each graph [e, D].
+        edge_attr: features of edges [E, D].
         name: of the data.
         group: the client that each graph is listed under [G].
         masks: training, validation and test graphs, bool [G] each.
@@ -100,30 +127,28 @@ def from_graphs(
     Raises:
         FedGraphError: a graph has no node.
     """
-    size = torch.tensor([x.size(0) for x, _ in graphs], dtype=torch.int64)
     if not size.numel() or not bool((size > 0).all()):
         where = f"graph {int((size == 0).nonzero()[0])} of '{name}'" if size.numel() else f"'{name}'"
         raise FedGraphError(f"{where} has no nodes: every graph needs at least one")
-    offset = size.cumsum(0) - size
     of = torch.arange(size.numel()).repeat_interleave(size)
-    edges = [index.to(torch.int64) + start for (_, index), start in zip(graphs, offset.tolist(), strict=True)]
     none = torch.zeros(size.numel(), dtype=torch.bool)
     labels = torch.full((size.numel(),), -1) if y is None else y.view(-1).to(torch.int64)
-    marks: dict[str, Any] = {mask: values[of] for mask, values in zip(MASKS, masks or [none] * 3, strict=True)}
-    made = Graph(
-        x=torch.cat([x.to(torch.float32) for x, _ in graphs]),
-        edge_index=torch.cat(edges, dim=1),
+    rows: dict[str, Any] = {mask: values[of] for mask, values in zip(MASKS, masks or [none] * 3, strict=True)}
+    if targets is not None:
+        rows["targets"] = targets.to(torch.float32)[of]
+    if edge_attr is not None:
+        rows["edge_attr"] = edge_attr.to(torch.float32)
+    if group is not None:
+        rows["group"] = group[of]
+    return Graph(
+        x=x.to(torch.float32),
+        edge_index=edge_index,
         y=labels[of],
-        **marks,
         num_classes=num_classes,
         name=name,
         graph_id=of,
+        **rows,
     )
-    if targets is not None:
-        made = replace(made, targets=targets.to(torch.float32)[of])
-    if edge_attr is not None:
-        made = replace(made, edge_attr=torch.cat([attr.to(torch.float32) for attr in edge_attr]))
-    return made if group is None else replace(made, group=group[of])
 
 
 def check_many(graph: Graph) -> None:

@@ -23,6 +23,7 @@ import torch
 
 from fedgraph_flwr.config import MAX_CLIENTS, DatasetConfig, number, typed
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.many_graphs import side_by_side
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 
@@ -213,19 +214,15 @@ def _many(
     targets: np.ndarray | None = None,
 ) -> Graph:
     """Return graphs of ``size`` nodes [G] with constant features, as many for each client."""
-    of = torch.arange(size.size).repeat_interleave(torch.from_numpy(size))
-    label = torch.full((size.size,), -1) if y is None else torch.from_numpy(y).to(torch.int64)
-    held = np.zeros((len(of), 0)) if targets is None else targets[of.numpy()]
-    return _graph(
-        name,
-        np.ones((len(of), 1), dtype=np.float32),
-        edges[:, np.lexsort(edges[::-1])],
-        held,
-        clients,
-        y=label[of],
+    return side_by_side(
+        torch.ones(int(size.sum()), 1),
+        torch.from_numpy(np.ascontiguousarray(edges[:, np.lexsort(edges[::-1])])),
+        torch.from_numpy(size),
+        y=None if y is None else torch.from_numpy(y),
+        targets=None if targets is None else torch.from_numpy(targets),
         num_classes=num_classes,
-        group=of // (size.size // clients),
-        graph_id=of,
+        name=name,
+        group=torch.arange(clients).repeat_interleave(size.size // clients),
     )
 
 

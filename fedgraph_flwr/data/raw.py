@@ -9,6 +9,7 @@ import torch
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
+from fedgraph_flwr.data.many_graphs import side_by_side
 from fedgraph_flwr.errors import FedGraphError
 
 ARXIV = "http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"
@@ -151,3 +152,40 @@ def ieee_fraud(folder: Path, params: dict[str, Any]) -> Graph:
         pairs.append(np.stack([earlier[alike], later[alike]]))
     edges = _both_directions(np.concatenate(pairs, axis=1), len(table))
     return _graph(x, edges, table["isFraud"].to_numpy(), 2, product)
+
+
+def tu(folder: Path, params: dict[str, Any]) -> Graph:
+    """Read a dataset of TU Dortmund (Morris et al., 2020) by PyG's reader: many graphs, with a class or numbers each.
+
+    Features are the nodes' attributes (``attributes``) and labels as one-hot columns. Without any, they are the in-degree as
+    one-hot columns, up to ``degrees`` (null: the largest). Edges have their attributes and labels likewise.
+    """
+    from torch_geometric.datasets import TUDataset
+    from torch_geometric.io import read_tu_data
+
+    name, files = str(params["name"]), folder / str(params["name"]) / "raw"
+    if not (files / f"{name}_A.txt").is_file():
+        TUDataset(str(folder), name)  # downloads
+    data, slices, sizes = read_tu_data(str(files), name)
+    of = np.loadtxt(files / f"{name}_graph_indicator.txt", dtype=np.int64, ndmin=1) - 1
+    size = torch.from_numpy(np.bincount(of))
+    if (np.diff(of) < 0).any():
+        raise FedGraphError(f"{files / f'{name}_graph_indicator.txt'} must list the nodes of one graph after the other")
+    counts = torch.diff(slices["edge_index"])
+    edges = data.edge_index + (size.cumsum(0) - size).repeat_interleave(counts)
+    attributes = slice(None) if params["attributes"] else slice(sizes["num_node_attributes"], None)
+    x = torch.zeros(len(of), 0) if data.x is None else data.x[:, attributes]
+    if not x.size(1):
+        degree = torch.bincount(edges[1], minlength=len(of))
+        most = int(degree.max()) if params["degrees"] is None else int(params["degrees"])
+        x = torch.eye(most + 1)[degree.clamp(max=most)]
+    numbers = data.y.is_floating_point()
+    return side_by_side(
+        x,
+        edges,
+        size,
+        y=None if numbers else data.y,
+        targets=data.y.view(size.numel(), -1) if numbers else None,
+        num_classes=1 if numbers else int(data.y.max()) + 1,
+        edge_attr=data.edge_attr,
+    )

@@ -74,6 +74,26 @@ def dirichlet(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -
     )
 
 
+def chunks(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
+    """Consecutive items to each client, ``size`` in ``cfg.params`` or N / M if fewer, and the rest at random (GCFL).
+
+    Files sorted by class so give each client mostly one class. Of many graphs, the items are graphs.
+
+    Raises:
+        FedGraphError: the size is no positive integer.
+    """
+    most = cfg.params.get("size")
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+        raise FedGraphError(
+            f"partition.size={most} must be a positive integer, the number of items that are consecutive"
+        )
+    size = min(most, graph.num_nodes // num_clients)
+    label = np.arange(graph.num_nodes) // max(size, 1)
+    rest = np.flatnonzero(label >= num_clients)
+    label[rest] = np.random.default_rng(seed).integers(num_clients, size=rest.size)
+    return _by_label(label)
+
+
 def kmeans(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
     """M clusters of the features by K-means (FedStruct; scikit-learn with its automatic number of starts)."""
     from sklearn.cluster import KMeans
@@ -118,6 +138,7 @@ GROUPINGS: dict[str, Callable[[Graph, PartitionConfig, int, int], Groups]] = {
     "metis": metis,
     "random": random,
     "dirichlet": dirichlet,
+    "chunks": chunks,
     "kmeans": kmeans,
     "overlapping": overlapping,
     "planted": planted,
