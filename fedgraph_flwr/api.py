@@ -242,7 +242,8 @@ def run(
         words: ``key=value``, as on the command line.
         graphs: PyG ``Data`` or ``HeteroData`` in memory, one per client, instead of a dataset and its partition: ``x``,
             ``edge_index``, integer ``y`` (-1: unknown). ``train_mask`` and ``test_mask`` are used as the split if present.
-            ``node_id`` identifies nodes held by several clients. ``dataset`` is then only a name. The graphs are stored in
+            ``node_id`` identifies nodes held by several clients. With ``task=graphs``, a list of ``Data`` per client, each
+            with one class ``y``, or numbers. ``dataset`` is then only a name. The graphs are stored in
             the run's folder, in ``clients/``.
         classes: with ``graphs``, the names of the labels 0..C-1.
         target: with ``HeteroData``, the node type to classify; optional if only one type has ``y``.

@@ -15,6 +15,7 @@ from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.importing import client_graph, from_data, numbered_classes
 from fedgraph_flwr.data.importing_typed import from_hetero_data, in_order, typed_client
+from fedgraph_flwr.data.many_graphs import from_graphs
 from fedgraph_flwr.data.split import split_graph, split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.partition.clients import with_target_stats
@@ -55,7 +56,8 @@ def clients(
     """Return one client's graph per object; objects from `ClientGraph.to_pyg` keep their cut edges and original ids.
 
     Args:
-        graphs: at least one; see `whole` for the required content; missing types are empty.
+        graphs: at least one; see `whole` for the required content; missing types are empty. A list of ``Data`` is a client with
+            many graphs, each with one class ``y`` or numbers.
         cfg: its ``split`` and ``seed`` apply to graphs without masks.
         name: name of the dataset.
         classes: names of the labels; empty: numbers up to the largest of all graphs.
@@ -64,6 +66,8 @@ def clients(
     Raises:
         FedGraphError: errors of `whole`, a graph without training nodes, or masks in only some graphs.
     """
+    if any(isinstance(data, list | tuple) for data in graphs):
+        return _clients_of_many(graphs, cfg, name, classes)
     typed = _typed(graphs[0])
     for index, data in enumerate(graphs):
         if _typed(data) != typed:
@@ -77,6 +81,59 @@ def clients(
         made = [*with_target_stats(made)]
     made = share_schema(made) if typed and not cfg.strategy.private_schema else made
     return [replace(graph, name=name) for graph in made]
+
+
+def _clients_of_many(graphs: Sequence[Any], cfg: RunConfig, name: str, classes: Sequence[str]) -> list[ClientGraph]:
+    """Return one client's graph per list of ``Data``, each a graph with one label, or with numbers.
+
+    Raises:
+        FedGraphError: an object is no list, is empty, or holds something else.
+    """
+    for index, own in enumerate(graphs):
+        if not isinstance(own, list | tuple) or not own:
+            raise FedGraphError(
+                f"graphs[{index}] must be a list of PyG Data like the others, one per graph of the client, and not empty"
+            )
+    whole = [_many(own, f"graphs[{index}]") for index, own in enumerate(graphs)]
+    names = list(classes) or numbered_classes(torch.cat([graph.y for graph in whole]), "graphs=[...]")
+    made = []
+    for index, graph in enumerate(whole):
+        named = check_file(replace(graph, num_classes=max(len(names), 1), name=name), f"graphs[{index}]")
+        made.append(client_graph(named, index, len(graphs), cfg.split, cfg.seed))
+    return with_target_stats(made)
+
+
+def _many(graphs: Sequence[Any], where: str) -> Graph:
+    """Return a client's graphs side by side.
+
+    Raises:
+        FedGraphError: a graph lacks a tensor, or differs from the others in its features or targets.
+    """
+    for place, data in enumerate(graphs):
+        if _typed(data) or any(not isinstance(getattr(data, key, None), Tensor) for key in ("x", "edge_index", "y")):
+            raise FedGraphError(f"{where}[{place}] must be a PyG Data with tensors x, edge_index and y")
+        y, first = data.y, graphs[0]
+        if y.is_floating_point() != first.y.is_floating_point() or y.numel() != first.y.numel():
+            raise FedGraphError(
+                f"{where}[{place}] has y {y.dtype} {list(y.shape)}, and {where}[0] {first.y.dtype} {list(first.y.shape)}:"
+                " expected one integer class, or as many numbers, for each graph"
+            )
+        if not y.is_floating_point() and y.numel() != 1:
+            raise FedGraphError(f"{where}[{place}] has {y.numel()} labels: expected one integer class for each graph")
+        if data.x.dim() != 2 or data.x.size(1) != first.x.size(1):
+            raise FedGraphError(
+                f"{where}[{place}] has x {list(data.x.shape)}, and {where}[0] {list(first.x.shape)}: expected [n, F] with the"
+                " same F"
+            )
+    held = [getattr(data, "edge_attr", None) for data in graphs]
+    if any(attr is None for attr in held) and not all(attr is None for attr in held):
+        raise FedGraphError(
+            f"{where}: only some of its graphs have edge_attr: give all of them the same columns, or none"
+        )
+    attr = [own.view(len(own), -1) for own in held if own is not None] or None
+    y = torch.stack([data.y.view(-1) for data in graphs])
+    answers: dict[str, Any] = {"targets": y} if y.is_floating_point() else {"y": y.view(-1)}
+    return from_graphs([(data.x, data.edge_index) for data in graphs], edge_attr=attr, name=where, **answers)
 
 
 def say_unread(graphs: Sequence[Any]) -> None:
@@ -94,10 +151,10 @@ def any_split(graphs: Sequence[Any], target: str = "") -> bool:
     if not isinstance(graphs, list | tuple) or not graphs:
         got = "an empty one" if isinstance(graphs, list | tuple) else f"a {type(graphs).__name__}"
         raise FedGraphError(
-            f"graphs must be a list of PyG Data or HeteroData, one per client, got {got}: fedgraph_flwr.datasets.partition cuts"
-            " one graph into many"
+            f"graphs must be a list of PyG Data or HeteroData, or of lists of Data, one per client, got {got}:"
+            " fedgraph_flwr.datasets.partition cuts one graph into many"
         )
-    return not all(_unmarked(data, target) for data in graphs)
+    return not all(isinstance(data, list | tuple) or _unmarked(data, target) for data in graphs)
 
 
 def _unmarked(data: Any, target: str) -> list[str]:

@@ -42,8 +42,8 @@ class OfGraphs(Task):
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         if not graph.graph_id.numel():
             raise FedGraphError(
-                f"task={cfg.task.name} needs many graphs, but '{graph.name}' is one: choose dataset=cycles or dataset=tu, import"
-                " tables with --graph-column, or pass a list of PyG Data per client"
+                f"task={cfg.task.name} needs many graphs, but '{graph.name}' is one: choose dataset=cycles or dataset=tu, or"
+                " pass a list of PyG Data per client"
             )
         check_answers(graph)
         items = one_per_graph(graph)

@@ -345,3 +345,55 @@ def test_one_new_graph_is_predicted(inline):
     found, every = run.predict(data), run.predict(graph, client=None)
     values = "probabilities" if keys["task"] == "graphs" else "values"
     np.testing.assert_allclose(getattr(found, values)[0], getattr(every, values)[4], rtol=1e-5)
+
+
+def several(numbers: bool, count: int = 12) -> list[list[Data]]:
+    """Two clients with rings and paths of three to five nodes."""
+    found: list[list[Data]] = []
+    for own in range(2):
+        found.append([])
+        for place in range(count):
+            n, ring = 3 + place % 3, place % 2
+            ends = torch.stack([torch.arange(n), torch.arange(n).roll(-1)])[:, : n if ring else n - 1]
+            y = torch.tensor([float(n), float(own)]) if numbers else torch.tensor([ring])
+            found[-1].append(Data(x=torch.ones(n, 2), edge_index=torch.cat([ends, ends.flip(0)], 1), y=y))
+    return found
+
+
+@pytest.mark.parametrize("numbers", [False, True], ids=["classes", "numbers"])
+def test_lists_of_data_are_clients_with_many_graphs(numbers, tmp_path):
+    task = "graphs-regression" if numbers else "graphs"
+    given, keys = several(numbers), {"rounds": 1, "model.hidden": 4, "progress": False}
+    run = fg.run(graphs=given, task=task, **keys, out=tmp_path / "run")
+    for client, own in enumerate(given):
+        stored = load_client(run.config, client)
+        items = one_per_graph(stored)
+        answer = items.targets.tolist() if numbers else items.y.tolist()
+        assert answer == [data.y.tolist() if numbers else int(data.y) for data in own]
+        for place, data in enumerate(own):
+            one = selected(stored, torch.tensor([place]))
+            assert torch.equal(one.x, data.x)
+            assert torch.equal(one.edge_index, data.edge_index)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda given: [given[0], given[1][0]], r"graphs\[1\] must be a list of PyG Data like the others"),
+        (lambda given: [given[0], []], r"graphs\[1\] must be a list of PyG Data like the others.*not empty"),
+        (lambda given: [given[0], [*given[1], Data(x=torch.ones(2, 2))]], r"graphs\[1\]\[12\] must be a PyG Data with"),
+        (lambda given: [[*given[0][:-1], _wide(given[0][-1])], given[1]], r"graphs\[0\]\[11\] has x \[5, 3\].*same F"),
+        (lambda given: [[*given[0][:-1], _doubled(given[0][-1])], given[1]], r"graphs\[0\]\[11\] has y"),
+    ],
+)
+def test_lists_that_do_not_fit_are_refused(change, match, tmp_path):
+    with pytest.raises(FedGraphError, match=match):
+        fg.run(graphs=change(several(False)), task="graphs", rounds=1, progress=False, out=tmp_path / "run")
+
+
+def _wide(data: Data) -> Data:
+    return Data(x=torch.ones(data.num_nodes, 3), edge_index=data.edge_index, y=data.y)
+
+
+def _doubled(data: Data) -> Data:
+    return Data(x=data.x, edge_index=data.edge_index, y=torch.tensor([1, 1]))
