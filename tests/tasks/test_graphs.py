@@ -26,6 +26,7 @@ from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, make, pool
 from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.tasks.graphs import OfGraphs
 from fedgraph_flwr.testing import assert_same_arrays
 
@@ -397,3 +398,17 @@ def _wide(data: Data) -> Data:
 
 def _doubled(data: Data) -> Data:
     return Data(x=data.x, edge_index=data.edge_index, y=torch.tensor([1, 1]))
+
+
+def test_a_policy_counts_graphs():
+    """Not nodes: a step on few graphs, or a class with few scored graphs, could reveal them."""
+    made = client(*words(CYCLES, SMALL), "dataset.graphs=40", "task.batch_size=3")
+    made.policy = Policy(min_nodes=5)
+    assert made.graph.num_nodes > 100
+    with pytest.raises(FedGraphError, match=r"client 0 has 3 training graphs in a step.*at least 5"):
+        made.train()
+    counts = made.task.y[made.task.masks["test"]].bincount()
+    assert sum(made.score(made.predict())["test-count"]) == int(counts[counts >= 5].sum()) < int(counts.sum())
+    made.policy = Policy(min_nodes=9)
+    del made.scored
+    assert sum(made.scores()["test-count"]) == 0
