@@ -177,12 +177,12 @@ class MethodContract:
             found = self.go(tmp_path, monkeypatch)
         graphs = [partition.load_client(found.cfg, i) for i in range(partition.num_clients(found.cfg))]
         sizes = {size for graph in graphs for size in _sizes(graph)}
-        told = declaration(found.cfg.strategy.name).sized
+        sized = declaration(found.cfg.strategy.name).sized
         records = [item for reply in seen if reply.has_content() for item in reply.content.array_records.items()]
         assert records
         for group, record in records:
             shapes = [array.shape for array in from_record(record).values()]
-            assert f"up/{group}" in told or not any(sizes & set(shape) for shape in shapes), group
+            assert f"up/{group}" in sized or not any(sizes & set(shape) for shape in shapes), group
 
     def test_it_is_another_method_at_the_limits_that_it_declares(self, tmp_path: Path, monkeypatch: Any) -> None:
         """The same losses in every round, and the same values of the parameters that both have."""

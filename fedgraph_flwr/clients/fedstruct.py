@@ -300,9 +300,9 @@ class FedStructClient(FedGradClient):
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Score the model, and free the inputs that the next message replaces."""
-        told = super().evaluate(parameters, config)
+        scores = super().evaluate(parameters, config)
         self.release()
-        return told
+        return scores
 
     def release(self) -> None:
         """Free what the next message replaces: clients that share a process would hold all of it at once."""

@@ -131,7 +131,7 @@ def _module(source: str, plain: Plain, meaning: InputSpec, dtype: str) -> str:
     """Return the text of ``model.py``: a module of `plain`, and code that loads these weights."""
     text, _, rest = source.partition('"""\n\n')
     needed = ["import json", "from pathlib import Path"] + ([] if "\nimport torch\n" in source else ["import torch"])
-    told = f"{text}\n\nWritten by `fedgraph-flwr export`; needs only torch and torch_geometric.\n"
+    docstring = f"{text}\n\nWritten by `fedgraph-flwr export`; needs only torch and torch_geometric.\n"
     imports = "\n".join(needed)
     net = plain.module.partition(":")[2] or "Net"
     loader = _LOADER.format(
@@ -139,7 +139,7 @@ def _module(source: str, plain: Plain, meaning: InputSpec, dtype: str) -> str:
     )
     if is_own(plain.module):  # `from __future__` and a docstring stay first
         return f"{source}\n\n{imports}\nimport torch\n{loader}"
-    return f'{told}"""\n\n{imports}\n{rest}{loader}'
+    return f'{docstring}"""\n\n{imports}\n{rest}{loader}'
 
 
 def _source(plain: Plain) -> str:
@@ -242,16 +242,16 @@ def load_export(folder: Path) -> Exported:
         FedGraphError: it is not an exported folder.
     """
     try:
-        told = json.loads((folder / INDEX).read_bytes())
-        if is_own(str(told["module"])):  # whose code is not run because a folder names it
+        index = json.loads((folder / INDEX).read_bytes())
+        if is_own(str(index["module"])):  # whose code is not run because a folder names it
             raise FedGraphError(
-                f"{folder} holds the custom model {sanitize(told['module'], 60)}: predict with its model.py (load) and"
+                f"{folder} holds the custom model {sanitize(index['module'], 60)}: predict with its model.py (load) and"
                 " preprocess.py (read), or with the run's folder"
             )
         weights = load_file(folder / WEIGHTS)
-        schema = Schema.from_dict(told["schema"], str(folder)) if told["schema"] else None
-        meaning = InputSpec(tuple(told["classes"]), told["num_features"], schema, told["undirected"], str(folder))
-        plain = Plain(told["module"], told["arguments"], weights, told["labels"])
-        return Exported(plain, told["dtype"], meaning, told["client"], told["round"], told["threshold"])
+        schema = Schema.from_dict(index["schema"], str(folder)) if index["schema"] else None
+        meaning = InputSpec(tuple(index["classes"]), index["num_features"], schema, index["undirected"], str(folder))
+        plain = Plain(index["module"], index["arguments"], weights, index["labels"])
+        return Exported(plain, index["dtype"], meaning, index["client"], index["round"], index["threshold"])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FedGraphError(f"{folder} contains no exported model ({first_line(error)})") from error

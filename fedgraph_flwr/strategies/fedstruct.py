@@ -162,8 +162,8 @@ class FedStruct(FedGrad):
         if largest >= owner.size or (owner < 0).any():
             raise RunFailed(f"the clients' nodes are not 0 to {largest}, each once: check node_id of their graphs")
         keys = np.stack([r.groups["identity"]["key"] for r in replies])
-        told = {"keys": {"keys": keys, "owner": owner}, **signatures(replies.replies, "identity")}
-        inbox: dict[int, Groups] = dict.fromkeys(self.nodes, told)
+        announced = {"keys": {"keys": keys, "owner": owner}, **signatures(replies.replies, "identity")}
+        inbox: dict[int, Groups] = dict.fromkeys(self.nodes, announced)
         ended: set[int] = set()
         exchange = 0
         while not ended:  # all clients need the same number of exchanges, at most two per hop

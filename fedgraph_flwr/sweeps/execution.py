@@ -21,7 +21,7 @@ from fedgraph_flwr.sweeps.spec import Cell, Sweep
 from fedgraph_flwr.sweeps.summary import SweepSummary
 from fedgraph_flwr.sweeps.table import MADE, markdown
 
-Told = Callable[[Cell, Row, int, float | None], None]
+OnRow = Callable[[Cell, Row, int, float | None], None]
 """Callback for each finished run: its cell and row, the number of remaining runs, and their estimated seconds, if known."""
 
 
@@ -42,7 +42,7 @@ def default_jobs(configs: Sequence[RunConfig]) -> int:
     return max(1, cores // max((cfg.threads for cfg in configs), default=1))
 
 
-def execute(book: ResultsIndex, how: How, told: Told) -> None:
+def execute(book: ResultsIndex, how: How, on_row: OnRow) -> None:
     """Run the missing cells and append each row when its run ends. The caller holds the lock of the file (`alone`)."""
     path = book.sweep.results
     waiting = deque(book.missing(how.only))
@@ -59,7 +59,7 @@ def execute(book: ResultsIndex, how: How, told: Told) -> None:
                 left += len(more)
             left -= 1
             seconds = book.seconds(waiting)
-            told(cell, row, left, None if seconds is None else seconds / max(how.jobs, 1))
+            on_row(cell, row, left, None if seconds is None else seconds / max(how.jobs, 1))
 
 
 def probe(cells: Sequence[Cell], configs: Sequence[RunConfig]) -> float | None:

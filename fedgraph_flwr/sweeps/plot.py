@@ -32,8 +32,8 @@ def _lines(tally: SweepSummary, axes: Any) -> None:
             [statistics.stdev(g) if len(g) > 1 else 0.0 for _, g in known],
         )
         axes.errorbar([a for a, _ in known], means, spread, capsize=3, label=method, color=f"C{index}")
-        told = [(a, sweep.paper.get(s, {}).get(method)) for a, s in zip(x, sweep.settings, strict=True)]
-        paper = [(a, float(str(value).split(" ")[0])) for a, value in told if value is not None]
+        published = [(a, sweep.paper.get(s, {}).get(method)) for a, s in zip(x, sweep.settings, strict=True)]
+        paper = [(a, float(str(value).split(" ")[0])) for a, value in published if value is not None]
         axes.plot([a for a, _ in paper], [value for _, value in paper], "x", color=f"C{index}")
     steps = sorted(value for value in x if value > 0)
     if len(steps) > 2 and steps[-1] >= 100 * steps[0]:

@@ -145,5 +145,5 @@ def _digest(words: tuple[str, ...]) -> str:
     from fedgraph_flwr.partition import content
 
     cfg = configuration(words)
-    told = [*content(cfg), *([to_json(cfg)] if "config" in given else [])]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16] if told else ""
+    parts = [*content(cfg), *([to_json(cfg)] if "config" in given else [])]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else ""

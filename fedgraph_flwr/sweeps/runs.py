@@ -23,8 +23,8 @@ def run_cell(cell: Cell, keep: Path | None = None) -> dict[str, Any]:
     """
     began = time.perf_counter()
     try:
-        told = (majority if cell.method == MAJORITY else homophily)(cell.words) if cell.method in COUNTED else None
-        figures = {"value": told} if told is not None else _train(cell, keep)
+        counted = (majority if cell.method == MAJORITY else homophily)(cell.words) if cell.method in COUNTED else None
+        figures = {"value": counted} if counted is not None else _train(cell, keep)
     except RunFailed as error:  # such as diverging training: also a result
         figures = {"value": math.nan, "headline": f"{FAILED}{error}"}
     except FedGraphError as error:
@@ -87,11 +87,11 @@ def majority(words: Sequence[str]) -> float:
     scores: dict[str, list[float]] = {}
     for task in tasks:
         width = task.width
-        constant = torch.zeros(task.graph.num_nodes, width)
+        constant = torch.zeros(len(task.y) if task.targets else task.graph.num_nodes, width)
         if label is not None:
             constant = F.one_hot(label, width).float().expand(task.y.numel(), -1)
-        told = task.scorer(0).score(constant, task.wanted(cfg.evaluation, width), cfg.evaluation.own)
-        scores = {key: [*scores.get(key, []), *values] for key, values in told.items()}
+        found = task.scorer(0).score(constant, task.wanted(cfg.evaluation, width), cfg.evaluation.own)
+        scores = {key: [*scores.get(key, []), *values] for key, values in found.items()}
     key = metrics.headline if cfg.evaluation.metric == "accuracy" else metrics.chance_key
     return metrics.averages(scores, [float(g.num_nodes) for g in graphs])[key(cfg.evaluation, "test")]
 

@@ -31,18 +31,18 @@ class Search:
     keys: tuple[tuple[str, str, tuple[str, ...]], ...]
 
     @classmethod
-    def read(cls, told: Any, where: str) -> "Search":
+    def read(cls, body: Any, where: str) -> "Search":
         """Read the section ``search`` of a file, or overrides.
 
         Raises:
             FedGraphError: an invalid number of trials or an invalid distribution.
         """
-        if not isinstance(told, Mapping):
-            raise FedGraphError(f"{where}: search must contain trials and keys with their distributions, got {told!r}")
-        trials = told.get("trials", 20)
+        if not isinstance(body, Mapping):
+            raise FedGraphError(f"{where}: search must contain trials and keys with their distributions, got {body!r}")
+        trials = body.get("trials", 20)
         if type(trials) is not int or trials < 1:
             raise FedGraphError(f"{where}: a search must have at least 1 trial, got {trials!r}")
-        keys = tuple((key, *_distribution(key, str(value), where)) for key, value in told.items() if key != "trials")
+        keys = tuple((key, *_distribution(key, str(value), where)) for key, value in body.items() if key != "trials")
         if not keys:
             raise FedGraphError(
                 f"{where}: a search needs a key with a distribution, such as train.lr=loguniform(1e-4,1e-1)"
@@ -61,17 +61,17 @@ class Search:
         """
         if not self.keys:
             return {}
-        told: dict[str, list[str]] = {}
+        named: dict[str, list[str]] = {}
         history: History = ()
         for trial in range(self.trials_each):
             if trial >= RANDOM and len(history) < trial:
                 break
             values = suggest(self.keys, history if trial >= RANDOM else (), trial)
             words = [f"{key}={value}" for key, value in values]
-            told[", ".join(words)] = words
+            named[", ".join(words)] = words
             if (score := validation(words)) is not None:
                 history += ((values, score),)
-        return told
+        return named
 
 
 def is_distribution(value: str) -> bool:

@@ -240,7 +240,7 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
         seeds = value if key == "seed" else seeds
         if key != "seed" and len(expand(value)) > 1:
             raise FedGraphError(f"'{word}' has several values: define them in {path} under settings, methods or grid")
-    told = {
+    described = {
         key: value
         for key, value in body.items()
         if key in ("title", "source", "notes", "figure", "baselines", "baseline")
@@ -260,7 +260,7 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
         paper={str(key): value for key, value in (body.get("paper") or {}).items()},
         beside={str(key): value for key, value in (body.get("beside") or {}).items()},
         places=places,
-        **{"title": path.stem, **told},
+        **{"title": path.stem, **described},
     )
 
 
@@ -336,15 +336,15 @@ def _flat(body: Mapping[Any, Any], above: str = "") -> Iterator[str]:
             yield f"{above}{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}"
 
 
-def seeds_of(told: Any, place: str) -> list[int]:
+def seeds_of(given: Any, place: str) -> list[int]:
     """Return the seeds of a list, a number, or a text such as ``0..4``."""
-    every = expand(told) if isinstance(told, str) else told if isinstance(told, list) else [told]
+    every = expand(given) if isinstance(given, str) else given if isinstance(given, list) else [given]
     try:
         seeds = [int(str(seed)) for seed in every]
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise FedGraphError(f"{place}: seeds must be distinct integers >= 0, such as 0..4, got {told!r}")
+        raise FedGraphError(f"{place}: seeds must be distinct integers >= 0, such as 0..4, got {given!r}")
     return seeds
 
 

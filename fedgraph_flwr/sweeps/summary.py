@@ -72,10 +72,10 @@ class SweepSummary:
     def _best(self, setting: str, names: Sequence[str]) -> str:
         """Return the choice with the best mean validation score, among those without a failed seed."""
         means = {
-            name: statistics.mean(told.values())
+            name: statistics.mean(by_seed.values())
             for name in names
-            if len(told := self.validation.get((setting, name), {})) == len(self.values.get((setting, name), {})) > 0
-            and not any(map(math.isnan, told.values()))
+            if len(by_seed := self.validation.get((setting, name), {})) == len(self.values.get((setting, name), {})) > 0
+            and not any(map(math.isnan, by_seed.values()))
         }
         return max(means, key=lambda name: self.sign * means[name]) if means else names[0]
 

@@ -116,16 +116,16 @@ def _intervals(tally: SweepSummary) -> list[str]:
     means = {(s, m): tally.mean(s, m) for s in sweep.settings for m in columns}
     gaps = {(s, m): tally.difference(s, m) for s in sweep.settings for m in columns}
     lines = []
-    for told, what in ((means, "of the mean"), (gaps, f"of the difference to {sweep.reference}, paired by seed")):
-        known = [found for found in told.values() if found and found.n > 1]
+    for intervals, what in ((means, "of the mean"), (gaps, f"of the difference to {sweep.reference}, paired by seed")):
+        known = [found for found in intervals.values() if found and found.n > 1]
         if known:
             sizes = {found.n for found in known}
             over = f"n = {next(iter(sizes))} seeds" if len(sizes) == 1 else "n seeds, listed per cell"
             lines += ["", f"95 % interval {what} (t, {over}):", ""]
-            shown = [m for m in columns if told is means or m != sweep.reference]
+            shown = [m for m in columns if intervals is means or m != sweep.reference]
             lines += _head(shown, _corner(tally))
             for s in sweep.settings:
-                lines.append(_line(s, (_range(told[s, m], told is gaps, len(sizes) > 1) for m in shown)))
+                lines.append(_line(s, (_range(intervals[s, m], intervals is gaps, len(sizes) > 1) for m in shown)))
     return lines
 
 
@@ -137,10 +137,10 @@ def _range(found: Interval | None, signed: bool, with_n: bool) -> str:
     return f"{mean} ± {found.half:.2f}{f' (n = {found.n})' if with_n else ''}"
 
 
-def failures(told: Iterable[tuple[Cell, str]]) -> list[str]:
+def failures(messages: Iterable[tuple[Cell, str]]) -> list[str]:
     """Return a line per error message with its cells and seeds."""
     grouped: dict[tuple[str, str, str], list[int]] = {}
-    for cell, sentence in told:
+    for cell, sentence in messages:
         grouped.setdefault((cell.setting, cell.method, sentence), []).append(cell.seed)
     return [
         f"- {setting}, {method}, seed {', '.join(map(str, seeds))}: {sanitize(sentence, 1000)}"

@@ -130,8 +130,8 @@ class _Teller:
     def _serve(self, cfg: RunConfig, name: str) -> None:
         try:
             tracker: Tracker = locate(TRACKERS[self.name][1])(cfg, name)
-            while told := self._waiting.get():
-                getattr(tracker, told[0])(*told[1])
+            while call := self._waiting.get():
+                getattr(tracker, call[0])(*call[1])
         except (Exception, SystemExit) as error:  # a tracker must not affect the run
             reason = f"{type(error).__name__}: {first_line(error)}"
             log(
@@ -149,19 +149,19 @@ def scalars(record: Mapping[str, Any], by_client: bool = False) -> dict[str, flo
     numbers of selected and failed clients, ``privacy/`` ε and releases. ``by_client`` adds ``client/I/``, each client's scores.
     """
     phases = record["phases"]
-    told = {f"scores/{key}": value for key, value in record.get("metrics", {}).items()}
-    told |= {f"train/{key}": value for key, value in record.get("train", {}).items()}
-    told |= {f"bytes/{way}": sum(phase[f"bytes_{way}"] for phase in phases.values()) for way in ("up", "down")}
-    told |= {f"bytes/{name}/{way}": phase[f"bytes_{way}"] for name, phase in phases.items() for way in ("up", "down")}
-    told |= {"seconds/round": record["seconds"]} | {
+    found = {f"scores/{key}": value for key, value in record.get("metrics", {}).items()}
+    found |= {f"train/{key}": value for key, value in record.get("train", {}).items()}
+    found |= {f"bytes/{way}": sum(phase[f"bytes_{way}"] for phase in phases.values()) for way in ("up", "down")}
+    found |= {f"bytes/{name}/{way}": phase[f"bytes_{way}"] for name, phase in phases.items() for way in ("up", "down")}
+    found |= {"seconds/round": record["seconds"]} | {
         f"seconds/{name}": phase["seconds"] for name, phase in phases.items()
     }
-    told |= {"clients/asked": len(record["cohort"]), "clients/failed": len(record["failed"])}
-    told |= {f"privacy/{key}": value for key, value in record.get("privacy", {}).items()}
+    found |= {"clients/asked": len(record["cohort"]), "clients/failed": len(record["failed"])}
+    found |= {f"privacy/{key}": value for key, value in record.get("privacy", {}).items()}
     if by_client:
         for key, values in record.get("clients", {}).items():
-            told |= {f"client/{client}/{key.replace('-', '_')}": value for client, value in enumerate(values)}
-    return finite(told)
+            found |= {f"client/{client}/{key.replace('-', '_')}": value for client, value in enumerate(values)}
+    return finite(found)
 
 
 def label(cfg: RunConfig, name: str) -> str:
@@ -169,9 +169,9 @@ def label(cfg: RunConfig, name: str) -> str:
     return f"{cfg.strategy.name}-{cfg.data_name}-{cfg.seed}-{name[:8]}"
 
 
-def finite(told: Mapping[str, Any]) -> dict[str, float]:
+def finite(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers among values."""
     numbers = {
-        key: value for key, value in told.items() if isinstance(value, int | float) and not isinstance(value, bool)
+        key: value for key, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)
     }
     return {key: float(value) for key, value in numbers.items() if math.isfinite(value)}

@@ -27,6 +27,7 @@ from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, make, pool
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
+from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks.graphs import OfGraphs
 from fedgraph_flwr.testing import assert_same_arrays
 
@@ -412,3 +413,10 @@ def test_a_policy_counts_graphs():
     made.policy = Policy(min_nodes=9)
     del made.scored
     assert sum(made.scores()["test-count"]) == 0
+
+
+def test_the_sweeps_majority_counts_graphs():
+    given = [*words(CYCLES, SMALL), "dataset.graphs=40"]
+    assert 0.3 <= majority(given) <= 0.7
+    numbers = [*words(COUNTS, SMALL), "dataset.graphs=40", "evaluation.metric=r2"]
+    assert majority(numbers) == pytest.approx(0, abs=0.3)  # the mean of the training graphs
