@@ -294,8 +294,8 @@ class Member:
         needed = max(self.floor, threshold(self.share, len(self.state[CLIENTS])))
         if not {self.client} <= alive <= set(members.tolist()) or len(alive) < needed:
             raise RunFailed(
-                f"client {self.client} should unmask a sum over clients {sorted(alive)} of {members.tolist()}, "
-                f"expected at least {needed} clients, including itself"
+                f"client {self.client} was asked to unmask a sum over clients {sorted(alive)} of {members.tolist()},"
+                f" expected at least {needed} clients, including itself"
             )
         for own in self.state[RATIOS]:
             self._check_weights(own, np.isin(members, list(alive)))

@@ -189,8 +189,11 @@ def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
     """Decode an array after checking everything that does not need its values."""
     shape = tuple(array.shape)
     _kind(array.dtype, shape, wanted, name, who)
-    if len(array.data) > math.prod(shape) * np.dtype(wanted.dtype).itemsize + _HEADER:
-        raise FedGraphError(f"{who} with {len(array.data)} bytes for '{name}' of shape {shape}")
+    most = math.prod(shape) * np.dtype(wanted.dtype).itemsize + _HEADER
+    if len(array.data) > most:
+        raise FedGraphError(
+            f"{who} with {len(array.data)} bytes for '{name}' of shape {shape}, expected at most {most} as {wanted.dtype}"
+        )
     try:
         values = decode(name, array)
     except FedGraphError as error:
