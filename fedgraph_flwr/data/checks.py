@@ -76,6 +76,8 @@ def _check_plain(graph: Graph) -> None:
 def _check_cuts(graph: ClientGraph) -> None:
     n = graph.num_nodes
     _whole(graph, "num_global_nodes", 0)
+    if type(graph.shared) is not bool:
+        raise FedGraphError(f"shared must be true or false, got {graph.shared!r}")
     _labelled(graph.part, "part", n)
     _labelled(graph.edge_part, "edge_part", graph.num_edges)
     _labelled(graph.node_id, "node_id", n, graph.num_global_nodes)

@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.config.lookup import function
-from fedgraph_flwr.data import aml, csbm, hetero, payments, planted, raw, typed
+from fedgraph_flwr.data import aml, csbm, hetero, knowledge, payments, planted, raw, typed
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
@@ -250,6 +250,15 @@ SOURCES: dict[str, Source] = {
         more="{name}_*.txt",
         pyg_root="TUDataset",
         read=raw.tu,
+    ),
+    "kg": Source(
+        "download",
+        (0, 0, 1, 0),
+        origin="https://github.com/villmow/datasets_knowledge_embedding",
+        folder="kg/{name}/raw",
+        files=knowledge.FILES,
+        pyg_root="kg",
+        read=knowledge.read,
     ),
     "aml": Source(
         "files",

@@ -291,7 +291,7 @@ class Graph:
         content = {f.name: getattr(self, f.name) for f in fields(self)}
         empty = [key for key, value in content.items() if key in _OPTIONAL and len(value) == 0]
         empty += [key for key, value in content.items() if key.startswith("foreign")]  # they stay in the party's file
-        empty += [] if self.num_edge_classes else ["num_edge_classes"]
+        empty += [key for key in ("num_edge_classes", "shared") if key in content and not content[key]]
         return Data(**{key: value for key, value in content.items() if key not in empty})
 
     def save(self, path: Path | str | BinaryIO) -> None:
@@ -306,7 +306,9 @@ class Graph:
         empty = [key for key in tensors if key.endswith(_VERSION_2) and not sum(tensors[key].shape)]
         empty += [key for key in tensors if key.startswith("foreign") and not tensors[key].numel()]
         tensors = {key: tensor for key, tensor in tensors.items() if key not in empty}
-        values = {key: value for key, value in values.items() if value or key not in ("linking", "num_edge_classes")}
+        values = {
+            key: value for key, value in values.items() if value or key not in ("linking", "num_edge_classes", "shared")
+        }
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
 
     @classmethod
@@ -399,6 +401,7 @@ class ClientGraph(Graph):
         client: index of this client, 0..M-1.
         num_clients: M.
         num_global_nodes: nodes of the whole graph.
+        shared: whether clients share nodes, whose ``node_id`` are those of one graph even where each client holds all of it.
         foreign: rows of the party's edge table that name another party, not yet matched, int64 [2, R]: own node, and the
             position of the other party in ``linking["parties"]``. Like ``ids``, they stay in the party's file.
         foreign_out: whether the own node is the source, bool [R].
@@ -418,6 +421,7 @@ class ClientGraph(Graph):
     client: int = 0
     num_clients: int = 1
     num_global_nodes: int = 0
+    shared: bool = False
     cut_out_edge_attr: Tensor = field(default_factory=_no_features)
     cut_out_edge_time: Tensor = field(default_factory=_no_ids)
     cut_out_edge_y: Tensor = field(default_factory=_no_ids)
@@ -434,6 +438,10 @@ class ClientGraph(Graph):
     foreign_edge_time: Tensor = field(default_factory=_no_ids)
     foreign_edge_y: Tensor = field(default_factory=_no_ids)
     linking: dict[str, Any] = field(default_factory=dict)
+
+    def with_edges(self, edge_index: Tensor, order: Tensor) -> Self:
+        """As `Graph.with_edges`, with the client of each edge."""
+        return replace(super().with_edges(edge_index, order), edge_part=rows_of(self.edge_part, order))
 
     def until(self, stage: int) -> Self:
         """As `Graph.until`, of cut edges too."""

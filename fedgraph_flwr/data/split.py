@@ -182,6 +182,8 @@ def _public(graph: Graph, cfg: SplitConfig) -> list[Tensor]:
     """Return the public masks; if validation is empty, take the share ``val`` of training nodes, the same for all seeds."""
     labelled = graph.labelled
     masks = [mask & labelled for mask in (graph.train_mask, graph.val_mask, graph.test_mask)]
+    if graph.edge_split.numel():  # the data assign edges, not nodes
+        return masks
     if not isinstance(graph, ClientGraph) and not any(bool(mask.any()) for mask in masks):
         raise FedGraphError(f"dataset '{graph.name}' has no public masks: use split.kind=ratio or kfold")
     train, val, test = masks

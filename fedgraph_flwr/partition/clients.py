@@ -12,11 +12,14 @@ from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, rows_of
-from fedgraph_flwr.data.many_graphs import nodes_of, one_per_graph
+from fedgraph_flwr.data.many_graphs import MASKS, nodes_of, one_per_graph
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
-from fedgraph_flwr.partition.groups import FREE, GROUPINGS
+from fedgraph_flwr.partition.groups import FREE, GROUPINGS, skewed
 from fedgraph_flwr.partition.merges import MERGES
+
+RELATIONS = "relations"
+"""The partition that assigns edges to clients by their labels."""
 
 
 def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
@@ -26,9 +29,15 @@ def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
         FedGraphError: as `assign` and `split_graph`, or a client without a training node.
     """
     whole = splits_whole(cfg)
+    if graph.edge_split.numel() and not whole:  # the data's own split, which is not asked for
+        graph = replace(graph, edge_split=graph.edge_split[:0])
     if whole:
         graph = split_graph(graph, cfg.split, cfg.seed)
-    clients = cut(graph, assign(graph, cfg.partition, cfg.num_clients, grouping_seed(cfg.split, cfg.seed)))
+    seed = grouping_seed(cfg.split, cfg.seed)
+    if cfg.partition.name == RELATIONS:
+        clients = by_relation(graph, cfg.partition, cfg.num_clients, seed)
+    else:
+        clients = cut(graph, assign(graph, cfg.partition, cfg.num_clients, seed))
     clients = with_target_stats([split_client(client, cfg) for client in clients])
     return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
 
@@ -68,7 +77,7 @@ def split_client(client: ClientGraph, cfg: RunConfig) -> ClientGraph:
     """
     whole = splits_whole(cfg)
     client = ensure_train(client, cfg.split.min_train, cfg.seed) if whole else split_graph(client, cfg.split, cfg.seed)
-    if cfg.task.name not in ("edges", "triples") and not client.train_mask.any():
+    if cfg.task.name not in ("edges", "links", "triples") and not client.train_mask.any():
         raise FedGraphError(
             f"client {client.client} has {client.num_nodes} nodes, none for training: lower num_clients"
             f" ({client.num_clients}), use another partition, or set split.min_train=1"
@@ -92,7 +101,7 @@ def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
         return [nodes_of(graph, part) for part in parts]
     own = is_own(cfg.name)
     if not own and cfg.name not in GROUPINGS:
-        raise unknown("partition.name", cfg.name, [*GROUPINGS, "module:function"])
+        raise unknown("partition.name", cfg.name, [*GROUPINGS, RELATIONS, "module:function"])
     if num_clients > graph.num_nodes:
         raise FedGraphError(
             f"num_clients={num_clients} exceeds the {graph.num_nodes} nodes of '{graph.name}': lower it"
@@ -215,14 +224,44 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
     ]
 
 
+def by_relation(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> list[ClientGraph]:
+    """Return clients among which the edges of each label are shared out: each holds its edges and the nodes that they touch.
+
+    Raises:
+        FedGraphError: edges without labels, or as `groups.skewed`.
+    """
+    if not graph.edge_y.numel():
+        raise FedGraphError(
+            f"partition={RELATIONS} needs labels of edges, which '{graph.name}' does not have: choose another partition, or"
+            " import the tables with --edge-label-column"
+        )
+    owner = torch.from_numpy(skewed(graph.edge_y.numpy(), cfg, num_clients, seed, f"edges of '{graph.name}'"))
+    clients = []
+    for client in range(num_clients):
+        rows = (owner == client).nonzero().view(-1)
+        nodes = graph.edge_index[:, rows].unique()
+        own = graph.with_edges(torch.searchsorted(nodes, graph.edge_index[:, rows]), rows)
+        (alone,) = cut(_only(own, nodes), [torch.arange(nodes.numel())])
+        place: dict[str, Any] = {"client": client, "num_clients": num_clients, "num_global_nodes": graph.num_nodes}
+        clients.append(replace(alone, node_id=nodes, shared=True, **place))
+    return clients
+
+
+def _only(graph: Graph, nodes: Tensor) -> Graph:
+    """Return the rows of some nodes, with edges that are numbered by them already."""
+    rows: dict[str, Any] = {key: getattr(graph, key)[nodes] for key in ("x", "y", *MASKS)}
+    rows |= {key: rows_of(getattr(graph, key), nodes) for key in ("group", "ids", "targets", "graph_id")}
+    return replace(graph, **rows)
+
+
 def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
     """Return the whole graph as the single client of the Central reference: all nodes, kept and cut edges, and ``part``.
 
     A node that several clients hold is taken from the owner (the lowest number), with its masks. Nodes without a client are
     omitted. For disjoint clients this is the original graph with each client's masks. Separately imported clients, each with
-    its own numbering, are concatenated.
+    its own numbering, are concatenated. Where clients share nodes and each edge is one client's, ``edge_part`` names the client.
     """
-    if all(c.num_nodes == c.num_global_nodes for c in clients):
+    if all(c.num_nodes == c.num_global_nodes and not c.shared for c in clients):
         starts = np.cumsum([0, *(c.num_nodes for c in clients)]).tolist()
         clients = [
             replace(c, node_id=c.node_id + start, num_global_nodes=starts[-1])
@@ -238,7 +277,11 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         + [torch.stack([c.node_id[c.cut_out[0]], c.cut_out[1]]) for c in clients],
         dim=1,
     )
-    if node_id.size < nodes.numel():  # clients share nodes, so several may list one edge
+    labelled = any(c.edge_y.numel() for c in clients)
+    edge_part = torch.zeros(0, dtype=torch.int64)
+    if node_id.size < nodes.numel() and not any(c.cut_out.numel() + c.cut_in.numel() for c in clients) and labelled:
+        edge_part = torch.arange(len(clients)).repeat_interleave(torch.tensor([c.num_edges for c in clients]))
+    elif node_id.size < nodes.numel():  # clients share nodes, so several may list one edge
         if any(c.has_edge_data for c in clients):
             raise FedGraphError(
                 "clients that share nodes cannot be pooled if their edges have features, times or labels: several of them may"
@@ -276,6 +319,7 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         schema=clients[0].schema,
         node_id=torch.from_numpy(node_id),
         part=part[index],
+        edge_part=edge_part,
         num_global_nodes=clients[0].num_global_nodes,
         targets=rows("targets"),
         target_stats=clients[0].target_stats,

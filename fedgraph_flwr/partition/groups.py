@@ -59,18 +59,33 @@ def dirichlet(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -
     Raises:
         FedGraphError: a thousand draws failed.
     """
-    rng, y = np.random.default_rng(seed), graph.y.numpy()
-    label = np.empty(len(y), np.int64)
+    return _by_label(skewed(graph.y.numpy(), cfg, num_clients, seed, f"nodes of '{graph.name}'"))
+
+
+def skewed(y: np.ndarray, cfg: PartitionConfig, num_clients: int, seed: int, items: str) -> np.ndarray:
+    """Return the client of each item, int64, by Dirichlet shares of each label.
+
+    Args:
+        y: labels of the items.
+        cfg: the concentration ``alpha``, and ``min_size`` items of each client.
+        num_clients: M.
+        seed: of the draws.
+        items: what they are, for errors.
+
+    Raises:
+        FedGraphError: a thousand draws failed.
+    """
+    rng, label = np.random.default_rng(seed), np.empty(len(y), np.int64)
     for _ in range(1000 if len(y) >= num_clients * cfg.min_size else 0):
         for c in np.unique(y):
             nodes = rng.permutation(np.flatnonzero(y == c))
             ends = np.cumsum(rng.dirichlet(np.full(num_clients, cfg.alpha))) * len(nodes)
             label[nodes] = np.searchsorted(ends[:-1], np.arange(len(nodes)), side="right")
         if np.bincount(label, minlength=num_clients).min() >= max(cfg.min_size, 1):
-            return _by_label(label)
+            return label
     raise FedGraphError(
-        f"partition=dirichlet found no shares that give each of {num_clients} clients {cfg.min_size} of the {len(y)} nodes of"
-        f" '{graph.name}': raise partition.alpha={cfg.alpha:g}, or lower num_clients or partition.min_size"
+        f"partition={cfg.name} found no shares that give each of {num_clients} clients {cfg.min_size} of the {len(y)} {items}:"
+        f" raise partition.alpha={cfg.alpha:g}, or lower num_clients or partition.min_size"
     )
 
 

@@ -6,7 +6,8 @@ that leave its nodes. Labels are no features, so all edges stay messages, except
 no edge after its cut, and validation none after the next.
 
 The ratio split orders each client's edges by a keyed hash of the global ids of their ends, so that a client and the pooled graph
-agree on it.
+agree on it. With ``split.kind=public`` the data assign edges to stages (``edge_split``). A stage reads its own edges and those of
+earlier stages.
 """
 
 from collections.abc import Callable
@@ -53,8 +54,9 @@ class Edges(Classification):
                 " import them without it, and set model.reverse=true for messages in both directions"
             )
         if not cfg.task.between and graph.part.numel():  # in the pooled graph, edges between clients are inner edges
-            own = (graph.part[graph.edge_index[0]] == graph.part[graph.edge_index[1]]).nonzero().view(-1)
-            graph = graph.with_edges(graph.edge_index[:, own], own)
+            own = (graph.part[graph.edge_index[0]] == graph.part[graph.edge_index[1]]) | bool(graph.edge_part.numel())
+            kept = own.nonzero().view(-1)
+            graph = graph.with_edges(graph.edge_index[:, kept], kept)
         self.whole = graph if cfg.task.between else _without_cut_edges(graph)
         self.graph = self.until(0)
         inner, leaving = self.whole.edge_index, self.whole.cut_out
@@ -62,6 +64,8 @@ class Edges(Classification):
         data = {key: _own_rows(self.whole, key) for key in ("edge_y", "edge_split")}
         y = data["edge_y"] if data["edge_y"].numel() else torch.full((ends.size(1),), -1)
         part = graph.part[inner[0]] if graph.part.numel() else graph.part  # the pooled graph has no edges to others
+        if graph.edge_part.numel():
+            part = graph.edge_part
         used = self._used(y, ends, part, data["edge_split"])
         self.order = torch.cat([(used == 0).nonzero().view(-1), (used != 0).nonzero().view(-1)])
         self.y, self.part = y[self.order], part[self.order] if part.numel() else part
@@ -80,10 +84,14 @@ class Edges(Classification):
         if split.numel():
             found[known] = split[known]
             return found
-        if self.cfg.split.kind == "temporal" and known.numel():
+        if self.cfg.split.kind != "ratio" and known.numel():
             raise FedGraphError(
-                f"client {self.graph.client}: split.kind=temporal needs edges that were split by their times: import the tables"
-                " with --time-column and --split temporal, or set split.kind=ratio"
+                f"client {self.graph.client}: split.kind={self.cfg.split.kind} needs edges that were split by"
+                + (
+                    " their times: import the tables with --time-column and --split temporal, or set split.kind=ratio"
+                    if self.cfg.split.kind == "temporal"
+                    else f" the data, which those of '{self.graph.name}' are not: set split.kind=ratio"
+                )
             )
         owner = part[known].numpy() if part.numel() else np.zeros(known.numel(), dtype=np.int64)
         place = self._hashed(ends[:, known].numpy(), np.stack([owner, y[known].numpy()]))
@@ -101,7 +109,7 @@ class Edges(Classification):
             ends: global ids [2, V].
             groups: client and class of each item [2, V].
         """
-        key = pairs.mixed(_copies(ends) + np.uint64(derive_seed(self.cfg.seed, "edges")))
+        key = pairs.mixed(_copies(np.concatenate([groups[:1], ends])) + np.uint64(derive_seed(self.cfg.seed, "edges")))
         order = np.argsort(pairs.mixed(pairs.keyed(ends, 0) ^ key), kind="stable")
         return order[np.argsort(_even(groups[:, order]), kind="stable")] if self.cfg.split.stratify else order
 
@@ -177,17 +185,18 @@ class Edges(Classification):
 
     @classmethod
     def check(cls, cfg: RunConfig) -> None:
-        """Edges are split at random or by time."""
-        if cfg.split.kind not in ("ratio", "temporal"):
+        """Edges are split at random, by time or as the data do."""
+        if cfg.split.kind not in ("ratio", "temporal", "public"):
             raise FedGraphError(
-                f"task=edges splits edges at random or by time, got split.kind={cfg.split.kind}: set split.kind to ratio or"
-                " temporal"
+                f"task=edges splits edges at random, by time or as the data do, got split.kind={cfg.split.kind}: set split.kind"
+                " to ratio, temporal or public"
             )
 
 
 def _copies(ends: np.ndarray) -> np.ndarray:
-    """Return how many earlier edges have the same ends [2, V], uint64 [V]."""
-    order, place = np.lexsort((np.arange(ends.shape[1]), ends[1], ends[0])), np.arange(ends.shape[1])
+    """Return how many earlier edges have the same client and ends [3, V], uint64 [V]."""
+    place = np.arange(ends.shape[1])
+    order = np.lexsort((place, *ends[::-1]))
     new = np.ones(order.size, dtype=bool)
     new[1:] = (np.diff(ends[:, order], axis=1) != 0).any(0)
     found = np.empty(order.size, dtype=np.uint64)

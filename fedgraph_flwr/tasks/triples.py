@@ -392,4 +392,5 @@ def _entities(graph: ClientGraph, owner: np.ndarray) -> dict[int, np.ndarray]:
     if not graph.part.numel():
         return {0: np.arange(graph.num_nodes)}
     part, ends = graph.part.numpy(), graph.edge_index.numpy()
-    return {p: np.union1d(np.flatnonzero(part == p), ends[:, owner == p]) for p in np.unique(part).tolist()}
+    parties = np.union1d(part, owner[owner >= 0]).tolist()
+    return {p: np.union1d(np.flatnonzero(part == p), ends[:, owner == p]) for p in parties}

@@ -352,7 +352,7 @@ def test_the_report_counts_edges(inline, tmp_path):
     ("words", "match"),
     [
         (["strategy=fedgta"], "strategy=fedgta does not serve task=edges: set task to nodes"),
-        (["split.kind=kfold"], "task=edges splits edges at random or by time, got split.kind=kfold"),
+        (["split.kind=kfold"], "task=edges splits edges at random, by time or as the data do, got split.kind=kfold"),
         (["dataset=mutag"], "graphs of one type of nodes"),
     ],
 )
