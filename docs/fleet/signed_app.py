@@ -69,11 +69,11 @@ def serve(folder: Path, listen: str) -> None:
 
         def do_POST(self) -> None:
             """Send the bundle's address and its signatures."""
-            told = {
+            reply = {
                 "fab_url": f"http://{listen}/{BUNDLE}",
                 "verifications": json.loads((folder / SIGNATURES).read_text()),
             }
-            self._answer(json.dumps(told).encode() if self.path == "/hub/fetch-fab" else None)
+            self._answer(json.dumps(reply).encode() if self.path == "/hub/fetch-fab" else None)
 
         def do_GET(self) -> None:
             """Send the bundle."""

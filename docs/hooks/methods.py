@@ -109,7 +109,7 @@ class Method:
 @lru_cache(maxsize=1)
 def methods() -> dict[str, Method]:
     """Return all methods by name."""
-    return {name: Method(name, told["about"], told["keys"]) for name, told in described("strategy").items()}
+    return {name: Method(name, entry["about"], entry["keys"]) for name, entry in described("strategy").items()}
 
 
 def groups() -> dict[str, list[str]]:

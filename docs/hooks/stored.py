@@ -55,17 +55,17 @@ def budget(method: str) -> list[str]:
     if method not in curves:
         return []
     each = {name: int(rows[-1]["bytes"]) / int(rows[-1]["round"]) for name, rows in curves.items()}
-    told = "On ten CSBM clients with different homophily ([budget](../results/budget.md)), "
-    told += f"it sends {size(each[method])} per round"
+    text = "On ten CSBM clients with different homophily ([budget](../results/budget.md)), "
+    text += f"it sends {size(each[method])} per round"
     ratio = f"{each[method] / each['fedavg']:.2g}"
-    told += "." if method == "fedavg" else ", like FedAvg." if ratio == "1" else f", {ratio} times FedAvg's."
+    text += "." if method == "fedavg" else ", like FedAvg." if ratio == "1" else f", {ratio} times FedAvg's."
     names = dict.fromkeys(name for name in ("local", "fedavg", method) if name in curves)
     points = {
         name: [(int(row["round"]), float(row["validation"])) for row in curves[name] if row["seed"] == "0"]
         for name in names
     }
     note = "Validation accuracy in % by round, for one seed and the defaults of the YAML."
-    return [told, f'{plot(points, method)}\n<p class="note">{note}</p>']
+    return [text, f'{plot(points, method)}\n<p class="note">{note}</p>']
 
 
 def plot(points: dict[str, list[tuple[int, float]]], own: str) -> str:
