@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 APP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
 
 
-def told(*words: str) -> RunConfig:
+def composed(*words: str) -> RunConfig:
     """What ``flwr run . --run-config WORD ...`` gives the app, by Flower's own reading."""
     return from_run_config(get_fused_config_from_dir(ROOT, parse_config_args(list(words))))
 
@@ -41,27 +41,49 @@ def test_the_bundle_meets_the_hubs_rules():
 
 
 def test_without_a_word_a_run_is_that_of_the_configuration():
-    assert told() == compose([], defaults=["num_clients=2"])
+    assert composed() == compose([], defaults=["num_clients=2"])
 
 
 def test_plain_keys_are_those_of_the_command_line():
     words = ['strategy="fedspa" rounds=7 train.lr=0.05', "evaluation.trained=true", 'tracking="[tensorboard]"']
     expected = ["strategy=fedspa", "rounds=7", "train.lr=0.05", "evaluation.trained=true", "tracking=[tensorboard]"]
-    assert told(*words) == compose(expected, defaults=["num_clients=2"])
+    assert composed(*words) == compose(expected, defaults=["num_clients=2"])
 
 
 def test_overrides_stand_over_plain_keys():
-    cfg = told('strategy="fedprox" rounds=7 overrides="strategy.mu=0.5 rounds=9"')
+    cfg = composed('strategy="fedprox" rounds=7 overrides="strategy.mu=0.5 rounds=9"')
     assert (cfg.strategy.name, cfg.strategy.prox.mu, cfg.rounds) == ("fedprox", 0.5, 9)
+
+
+def test_old_names_in_overrides_are_the_new_ones_for_the_server_and_a_node():
+    old = 'overrides="evaluation.watch=loss split.redraw=true privacy.scores=told"'
+    new = ["evaluation.monitor=loss", "split.resample=true", "privacy.scores=exact"]
+    with pytest.warns(FutureWarning) as warned:
+        assert composed(old) == compose(new, defaults=["num_clients=2"])
+    assert [str(warning.message).partition(":")[0] for warning in warned] == [
+        "evaluation.watch is now evaluation.monitor",
+        "split.redraw is now split.resample",
+        "privacy.scores=told is now privacy.scores=exact",
+    ]
+    sent = get_fused_config_from_dir(ROOT, parse_config_args([old]))
+    with pytest.warns(FutureWarning):
+        assert from_run_config(sent, foreign=True) == compose(new, defaults=["num_clients=2"])
+
+
+def test_an_old_name_in_overrides_next_to_the_new_plain_key_is_an_error():
+    with pytest.raises(
+        FedGraphError, match=r"evaluation\.watch is the old name of evaluation\.monitor, and both are given"
+    ):
+        composed('evaluation.monitor="metric" overrides="evaluation.watch=loss"')
 
 
 def test_wrong_plain_keys_are_sentences():
     with pytest.raises(FedGraphError, match="did you mean 'fedspa'"):
-        told('strategy="fedsap"')
+        composed('strategy="fedsap"')
     with pytest.raises(FedGraphError, match=r"train\.lr"):
-        told('train.lr="fast"')
+        composed('train.lr="fast"')
     with pytest.raises(ValueError, match="'stratgy' is not present"):
-        told('stratgy="fedspa"')
+        composed('stratgy="fedspa"')
 
 
 def test_a_group_and_a_key_below_it_go_into_overrides_and_the_page_has_the_sentence_that_another_attempt_gives():
@@ -69,7 +91,7 @@ def test_a_group_and_a_key_below_it_go_into_overrides_and_the_page_has_the_sente
         parse_config_args(['strategy="fedprox" strategy.mu=0.1'])
     (quoted,) = re.findall(r'Flower reports "([^"]*)"', (ROOT / "docs" / "flower.md").read_text())
     assert " ".join(quoted.split()) in refused.value.message
-    assert told('overrides="strategy=fedprox strategy.mu=0.1"').strategy.prox.mu == 0.1
+    assert composed('overrides="strategy=fedprox strategy.mu=0.1"').strategy.prox.mu == 0.1
 
 
 def test_a_node_resolves_nothing_in_a_servers_plain_keys():
