@@ -46,19 +46,19 @@ def seconds(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print the table."""
-    told: dict[str, list[str]] = {}
+    cells_of: dict[str, list[str]] = {}
     for count, byzantine in ((10, 1), (100, 10)):
         theta, values = models(count)
         mean = seconds(partial(weighted_mean, values, [1.0] * len(values)))
-        told.setdefault("mean", []).append(f"{1e3 * mean:.0f} | 1")
+        cells_of.setdefault("mean", []).append(f"{1e3 * mean:.0f} | 1")
         for name in AGGREGATORS[1:]:
             cfg = StrategyConfig(aggregator=name, byzantine=byzantine)
             took = seconds(partial(combine, values, theta, cfg))
-            told.setdefault(name, []).append(f"{1e3 * took:.0f} | {took / mean:.1f}")
+            cells_of.setdefault(name, []).append(f"{1e3 * took:.0f} | {took / mean:.1f}")
     parameters = sum(int(np.prod(shape)) for shape in SHAPES.values())
     print(f"{parameters} parameters; CPU ms, and the ratio to the mean")
     print("| | 10 clients | ratio | 100 clients | ratio |\n|---|---|---|---|---|")
-    for name, cells in told.items():
+    for name, cells in cells_of.items():
         print(f"| `{name}` | " + " | ".join(cells) + " |")
 
 

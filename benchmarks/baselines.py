@@ -73,15 +73,15 @@ def measured(words: list[str]) -> dict[str, float]:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "fedgraph_flwr", "run", *asked]
         subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
-        told = json.loads((out / "summary.json").read_text())
+        summary = json.loads((out / "summary.json").read_text())
         rounds = [json.loads(line)["phases"] for line in (out / "rounds.jsonl").read_text().splitlines()]
     sent = [sum(phase["bytes_up"] + phase["bytes_down"] for phase in phases.values()) for phases in rounds]
     return {
-        "seconds": told["seconds_per_round"],
-        "setup": told["setup_seconds"],
-        "megabytes": told["peak_rss_mb"],
+        "seconds": summary["seconds_per_round"],
+        "setup": summary["setup_seconds"],
+        "megabytes": summary["peak_rss_mb"],
         "sent": statistics.median(sent) / 1e6,
-        "sent_before": (told["bytes_up"] + told["bytes_down"] - sum(sent)) / 1e6,
+        "sent_before": (summary["bytes_up"] + summary["bytes_down"] - sum(sent)) / 1e6,
     }
 
 

@@ -64,8 +64,8 @@ def divided(profile: cProfile.Profile, rounds: int) -> tuple[float, dict[str, fl
         elif any(word in name for word in KERNELS):
             kernels += own
         else:  # of the interpreter: whoever calls it
-            for (caller, _, _), told in callers.items():
-                places[_place(caller)] += told[2]
+            for (caller, _, _), entry in callers.items():
+                places[_place(caller)] += entry[2]
     return kernels / rounds, {place: seconds / rounds for place, seconds in places.items()}
 
 
@@ -81,8 +81,8 @@ def measured(row: str, words: list[str]) -> dict[str, object]:
     kernels, places = divided(profile, rounds - 1)
     python, profiled = max(whole - kernels, 0.0), sum(places.values())
     parts = {place: python * places.get(place, 0) / profiled for place in (*PLACES, "other")}
-    told = {"a round": whole, "torch and NumPy": kernels} | parts
-    return {"row": row} | {f"{name}, ms": round(1000 * seconds, 1) for name, seconds in told.items()}
+    parts_of = {"a round": whole, "torch and NumPy": kernels} | parts
+    return {"row": row} | {f"{name}, ms": round(1000 * seconds, 1) for name, seconds in parts_of.items()}
 
 
 def main() -> None:

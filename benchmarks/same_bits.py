@@ -191,14 +191,14 @@ def main() -> int:
             results = [child(c, f, scenario, chosen, args.rounds, cache) for c, f, cache in given]
             for method in chosen:
                 now, before = (result[method] for result in results)
-                told = compare(now, before)
+                difference = compare(now, before)
                 reason = next(
                     (e[2] for e in expected if fnmatch.fnmatch(method, e[0]) and fnmatch.fnmatch(scenario, e[1])), ""
                 )
-                different += bool(told) and not reason
+                different += bool(difference) and not reason
                 same = "refused by both" if isinstance(now, str) else "same bits"
-                listed = f" (expected: {reason})" if told and reason else ""
-                print(f"{scenario:8} {method:20} {told or same}{listed}", flush=True)
+                listed = f" (expected: {reason})" if difference and reason else ""
+                print(f"{scenario:8} {method:20} {difference or same}{listed}", flush=True)
     return int(different > 0)
 
 

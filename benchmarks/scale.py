@@ -171,10 +171,10 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
             if any(Path(out).glob("rounds.jsonl")):  # not while its partition is made
                 held = max(held, held_by(process.pid))
             time.sleep(1.0)
-        told = process.stdout.read() if process.stdout else b""
+        output = process.stdout.read() if process.stdout else b""
         if process.returncode:
             raise SystemExit(f"{' '.join(command)} ended with code {process.returncode}")
-    found = json.loads(told.splitlines()[-1])
+    found = json.loads(output.splitlines()[-1])
     marks = found["marks"]
     after = list(itertools.pairwise(marks[skipped - 1 :]))
     actors = [max((b["actors"][pid] - a["actors"].get(pid, 0) for pid in b["actors"]), default=0.0) for a, b in after]
@@ -202,16 +202,16 @@ def _of_bare(words: list[str], rounds: int) -> float:
     """Measure the ratio in a separate process."""
     code = f"from benchmarks.round import ratio; ours, bare = ratio({words!r}, 3, {rounds}); print(ours / bare)"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
     ).stdout
-    return round(float(told.splitlines()[-1]), 2)
+    return round(float(output.splitlines()[-1]), 2)
 
 
 def _sizes(words: list[str]) -> tuple[int, int]:
-    told = dict(word.split("=", 1) for word in words)
-    clients = int(told["num_clients"])
-    return clients, round(clients * float(told.get("strategy.fraction", 1)))
+    values = dict(word.split("=", 1) for word in words)
+    clients = int(values["num_clients"])
+    return clients, round(clients * float(values.get("strategy.fraction", 1)))
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -48,8 +48,8 @@ def final(run: fg.Run) -> dict[str, np.ndarray]:
 def data(client: int = 0, **changes: object) -> Data:
     """A small graph with a split of its own, as PyG has it."""
     graph = client_graph(client)
-    told = {key: getattr(graph, key) for key in ("x", "edge_index", "y", "train_mask", "val_mask", "test_mask")}
-    return Data(**{key: value for key, value in {**told, **changes}.items() if value is not None})
+    given = {key: getattr(graph, key) for key in ("x", "edge_index", "y", "train_mask", "val_mask", "test_mask")}
+    return Data(**{key: value for key, value in {**given, **changes}.items() if value is not None})
 
 
 # --- the package ------------------------------------------------------------------------------------------------------
@@ -367,18 +367,18 @@ def test_graphs_in_memory_go_on_after_a_rest(folder):
 def test_predictions_are_those_that_were_scored_and_name_the_classes():
     graphs = [data(client) for client in range(2)]
     run = fg.run(graphs=graphs, classes=["red", "green", "blue"], rounds=3, progress=False)
-    told = run.predict(graphs[1])
+    predicted = run.predict(graphs[1])
     names = np.array(["red", "green", "blue"])[graphs[1].y]
-    right = (told.labels == names)[graphs[1].test_mask].mean()
+    right = (predicted.labels == names)[graphs[1].test_mask].mean()
     assert right == run.clients.test_accuracy[1]
     unlabelled = Data(x=graphs[1].x, edge_index=graphs[1].edge_index)
-    np.testing.assert_array_equal(run.predict(unlabelled).probabilities, told.probabilities)
-    np.testing.assert_array_equal(run.predict(client=1).probabilities, told.probabilities)
+    np.testing.assert_array_equal(run.predict(unlabelled).probabilities, predicted.probabilities)
+    np.testing.assert_array_equal(run.predict(client=1).probabilities, predicted.probabilities)
     with pytest.raises(fg.FedGraphError, match="nothing to predict"):
         run.predict()
     model, graph = run.model(), load_client(run.config, 1)
     logits = model(model.prepare(graph)).detach()
-    assert torch.equal(logits, told.logits)
+    assert torch.equal(logits, predicted.logits)
 
 
 def test_a_clients_own_model_is_the_one_that_predicts():
@@ -421,7 +421,7 @@ def test_typed_graphs_in_memory():
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ({"graphs": []}, "got an empty one"),
         ({"graphs": Data()}, "got a Data"),
@@ -438,8 +438,8 @@ def test_typed_graphs_in_memory():
         ({"classes": ["a"]}, "classes requires graphs"),
     ],
 )
-def test_wrong_graphs_are_one_sentence_and_leave_no_folder(keys, told):
-    with pytest.raises(fg.FedGraphError, match=told):
+def test_wrong_graphs_are_one_sentence_and_leave_no_folder(keys, message):
+    with pytest.raises(fg.FedGraphError, match=message):
         fg.run(**keys)
     assert not Path("runs").exists()
 

@@ -135,9 +135,9 @@ def test_the_blocks_of_a_page_run_in_their_order(page, tmp_path, monkeypatch, ca
     for name in set(sys.modules) - known:  # code of the page's own, which another test may write anew
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for said in AFTERWARDS.get(page, ()):
-        assert said in told or any(tmp_path.rglob(said)), said
+        assert said in printed or any(tmp_path.rglob(said)), said
 
 
 AFTERWARDS = {  # what a page's commands tell, or the files that they leave
@@ -179,13 +179,13 @@ class Links(HTMLParser):
         self.feed(page.read_text())
 
     def handle_starttag(self, tag, attrs):
-        told = dict(attrs)
+        attributes = dict(attrs)
         self.tags[tag] = self.tags.get(tag, 0) + 1
-        self.ids |= {told[key] for key in ("id", "name") if told.get(key)}
-        if tag == "a" and told.get("href"):
-            self.links.add(told["href"])
-        elif told.get("src") or (tag == "link" and told.get("href")):
-            self.loads.add(told.get("src") or told["href"])
+        self.ids |= {attributes[key] for key in ("id", "name") if attributes.get(key)}
+        if tag == "a" and attributes.get("href"):
+            self.links.add(attributes["href"])
+        elif attributes.get("src") or (tag == "link" and attributes.get("href")):
+            self.loads.add(attributes.get("src") or attributes["href"])
 
 
 @pytest.fixture(scope="module")

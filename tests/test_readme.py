@@ -115,21 +115,21 @@ def ours(table: str, setting: str, column: str) -> str:
 def test_results_at_a_glance_are_those_that_the_rule_chooses():
     """`python -m simulations.reproduction --write` writes them anew."""
     assert reproduction.written(TEXT) == TEXT
-    told = [row for row in rows(TEXT) if row[0].startswith("FedStruct")]
+    listed = [row for row in rows(TEXT) if row[0].startswith("FedStruct")]
     main = reproduction.main_table("fedstruct").sweep
     method = reproduction.column(reproduction.main_table("fedstruct"), ("fedstruct",))
     gaps = {
         setting: mean(main.name, setting, method) - float(re.match(r"[\d.]+", str(cells[method])).group())
         for setting, cells in main.paper.items()
     }
-    for row, setting in zip(told, (min(gaps, key=gaps.get), max(gaps, key=gaps.get)), strict=True):
+    for row, setting in zip(listed, (min(gaps, key=gaps.get), max(gaps, key=gaps.get)), strict=True):
         assert row[0] == f"{method}, {setting}"
         assert row[1:4] == [ours(main.name, setting, column) for column in ("Local-GNN", "FL-GNN", method)]
 
 
 def test_the_page_of_results_tells_the_first_table_as_it_is_stored():
-    told, stored = ({row[0]: row[1:] for row in rows(text.read_text())[::-1]} for text in (PAGE, RESULTS / "cora.md"))
-    assert told["Cora"] == stored["Cora"]
+    shown, stored = ({row[0]: row[1:] for row in rows(text.read_text())[::-1]} for text in (PAGE, RESULTS / "cora.md"))
+    assert shown["Cora"] == stored["Cora"]
 
 
 @pytest.mark.parametrize("name", scale.TEXTS)
@@ -204,9 +204,9 @@ def test_the_figures_of_a_paragraph_stand_in_the_tables_that_it_links(name):
     for paragraph in re.split(r"\n\s*\n", text):
         linked = {path.stem for path in RESULTS.glob("*.md") if re.search(rf"\b{path.stem}\b", paragraph)}
         prose = re.sub(r"`[^`]*`|\]\([^)]*\)|^\|.*$", "", paragraph, flags=re.M)
-        told = set(re.findall(r"(?<![\d.])\d\d\.\d(?![\d.]| (?:MB|kB|GB|s\b))", prose))
-        assert not told - set().union(*map(told_by, linked)), paragraph
-        checked += len(told)
+        numbers = set(re.findall(r"(?<![\d.])\d\d\.\d(?![\d.]| (?:MB|kB|GB|s\b))", prose))
+        assert not numbers - set().union(*map(told_by, linked)), paragraph
+        checked += len(numbers)
     assert checked > 5
 
 

@@ -38,17 +38,17 @@ def test_runs_hold_what_is_documented(variant, tmp_path, monkeypatch):
     summary = json.loads((done.path / "summary.json").read_text())
     assert len(records) == 2
     summary["test_accuracy"] = summary.pop(summary["headline"].partition(" at ")[0])  # the page's example of the key
-    for told, keys in [(summary, documented("summary.json")), *((r, documented("rounds.jsonl")) for r in records)]:
-        assert told.keys() <= keys.keys()
+    for optional, keys in [(summary, documented("summary.json")), *((r, documented("rounds.jsonl")) for r in records)]:
+        assert optional.keys() <= keys.keys()
         for key, (kind, always) in keys.items():
-            assert key in told or not always, key
-            assert type(told.get(key, kind())) is kind, key
+            assert key in optional or not always, key
+            assert type(optional.get(key, kind())) is kind, key
     phases = [entry for record in records for entry in record["phases"].values()]
     assert all(
         entry.keys() == {"exchanges", "bytes_down", "bytes_up", "bytes_up_by_group", "seconds"} for entry in phases
     )
-    told = [key for key in ("privacy", "attack", "adversary") if key in summary]
-    assert told == {
+    optional = [key for key in ("privacy", "attack", "adversary") if key in summary]
+    assert optional == {
         "private": ["privacy"],
         "untold": ["privacy"],
         "attacked": ["attack"],

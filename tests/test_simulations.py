@@ -57,14 +57,14 @@ def test_what_a_target_needs_by_hand():
         ("b", 0): [0.1, 0.2, 0.3],
         ("b", 1): [0.1, 0.2, 0.65],
     }
-    told = [
+    histories = [
         {"method": m, "seed": str(s), "round": str(r), "validation": str(value), "bytes": str(1_000_000 * r + 5)}
         for (m, s), values in curves.items()
         for r, value in enumerate(values, start=1)
     ]
-    target = budget.targets(told, 0.9)
+    target = budget.targets(histories, 0.9)
     assert target == {"0": pytest.approx(0.9 * (0.7 + 0.3) / 2), "1": pytest.approx(0.9 * (0.9 + 0.65) / 2)}
-    need = budget.needed(told[::-1], {"0": 0.65, "1": 0.65})
+    need = budget.needed(histories[::-1], {"0": 0.65, "1": 0.65})
     assert {name: set(found) for name, found in need.items()} == {
         "a": {(2, 2_000_005), (1, 1_000_005)},
         "b": {None, (3, 3_000_005)},

@@ -48,7 +48,7 @@ def test_help_lists_the_commands(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["run", "strategy=fedavgg"], "did you mean 'fedavg'"),
         (["run", "rounds=none"], "rounds"),
@@ -66,18 +66,18 @@ def test_help_lists_the_commands(capsys):
         (["report", "/nowhere"], "/nowhere holds no run"),
     ],
 )
-def test_wrong_input_is_one_line_and_code_2(words, told, capsys, tmp_path, monkeypatch):
+def test_wrong_input_is_one_line_and_code_2(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
     assert main(words) == 2
     err = capsys.readouterr().err
-    assert told in err
+    assert message in err
     assert len(err.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["strategy=fedomd", "model.ortho=maybe"], "model.ortho (model=fedomd) must be true or false, got 'maybe'"),
         (["strategy=fedomd", "model.newton_steps=-3"], "model.newton_steps must be >= 1, got -3"),
@@ -87,11 +87,11 @@ def test_wrong_input_is_one_line_and_code_2(words, told, capsys, tmp_path, monke
     ],
 )
 def test_a_wrong_key_of_a_network_is_told_before_any_client_starts(
-    words, told, clients, tmp_path, capsys, caplog, monkeypatch
+    words, message, clients, tmp_path, capsys, caplog, monkeypatch
 ):
     with recorded_messages(monkeypatch) as messages:
         assert main(["run", *clients, *words, f"out={tmp_path / 'out'}"]) == 2
-    assert capsys.readouterr().err == f"error: {told}\n"
+    assert capsys.readouterr().err == f"error: {message}\n"
     assert not messages
     assert not caplog.records
     assert not (tmp_path / "out").exists()
@@ -216,16 +216,16 @@ def test_a_full_disk_is_a_sentence_and_the_old_file_stays(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (OSError(28, "No space left on device", "/tmp/x"), "error: No space left on device (/tmp/x)"),
         (MemoryError("Unable to allocate 71 GiB"), "error: not enough memory on this machine (Unable to"),
     ],
 )
-def test_what_the_machine_cannot_do_is_a_sentence_wherever_it_happens(error, told, capsys, monkeypatch):
+def test_what_the_machine_cannot_do_is_a_sentence_wherever_it_happens(error, message, capsys, monkeypatch):
     def fails(cfg):
         raise error
 
     monkeypatch.setattr("fedgraph_flwr.runs.prepare.with_folder", fails)
     assert main(["run"]) == 1
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err.startswith(message)

@@ -39,10 +39,10 @@ def test_what_a_key_is_said_to_accept_is_what_it_accepts():
     for key in (key for group in sections() for key in keys_of(group) if " | " in key.accepted):
         with pytest.raises(FedGraphError):
             compose([f"{key.name}=nonsense"])
-    told = {key.name: key.accepted for key in keys_of("train") + keys_of("model")}
-    assert told["train.lr"] == "0 < value"
-    assert told["model.dropout"] == "0 <= value < 1"
-    assert told["train.optimizer"] == "adam | adamw | sgd"
+    accepted = {key.name: key.accepted for key in keys_of("train") + keys_of("model")}
+    assert accepted["train.lr"] == "0 < value"
+    assert accepted["model.dropout"] == "0 <= value < 1"
+    assert accepted["train.optimizer"] == "adam | adamw | sgd"
     for said, wrong in ((["train.lr=0"], r"train\.lr must be > 0"), (["model.dropout=1"], r"be in \[0, 1\)")):
         with pytest.raises(FedGraphError, match=wrong):
             compose(said)
@@ -50,8 +50,8 @@ def test_what_a_key_is_said_to_accept_is_what_it_accepts():
 
 def test_the_command_prints_groups_names_and_all(capsys):
     assert main(["keys"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"[{group}]" in told for group in sections())
+    printed = capsys.readouterr().out
+    assert all(f"[{group}]" in printed for group in sections())
     assert main(["keys", "train"]) == 0
     assert (
         "train.local_steps = 3  (an integer, 0 <= value <= 2147483647)\n      optimiser steps per round"
@@ -74,7 +74,7 @@ def test_the_command_prints_groups_names_and_all(capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "completed"),
     [
         ("fedgraph-flwr ", [*COMMANDS, "--help", "--version", "--conf"]),
         ("fedgraph-flwr ru", ["run"]),
@@ -88,8 +88,8 @@ def test_the_command_prints_groups_names_and_all(capsys):
         ("fedgraph-flwr completion ", list(SCRIPTS)),
     ],
 )
-def test_what_completes_a_line(line, told):
-    assert words(line) == told
+def test_what_completes_a_line(line, completed):
+    assert words(line) == completed
 
 
 def test_own_folders_and_graphs_complete_too(tmp_path, monkeypatch):
@@ -155,7 +155,7 @@ def test_bash_completes_by_the_script(tmp_path):
     tool.chmod(0o755)
     shown = 'COMP_LINE="$1"; COMP_POINT=${#1}; _fedgraph_flwr; printf "%s\\n" "${COMPREPLY[@]}"'
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    for line, told in (("fedgraph-flwr run strategy=fedprox train.opt", ["train.optimizer=", "train.optimizer_state="]),
+    for line, completed in (("fedgraph-flwr run strategy=fedprox train.opt", ["train.optimizer=", "train.optimizer_state="]),
                        ("fedgraph-flwr run train.optimizer=ada", ["adam", "adamw"])):  # fmt: skip
         done = subprocess.run(
             ["bash", "-c", f"{SCRIPTS['bash']}\n{shown}", "bash", line],
@@ -164,4 +164,4 @@ def test_bash_completes_by_the_script(tmp_path):
             text=True,
             check=False,
         )
-        assert done.stdout.split() == told, done.stderr
+        assert done.stdout.split() == completed, done.stderr

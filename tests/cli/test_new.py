@@ -44,7 +44,7 @@ def test_a_new_method_runs_and_its_test_passes(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("fedprox", "strategy=fedprox already exists"),
         ("json", "a Python module 'json' already exists"),
@@ -54,8 +54,8 @@ def test_a_new_method_runs_and_its_test_passes(tmp_path, capsys):
         ("taken", "already exists"),
     ],
 )
-def test_a_name_that_will_not_do_is_refused(tmp_path, capsys, name, told):
+def test_a_name_that_will_not_do_is_refused(tmp_path, capsys, name, message):
     (tmp_path / "taken").mkdir()
     assert main(["new", "method", name, "--dir", str(tmp_path)]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["taken"]

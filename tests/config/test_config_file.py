@@ -92,11 +92,11 @@ def test_a_resolved_configuration_is_repeated_and_extended(written):
 
 
 def test_flowers_number_of_clients_goes_below_the_file(written):
-    told = {"num-clients": 2, "overrides": "rounds=3"}
-    assert from_run_config(told | {"config": str(written("seed: 1"))}).num_clients == 2
-    assert from_run_config(told | {"config": str(written("num_clients: 4"))}).num_clients == 4
+    run_config = {"num-clients": 2, "overrides": "rounds=3"}
+    assert from_run_config(run_config | {"config": str(written("seed: 1"))}).num_clients == 2
+    assert from_run_config(run_config | {"config": str(written("num_clients: 4"))}).num_clients == 4
     resolved = written(to_yaml(compose(["num_clients=7"])))
-    assert from_run_config(told | {"config": str(resolved)}).num_clients == 7
+    assert from_run_config(run_config | {"config": str(resolved)}).num_clients == 7
 
 
 WRONG = {
@@ -132,7 +132,7 @@ def test_a_word_that_is_wrong_is_not_blamed_on_the_file(written):
 def test_run_takes_it(written, capsys):
     path = written("strategy: {name: fedprox, mu: 0.25}")
     assert cli.main(["run", f"config={path}", "--dry-run", "seed=9"]) == 0
-    told = capsys.readouterr().out
-    assert "name: fedprox" in told
-    assert "objective:\n  - prox\n" in told  # the method, not only its label
-    assert "mu: 0.25" in told
+    printed = capsys.readouterr().out
+    assert "name: fedprox" in printed
+    assert "objective:\n  - prox\n" in printed  # the method, not only its label
+    assert "mu: 0.25" in printed

@@ -66,7 +66,7 @@ def test_suggestions_know_the_users_own_data(own):
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     {
         "learning_rate=0.1": "here it is train.lr;",
         "train.learning-rate=0.1": "here it is train.lr;",
@@ -81,12 +81,12 @@ def test_suggestions_know_the_users_own_data(own):
         "train.lrr=1": "did you mean 'train.lr'?",
     }.items(),
 )
-def test_usual_names_are_pointed_to_ours(word, told):
+def test_usual_names_are_pointed_to_ours(word, message):
     from fedgraph_flwr.runs.checks import check_method
 
     with pytest.raises(FedGraphError) as caught:
         check_method(compose([word]))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_every_usual_name_leads_to_a_key_that_is_there():

@@ -209,7 +209,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["strategy=own_methods:Patient"], "strategy.server=own_methods:Patient is not a server: expected a subclass of Graph"),
         (["strategy.client=own_methods:Net"], "strategy.client=own_methods:Net is not a client: expected a subclass of Graph"),
@@ -225,7 +225,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
         (["evaluation.metric=own_methods.kappa"], "evaluation.metric 'own_methods.kappa' unknown"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence(own, words, told):
+def test_a_mistake_is_one_sentence(own, words, message):
     with pytest.raises((FedGraphError, TypeError)) as caught:
         go(
             own / "a",
@@ -236,7 +236,7 @@ def test_a_mistake_is_one_sentence(own, words, told):
             "model.hidden=4",
             *words,
         )
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_what_is_cut_from_an_own_dataset_does_not_outlive_it(own):

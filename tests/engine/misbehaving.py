@@ -24,14 +24,14 @@ class Misbehaving(GraphClient):
             raise RuntimeError("out of order")
         if wrong == "phase":
             return super().reply("describe", {}, {})
-        sent, told = super().reply(name, groups, config)
+        sent, numbers = super().reply(name, groups, config)
         if wrong == "nan":
             next(iter(sent[MODEL].values())).flat[0] = np.nan
         elif wrong == "shapes":
             sent[MODEL] = {key: np.ravel(array)[:-1] for key, array in sent[MODEL].items()}
         elif wrong == "names":
             sent[MODEL] = {f"x{key}": array for key, array in sent[MODEL].items()}
-        return sent, told
+        return sent, numbers
 
 
 class Raising(GraphClient):
@@ -57,12 +57,12 @@ class Falling(GraphClient):
 
 
 class Boasting(GraphClient):
-    """Client 1 trains, and tells of more nodes than it told before."""
+    """Client 1 trains, and reports more nodes than before."""
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Trains."""
-        trained, nodes, told = super().fit(parameters, config)
-        return trained, nodes + (self.graph.client == 1), told
+        trained, nodes, numbers = super().fit(parameters, config)
+        return trained, nodes + (self.graph.client == 1), numbers
 
 
 class Unfiled(GraphClient):

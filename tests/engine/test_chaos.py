@@ -136,14 +136,14 @@ def _finish(fleet: Hosts, out: Path, disturb: dict[str, Callable[[Hosts], None]]
             for phase in [phase for phase in disturb if fleet.asked(phase) > asked[phase]]:
                 disturb.pop(phase)(fleet)
             time.sleep(0.05)
-        code, told = process.poll(), fleet.log(name)[before:]
-        print(f"attempt {attempt}: code {code}; {told.strip()}; to come: {sorted(disturb)}")
+        code, output = process.poll(), fleet.log(name)[before:]
+        print(f"attempt {attempt}: code {code}; {output.strip()}; to come: {sorted(disturb)}")
         if code == 0:
             assert not disturb
             return finished(out)
-        assert code == 1, told
-        assert told.count("error: ") == 1
-        assert "Traceback" not in told
+        assert code == 1, output
+        assert output.count("error: ") == 1
+        assert "Traceback" not in output
         _repair(fleet)
     raise AssertionError("it never ended")
 

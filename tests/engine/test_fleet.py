@@ -100,7 +100,7 @@ def test_distributed_noise_is_enough_when_a_node_is_killed_between_its_phases(fl
 def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
     words = ["rounds=3", "strategy.client=tests.engine.misbehaving:Misbehaving"]
     found, expected = fleet.run(tmp_path / "found", *words), inline(*words)
-    told = {
+    messages = {
         "error": "RuntimeError (misbehaving.py, line",
         "nan": "not finite",
         "shapes": "of shape",
@@ -110,7 +110,7 @@ def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
     for record in found.rounds:
         wrong = {client: fault for (server_round, client), fault in WRONG.items() if server_round == record["round"]}
         assert record["failed"].keys() == {f"{client} (train)" for client in wrong}
-        assert all(told[fault] in record["failed"][f"{client} (train)"] for client, fault in wrong.items())
+        assert all(messages[fault] in record["failed"][f"{client} (train)"] for client, fault in wrong.items())
     assert_same_arrays(found.arrays, expected.arrays)
 
 
@@ -125,8 +125,8 @@ def test_a_run_ends_when_fewer_than_the_minimum_cohort_answer(fleet, tmp_path):
         assert process.wait(PATIENCE) == 1
     finally:
         os.killpg(fleet.processes["node_2"].pid, signal.SIGCONT)
-    told = r"error: round \d+, train: 2 of 3 clients sent a valid reply, expected at least 3 .*; client 2: \w"
-    assert re.search(told, fleet.log("run-found"))
+    message = r"error: round \d+, train: 2 of 3 clients sent a valid reply, expected at least 3 .*; client 2: \w"
+    assert re.search(message, fleet.log("run-found"))
     assert "warning: round" in fleet.log("run-found")
 
 

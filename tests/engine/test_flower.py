@@ -125,17 +125,17 @@ def test_flowers_own_command_says_where_results_are(tmp_path, monkeypatch, caplo
 def test_whoever_waits_is_told_for_what(tmp_path, monkeypatch):
     import fedgraph_flwr.engine.flower as flower
 
-    fake, told = tmp_path / "flwr", []
+    fake, lines = tmp_path / "flwr", []
     fake.write_text("#!/bin/sh\nprintf 'Successfully started run 42\n'\n")
     fake.chmod(0o755)
     monkeypatch.setattr(flower, "tool", lambda name: str(fake))
     cfg = compose(["engine=fleet", "num_clients=3", f"out={tmp_path}"])
-    flower._flwr_run(cfg, "fleet", dict(os.environ), None, told.append)
-    assert told == ["submitting the app to 'fleet'", "run 42 is waiting for 3 SuperNodes, then for round 1"]
+    flower._flwr_run(cfg, "fleet", dict(os.environ), None, lines.append)
+    assert lines == ["submitting the app to 'fleet'", "run 42 is waiting for 3 SuperNodes, then for round 1"]
 
 
 @pytest.mark.parametrize(
-    ("printed", "told"),
+    ("printed", "message"),
     [
         ("one\\ntwo\\nthree\\nfour", "fleet' ended with code 3: two three four$"),
         (
@@ -144,14 +144,14 @@ def test_whoever_waits_is_told_for_what(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_what_flower_says_at_its_end_is_one_line(tmp_path, monkeypatch, printed, told):
+def test_what_flower_says_at_its_end_is_one_line(tmp_path, monkeypatch, printed, message):
     import fedgraph_flwr.engine.flower as flower
 
     fake = tmp_path / "flwr"
     fake.write_text(f"#!/bin/sh\nprintf '{printed}\\n'\nexit 3\n")
     fake.chmod(0o755)
     monkeypatch.setattr(flower, "tool", lambda name: str(fake))
-    with pytest.raises(RunFailed, match=told):
+    with pytest.raises(RunFailed, match=message):
         flower._flwr_run(compose([f"out={tmp_path}"]), "fleet", dict(os.environ), None)
 
 

@@ -32,7 +32,7 @@ print(kept, faults(8), ctypes.CDLL(None).mallopt(-3, 1 << 30))
 @pytest.mark.parametrize("own", [{}, {"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}])
 def test_memory_that_a_tensor_left_is_the_next_ones(own):
     """Of eight tensors in turn few ask for pages; where malloc is the user's, all do. Afterwards the free ones are gone."""
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", FAULTS],
         env=os.environ | own,
         capture_output=True,
@@ -40,7 +40,7 @@ def test_memory_that_a_tensor_left_is_the_next_ones(own):
         check=True,
         timeout=PATIENCE,
     )
-    kept, after, accepted = map(float, told.stdout.split())
+    kept, after, accepted = map(float, done.stdout.split())
     if not accepted:
         pytest.skip("this glibc maps every tensor of 64 MiB")
     assert after > 0.9

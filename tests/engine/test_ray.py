@@ -55,7 +55,7 @@ def pool(data: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def both(pool: Any, tmp_path: Path) -> Go:
-    """``both("key=value", ...)``: the same configuration on Ray and in this process; ``on_round`` is told of Ray's rounds."""
+    """``both("key=value", ...)``: the same configuration on Ray and in this process; ``on_round`` receives the rounds of Ray."""
 
     def go(*words: str, on_round: Any = None) -> tuple[Finished, Finished]:
         done = []

@@ -350,31 +350,31 @@ def test_parameters_that_are_one_tensor_step_along_the_sum_of_their_grads(run, s
     together_asked, alone = run(*words, "stack=4", sizes=SIZES), run(*words, sizes=SIZES)
     assert not sizes_of
     monkeypatch.setattr(GCN, "grads", lambda *_: None)  # autograd's
-    for told in (together_asked, alone):
-        assert_close(told, run(*words, sizes=SIZES))
-        np.testing.assert_array_equal(told.arrays["layers.1.weight"], told.arrays["layers.2.weight"])
+    for result in (together_asked, alone):
+        assert_close(result, run(*words, sizes=SIZES))
+        np.testing.assert_array_equal(result.arrays["layers.1.weight"], result.arrays["layers.2.weight"])
 
 
 @pytest.mark.parametrize("words", [[], ["model=sage"]])
 def test_the_last_gradient_stays_with_each_client(run, sizes_of, words, monkeypatch):
     """GCFL reports its norm; gradients written out, and by autograd."""
-    told: list[float] = []
+    norms: list[float] = []
     send = GCFLClient.send
 
     def spy(self):
         answer = send(self)
-        told.append(answer[1]["gradient-norm"])
+        norms.append(answer[1]["gradient-norm"])
         return answer
 
     monkeypatch.setattr(GCFLClient, "send", spy)
     words = [*WORDS, "strategy=gcfl", "strategy.plus=true", "strategy.series=gradient", *words]
     run(*words, sizes=SIZES)
-    alone = told.copy()
-    told.clear()
+    alone = norms.copy()
+    norms.clear()
     run(*words, "stack=4", sizes=SIZES)
     assert min(alone) > 0
     assert max(sizes_of) == 4
-    np.testing.assert_allclose(told, alone, rtol=1e-9)
+    np.testing.assert_allclose(norms, alone, rtol=1e-9)
 
 
 def test_who_cannot_be_compared_with_others_fails_alone(run, monkeypatch):

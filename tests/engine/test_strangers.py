@@ -41,10 +41,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def test_a_run_outside_a_partys_policy_is_refused_by_its_node(fleet, tmp_path):
-    told = r"this node's policy refuses strategy=fedavg \(client .*\): it accepts strategies fedprox"
+    message = r"this node's policy refuses strategy=fedavg \(client .*\): it accepts strategies fedprox"
     assert fleet.begin(tmp_path / "outside", "rounds=1").wait(PATIENCE) == 1
-    assert re.search(rf"error: 2 of 3 clients registered; node \d+: {told}", fleet.log("run-outside"))
-    assert re.search(told, fleet.log("node_1"))
+    assert re.search(rf"error: 2 of 3 clients registered; node \d+: {message}", fleet.log("run-outside"))
+    assert re.search(message, fleet.log("node_1"))
     assert not re.search("policy refuses", fleet.log("node_0") + fleet.log("node_2"))
 
 
@@ -59,15 +59,15 @@ def test_a_run_inside_it_goes_on_though_a_late_node_claims_an_index(fleet, tmp_p
     fleet.files.append(fleet.files[1])  # the graph, and so the index, of another party
     fleet.start_node(late)
     fleet.files.pop()
-    told = r"warning: node (\d+) is refused: it claims to be client 1, which is node (\d+) and still replies"
-    wait_for(lambda: bool(re.search(told, fleet.log("run-inside"))), "the late node to be refused")
+    message = r"warning: node (\d+) is refused: it claims to be client 1, which is node (\d+) and still replies"
+    wait_for(lambda: bool(re.search(message, fleet.log("run-inside"))), "the late node to be refused")
     process.terminate()
     assert process.wait(PATIENCE) == 130
     last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
     assert not last["failed"]
     assert last["clients"]["test-count"] == [3.0, 4.0, 5.0]
     found = re.search(r"SuperNode ID: (\d+)", fleet.log(f"node_{late}"))
-    assert found[1] == re.search(told, fleet.log("run-inside"))[1]
+    assert found[1] == re.search(message, fleet.log("run-inside"))[1]
     assert "train message" not in fleet.log(f"node_{late}")
     lines = [
         re.findall(r"keys of clients 0, 1, 2 \(secagg_keys 1 0\): [\d ]{47}", fleet.log(f"node_{i}")) for i in range(3)

@@ -262,4 +262,4 @@ def test_many_clients_are_scored_as_each_is(classes):
             ), name
             assert all(type(value) is float for value in received[name])
             seen[name] += math.isfinite(values[0]) and values[0] != 0
-    assert not [name for name, times in seen.items() if not times]  # each figure told something
+    assert not [name for name, times in seen.items() if not times]  # each score was computed

@@ -90,7 +90,7 @@ def test_a_shared_network_that_was_not_what_was_scored_says_so(go, tmp_path, cap
 @pytest.mark.slow
 def test_the_folders_give_our_logits_without_our_package(go, tmp_path):
     """All in one other process, since PyG takes long to import."""
-    told, ours = [], {}
+    arguments, ours = [], {}
     for name, (method, *words) in EXPORTED.items():
         finished = go(method, "rounds=2", *words)
         predictor = load_predictor(finished.out, 1)
@@ -99,13 +99,13 @@ def test_the_folders_give_our_logits_without_our_package(go, tmp_path):
         index = json.loads((folder / "export.json").read_text())
         tensors = {"x": own.x, "edge_index": own.edge_index, "y": own.y, "known": own.train_mask}
         torch.save(tensors, tmp_path / f"{folder.name}.pt")
-        told.append([str(folder), str(tmp_path / f"{folder.name}.pt"), index["labels"]])
+        arguments.append([str(folder), str(tmp_path / f"{folder.name}.pt"), index["labels"]])
         ours[folder] = predictor.logits(own)
         torch.testing.assert_close(load_export(folder).logits(own), ours[folder], rtol=1e-6, atol=1e-6)
         assert (folder / "MODEL_CARD.md").read_text().startswith(f"# {method} on csbm: the model of client 1")
-    assert [labels for *_, labels in told].count(True) == 1
+    assert [labels for *_, labels in arguments].count(True) == 1
     bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", ELSEWHERE, json.dumps(told)], check=True, env=bare, cwd=tmp_path)
+    subprocess.run([sys.executable, "-c", ELSEWHERE, json.dumps(arguments)], check=True, env=bare, cwd=tmp_path)
     for folder, logits in ours.items():
         torch.testing.assert_close(torch.load(folder / "logits.pt"), logits, rtol=1e-6, atol=1e-6)
 
@@ -203,8 +203,8 @@ def test_the_card_tells_what_the_run_knows(bank):
     assert "privacy: ε = " in card
     assert f"| mean | {summary['metrics']['best_val']['test_accuracy']:.4f} |" in card
     assert card.count("\n| ") >= 3 + 1 + 3 + 2
-    told = json.loads((bank / "out/metrics.json").read_text())
-    assert told["metrics"]["test_auc"] == summary["metrics"]["best_val"]["test_auc"]
+    metrics = json.loads((bank / "out/metrics.json").read_text())
+    assert metrics["metrics"]["test_auc"] == summary["metrics"]["best_val"]["test_auc"]
     assert "scaling: local" in (bank / "out/schema.yaml").read_text()
 
 

@@ -64,7 +64,7 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["fleet", "init", "k", "--listen", "9090"], "--listen 9090: expected HOST:PORT"),
         (["fleet", "init", "k", "--listen", "h:99999"], "--listen h:99999: expected HOST:PORT"),
@@ -93,11 +93,11 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
         ),
     ],
 )
-def test_wrong_input_is_a_sentence(keys, tmp_path, monkeypatch, capsys, words, told):
+def test_wrong_input_is_a_sentence(keys, tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
     assert main([word.replace("KEYS", str(keys)) for word in words]) == 2
-    assert told.replace("\\", "") in capsys.readouterr().err
+    assert message.replace("\\", "") in capsys.readouterr().err
 
 
 def test_a_key_that_others_can_read_is_refused(keys, tmp_path):
@@ -108,9 +108,9 @@ def test_a_key_that_others_can_read_is_refused(keys, tmp_path):
 
 
 def test_join_makes_a_pair_once(tmp_path, capsys):
-    for told in ("created: keep it private", "exists: keep it private"):
+    for message in ("created: keep it private", "exists: keep it private"):
         assert main(["fleet", "join", str(tmp_path / "party" / "node")]) == 0
-        assert told in capsys.readouterr().out
+        assert message in capsys.readouterr().out
     check_key(tmp_path / "party" / "node")
 
 
@@ -133,8 +133,8 @@ def test_status_names_the_server_that_does_not_answer(tmp_path, monkeypatch, cap
         address = f"127.0.0.1:{bound.getsockname()[1]}"
     (tmp_path / "config.toml").write_text(f'[superlink.fleet]\naddress = "{address}"\ninsecure = true\n')
     assert main(["fleet", "status"]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(
+    error = capsys.readouterr().err
+    assert error.startswith(
         f"error: no SuperLink responds at {address}, the address of connection 'fleet' in {tmp_path}"
     )
     assert main(["fleet", "status", "--name", "other"]) == 2
@@ -192,27 +192,27 @@ def test_what_is_reached_and_what_is_not(keys, server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ahead", "right", "told"),
+    ("ahead", "right", "message"),
     [(0, True, "equal to the server's"), (-10, True, "10 s behind"), (60, False, "60 s ahead")],
 )
-def test_the_clock(ahead, right, told):
+def test_the_clock(ahead, right, message):
     there = datetime.datetime(2026, 5, 1, 12, 0, 0, tzinfo=datetime.UTC)
     found = clock(format_datetime(there, usegmt=True), there.timestamp() + 0.5 + ahead)
     assert found.right is right
-    assert told in found.words
+    assert message in found.words
     assert clock("yesterday", 0.0).right is None
 
 
 def test_versions_are_compared_with_the_servers(keys, tmp_path):
     assert same_versions(keys).right
     assert same_versions(tmp_path).right is None
-    told = json.loads((keys / "fleet.json").read_text())
+    config = json.loads((keys / "fleet.json").read_text())
     for name, right in (("flwr", False), ("torch", True)):
-        other = told | {"versions": told["versions"] | {name: "0.1\033[31m"}}
+        other = config | {"versions": config["versions"] | {name: "0.1\033[31m"}}
         (tmp_path / "fleet.json").write_text(json.dumps(other))
         found = same_versions(tmp_path)
         assert found.right is right
-        assert f"{name} {told['versions'][name]} (server: 0.1?[31m)" in found.words
+        assert f"{name} {config['versions'][name]} (server: 0.1?[31m)" in found.words
     (tmp_path / "fleet.json").write_text("[]")
     with pytest.raises(FedGraphError, match="is invalid: create it again with `fedgraph-flwr fleet init`"):
         same_versions(tmp_path)
@@ -231,7 +231,7 @@ def test_a_graph_that_was_not_imported_has_no_schema_to_compare(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_node_prints_what_it_starts_and_a_signal_ends_it_all(keys, tmp_path, number):
     client_graph(0).save(tmp_path / "graph.safetensors")
-    told = ["--server", "127.0.0.1:1", "--key", str(keys / "node_0"), "--graph", str(tmp_path / "graph.safetensors")]
+    options = ["--server", "127.0.0.1:1", "--key", str(keys / "node_0"), "--graph", str(tmp_path / "graph.safetensors")]
     program = tmp_path / "flower-supernode"  # in the place of Flower's, which would take seconds to start
     program.write_text("#!/bin/sh\necho Exit Code: 305\nexec sleep 600\n")
     program.chmod(0o755)
@@ -239,7 +239,7 @@ def test_a_node_prints_what_it_starts_and_a_signal_ends_it_all(keys, tmp_path, n
 from fedgraph_flwr.cli import node
 node.tool = lambda name: {str(program)!r}
 from fedgraph_flwr.cli import main
-sys.exit(main(["node", "--plain", *{told!r}]))"""
+sys.exit(main(["node", "--plain", *{options!r}]))"""
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     )

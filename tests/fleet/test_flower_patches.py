@@ -221,8 +221,8 @@ def test_half_a_reply_is_none(state):
     state.state.store_message_and_object_tree(reply, get_object_tree(reply), state.state.start_session(7))
     assert not flower_patches._complete(state.state, state.store)
     flower_patches._reply_for_crashed_task(state.state, state.store)
-    (told,) = state.state.get_messages_legacy(is_reply=True)
-    assert told.has_error()
+    (received,) = state.state.get_messages_legacy(is_reply=True)
+    assert received.has_error()
 
 
 def test_a_bundle_is_unpacked_once_and_again_where_it_is_gone(tmp_path):

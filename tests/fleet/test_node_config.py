@@ -1,4 +1,4 @@
-"""What a SuperNode is told by ``--node-config``: what it does, and the sentence that wrong values end with."""
+"""Settings of a SuperNode (``--node-config``): their effect, and the error message of each wrong value."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def nodes(run, monkeypatch, tmp_path):
     start = InlineGrid.__init__
 
     def on(*configs):
-        def told(self, *args, **kwargs):
+        def configured(self, *args, **kwargs):
             start(self, *args, **kwargs)
             self.contexts = dict(list(self.contexts.items())[: len(configs)])
             for context, file, config in zip(self.contexts.values(), files, configs, strict=False):
@@ -26,7 +26,7 @@ def nodes(run, monkeypatch, tmp_path):
 
         def go(*words):
             with monkeypatch.context() as patch:
-                patch.setattr(InlineGrid, "__init__", told)
+                patch.setattr(InlineGrid, "__init__", configured)
                 return run("rounds=2", *words)
 
         return go
@@ -54,7 +54,7 @@ def test_the_device_is_that_of_the_node_else_that_of_the_run(nodes, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"graph": "HERE/nothing"}, "no such file: <graph>; expected one written by"),
         ({"graph": "HERE/cut"}, "cannot read <graph>, it is truncated"),
@@ -67,7 +67,9 @@ def test_the_device_is_that_of_the_node_else_that_of_the_run(nodes, monkeypatch)
         ({"threads": 1.5}, "threads=1.5 of --node-config: expected a whole number"),
     ],
 )
-def test_a_wrong_value_is_a_sentence_on_the_server_and_with_its_path_on_the_node(nodes, tmp_path, caplog, config, told):
+def test_a_wrong_value_is_a_sentence_on_the_server_and_with_its_path_on_the_node(
+    nodes, tmp_path, caplog, config, message
+):
     from fedgraph_flwr.data.graph import Graph
     from tests.conftest import client_graph
 
@@ -78,12 +80,12 @@ def test_a_wrong_value_is_a_sentence_on_the_server_and_with_its_path_on_the_node
     wrong = {
         k: value.replace("HERE", str(tmp_path)) if isinstance(value, str) else value for k, value in config.items()
     }
-    with pytest.raises(RunFailed, match=re.escape(f"2 of 3 clients registered; node 2: {told}")) as raised:
+    with pytest.raises(RunFailed, match=re.escape(f"2 of 3 clients registered; node 2: {message}")) as raised:
         nodes({}, wrong, {})()
     assert str(tmp_path) not in str(raised.value), "the server does not learn where a party keeps its files"
     for key in config:
-        told = told.replace(f"<{key}>", str(wrong[key]))
-    assert any(r.message.startswith(told) for r in caplog.records if r.levelname == "ERROR")
+        message = message.replace(f"<{key}>", str(wrong[key]))
+    assert any(r.message.startswith(message) for r in caplog.records if r.levelname == "ERROR")
 
 
 def test_a_node_that_was_told_nothing_hears_what_to_say(nodes):

@@ -46,8 +46,8 @@ def test_losses_are_numpys():
 def test_given_weights_are_used():
     logits, y = drawn(2)
     weights = torch.tensor([1.0, 10.0])
-    told = task_loss(logits, y, TrainConfig(loss="weighted"), weights)
-    assert float(told) == pytest.approx(log_loss(y, chances(logits), sample_weight=np.where(y == 1, 10, 1)), rel=1e-6)
+    value = task_loss(logits, y, TrainConfig(loss="weighted"), weights)
+    assert float(value) == pytest.approx(log_loss(y, chances(logits), sample_weight=np.where(y == 1, 10, 1)), rel=1e-6)
 
 
 def test_limits_are_cross_entropy():

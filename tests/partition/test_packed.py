@@ -91,12 +91,12 @@ def finished(folder: Path, *words: str) -> Finished:
     ],
 )
 def test_what_files_tell_is_what_clients_tell(many, monkeypatch, tmp_path, words, asks):
-    told = finished(tmp_path / "told", *words)
-    assert told.summary["setup_exchanges"] == int(asks)
+    packed = finished(tmp_path / "packed", *words)
+    assert packed.summary["setup_exchanges"] == int(asks)
     monkeypatch.setattr("fedgraph_flwr.partition.outline", lambda cfg: None)
     asked = finished(tmp_path / "asked", *words)
     assert asked.summary["setup_exchanges"] == 1
-    same_result(told, asked)
+    same_result(packed, asked)
 
 
 @pytest.mark.parametrize(

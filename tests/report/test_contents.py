@@ -227,10 +227,10 @@ def test_settings_are_named_by_what_tells_them_apart(runs, tmp_path):
 def test_predictions_are_those_that_were_scored(runs, name):
     run = load_run(runs / name)
     found = predict(run)
-    told = run.per_client
-    right = sum(share * count for share, count in zip(told["test-accuracy"], told["test-count"], strict=True))
+    scores = run.per_client
+    right = sum(share * count for share, count in zip(scores["test-accuracy"], scores["test-count"], strict=True))
     assert (found.chances.argmax(1) == found.y).sum() == round(right)
-    assert len(found.y) == sum(told["test-count"])
+    assert len(found.y) == sum(scores["test-count"])
 
 
 def test_curves_of_two_classes_and_calibration_by_hand():
@@ -261,14 +261,14 @@ def test_a_confusion_matrix_has_every_test_node(runs, tmp_path):
     (matrix,) = next(
         chart["views"] for chart in charts(page).values() if "views" in chart and "FedAvg" in chart["views"]
     ).values()
-    told = load_run(runs / "fedavg-0").per_client
-    assert np.sum(matrix["counts"]) == sum(told["test-count"])
-    assert np.trace(matrix["counts"]) == round(np.dot(told["test-accuracy"], told["test-count"]))
+    scores = load_run(runs / "fedavg-0").per_client
+    assert np.sum(matrix["counts"]) == sum(scores["test-count"])
+    assert np.trace(matrix["counts"]) == round(np.dot(scores["test-accuracy"], scores["test-count"]))
     np.testing.assert_allclose(np.sum(matrix["values"], axis=1), 1, atol=1e-5)
 
 
 def test_a_confusion_matrix_that_clients_told_is_the_one_that_their_files_give(tmp_path, monkeypatch):
-    folder = tmp_path / "told"
+    folder = tmp_path / "sent"
     words = ["evaluation.confusion=true", "evaluation.select=last", f"out={folder}"]
     assert main(["run", *WORDS, *words]) == 0
 
@@ -281,8 +281,8 @@ def test_a_confusion_matrix_that_clients_told_is_the_one_that_their_files_give(t
     ours, page = matrix()
     assert "As reported by the clients of" not in page
     monkeypatch.setattr("fedgraph_flwr.report.runs.FinishedRun.clients", [])  # as those of a fleet
-    told, page = matrix()
-    assert told == ours
+    reported, page = matrix()
+    assert reported == ours
     assert "As reported by the clients of FedAvg" in page
     assert "Calibration" not in page
 
@@ -304,12 +304,12 @@ def test_no_share_is_computed_of_counts_that_clients_keep(fleet, tmp_path):
     """A row with a count below a client's minimum shows counts only; of 100 % found there is no word."""
     records = [json.loads(line) for line in (fleet / "rounds.jsonl").open()]
     kept = [np.where(cells < 5, -5, cells) for cells in (np.array([40, 0, 9, 3]), np.array([30, 0, 7, 8]))]
-    told = confusion_of([Reply(c, metrics={"confusion": cells.tolist()}) for c, cells in enumerate(kept)], 2)
-    assert told == {"confusion": [[70, 0], [16, 8]], "confusion_below": [[0, 5], [0, 5]]}
+    summed = confusion_of([Reply(c, metrics={"confusion": cells.tolist()}) for c, cells in enumerate(kept)], 2)
+    assert summed == {"confusion": [[70, 0], [16, 8]], "confusion_below": [[0, 5], [0, 5]]}
     exact = confusion_of([Reply(0, metrics={"confusion": [1.0, 0.0, 2.0, 3.0]})], 2)
     assert exact == {"confusion": [[1, 0], [2, 3]]}
-    told["confusion_below"][1] = [0, 0]
-    lines = [json.dumps({**record, **told}) for record in records]
+    summed["confusion_below"][1] = [0, 0]
+    lines = [json.dumps({**record, **summed}) for record in records]
     (fleet / "rounds.jsonl").write_text("\n".join(lines) + "\n")
     page = write_report([fleet], tmp_path / "page.html").read_text()
     (view,) = next(chart["views"] for chart in charts(page).values() if "FedAvg" in chart.get("views", {})).values()
@@ -352,7 +352,7 @@ def test_the_results_of_a_fleet_show_what_clients_reported_and_name_no_dataset(f
         for g in graphs
     ]
     assert done["dataset"] == "unknown"
-    assert done["clients"] == {str(client): told for client, told in enumerate(sizes)}
+    assert done["clients"] == {str(client): sizes_of for client, sizes_of in enumerate(sizes)}
     run = fg.load_run(fleet)
     assert run.config.dataset.name == "unknown"
     assert "csbm" not in repr(run)
@@ -372,8 +372,8 @@ def test_the_results_of_a_fleet_show_what_clients_reported_and_name_no_dataset(f
         "test nodes",
     ]
     rows = re.findall(r"<tr><td class=.number. data-key=.\d.>\d</td>.*?</tr>", page)
-    told = [[float(key) for key in re.findall(r"data-key=.([\d.]+).>", row)] for row in rows[:3]]
-    assert [row[3:] for row in told] == [
+    sizes_of = [[float(key) for key in re.findall(r"data-key=.([\d.]+).>", row)] for row in rows[:3]]
+    assert [row[3:] for row in sizes_of] == [
         [s["num_train"], s["num_val"], s["num_features"], 2, s["num_test"]] for s in sizes
     ]
     assert "are unknown here, because the parties keep" in page
@@ -395,8 +395,8 @@ def sweep_majority(words):
 def test_a_run_of_a_fleet_is_resumed_whatever_dataset_its_configuration_names(fleet):
     """Older versions compared it, and wrote it down."""
     cfg = compose([], fleet / "config.yaml")
-    told = fingerprint(replace(cfg, engine="inline"), None)
-    checkpoint = Checkpoint(3, "0" * 16, 1, 0.5, {"round": 3}, told, {}, {})
+    stored = fingerprint(replace(cfg, engine="inline"), None)
+    checkpoint = Checkpoint(3, "0" * 16, 1, 0.5, {"round": 3}, stored, {}, {})
     check_resumable(replace(cfg, dataset=replace(cfg.dataset, name="cora")), checkpoint, None)
     with pytest.raises(FedGraphError, match=r"train\.lr"):
         check_resumable(replace(cfg, train=replace(cfg.train, lr=0.5)), checkpoint, None)
@@ -404,18 +404,18 @@ def test_a_run_of_a_fleet_is_resumed_whatever_dataset_its_configuration_names(fl
 
 @pytest.mark.parametrize("counts", [[5.0, 0, 0, 0], [0.5, 0, 0, 0]])
 def test_a_confusion_matrix_of_more_nodes_or_of_parts_of_one_is_refused(counts):
-    told = {"test-count": [4.0], "test-accuracy": [0.5], metrics.CONFUSION: counts}
+    scores = {"test-count": [4.0], "test-accuracy": [0.5], metrics.CONFUSION: counts}
     with pytest.raises(
         FedGraphError, match=r"client 1 with a confusion matrix of .* nodes, expected counts of at most 4"
     ):
-        check_scores(told, {}, "client 1")
+        check_scores(scores, {}, "client 1")
 
 
 def test_degrees_fall_into_classes_that_double():
     names, shares = degree_shares(np.array([0, 1, 2, 3, 4, 5, 8, 9, 256, 257]))
-    told = dict(zip(names, shares, strict=True))
-    assert told["3–4"] == told["5–8"] == pytest.approx(0.2)
-    assert [told[name] for name in ("0", "1", "2", "9–16", "129–256", "> 256")] == pytest.approx([0.1] * 6)
+    share_of = dict(zip(names, shares, strict=True))
+    assert share_of["3–4"] == share_of["5–8"] == pytest.approx(0.2)
+    assert [share_of[name] for name in ("0", "1", "2", "9–16", "129–256", "> 256")] == pytest.approx([0.1] * 6)
 
 
 def test_neighbours_are_drawn_near_each_other():
@@ -517,10 +517,10 @@ def test_no_markup_is_written_in_python():
 
 def test_the_library_is_the_one_that_is_named():
     assets = resources.files("fedgraph_flwr.report") / "assets"
-    library, told = (assets / "echarts.min.js").read_text(), (assets / "README.md").read_text()
-    kilobytes = int(re.search(r"It is (\d+) kB", told)[1])
+    library, readme = (assets / "echarts.min.js").read_text(), (assets / "README.md").read_text()
+    kilobytes = int(re.search(r"It is (\d+) kB", readme)[1])
     assert len(library.encode()) / 1000 == pytest.approx(kilobytes, abs=1)
-    assert re.search(r"ECharts\S* (\d+\.\d+\.\d+)", told)[1] in library
+    assert re.search(r"ECharts\S* (\d+\.\d+\.\d+)", readme)[1] in library
 
 
 def test_costs_list_what_clients_sent_by_group(runs, tmp_path):
@@ -529,8 +529,8 @@ def test_costs_list_what_clients_sent_by_group(runs, tmp_path):
         found = re.search(r"group sent by clients.*?</table>", page, re.S)
         return re.findall(r"<td[^>]*>(.*?)</td>", found[0], re.S) if found else []
 
-    told = summary(runs / "fedavg-0")
-    sent = told["bytes_by_phase"]["train"]["bytes_up_by_group"]
+    summarised = summary(runs / "fedavg-0")
+    sent = summarised["bytes_by_phase"]["train"]["bytes_up_by_group"]
     assert sent.keys() == {"model", "metrics"}
     shown = [cell.strip() for cell in cells(runs / "fedavg-0")]
     for group, count in sent.items():
@@ -539,7 +539,7 @@ def test_costs_list_what_clients_sent_by_group(runs, tmp_path):
 
     old = tmp_path / "old"
     shutil.copytree(runs / "fedavg-0", old)
-    for entry in told["bytes_by_phase"].values():
+    for entry in summarised["bytes_by_phase"].values():
         del entry["bytes_up_by_group"]
-    (old / "summary.json").write_text(json.dumps(told))
+    (old / "summary.json").write_text(json.dumps(summarised))
     assert cells(old) == []

@@ -158,7 +158,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("word", [word for word, told in CHANGES.items() if told])
+@pytest.mark.parametrize("word", [word for word, message in CHANGES.items() if message])
 def test_what_changes_the_result_is_refused_before_anything_is_written(words, tmp_path, word):
     out = tmp_path / "out"
     go(*words, f"out={out}")
@@ -367,9 +367,9 @@ FORGED = {
 def test_a_forged_checkpoint_is_a_sentence(graphs, tmp_path, how):
     out = tmp_path / "out"
     go(f"graph={graphs}", "strategy=fedavgm", "model.hidden=8", "rounds=2", "checkpoint_every=1", f"out={out}")
-    forge, told = FORGED[how]
+    forge, message = FORGED[how]
     forge(out / CHECKPOINT)
-    with pytest.raises(FedGraphError, match=told.replace("[]", r"\[\]")):
+    with pytest.raises(FedGraphError, match=message.replace("[]", r"\[\]")):
         resume(out)
 
 

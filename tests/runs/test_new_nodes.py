@@ -98,8 +98,8 @@ def test_new_nodes_are_predicted_in_the_stored_graph(place, tmp_path, capsys):
     assert np.abs(predictor.predict(alone).probabilities[:, 1] - expected)[:2].max() > 1e-4
     # An export holds no graph of the party: it is named.
     assert go("predict", place / "exported", *words, tmp_path / "q.csv") == 2
-    assert "names 'a00007', which is not an id of" in (told := capsys.readouterr().err)
-    assert "pass --client I or --graph FILE to name the graph that contains it" in told
+    assert "names 'a00007', which is not an id of" in (error := capsys.readouterr().err)
+    assert "pass --client I or --graph FILE to name the graph that contains it" in error
     graph = place / "parts/client_0000.safetensors"
     assert go("predict", place / "exported", "--graph", graph, *words, tmp_path / "q.csv") == 0
     again = pd.read_csv(tmp_path / "q.csv")

@@ -131,12 +131,12 @@ def test_the_command_writes_names_and_obeys_the_threshold(imported, capsys):
     words = ["predict", str(imported / "run"), "--client", "0", "--nodes", str(imported / "a_customers.csv")]
     words += ["--edges", str(imported / "a_payments.csv"), "--out"]
     assert cli.main([*words, str(imported / "p.csv")]) == 0
-    told = capsys.readouterr().out
-    assert "ditto, client 0's model of round" in told
+    printed = capsys.readouterr().out
+    assert "ditto, client 0's model of round" in printed
     table = pd.read_csv(imported / "p.csv")
     predictor = load_predictor(imported / "run", 0)
     assert ((table["class"] == "fraud") == (table["p_fraud"] >= predictor.threshold - 1e-9)).all()
-    assert f"'fraud' if its probability is at least {predictor.threshold:.3f}" in told
+    assert f"'fraud' if its probability is at least {predictor.threshold:.3f}" in printed
     assert cli.main([*words, str(imported / "p.parquet"), "--threshold", "0.5"]) == 0
     table = pd.read_parquet(imported / "p.parquet")
     assert ((table["class"] == "fraud") == (table["p_fraud"] >= 0.5)).all()
@@ -212,8 +212,8 @@ def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path
     def call(self, message):
         node = message.metadata.dst_node_id
         graph = imported / "parts" / f"client_{node - 1:04d}.safetensors"
-        told = {"graph": graph, "state": tmp_path / f"state_{node - 1}", "policy": policy}
-        self.contexts[node].node_config = {key: str(path) for key, path in told.items()}
+        config = {"graph": graph, "state": tmp_path / f"state_{node - 1}", "policy": policy}
+        self.contexts[node].node_config = {key: str(path) for key, path in config.items()}
         session.forget(self.run_id)
         return self.app(message, self.contexts[node])
 

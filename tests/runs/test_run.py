@@ -174,15 +174,15 @@ def _reshaped(content):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [(_nan, "not finite"), (_renamed, "without model/"), (_reshaped, "of shape")]
+    ("change", "message"), [(_nan, "not finite"), (_renamed, "without model/"), (_reshaped, "of shape")]
 )
-def test_a_bad_reply_is_named_and_left_out(run, monkeypatch, change, told):
+def test_a_bad_reply_is_named_and_left_out(run, monkeypatch, change, message):
     good = run("rounds=1", sizes=(12, 16))
     _break(monkeypatch, 2, change)
     finished = run("rounds=1", sizes=(12, 16, 20))
-    assert told in finished.rounds[0]["failed"]["2 (train)"]
+    assert message in finished.rounds[0]["failed"]["2 (train)"]
     assert_same_arrays(finished.arrays, good.arrays)
-    with pytest.raises(RunFailed, match=told):
+    with pytest.raises(RunFailed, match=message):
         run("rounds=1", "strategy.on_failure=fail")
 
 
@@ -400,7 +400,9 @@ def test_a_secure_sum_waits_for_a_client_that_was_silent_and_comes_back(run, mon
     assert len(found.rounds[2]["cohort"]) == 3
     now[0], until[0], limits = 0.0, 100.0, []
     describe = loop.Loop._describe
-    monkeypatch.setattr(loop.Loop, "_describe", lambda self, *told: limits.append(told[1:]) or describe(self, *told))
+    monkeypatch.setattr(
+        loop.Loop, "_describe", lambda self, *arguments: limits.append(arguments[1:]) or describe(self, *arguments)
+    )
     with pytest.raises(RunFailed, match=r"round 3, secagg_keys: 2 of 3 clients .*client 1: gone"):
         run(*words)
     assert 40 < now[0] < 60

@@ -1,4 +1,4 @@
-"""Keys that a server relays: signed, pinned, and told as a fingerprint; a server that swaps them is refused, or differs."""
+"""Keys that a server relays are signed, pinned and logged as fingerprints; a server that replaces them is rejected or differs."""
 
 import contextlib
 import re

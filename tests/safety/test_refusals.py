@@ -115,7 +115,9 @@ def test_a_run_starts_where_its_seed_says(node):  # noqa: F811
     assert "other parameters than its seed=0 gives" in asked.request("train", 1, {"model": model_of(asked, 1.5)})
     asked = node()
     assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}), str)
-    assert not isinstance(asked.request("train", 2, {"model": model_of(asked, 1.5)}), str), "later ones cannot be told"
+    assert not isinstance(asked.request("train", 2, {"model": model_of(asked, 1.5)}), str), (
+        "later ones cannot be distinguished"
+    )
     asked = node(policy={"check_start": False})
     assert not isinstance(asked.request("train", 1, {"model": model_of(asked, 1.5)}), str)
 
@@ -142,11 +144,11 @@ def test_a_resumption_that_the_node_does_not_know_starts_where_the_seed_says(nod
 def test_a_resumption_with_the_nodes_own_checkpoint_is_believed(node):  # noqa: F811
     asked = node(state=True)
     assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}, checkpoint=True, run="mine"), str)
-    told = {"model": model_of(asked, 1.5)}
+    sent = {"model": model_of(asked, 1.5)}
     again = node(state=True)
     again.context.run_id = again.grid.run_id = asked.grid.run_id + 1
     assert not isinstance(again.request("describe", resume=1, run="mine"), str)
-    assert not isinstance(again.request("train", 2, told), str)
+    assert not isinstance(again.request("train", 2, sent), str)
     other = node(state=True)
     other.context.run_id = other.grid.run_id = asked.grid.run_id + 2
     assert "round_000002.safetensors" in other.request("describe", resume=2, run="mine"), "there is no such checkpoint"

@@ -94,9 +94,9 @@ def test_a_run_whose_process_dies_is_told_and_the_others_go_on(toy, capsys):
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, err
     assert "few, Odd, seed 0: died: its process ended by signal SIGKILL" in toy.with_suffix(".md").read_text()
-    told = rows(toy.with_suffix(".csv"))
-    assert len(told) == 4
-    assert sum(row["value"] != "nan" for row in told) == 3
+    stored = rows(toy.with_suffix(".csv"))
+    assert len(stored) == 4
+    assert sum(row["value"] != "nan" for row in stored) == 3
     assert "4/4" in out
 
 
@@ -147,7 +147,7 @@ def test_default_jobs_use_each_core_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--jobs", "-1", "strategy=fedavg"], "--jobs must be at least 0"),
         (["toy.yaml", "--search", "3"], "--search does not apply to a sweep file"),
@@ -156,9 +156,9 @@ def test_default_jobs_use_each_core_once(monkeypatch):
         ([*SMALL, "seed=0..1", "out=x"], "out=x, but each run of a sweep has its own folder"),
     ],
 )
-def test_wrong_input(toy, words, told, capsys):
+def test_wrong_input(toy, words, message, capsys):
     assert cli.main(["sweep", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -41,14 +41,14 @@ def runs_of(asked):
 def test_methods_are_columns_and_other_keys_rows(place):
     words = ["strategy=fedavg,fedprox", "train.lr=0.01,0.003", "seed=0..1", "rounds=5", "strategy.mu=1"]
     asked = parse_sweep(words)
-    told = runs_of(asked)
-    assert len(told) == 2 * 4 * 2
-    assert told["0.003", "fedprox", 1] == {"rounds=5", "train.lr=0.003", "strategy=fedprox", "strategy.mu=1", "seed=1"}
-    assert told["0.01", "fedavg", 0] == {"rounds=5", "train.lr=0.01", "strategy=fedavg", "seed=0"}  # it has no mu
-    assert told["0.01", "Local", 0] == {"rounds=5", "train.lr=0.01", "strategy=local", "seed=0"}
+    runs = runs_of(asked)
+    assert len(runs) == 2 * 4 * 2
+    assert runs["0.003", "fedprox", 1] == {"rounds=5", "train.lr=0.003", "strategy=fedprox", "strategy.mu=1", "seed=1"}
+    assert runs["0.01", "fedavg", 0] == {"rounds=5", "train.lr=0.01", "strategy=fedavg", "seed=0"}  # it has no mu
+    assert runs["0.01", "Local", 0] == {"rounds=5", "train.lr=0.01", "strategy=local", "seed=0"}
     assert list(asked.methods) == ["Majority", "Local", "fedavg", "fedprox"]
     assert (asked.figure, asked.reference) == ("train.lr", "Local")
-    assert runs_of(parse_sweep(words[::-1])) == told
+    assert runs_of(parse_sweep(words[::-1])) == runs
     assert parse_sweep(words[::-1]).results == asked.results  # and they go on with the same file
     assert parse_sweep([*words[:2], "seed=0..9", *words[3:]]).results == asked.results  # as with more seeds
     assert parse_sweep([*words[:3], "rounds=6"]).results != asked.results
@@ -81,7 +81,7 @@ def test_what_is_chosen_stands_behind_a_cell():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["strategy"], "'strategy' is neither key=value nor a YAML file"),
         (["rounds=1", "rounds=2"], "rounds is given twice"),
@@ -93,8 +93,8 @@ def test_what_is_chosen_stands_behind_a_cell():
         (["seed=a"], "seeds must be distinct integers"),
     ],
 )
-def test_wrong_words(words, told):
-    with pytest.raises(FedGraphError, match=told):
+def test_wrong_words(words, message):
+    with pytest.raises(FedGraphError, match=message):
         parse_sweep(words)
 
 

@@ -23,23 +23,23 @@ def bowl(words) -> float:
 
 
 def finished(asked, score=bowl):
-    """All trials, told one after another."""
+    """All trials, one after another."""
     done = {}
     while True:
-        told = asked.trials(lambda words: done.get(tuple(words)))
-        if all(tuple(words) in done for words in told.values()):
-            return told
-        for words in told.values():
+        trials = asked.trials(lambda words: done.get(tuple(words)))
+        if all(tuple(words) in done for words in trials.values()):
+            return trials
+        for words in trials.values():
             done.setdefault(tuple(words), score(words))
 
 
 def test_trials_stay_in_their_ranges_and_come_closer():
-    told = finished(Search.read({"trials": 40, **KEYS}, "here"))
-    given = [dict(word.split("=") for word in words) for words in told.values()]
+    trials = finished(Search.read({"trials": 40, **KEYS}, "here"))
+    given = [dict(word.split("=") for word in words) for words in trials.values()]
     assert all(1e-4 <= float(g["train.lr"]) <= 0.1 for g in given)
     assert all(1 <= int(g["train.local_steps"]) <= 8 for g in given)
     assert {g["model.hidden"] for g in given} == {"4", "16"}
-    scores = [bowl(words) for words in told.values()]
+    scores = [bowl(words) for words in trials.values()]
     assert max(scores) > -0.05
     assert sum(scores[RANDOM:]) / len(scores[RANDOM:]) > sum(scores[:RANDOM]) / RANDOM  # it learns
 
@@ -92,7 +92,7 @@ def test_a_search_is_run_goes_on_and_tells_what_it_took(place, ran):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "body",
     [
         {"train.lr": "loguniform(0,1)"},
         {"train.lr": "uniform(1,0)"},
@@ -104,9 +104,9 @@ def test_a_search_is_run_goes_on_and_tells_what_it_took(place, ran):
         [1],
     ],
 )
-def test_searches_that_are_none(told):
+def test_searches_that_are_none(body):
     with pytest.raises(FedGraphError, match="here"):
-        Search.read(told, "here")
+        Search.read(body, "here")
 
 
 def test_without_optuna_one_sentence_says_so(place, monkeypatch, capsys):

@@ -34,9 +34,9 @@ def fill(path, figures, seeds=(0, 1)) -> None:
     for cell in asked.cells({}):
         if (cell.setting, cell.method) in figures and cell.seed in seeds:
             value, validation = figures[cell.setting, cell.method]
-            told = {"value": value[cell.seed], "validation": validation[cell.seed] if validation else ""}
-            told["headline"] = "failed: it diverged" if np.isnan(value[cell.seed]) else "test_accuracy at best_val"
-            written.append({**cell.row, **told})
+            result = {"value": value[cell.seed], "validation": validation[cell.seed] if validation else ""}
+            result["headline"] = "failed: it diverged" if np.isnan(value[cell.seed]) else "test_accuracy at best_val"
+            written.append({**cell.row, **result})
     results.write(asked.results, written)
 
 
@@ -294,9 +294,9 @@ def test_a_choice_of_a_networks_own_key_is_for_the_columns_that_have_it(toy):
 def test_a_run_that_diverges_is_told_and_the_others_go_on(toy, capsys):
     toy.write_text(TOY.replace("few: [train.local_steps=1]", "few: [train.lr=1e30, train.optimizer=sgd]"))
     sweep(toy, "--only", "few", code=1)
-    told = {(r["setting"], r["method"], r["seed"]): r for r in rows(toy.with_suffix(".csv"))}
-    assert len(told) == 6
-    assert told["few", "FedAvg", "0"]["value"] == "nan"
+    stored = {(r["setting"], r["method"], r["seed"]): r for r in rows(toy.with_suffix(".csv"))}
+    assert len(stored) == 6
+    assert stored["few", "FedAvg", "0"]["value"] == "nan"
     text = toy.with_suffix(".md").read_text()
     assert "| 2 of 2 failed | 81.5 (0.3) |" in text
     assert re.search(r"- few, FedAvg, seed 0, 1: failed: .*not finite", text)
@@ -316,9 +316,9 @@ def test_a_run_that_went_on_without_a_client_says_so(toy, capsys):
         )
     )
     sweep(toy, "rounds=2", "--only", "few")
-    told = {(r["method"], r["seed"]): r["missed"] for r in rows(toy.with_suffix(".csv"))}
-    assert told["Odd", "0"] == told["Odd", "1"] == "client 1 (train): the power is out"
-    assert not told["FedAvg", "0"]
+    missed = {(r["method"], r["seed"]): r["missed"] for r in rows(toy.with_suffix(".csv"))}
+    assert missed["Odd", "0"] == missed["Odd", "1"] == "client 1 (train): the power is out"
+    assert not missed["FedAvg", "0"]
     line = "few, Odd, seed 0, 1: client 1 (train): the power is out"
     assert f"with the first reason:\n\n- {line}\n" in toy.with_suffix(".md").read_text()
     assert line in capsys.readouterr().err
@@ -382,7 +382,7 @@ def test_a_file_extends_another(toy):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (TOY + "settigns: {}\n", "key 'settigns' unknown (toy.yaml, line 16); did you mean 'settings'"),
         (TOY.replace("fedavg]", "fedavgg]"), "toy.yaml, line 8: strategy=fedavgg: strategy 'fedavgg' unknown"),
@@ -399,11 +399,11 @@ def test_a_file_extends_another(toy):
         ("- a\n", "toy.yaml must contain keys"),
     ],
 )
-def test_wrong_tables_end_with_2_and_name_the_line(toy, text, told, capsys):
+def test_wrong_tables_end_with_2_and_name_the_line(toy, text, message, capsys):
     toy.write_text(text)
     sweep("toy.yaml", code=2)
     err = capsys.readouterr().err
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 

@@ -110,12 +110,12 @@ def test_a_planted_partition_is_found_up_to_its_ceiling():
     graph = replace(graph, x=torch.nn.functional.one_hot(torch.from_numpy(of)).float())
     made = client(graph, "train.local_steps=80", "model.dropout=0")
     made.train()
-    told = made.scores()
+    scores = made.scores()
     ends = graph.edge_index.numpy()
     inside, by_chance = (of[ends[0]] == of[ends[1]]).mean(), (np.bincount(of) ** 2).sum() / of.size**2
     ceiling = inside * (1 - by_chance) + (inside * by_chance + (1 - inside) * (1 - by_chance)) / 2
-    assert ceiling - 0.06 < told["test-auc"][0] < ceiling + 0.04
-    assert told["test-mrr"][0] > 1.3 * told["test-chance_mrr"][0]
+    assert ceiling - 0.06 < scores["test-auc"][0] < ceiling + 0.04
+    assert scores["test-mrr"][0] > 1.3 * scores["test-chance_mrr"][0]
 
 
 def test_one_client_equals_a_plain_pyg_loop():
@@ -151,14 +151,14 @@ def test_one_client_equals_a_plain_pyg_loop():
 def test_scores_equal_those_of_scikit_learn():
     made = client(random_graph())
     z = made.predict()
-    told = made.score(z)
+    found = made.score(z)
     ranked = task_of(made).drawn("test", 0)
     both = np.concatenate([ranked.pairs, ranked.apart], axis=1)
     scores = (z[both[0]] * z[both[1]]).sum(1).numpy()
     y = np.arange(both.shape[1]) < ranked.pairs.shape[1]
-    assert told["test-auc"][0] == pytest.approx(roc_auc_score(y, scores))
-    assert told["test-average_precision"][0] == pytest.approx(average_precision_score(y, scores))
-    assert told["test-count"] == [ranked.pairs.shape[1]]
+    assert found["test-auc"][0] == pytest.approx(roc_auc_score(y, scores))
+    assert found["test-average_precision"][0] == pytest.approx(average_precision_score(y, scores))
+    assert found["test-count"] == [ranked.pairs.shape[1]]
 
 
 def test_scored_pairs_are_the_same_for_every_model_and_round():
@@ -191,9 +191,9 @@ def test_clients_and_the_pooled_graph_split_the_same_edges():
 def test_few_pairs_are_not_scored_under_a_policy():
     made = client(random_graph(nodes=12, edges=20))
     made.policy = Policy(min_nodes=50)
-    told = made.score(made.predict())
-    assert told["test-count"] == [0]
-    assert np.isnan(told["test-mrr"][0])
+    found = made.score(made.predict())
+    assert found["test-count"] == [0]
+    assert np.isnan(found["test-mrr"][0])
     with pytest.raises(FedGraphError, match="min_nodes"):
         made.train()
 

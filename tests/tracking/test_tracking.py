@@ -1,4 +1,4 @@
-"""Trackers: what they are told is what the run's folder has, and none of them ends a run."""
+"""Trackers receive what the run folder contains, and none of them ends a run."""
 
 import json
 import logging
@@ -44,9 +44,9 @@ def test_tensorboard_reads_back_what_was_told():
     found = events.EventAccumulator(str(done.path / "tensorboard"))
     found.Reload()
     for key, values in expected(done.path).items():
-        told = [event for event in found.Scalars(key) if event.step]
-        assert [event.step for event in told] == [1, 2], key
-        assert [event.value for event in told] == pytest.approx(values), key
+        logged = [event for event in found.Scalars(key) if event.step]
+        assert [event.step for event in logged] == [1, 2], key
+        assert [event.value for event in logged] == pytest.approx(values), key
     assert found.Scalars("final/test_accuracy")[0].value == pytest.approx(done.summary["test_accuracy"])
     assert "config/text_summary" in found.Tags()["tensors"]
 
@@ -63,8 +63,10 @@ def test_mlflow_holds_figures_keys_and_files(tmp_path, monkeypatch):
     assert held.data.params["train.lr"] == "0.01"
     assert held.data.metrics["final/test_accuracy"] == pytest.approx(done.summary["test_accuracy"])
     for key, values in expected(done.path).items():
-        told = client.get_metric_history(held.info.run_id, key)
-        assert [(m.step, m.value) for m in told] == [(step, pytest.approx(v)) for step, v in enumerate(values, 1)], key
+        logged = client.get_metric_history(held.info.run_id, key)
+        assert [(m.step, m.value) for m in logged] == [(step, pytest.approx(v)) for step, v in enumerate(values, 1)], (
+            key
+        )
     files = {file.path for file in client.list_artifacts(held.info.run_id)}
     assert files >= {"config.yaml", "rounds.jsonl", "summary.json", "model_final.safetensors"}
 
@@ -106,13 +108,13 @@ def test_wandb_writes_offline(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "tracking=wandb failed" not in done.stderr
     (log,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    told = log.read_bytes()
+    logged = log.read_bytes()
     for text in (b"scores/test_accuracy", b"final/test_accuracy", b"strategy.name", b"summary.json"):
-        assert text in told
+        assert text in logged
 
 
 class _Wrong(tracking.Tracker):
-    """Fails where it is told to."""
+    """Fails at the hooks of a test's choice."""
 
     where = ""
 
@@ -152,8 +154,8 @@ def test_a_failing_tracker_never_ends_a_run(where, wrong, monkeypatch, caplog):
 
 def test_a_tracker_that_hangs_is_left_behind(wrong, monkeypatch, caplog):
     never, closed = threading.Event(), threading.Event()
-    monkeypatch.setattr(wrong, "scalars", lambda *told: never.wait(20))
-    monkeypatch.setattr(wrong, "close", lambda *told: closed.set())
+    monkeypatch.setattr(wrong, "scalars", lambda *arguments: never.wait(20))
+    monkeypatch.setattr(wrong, "close", lambda *arguments: closed.set())
     monkeypatch.setattr(tracking, "PATIENCE", 0.2)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     assert run(*WORDS, **TINY, tracking=["wrong"]).summary["rounds"] == 2
@@ -203,13 +205,13 @@ def test_what_is_not_finite_or_of_single_clients_is_left_out():
         "clients": {"test-accuracy": [0.25, math.nan]},
         "privacy": {"epsilon": None, "releases": 3},
     }
-    told = tracking.scalars(record)
-    assert told["bytes/down"] == 22
-    assert told["bytes/a/up"] == 1
-    assert told["seconds/b"] == 1
-    assert (told["clients/asked"], told["clients/failed"]) == (2, 1)
-    assert told["privacy/releases"] == 3
-    assert not {"scores/test_auc", "privacy/epsilon", "client/0/test_accuracy"} & told.keys()
+    scalars = tracking.scalars(record)
+    assert scalars["bytes/down"] == 22
+    assert scalars["bytes/a/up"] == 1
+    assert scalars["seconds/b"] == 1
+    assert (scalars["clients/asked"], scalars["clients/failed"]) == (2, 1)
+    assert scalars["privacy/releases"] == 3
+    assert not {"scores/test_auc", "privacy/epsilon", "client/0/test_accuracy"} & scalars.keys()
     by_client = tracking.scalars(record, by_client=True)
     assert by_client["client/0/test_accuracy"] == 0.25
     assert "client/1/test_accuracy" not in by_client
