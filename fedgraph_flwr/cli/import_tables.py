@@ -390,6 +390,11 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
         raise FedGraphError(
             "--undirected does not apply to a heterogeneous graph: leave it out, reverse edge types are added later"
         )
+    if not args.nodes and (args.own_party or args.party_columns or args.party_prefix):
+        raise FedGraphError(
+            "--own-party, --party-columns and --party-prefix apply to --nodes and --edges: edges between parties join nodes of"
+            " one type, so leave them out, or import the table of these edges and of their nodes alone"
+        )
     layout = _layout(args, treatment)
     if args.data and not args.target:
         return from_saved(args.data, classes=classes, undirected=args.undirected, treatment=treatment)

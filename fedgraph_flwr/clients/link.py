@@ -34,7 +34,7 @@ class LinkClient(GraphClient):
 
     Params: ClassVar[type] = LinkRules
     uplink = staticmethod(link.uplink)
-    repeats: ClassVar[Mapping[str, int]] = {STEP: 9}
+    repeats: ClassVar[Mapping[str, int]] = {STEP: 11}
     needs_others: ClassVar[str] = "it matches records with other parties"
     secrets: ClassVar[tuple[str, ...]] = ("link",)
 
@@ -51,13 +51,13 @@ class LinkClient(GraphClient):
             FedGraphError: the policy refuses the run, or consent is missing.
         """
         rules: LinkRules = self.params
-        consent = b""
+        consent, names = b"", list[str]()
         if not self.policy.trusting:
-            rules = self.policy.linking.bounded(rules)
+            rules, names = self.policy.linking.bounded(rules), self.policy.linking.names
             if needs_consent(rules):
                 clients = self.graph.num_clients
                 consent = check_consent(self.policy.linking.consent, rules, self.keyring, clients)
-        return LinkParty(self.graph, rules, self.keyring, self.stored, consent)
+        return LinkParty(self.graph, rules, self.keyring, self.stored, consent, names)
 
     @phase
     def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:

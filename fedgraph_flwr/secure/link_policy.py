@@ -7,6 +7,7 @@
       min_shared: 5                  # refuse a pair that shares fewer, unless it shares none
       max_shared: 1.0                 # refuse a pair that shares more of the own set
       hours: 24                      # least time between two runs with the same peer
+      names: [a, b, c]               # names that the parties must have, by client; default: any
       consent: consent.json          # needed for match=ids and one_sided=disclose: signed by all parties
 
 The record of runs is a file next to the policy. A run counts from the first message that depends on records,
@@ -47,6 +48,7 @@ class LinkPolicy:
     min_shared: int = 5
     max_shared: float = 1.0
     hours: float = 24.0
+    names: list[str] = field(default_factory=list)
     consent: str = ""
 
     def __post_init__(self) -> None:

@@ -60,8 +60,9 @@ class LinkRules:
     def phases(self) -> list[str]:
         """The phases in order; each is named for what a party sends in it."""
         sets = ["ask_commit", "ask"] if self.match == "routed" else ["commit", "mask", "seal", "double"]
-        found = [COUNT] if self.dry_run else ["match", *(["resolve"] if self.discloses else []), "confirm", WRITE]
-        return [ANNOUNCE, "introduce", *sets, *found]
+        proof = [] if self.match == "routed" else ["prove", "agree"]
+        rows = [*proof, "match", *(["resolve"] if self.discloses else []), "confirm", WRITE]
+        return [ANNOUNCE, "introduce", *sets, *([COUNT] if self.dry_run else rows)]
 
     @property
     def discloses(self) -> bool:

@@ -6,7 +6,9 @@
     mask        the masks, shuffled
     seal        commitment to the replies of the next step
     double      the other party's masks times the own scalar, in their order
-    ask_commit  (routed, instead of commit to double) size of the padded set, commitment to the hashes of the next step
+    prove       a point for each shared record
+    agree       hashes of the keys that only who knows the record can compute from both points
+    ask_commit  (routed, instead of commit to agree) size of the padded set, commitment to the hashes of the next step
     ask         (routed) hashes of the keys, padded and shuffled
     match       for each shared record: row of the own end; data of edges that start here
     resolve     (one_sided=disclose) rows of the accounts that the other party's one-sided records name
@@ -14,7 +16,8 @@
     write       nothing: the party writes its file
 
 A party decides by equal replies which records are shared. So no party may see the other's replies before it is bound to its own,
-or it could send them back: each first sends a commitment, a hash that is bound to sender, receiver and run.
+or it could send them back: each first sends a commitment, a hash that is bound to sender, receiver and run. Before rows are sent,
+each proves that it knows the shared records (`matching`). Every phase is taken once and in order, in whatever round.
 
 A dry run ends with `count` after the sets: replies to masks are shuffled, so that both sides learn a number only. The mathematics
 is in `matching`, the resulting files in `data.linking`. `simulate` runs the same messages between files on one machine.
@@ -50,12 +53,23 @@ from fedgraph_flwr.data.linking import (
     undirected,
     with_stubs,
 )
-from fedgraph_flwr.data.parties import normal_ids
+from fedgraph_flwr.data.parties import fold, normal_ids
 from fedgraph_flwr.data.schema import Schema, agreed_schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.link_rules import ANNOUNCE, LinkRules
-from fedgraph_flwr.secure.matching import REPLY, Mask, as_rows, bucket, commitment, shared, shuffled
+from fedgraph_flwr.secure.matching import (
+    POINT,
+    REPLY,
+    Mask,
+    agreed,
+    as_rows,
+    bucket,
+    commitment,
+    prove,
+    shared,
+    shuffled,
+)
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -92,8 +106,10 @@ class LinkParty:
         keyring: signs the party's announcement and verifies those of others.
         memory: state of earlier phases (`state`).
         consent: digest of the parties' signed consent, which all must have alike.
+        accepted: names that the parties must have, by client; empty: any.
 
     Attributes:
+        done: number of phases whose messages this party has sent.
         names: names of the parties, by client.
         counts: numbers by peer, for the party's report.
         absent: records that name a party which no client is, by name.
@@ -106,8 +122,9 @@ class LinkParty:
         keyring: Keyring,
         memory: Mapping[str, Any] | None = None,
         consent: bytes = b"",
+        accepted: Sequence[str] = (),
     ):
-        self.consent = consent
+        self.consent, self.accepted = consent, [str(name) for name in fold(list(accepted))]
         self.graph, self.rules, self.keyring, self.client = graph, rules, keyring, graph.client
         self._check_file()
         stored = memory or {}
@@ -117,6 +134,7 @@ class LinkParty:
         self.root: bytes = root.tobytes() if root is not None else secrets.token_bytes(32)
         self.session: bytes = stored["session"].tobytes() if "session" in stored else b""
         self.nodes: list[int] = stored["nodes"].tolist() if "nodes" in stored else []
+        self.done = int(stored["done"][0]) if "done" in stored else 0
         self.names: dict[int, str] = {}
         if "names" in stored:
             self.names = dict(enumerate(json.loads(stored["names"].tobytes())))
@@ -135,9 +153,14 @@ class LinkParty:
         """Refuse files that cannot be linked, before anything is sent.
 
         Raises:
-            FedGraphError: the file is linked already, or names no party.
+            FedGraphError: the file is heterogeneous, is linked already, or names no party.
         """
         graph = self.graph
+        if not isinstance(graph, ClientGraph):
+            raise FedGraphError(
+                f"the file of client {self.client} holds a heterogeneous graph; link matches edges of graphs with one node type:"
+                " import the nodes and edges of one type alone"
+            )
         if "link" in graph.linking or graph.cut_out.numel() or graph.cut_in.numel():
             raise FedGraphError(
                 f"the file of client {self.client} is already linked: pass the file that `import` wrote"
@@ -152,6 +175,7 @@ class LinkParty:
     def state(self) -> dict[str, Any]:
         """Return the state as a nested dict of arrays; it holds secrets and stays with the party."""
         tree: dict[str, Any] = {"private": _bytes(self.sealer.private), "root": _bytes(self.root)}
+        tree["done"] = np.array([self.done])
         if self.session:
             keys = {**self.sealer.peers, self.client: self.sealer.public}
             tree |= {"session": _bytes(self.session), "nodes": np.array(self.nodes)}
@@ -183,10 +207,13 @@ class LinkParty:
                 f"link needs all {self.graph.num_clients} clients, got announcements of {sorted(announced)}"
             )
         statements = {k: _announced(arrays) for k, arrays in announced.items()}
+        session = hashlib.sha256(b"fedgraph link" + b"".join(statements[k] for k in sorted(statements))).digest()
         self.keyring.check(ANNOUNCE, _announced(self._public), statements, signatures)
+        if self.session not in (b"", session):
+            raise RunFailed(f"client {self.client} received other announcements than before: start a new link run")
         self.sealer.meet({k: arrays["key"].tobytes() for k, arrays in announced.items()})
         self.nodes = [int(announced[k]["nodes"][0]) for k in sorted(announced)]
-        self.session = hashlib.sha256(b"fedgraph link" + b"".join(statements[k] for k in sorted(statements))).digest()
+        self.session = session
 
     def step(self, phase: str, envelopes: Mapping[int, NDArray[np.uint8]], before: str) -> dict[int, NDArray[np.uint8]]:
         """Open the envelopes of the phase before, and return those of this phase by receiver.
@@ -199,6 +226,12 @@ class LinkParty:
         Raises:
             RunFailed: an envelope is missing, altered or repeated, or a peer breaks the protocol.
         """
+        order = self.rules.phases
+        if [before, phase] != order[self.done : self.done + 2]:
+            raise RunFailed(
+                f"client {self.client} is asked for phase '{sanitize(phase, 40)}' of link after '{order[self.done]}': each phase"
+                " comes once and in order"
+            )
         inbox: dict[int, Arrays] = {}
         if before != ANNOUNCE:
             if sorted(envelopes) != self.peers:
@@ -212,7 +245,9 @@ class LinkParty:
                         f"client {self.client} received an invalid message in phase '{before}' of link from client {peer}"
                     ) from error
         make: Callable[[int], Arrays] | None = getattr(self, f"_make_{phase}", None)
-        return {k: self._sealed(k, phase, make(k)) for k in self.peers} if make else {}
+        sent = {k: self._sealed(k, phase, make(k)) for k in self.peers} if make else {}
+        self.done += 1
+        return sent
 
     @property
     def peers(self) -> list[int]:
@@ -281,6 +316,13 @@ class LinkParty:
                     raise RunFailed(f"clients {self.client} and {peer} have different schemas: {sanitize(difference)}")
         names = {k: str(values["name"]) for k, values in {**found, self.client: own}.items()}
         self.names = dict(sorted({**self.names, **names}.items()))
+        for client, name in self.names.items():
+            if self.accepted and self.accepted[client : client + 1] != [name]:
+                listing = ", ".join(f"'{sanitize(wanted, 60)}'" for wanted in self.accepted)
+                raise RunFailed(
+                    f"client {client} calls itself '{sanitize(name, 60)}': this node's policy accepts {listing}, by client (link:"
+                    " names)"
+                )
         owners: dict[str, int] = {}
         for client, name in self.names.items():
             if name and owners.setdefault(name, client) != client:
@@ -402,6 +444,64 @@ class LinkParty:
             del pair["masks"]
             self._check_shared(peer)
 
+    # --- proof of knowledge -------------------------------------------------------------------------------------------
+
+    def _proof(self, peer: int) -> bytes:
+        """Return the secret of the scalars with which this party proves that it knows records."""
+        return hashlib.sha256(b"fedgraph link proof" + self.root + self.session + f"{peer}".encode()).digest()
+
+    def _make_prove(self, peer: int) -> Arrays:
+        own, remote = self._by_mask(peer)
+        known = self.values(peer)[1]
+        points = prove(self._proof(peer), own, (known[place] for place in own), self._purpose(peer) + b"proof")
+        return {"position": remote, "points": points}
+
+    def _take_prove(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            own = self._checked_order(peer, arrays)
+            points = _shape(arrays["points"], (own.size, POINT))
+            keys = dict(zip(own, agreed(self._proof(peer), own, points, f"client {peer}"), strict=True))
+            for name, (sender, receiver), order in (
+                ("tags", (self.client, peer), self._by_mask(peer)[0]),
+                ("expected", (peer, self.client), own),
+            ):
+                bound = b"fedgraph link agree" + self.session + f"{sender}>{receiver}:".encode()
+                self.pairs[peer][name] = as_rows((hashlib.sha256(bound + keys[k]).digest() for k in order), POINT)
+
+    def _make_agree(self, peer: int) -> Arrays:
+        return {"tags": self.pairs[peer]["tags"]}
+
+    def _take_agree(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            expected = self.pairs[peer]["expected"]
+            wrong = (_shape(arrays["tags"], expected.shape) != expected).any(axis=1)
+            if wrong.any():
+                raise RunFailed(
+                    f"client {peer} does not know {int(wrong.sum())} of the {wrong.size} records that client {self.client} seems"
+                    " to share with it: no rows are sent"
+                )
+
+    def _by_mask(self, peer: int) -> tuple[Ints, Ints]:
+        """Return the own shared values and their places among the peer's masks, in the order of these."""
+        own, remote = self.intersection(peer)
+        order = np.argsort(remote)
+        return own[order], remote[order]
+
+    def _checked_order(self, peer: int, arrays: Arrays) -> Ints:
+        """Return the own shared values in the order of a peer's message, which has the places of the own masks.
+
+        Raises:
+            RunFailed: the peer shares other records.
+        """
+        own = self._ordered(peer)
+        if not np.array_equal(arrays["position"], self.pairs[peer]["places"][own]):
+            raise RunFailed(
+                f"clients {self.client} and {peer} matched different records: one replied to the masks in another order"
+            )
+        return own
+
+    # --- routed -------------------------------------------------------------------------------------------------------
+
     def _make_ask_commit(self, peer: int) -> Arrays:
         values = self.values(peer)[1]
         hashes = [hashlib.sha256(self._purpose(peer) + value).digest()[:REPLY] for value in values]
@@ -505,9 +605,7 @@ class LinkParty:
 
     def _make_match(self, peer: int) -> Arrays:
         _, places, count = self._prepare()
-        own, remote = self.intersection(peer)
-        order = np.argsort(remote)
-        own, remote = own[order], remote[order]
+        own, remote = self._by_mask(peer)
         content: Arrays = {"count": np.array([count]), "position": remote}
         if self.rules.match == "ids":
             return content | {"row": places[own]}
@@ -536,20 +634,16 @@ class LinkParty:
 
     def _take_match(self, inbox: Mapping[int, Arrays]) -> None:
         for peer, arrays in inbox.items():
-            own, _ = self.intersection(peer)
-            positions = np.sort(self.pairs[peer]["places"][own])
-            if not np.array_equal(arrays["position"], positions):
-                raise RunFailed(
-                    f"clients {self.client} and {peer} matched different records: one replied to the masks in another order"
-                )
+            own = self._checked_order(peer, arrays)
             count = int(_shape(arrays["count"], (1,))[0])
-            arrays = {**arrays, "row": _shape(arrays["row"], (positions.size,), "i").astype(np.int64)}
+            most = self.nodes[peer] + (self.rules.max_ids * len(self.peers) if self.rules.one_sided == "stub" else 0)
+            arrays = {**arrays, "row": _shape(arrays["row"], (own.size,), "i").astype(np.int64)}
             rows = arrays["row"]
             if self.rules.discloses:
                 arrays["alone_row"] = self._checked_alone(peer, arrays).astype(np.int64)
                 rows = np.concatenate([rows, arrays["alone_row"]])
             least = -1 if self._overlaps else 0
-            if not 0 <= count < 2**40 or (rows.size and not least <= rows.min() <= rows.max() < max(count, 1)):
+            if not 0 <= count <= most or (rows.size and not least <= rows.min() <= rows.max() < max(count, 1)):
                 raise RunFailed(f"client {peer} sent rows of nodes that it does not have")
             self.pairs[peer]["match"] = arrays
 
@@ -568,8 +662,9 @@ class LinkParty:
         for key in (key for key in DATA if _has(self.graph, key)):
             own = getattr(self.graph, f"foreign_{key}").numpy()
             values = _shape(arrays[f"alone_{key}"], (size, *own.shape[1:]), own.dtype.kind)
-            if values.dtype != own.dtype or not np.isfinite(values).all():
-                raise RunFailed(f"client {peer} sent {key} of another type, or not finite")
+            if values.dtype != own.dtype:
+                raise RunFailed(f"client {peer} sent {key} of another type")
+            self._check_data(peer, key, values)
         if size > self.rules.max_ids:
             raise RunFailed(
                 f"client {peer} disclosed {size} records, at most {self.rules.max_ids} are accepted (max_ids)"
@@ -653,8 +748,7 @@ class LinkParty:
             taken = torch.from_numpy(~sends)
             if received.shape != values[taken].shape or received.dtype != values.dtype:
                 raise RunFailed(f"client {peer} sent {key} of other edges than those that start there")
-            if key == "edge_attr" and not bool(torch.isfinite(received).all()):
-                raise RunFailed(f"client {peer} sent {key} that are not finite")
+            self._check_data(peer, key, received.numpy())
             if key == "edge_y":
                 self.counts.setdefault(peer, PairCount()).conflicts = int((values[taken] != received).sum())
             values[taken] = received
@@ -668,6 +762,20 @@ class LinkParty:
             return joined
         both = {key: torch.cat([values, values]) for key, values in joined.data.items()}
         return Edges(np.tile(joined.node, 2), np.repeat([True, False], joined.node.size), np.tile(joined.far, 2), both)
+
+    def _check_data(self, peer: int, key: str, values: NDArray[Any]) -> None:
+        """Refuse data of edges that would break training at this party.
+
+        Raises:
+            RunFailed: features that are not finite, labels of no class, or times whose differences overflow.
+        """
+        low, high = {"edge_y": (-1, max(self.graph.num_edge_classes, 1) - 1)}.get(key, (-(2**62), 2**62))
+        if not np.isfinite(values).all():
+            raise RunFailed(f"client {peer} sent {key} that are not finite")
+        if key != "edge_attr" and values.size and not low <= values.min() <= values.max() <= high:
+            raise RunFailed(
+                f"client {peer} sent {key} from {values.min()} to {values.max()}, expected {low} to {high}: nothing is written"
+            )
 
     def _disclosed(self, peer: int, start: int) -> list[Edges]:
         """Return the edges of one-sided records: the own ones that the peer resolved, then the peer's."""

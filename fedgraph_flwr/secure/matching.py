@@ -6,9 +6,15 @@
 
 A scalar is new for every run and peer, so masks of two runs or two peers have nothing in common. Who only sees masks cannot test
 a guess, since that needs the scalar (decisional Diffie-Hellman). A peer can test a guess only by putting it into its own set
-before it sees a mask: the commitment fixes the set, its size is announced and bounded. Equal values are found by equal replies,
-so a reply that repeats the other party's own would look like a shared value. In `linking`, both therefore commit to their replies
-first.
+before it sees a mask: the commitment fixes the set, its size is announced and bounded.
+
+Equal values are found by equal replies, and replies prove no knowledge of a value. A peer may send back the other party's, or
+commit to points s_j H(w) for a value w that both have, and reply to every mask with s_j times the one that it takes for H(w)'s.
+So both parties then prove to each other that they know each shared value, by a key exchange that only works with it (CPace):
+
+    Y = y H'(v), y new for every value     each sends its points, H' as H with another purpose
+    K = y Y', and hashes of K              equal at both if both used v; a party that sees the other's hash cannot test guesses,
+                                           since it cannot compute K for another value than that of its own point
 
 Why only on-curve numbers: a random 32-byte number is the u-coordinate of a point on the curve or on its twist, and a mask keeps
 which one. That would reveal one bit of each value. X25519's scalars are multiples of 8, so a mask has no part of small order.
@@ -114,6 +120,41 @@ class Mask:
 
     def _times(self, u: bytes) -> bytes:
         return self._scalar.exchange(X25519PublicKey.from_public_bytes(u))
+
+
+def prove(secret: bytes, places: Iterable[int], values: Iterable[bytes], purpose: bytes) -> Bytes:
+    """Return the points of a proof that a party knows values, [n, 32].
+
+    Args:
+        secret: from which a scalar for each value is derived.
+        places: a distinct number for each value.
+        values: the values.
+        purpose: as of `point`.
+    """
+    made = [
+        _proof_key(secret, place).exchange(X25519PublicKey.from_public_bytes(point(value, purpose)))
+        for place, value in zip(places, values, strict=True)
+    ]
+    return as_rows(made, POINT)
+
+
+def agreed(secret: bytes, places: Iterable[int], points: Bytes, sender: str) -> list[bytes]:
+    """Return the key of each value that both parties know, from the other party's points [n, 32].
+
+    Raises:
+        RunFailed: a point has small order.
+    """
+    try:
+        return [
+            _proof_key(secret, place).exchange(X25519PublicKey.from_public_bytes(row.tobytes()))
+            for place, row in zip(places, points, strict=True)
+        ]
+    except ValueError as error:
+        raise RunFailed(f"{sender} sent a point that is none of the curve's large group") from error
+
+
+def _proof_key(secret: bytes, place: int) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(hashlib.sha256(secret + int(place).to_bytes(8, "little")).digest())
 
 
 def shuffled(size: int) -> NDArray[np.int64]:

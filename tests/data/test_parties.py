@@ -179,6 +179,23 @@ def test_the_schema_keeps_the_rule_and_the_command_says_what_is_next(tmp_path, c
     assert "--own-party A makes the file of one party" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [["--own-party", "A"], ["--party-columns", "a,b"], ["--party-prefix", ":"]])
+def test_heterogeneous_tables_have_no_parties(option, tmp_path, capsys):
+    """They would be ignored without a word."""
+    (tmp_path / "n.csv").write_text(NODES)
+    words = [
+        "import",
+        "--node-table",
+        f"person={tmp_path / 'n.csv'}",
+        "--target",
+        "person",
+        "--out",
+        str(tmp_path / "x"),
+    ]
+    assert cli.main([*words, *option]) == 2
+    assert "edges between parties join nodes of one type, so leave them out" in capsys.readouterr().err
+
+
 def test_amounts_keep_all_their_decimals():
     amounts = [0.00001, 0.00004, 1.00001, 10.10, 1e16, 0.0, -0.0, -2.5]
     expected = ["0.00001", "0.00004", "1.00001", "10.1", "10000000000000000", "0", "0", "-2.5"]

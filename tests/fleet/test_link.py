@@ -164,7 +164,7 @@ def test_rules_travel_as_keys_of_the_run(run, tmp_path):
         made.client(bank).save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
     done = run(f"graph={tmp_path / 'graphs'}", *link_overrides(LinkRules(one_sided="disclose")))
     phases = done.summary["bytes_by_phase"]
-    assert phases["link"]["exchanges"] == 9
+    assert phases["link"]["exchanges"] == 11
     assert phases["announce"]["exchanges"] == 1
     assert phases["train"]["bytes_up_by_group"].keys() <= {"metrics"}
     assert asdict(LinkPolicy())["match"] == []

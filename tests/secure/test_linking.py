@@ -32,6 +32,7 @@ from fedgraph_flwr.secure.linking import LinkParty, _bytes, simulate
 from fedgraph_flwr.secure.matching import Mask, bucket, on_curve, shared
 from fedgraph_flwr.secure.sealed import Sealer
 from tests.data.linked_banks import BANKS, KEY, banks
+from tests.safety.fuzz import typed_client
 from tests.support import assert_same_arrays
 
 PAYMENTS = LinkRules()
@@ -180,7 +181,9 @@ def test_a_second_reply_of_one_party_is_refused(files):
             parties[1].step("seal", {0: messages[0, 1], 2: messages[2, 1]}, "mask")
 
     parties = [LinkParty(graph, PAYMENTS, Keyring(graph.client)) for graph in files]
-    with pytest.raises(RunFailed, match="client 1 received a second envelope of client 0 for step 'link mask'"):
+    with pytest.raises(
+        RunFailed, match="client 1 is asked for phase 'seal' of link after 'seal': each phase comes once"
+    ):
         simulate(parties, again)
 
 
@@ -223,7 +226,9 @@ def wrong_key(phase, messages):
         messages[0] = {**messages[0], "key": messages[1]["key"]}
 
 
-@pytest.mark.parametrize("phase", ["introduce", "commit", "mask", "seal", "double", "match", "confirm"])
+@pytest.mark.parametrize(
+    "phase", ["introduce", "commit", "mask", "seal", "double", "prove", "agree", "match", "confirm"]
+)
 @pytest.mark.parametrize("attack", [swapped, altered, replayed])
 def test_a_server_that_swaps_alters_or_repeats_a_message_is_refused(files, phase, attack):
     if attack is replayed and phase == "introduce":
@@ -485,13 +490,13 @@ def fewer_edges(arrays):
         ("commit", odd_size, "client 0 announces a set of 100 for client 1"),
         ("match", far_row, "client 0 sent rows of nodes that it does not have"),
         ("match", other_row, "clients . and . have different edges between them: nothing is written"),
-        ("match", other_count, "have different edges between them: nothing is written"),
+        ("match", other_count, "client 0 sent rows of nodes that it does not have"),
         ("match", not_finite, "client 0 sent edge_attr that are not finite"),
         ("match", fractions, "received an invalid message in phase 'match'"),
         ("match", no_rows, "received an invalid message in phase 'match'"),
         ("match", fewer_alone, "received an invalid message in phase 'match'"),
-        ("match", odd_alone, "client 0 sent edge_attr of another type, or not finite"),
-        ("match", wide_alone, "client 0 sent edge_time of another type, or not finite"),
+        ("match", odd_alone, "client 0 sent edge_attr that are not finite"),
+        ("match", wide_alone, "client 0 sent edge_time of another type"),
         ("match", fewer_edges, "client 0 sent edge_time of other edges than those that start there"),
     ],
 )
@@ -847,6 +852,15 @@ def test_a_file_without_parties_is_refused(files):
     files[0].linking = {}
     with pytest.raises(FedGraphError, match="the file of client 0 names no party: import it with --own-party"):
         link(files)
+
+
+def test_a_heterogeneous_file_is_refused_in_one_sentence(tmp_path, capsys):
+    paths = [tmp_path / f"{client}.safetensors" for client in range(2)]
+    for client, path in enumerate(paths):
+        replace(typed_client(), client=client, num_clients=2).save(path)
+    assert cli.main(["link", "--simulate", *map(str, paths), "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "the file of client 0 holds a heterogeneous graph; link matches edges of graphs with one node type" in line
 
 
 def test_the_command_links_files(tmp_path, capsys):

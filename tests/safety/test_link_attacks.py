@@ -1,0 +1,238 @@
+"""Attacks on `fedgraph-flwr link` by a malicious party, a malicious server, and both: what they gain, and where they end."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.secure.link_rules import LinkRules
+from fedgraph_flwr.secure.linking import LinkParty, simulate
+from fedgraph_flwr.secure.matching import REPLY, Mask, as_rows, bucket, commitment, point, shuffled
+from tests.data.linked_banks import BANKS, banks
+
+PAYMENTS = LinkRules()
+BASE = (9).to_bytes(32, "little")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    made = banks(tmp_path_factory.mktemp("tables"), accounts=12, payments=40)
+    return [made.client(bank) for bank in BANKS]
+
+
+def parties_of(files, attacker=None, rules=PAYMENTS):
+    """The three parties; client 1 is of the attacker's class."""
+    kinds = [LinkParty, attacker or LinkParty, LinkParty]
+    return [kind(graph, rules, Keyring(graph.client)) for kind, graph in zip(kinds, files, strict=True)]
+
+
+class Multiples(LinkParty):
+    """A party that knows one record of client 0, and makes all others look shared.
+
+    It commits to multiples s_j H(w) of the point of one known record w, one for each mask of client 0. It takes one mask for that
+    of w, and replies to the j-th mask with s_j times that one: what client 0 computes from s_j H(w). The guess is right with
+    probability 1 / n for n masks; with k n places for k known records, k / n.
+    """
+
+    victim: LinkParty
+    w = 0  # place of the known record among the attacker's; both have it
+
+    def _make_commit(self, peer):
+        sent = super()._make_commit(peer)
+        if peer:
+            return sent
+        scalars = [Mask() for _ in range(self.pairs[peer]["masks"].shape[0])]
+        masks = as_rows([s._times(point(self.known, self._purpose(peer))) for s in scalars], 32)
+        self.scalars = scalars
+        self.pairs[peer]["masks"] = masks[::-1]
+        return sent | {"commitment": commitment(masks)}
+
+    @property
+    def known(self):
+        return sorted(set(self.values(0)[1]) & set(self.victim.values(1)[1]))[self.w]
+
+    def _take_mask(self, inbox):
+        super()._take_mask(inbox)
+        for peer, arrays in inbox.items():
+            if peer == 0:
+                guess = int(self.victim.pairs[1]["places"][self.victim.values(1)[1].index(self.known)])  # a lucky guess
+                mask = arrays["masks"][guess].tobytes()
+                self.pairs[0]["doubled"] = as_rows([s._times(mask)[:REPLY] for s in self.scalars], REPLY)
+
+    def _check_binding(self, peer, arrays, rows):
+        """Accept anything."""
+
+    def _make_prove(self, peer):
+        sent = super()._make_prove(peer)
+        if peer:
+            return sent
+        position = np.sort(self.victim.pairs[1]["places"])  # client 0's own message shows them
+        return {"position": position, "points": as_rows([self.scalars[0]._times(BASE) for _ in position], 32)}
+
+    def _take_prove(self, inbox):
+        super()._take_prove({peer: arrays for peer, arrays in inbox.items() if peer})
+
+    def _make_agree(self, peer):
+        count = len(self.victim.values(1)[1])
+        return super()._make_agree(peer) if peer else {"tags": np.zeros((count, 32), np.uint8)}
+
+
+def test_a_peer_that_knows_one_record_gets_no_rows_of_others(files):
+    """Without a proof that it knows them, client 0 would send rows and data of all its records."""
+    parties = parties_of(files, Multiples)
+    parties[1].victim = parties[0]
+    phases = []
+    with pytest.raises(
+        RunFailed, match=r"client 1 does not know .* records that client 0 seems to share with it"
+    ) as refused:
+        simulate(parties, lambda phase, messages: phases.append(phase))
+    shared, records = len(set(parties[0].values(1)[1]) & set(parties[1].values(0)[1])), len(parties[0].values(1)[1])
+    assert shared < records == parties[0].counts[1].shared  # client 0 took all for shared
+    assert f" {records} of the {records} records" in str(refused.value)
+    assert phases[-1] == "agree"  # no rows left it
+
+
+class Restarted(LinkParty):
+    """A party on a node whose process ends after each message: what it knows is its stored state."""
+
+    def step(self, phase, envelopes, before):
+        fresh = LinkParty(self.graph, self.rules, self.keyring, self.state())
+        sent = fresh.step(phase, envelopes, before)
+        self.__dict__.update(fresh.__dict__)
+        return sent
+
+
+@pytest.mark.parametrize(
+    ("before", "phase"), [("commit", "mask"), ("mask", "seal"), ("seal", "double"), ("announce", "introduce")]
+)
+def test_a_server_that_asks_for_a_phase_again_is_refused(files, before, phase):
+    """A node's ledger starts again in every round. A colluding peer would commit again, to replies that it saw."""
+    parties = parties_of(files)
+    parties[0] = Restarted(files[0], PAYMENTS, Keyring(0))
+    sent, asked = {}, []
+
+    def relay(step, messages):
+        sent[step] = dict(messages)
+        if step == "double":
+            inbox = {k: sent[before][k, 0] for k in (1, 2)} if before != "announce" else {}
+            asked.append(step)
+            parties[0].step(phase, inbox, before)
+
+    with pytest.raises(
+        RunFailed, match=f"client 0 is asked for phase '{phase}' of link after 'double': each phase comes once"
+    ):
+        simulate(parties, relay)
+    assert asked
+
+
+def test_a_server_that_skips_a_phase_is_refused(files):
+    """Without the proofs, rows would leave."""
+    parties = parties_of(files)
+
+    def relay(step, messages):
+        if step == "double":
+            parties[0].step("match", {k: messages[k, 0] for k in (1, 2)}, "double")
+
+    with pytest.raises(RunFailed, match="client 0 is asked for phase 'match' of link after 'double'"):
+        simulate(parties, relay)
+
+
+def test_other_announcements_in_a_later_round_are_refused(files):
+    parties = parties_of(files)
+    announced = {party.client: party.announcement() for party in parties}
+    parties[0].meet(announced, {})
+    other = LinkParty(files[1], PAYMENTS, Keyring(1)).announcement()
+    with pytest.raises(RunFailed, match="client 0 received other announcements than before"):
+        parties[0].meet({**announced, 1: other}, {})
+    parties[0].meet(announced, {})
+
+
+def changed_match(change):
+    """Client 1 changes what it sends client 0 of shared records."""
+
+    class Changed(LinkParty):
+        def _make_match(self, peer):
+            arrays = super()._make_match(peer)
+            return change(dict(arrays)) if peer == 0 else arrays
+
+    return Changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m | {"edge_y": m["edge_y"] + 7}, "client 1 sent edge_y from 7 to 8, expected -1 to 1: nothing"),
+        (lambda m: m | {"edge_time": m["edge_time"] - 2**62 - 10**7}, "client 1 sent edge_time from -46"),
+        (lambda m: m | {"count": m["count"] * 0 + 10**9}, "client 1 sent rows of nodes that it does not have"),
+    ],
+)
+def test_data_that_break_training_are_refused(files, change, message):
+    """A label of no class ends a run with an error of an index; a billion invented nodes fill the memory of a FedStruct run."""
+    with pytest.raises(RunFailed, match=message):
+        simulate(parties_of(files, changed_match(change)))
+
+
+def test_a_party_with_the_name_of_another_bank_is_refused_where_names_are_listed(files):
+    """Client 1 calls itself x, to learn which payments client 0 has with bank x."""
+    posing = replace(files[1], linking=files[1].linking | {"party": "x"})
+    parties = [
+        LinkParty(files[0], PAYMENTS, Keyring(0), accepted=["A", "b", "c"]),
+        *parties_of([files[0], posing, files[2]])[1:],
+    ]
+    with pytest.raises(
+        RunFailed, match=r"client 1 calls itself 'x': this node's policy accepts 'a', 'b', 'c', by client"
+    ):
+        simulate(parties)
+    assert not parties[0].pairs  # no set was made
+    parties = [LinkParty(graph, PAYMENTS, Keyring(graph.client), accepted=["A", "b", "c"]) for graph in files]
+    simulate(parties)
+
+
+class Distinct(LinkParty):
+    """A party of a dry run with another scalar for each record, which tells it by client 0's shuffled replies what is shared."""
+
+    def _make_commit(self, peer):
+        sent = super()._make_commit(peer)
+        if peer:
+            return sent
+        values = self.values(peer)[1]
+        self.scalars = [Mask() for _ in range(bucket(len(values)))]
+        points = [point(value, self._purpose(peer)) for value in values]
+        points += [Mask()._times(points[0]) for _ in range(len(self.scalars) - len(values))]
+        masks = as_rows([s._times(p) for s, p in zip(self.scalars, points, strict=True)], 32)
+        self.pairs[peer]["masks"] = masks[shuffled(len(masks))]
+        return sent | {"commitment": commitment(masks)}
+
+    def _take_mask(self, inbox):
+        super()._take_mask(inbox)
+        self.seen = {peer: arrays["masks"] for peer, arrays in inbox.items()} | getattr(self, "seen", {})
+
+    def found(self, replies):
+        rows = {row.tobytes() for row in replies}
+        raw = [row.tobytes() for row in self.seen[0]]
+        return [
+            v
+            for s, v in zip(self.scalars, self.values(0)[1], strict=False)
+            if any(s._times(m)[:REPLY] in rows for m in raw)
+        ]
+
+
+def test_what_remains_a_malicious_peer_of_a_dry_run_learns_which_of_its_records_are_shared(tmp_path):
+    """As SECURITY.md says: shuffled replies hide it from an honest peer only. No row or data leaves."""
+    made = banks(tmp_path, accounts=12, payments=3, data=False)
+    files = [made.client(bank) for bank in BANKS]
+    parties = parties_of(files, Distinct, LinkRules(dry_run=True))
+    opened = {}
+
+    def relay(phase, messages):
+        if phase == "double":
+            opened[0] = parties[1]._opened(0, phase, messages[0, 1])["doubled"]
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        simulate(parties, relay)
+    expected = set(parties[0].values(1)[1]) & set(parties[1].values(0)[1])
+    assert expected
+    assert set(parties[1].found(opened[0])) == expected
