@@ -19,12 +19,12 @@ published two implementations: xkLi-Allen/AdaFGL at 1ea2b20, called the authors'
 - F of the signed propagation has three layers (models/my_model.py, lines 42 and 134), as here by default: ``message_layers``.
 - ``negatives``: weights of unlike pairs, see `fedgraph_flwr.models.adafgl`.
 - Both implementations propagate labels from nodes outside all masks, which are not read here. They also add the known labels
-  again in each step, which scales what is propagated and hardly changes a class.
+  again in each step. This scales the propagated values and hardly changes a class.
 - The authors' code shares one PReLU slope per branch and uses a ChebNet extractor. Here each layer has a slope, and ``model=`` is
   the extractor.
 
-Ours: confident predictions would give N² / C similar pairs, so each node keeps only its ``alike`` most similar ones, and Q has
-the entries of A' only. Pairs are searched in blocks of rows. With fewer than two training nodes s is 1/2.
+Ours: confident predictions would give N² / C similar pairs. Each node therefore keeps only its ``alike`` most similar ones, and
+Q has only the entries of A'. Pairs are searched in blocks of rows. With fewer than two training nodes s is 1/2.
 Leaves the client: what FedAvg sends, in stage 1. In stage 2 it sends no array.
 Cost: X̃ has (K + 1) F columns. A step of stage 2 evaluates four MLPs and E' C products. It helps where clients' graphs differ in
 homophily.

@@ -4,9 +4,9 @@
     w_i ← w_i − η ∇F_i(w_i),   v_i ← v_i − η ∇_v F_i(v̄_i) = v_i − η α_i ∇F_i(v̄_i)                    Algorithm 1, each step
     α_i ← α_i − η ⟨v_i − w_i, ∇F_i(v̄_i)⟩, clipped to [0, 1]                                         adaptive α, once a round
 
-w_i starts each round as the received model, and FedAvg's server averages it, so the shared model equals FedAvg's bit for bit.
-v_i starts as the first model that the client trains on. The client is scored with v̄_i from v_i and the received model. α_i
-changes at the round's first step, by η = train.lr with any optimiser (ours). A fixed α of 0 is FedAvg, of 1 Local.
+w_i starts each round as the received model, and FedAvg's server averages it. The shared model therefore equals FedAvg's bit for
+bit. Each v_i starts as the first model that the client trains on. The client is scored with v̄_i from v_i and the received
+model. With any optimiser, α_i changes at the round's first step, by η = train.lr (ours). A fixed α of 0 is FedAvg, of 1 Local.
 Leaves the client: FedAvg's uploads. v_i and α_i never leave it.
 """
 

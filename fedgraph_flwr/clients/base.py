@@ -96,8 +96,8 @@ class GraphClient(Side, NumPyClient):
         sampled: makes the batches of ``train.sampler``; None: every step reads the whole graph.
         later: items of later stages, and the model's inputs with the edges that these stages may read (``edge_split``).
         samples: whether local training may use batches with sampled neighbours; by default, those of a subclass may not.
-        own_requests: groups of requests that differ by client; all others bind the masks of secure sums, so that a server
-            cannot send two clients different ones.
+        own_requests: groups of requests that differ by client. All others bind the masks of secure sums, so a server cannot
+            send two clients different ones.
         tunes: whether `predict` trains on the client's training nodes first.
         stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
             or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that

@@ -3,9 +3,9 @@
     h_i(v; w) = F_i(v) + (λ/2) ‖v − w‖²                                             the objective (Ditto) of Section 3
     w_i ← local training of F_i from w^t;   v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w^t)),  s times        Algorithm 1
 
-w^t is the received model, which FedAvg's server averages, so the shared model equals FedAvg's bit for bit for any λ. v_i starts
-as the first w^t that the client trains on. It takes as many steps as w_i, with its own optimiser, and the client is scored with
-it. λ = 0 is Local.
+w^t is the received model, which FedAvg's server averages. For any λ, the shared model therefore equals FedAvg's bit for bit.
+Each v_i starts as the first w^t that the client trains on. It takes as many steps as w_i, with its own optimiser, and the
+client is scored with it. λ = 0 is Local.
 Leaves the client: what FedAvg sends. v_i never leaves it.
 """
 

@@ -7,8 +7,8 @@
 apply only to the last p layers; all others take Θ^{t−1}. D_i^s are s of the client's training nodes, newly drawn each time, and
 on a fleet at least the policy's ``min_nodes``.
 When there is a Θ_i^{t−1} to mix for the first time, W_i is learned until the standard deviation of the last ten losses is below
-a threshold (and for at most `passes`: ours); later rounds make one pass. Training then starts from Θ̂_i, and the client is
-scored with Θ̂_i. No layer to mix, or η = 0, is FedAvg. Leaves the client: FedAvg's uploads. W_i never leaves it.
+a threshold. This takes at most `passes` passes (ours). Later rounds make one pass. Training then starts from Θ̂_i, and the
+client is scored with Θ̂_i. No layer to mix, or η = 0, is FedAvg. Leaves the client: FedAvg's uploads. W_i never leaves it.
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,8 @@
 
     v_i ← w^t,   v_i ← v_i − η ∇F_i(v_i),  E times                                          fine-tuning, Section 2 of the former
 
-When it is scored, the client tunes a copy of the received model on all its training nodes, with a new optimiser, is scored with
-it, and discards it. Training is FedAvg's bit for bit. E = 0 is FedAvg. Leaves the client: FedAvg's uploads.
+For each scoring, the client tunes a copy of the received model on all its training nodes, with a new optimiser. It discards the
+copy afterwards. Training is FedAvg's bit for bit. E = 0 is FedAvg. Leaves the client: FedAvg's uploads.
 """
 
 from collections.abc import Mapping

@@ -8,9 +8,9 @@
 
 ñ and z̃ are those of `fedgraph_flwr.models.feddep`; m is the number of training nodes. `fedgraph_flwr.strategies.feddep` lists
 our own choices. The generator is deleted after the neighbours have been generated.
-Leaves the client: what FedAvg sends. Once: means of its embeddings' clusters of at least ``min_nodes`` nodes (the mean of one
-node is that node's embedding), the number of nodes in each, and the number of generated neighbours.
-It helps, like FedSage+, where few edges remain within a client, and needs only one exchange between clients.
+Leaves the client: what FedAvg sends. Once: means of its embeddings' clusters of at least ``min_nodes`` nodes, the number of
+nodes in each, and the number of generated neighbours. The mean of one node is that node's embedding. It helps, like FedSage+,
+where few edges remain within a client, and needs only one exchange between clients.
 """
 
 from functools import cached_property, partial

@@ -15,8 +15,8 @@ itself. Ours:
 - Numbers of missing neighbours stay at the client. The authors' code sends them, but does not read them.
 - Scoring reads generated embeddings too. The authors' code reads zeros there.
 
-Leaves the client, before round 1: its generator, an embedding of every node of its impaired graph, gradients for the other
-generators, and how many neighbours it generated. Then what FedAvg sends.
+Leaves the client, before round 1: its generator, gradients for the other generators, and the number of generated neighbours. In
+addition, an embedding of every node of its impaired graph. Then what FedAvg sends.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """FedFA client (Zhou & Konukoglu, ICLR 2023, arXiv:2301.12995), on graphs.
 
-With probability p, a training pass treats the features X of a hidden layer as K instances, and draws new statistics of each
-channel from Gaussians around theirs (Section 3):
+With probability p, a training pass treats the features X of a hidden layer as K instances. It draws new statistics of each
+channel from Gaussians around those of the instances (Section 3):
 
     μ_k, σ_k = mean, √(variance + ε) of X over instance k                                             [K, H]
     μ̄ ← α μ̄ + (1 − α) mean_k μ_k,   σ̄ ← α σ̄ + (1 − α) mean_k σ_k                                   running, [H]
@@ -10,11 +10,10 @@ channel from Gaussians around theirs (Section 3):
     β_k ~ N(μ_k, (1 + γ_μ) v_μ),   g_k ~ N(σ_k, (1 + γ_σ) v_σ),   X ← g_k (X − μ_k) / σ_k + β_k
 
 An image has its own statistics over its pixels; a node has one vector. Here (ours) an instance is a random group of the
-client's
-nodes: K new groups each time, of equal size up to one node and of at least two nodes each. If a client has nodes for only one
-group, v is its squared distance to μ̄ (σ̄) before that step. Hidden features are those after the activation. Scoring changes
-nothing. Leaves the client: the model, and for each hidden layer the running mean and standard deviation [H] of features over
-all its nodes.
+client's nodes. Each time, K new groups are drawn, of equal size up to one node and at least two nodes. If a client has nodes
+for only one group, v is its squared distance to μ̄ (σ̄) before that step. Hidden features are those after the activation.
+Scoring changes nothing. Leaves the client: the model, and for each hidden layer the running mean and standard deviation [H] of
+features over all its nodes.
 """
 
 from typing import Any, ClassVar

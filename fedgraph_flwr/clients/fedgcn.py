@@ -11,17 +11,17 @@ d counts the edges into a node, from all clients, and its loop. The owner knows 
 a GCN of two layers gives the logits of Central. With ``hops=1`` cut edges are missing from its second layer (with ``hops=2``
 from all layers after the second); ``hops=0`` is FedAvg. The equations are Kipf & Welling's, split by the owners of nodes; the
 order of exchanges is the paper's, from memory. Where paper and code differ: in the paper the server sums the s_v^i of all
-clients, optionally under homomorphic encryption, and forwards totals. Here the owner of v sums them, as no server needs to know
-v. fedgraph's code normalises by the degrees that a client sees, which is not exact at cut edges, or not at all.
+clients, optionally under homomorphic encryption, and forwards totals. Here the owner of v sums them, because no server needs to
+know v. The code of fedgraph normalises by the degrees that a client sees, which is not exact at cut edges, or not at all.
 
-Leaves the client, unprotected through the server: s_v^i [F] for each node of another client that its nodes have edges to; with
-two hops z_u [F] and d_u of each of its nodes with an edge to another client; then FedAvg's uploads. A sum of one node is that
-node's features. ``min_nodes=g`` (or the policy's value, 5 on a fleet, if larger) leaves out a sum s_v^i over fewer than g
-nodes, and a row z_u computed from fewer than g nodes that the receiver does not own. The difference of two sums over almost the
-same nodes can still reveal one node.
+Leaves the client, unprotected through the server: s_v^i [F] for each node of another client that its nodes have edges to. With
+two hops also z_u [F] and d_u of each of its nodes with an edge to another client. Then FedAvg's uploads. A sum of one node is
+that node's features. With ``min_nodes=g`` (or the policy's value, 5 on a fleet, if larger), sums s_v^i over fewer than g nodes
+are left out. So are rows z_u computed from fewer than g nodes that the receiver does not own. The difference of two sums over
+almost the same nodes can still reveal one node.
 
-Cost: setup moves 4 F bytes (8 in float64) per pair of a client's boundary node and another client, up and down, with two hops
-twice; a round moves the same as FedAvg's. A client stores Â X of its nodes and of its external neighbours.
+Cost: setup moves 4 F bytes (8 in float64) per pair of a client's boundary node and another client, up and down. With two hops
+it does so twice. A round moves the same as FedAvg's. A client stores Â X of its nodes and of its external neighbours.
 """
 
 from functools import cached_property

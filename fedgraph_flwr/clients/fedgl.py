@@ -4,10 +4,10 @@
     propagation: S + b P̂,   P̂ = D^{-1/2} (P + Pᵀ)/2 D^{-1/2},  D its row sums; S the model's matrix, P the pseudo graph
 
 a is ``label_weight``, b ``graph_weight``; with both 0 it is FedAvg. Symmetry of P̂ is ours (the authors' code transposes it).
-The server computes pseudo labels and graph in `fedgraph_flwr.strategies.fedgl`. Leaves the client: FedAvg's uploads; once the
-global ids of its nodes; every ``every`` rounds, softmax and hidden features of every node of the trained model. On a fleet, a
-node with fewer in-neighbours (itself included) than the policy's ``min_nodes`` sends zeros, and no row of the pseudo graph
-mixes fewer.
+The server computes pseudo labels and graph in `fedgraph_flwr.strategies.fedgl`. Leaves the client: FedAvg's uploads, and once
+the global ids of its nodes. Every ``every`` rounds, also softmax and hidden features of every node by the trained model. On a
+fleet, a node with fewer in-neighbours (itself included) than the policy's ``min_nodes`` sends zeros, and no row of the pseudo
+graph mixes fewer.
 """
 
 from dataclasses import replace

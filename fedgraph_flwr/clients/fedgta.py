@@ -6,12 +6,12 @@
     H = Σ_v d̃_v Σ_c (1/e + Y^k_vc log Y^k_vc)                               local smoothing confidence
 
 Â = D̃^{-1/2} (A + I) D̃^{-1/2}, d̃ its degrees. y log y >= −1/e, so H >= 0. H grows with a client's nodes and edges, and with
-the certainty of their labels: uniform labels give a node d̃_v (C/e − log C). The equations are from memory of the paper, hence
-without their numbers, and from the authors' code. ``labels=program`` follows the code where it goes further: each step adds Y^0
-once more at training nodes; M is of softmax(Y^k), H of softmax(Y^k / 20), both with the true labels at training nodes; d̃ is
-without the loop. (Its α is the neighbours' share, 1/2 too.) The code uses the true labels of nodes in neither the validation
-nor the test set; here only labels of training nodes are read. Training is FedAvg's. The products are sparse, in float64: k E C
-of them. Leaves the client: FedAvg's uploads, M [1 or 2, K, C], and H.
+the certainty of their labels. Uniform labels give a node d̃_v (C/e − log C). The equations are from memory of the paper,
+therefore without numbers, and from the authors' code. With ``labels=program``, three details follow that code. Each step adds
+Y^0 once more at training nodes. M is of softmax(Y^k) and H of softmax(Y^k / 20), both with the true labels at training nodes.
+The degree d̃ is without the loop. (Its α is the neighbours' share, 1/2 too.) The code uses the true labels of nodes in neither
+the validation nor the test set; here only labels of training nodes are read. Training is FedAvg's. The products are sparse, in
+float64: k E C of them. Leaves the client: FedAvg's uploads, M [1 or 2, K, C], and H.
 
 On a fleet, labels of classes with fewer training nodes than the policy's ``min_nodes`` count as unknown, and a client with
 fewer nodes sends zeros. Otherwise, M of a client with one node is that node's propagated label.

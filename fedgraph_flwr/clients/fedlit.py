@@ -7,8 +7,8 @@
 In its first round a client starts from the embeddings of k of its links, drawn by the run's seed. A type without links keeps its
 centroid. For scoring, the client types its links by the centres that it received.
 Leaves the client: what FedAvg sends, k centroids [2H] each, and the number of training nodes that the links of each type touch.
-A centroid of one link would reveal the projected features of two nodes. If a type's links touch fewer nodes than the node's
-policy requires (5 on a fleet), the client returns the centre that it received, or 0 in the first round.
+A centroid of one link would reveal the projected features of two nodes. If a type's links touch fewer nodes than the policy
+requires (5 on a fleet), the client returns the received centre, or 0 in the first round.
 Cost: k branches to train and send, and 2H k numbers; E k products to type E links, without a matrix E x 2H.
 """
 

@@ -3,13 +3,13 @@
     L_i(θ, μ) = F_i(θ ⊙ μ) + λ1 ‖μ‖₁ + λ2 ‖θ − θ̄_i‖²                        the local objective, from memory of Section 3
     e_i = mean over the nodes of the random graph of the hidden features                    the functional embedding
 
-μ is as large as the weight matrices θ (vectors, such as biases, have no mask), starts as ones, is trained with θ by the same
-optimiser, and stays at the client between rounds. θ̄_i is the model as received. Outside of training, entries of μ below
-``threshold`` count as 0. e_i is computed by the trained, masked model without dropout, after the last hidden activation; the
-authors' code takes it before that. The authors' code computes both regularisers from detached tensors, so they add a number to
-the loss and nothing to its gradient: ``lam1=0``, ``lam2=0`` trains in the same way. (It also takes the norm, not its square,
-and none in the first round.) Leaves the client: FedAvg's uploads, θ without its mask, and e_i [D]. Running statistics of
-``model.norm=batch`` are sent and mixed like weights.
+The mask μ has the shape of the weight matrices θ (vectors, such as biases, have no mask). It starts as ones, is trained with θ
+by the same optimiser, and stays at the client between rounds. The received model is θ̄_i. Outside of training, entries of μ
+below ``threshold`` count as 0. The embedding e_i is computed by the trained, masked model without dropout, after the last
+hidden activation. The authors' code takes it before that. The authors' code computes both regularisers from detached tensors.
+They add a number to the loss and nothing to its gradient: ``lam1=0``, ``lam2=0`` trains in the same way. (It also takes the
+norm, not its square, and none in the first round.) Leaves the client: FedAvg's uploads, θ without its mask, and e_i [D].
+Running statistics of ``model.norm=batch`` are sent and mixed like weights.
 Cost: a stored mask with its two moments of Adam, and a pass over 500 nodes with F dense features per round.
 """
 

@@ -12,8 +12,8 @@ without its numbers of equations, and from the authors' code, OpenFGL and FedStr
 generated for the original graph, as in FedStruct. With ``source=impaired``, as in the others, hidden nodes get none and visible
 nodes get their hidden neighbours twice. Counts are rounded, as there (``rounding=floor``: the others). The classifier of the
 generator's training is a discarded copy: FedAvg starts from the initial model, as in every method here. Ours: edges to new
-nodes go both ways, and the head is narrower than the authors' (``widths=[256,2048]``, whose generator and moments take 180 MB
-per client on Cora).
+nodes go both ways, and the head is narrower. The authors' ``widths=[256,2048]`` takes 180 MB per client on Cora for generator
+and moments.
 
 Leaves the client, before round 1: for its training nodes that lost neighbours, predicted features of these and how many each
 lost; for the peers' predictions, the difference from the nearest of its own nodes' features, which reveals these features to
@@ -21,7 +21,7 @@ everyone who knows the prediction (see `fedgraph_flwr.strategies.fedsage`, and `
 that it added. Then FedAvg's uploads.
 
 Cost: generator and moments during their training, and for each ``judge`` a reply as large as all clients' predictions, M · R ·
-F numbers; then the new nodes' features, in training only those that training nodes read. It helps if few edges remain within a
+F numbers. Then the new nodes' features, in training only those that training nodes read. It helps if few edges remain within a
 client.
 """
 

@@ -10,12 +10,12 @@ L is I − D^{-1/2} A D^{-1/2} by default, whose S_i is in [0, 2] for any size o
 symmetric, without loops and without weights; the row of an isolated node is 0 in both.
 
 Edge types follow from training labels. At a training node they reveal its own label, at a test node they do not, and the model
-learns to read them. ``folds=K`` (ours; 1 is the paper) splits the training nodes into K parts. A step types the edges without
-the labels of one part, in turns, and trains only on that part, as in masked label prediction (Shi et al., IJCAI 2021). Scores
-and Fisher diagonals always use all training labels.
+learns to read them. Therefore ``folds=K`` (ours; 1 is the paper) splits the training nodes into K parts. A step types the edges
+without the labels of one part, in turns, and trains only on that part. Masked label prediction does the same (Shi et al., IJCAI
+2021). Scores and Fisher diagonals always use all training labels.
 
-Leaves the client: the model, N_i, S_i, scores, and the Fisher diagonals of the two channels; with ``scalar`` instead of these a
-masked share of their sum, of which the server learns only the sum, and then two numbers. The authors' code evaluates the Fisher
+Leaves the client: the model, N_i, S_i, scores, and the Fisher diagonals of the two channels. With ``scalar``, a masked share of
+their sum replaces the diagonals. The server learns only the sum, and then two numbers. The authors' code evaluates the Fisher
 diagonal on the server, with all labels; here it uses only labels of training nodes.
 """
 

@@ -6,8 +6,8 @@
 
 Leaves the client, for the server: a public key (signed if the node has a long-lived key), the ids of its nodes, the ids of
 the nodes within L_s hops of them, s_u of own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of
-`fedgraph_flwr.methods.hops`. Never leaves it: X, Y, embeddings of X, and edges outside of a sealed B. On a fleet, the rows of G_S
-with fewer training nodes behind them than the policy's ``min_nodes`` are zero, because the row of one node reveals its label.
+`fedgraph_flwr.methods.hops`. Never leaves it: X, Y, embeddings of X, and edges outside of a sealed B. On a fleet, rows of G_S
+with fewer training nodes behind them than the policy's ``min_nodes`` are zero. The row of one node would reveal its label.
 """
 
 from collections.abc import Callable, Mapping

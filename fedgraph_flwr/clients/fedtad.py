@@ -1,8 +1,8 @@
 """FedTAD client (Zhu et al., IJCAI 2024, arXiv:2404.14061): FedAvg's client, which also reports its reliability for each class.
 
-Leaves the client: what FedAvg sends, and once Ψ_i [C] (`fedgraph_flwr.methods.fedtad`). Ψ_i[c] is the number of training nodes of
-class c times their mean similarity to their neighbours, so the server learns roughly how many training nodes of each class the
-client holds. A policy's ``min_nodes`` sets classes with fewer training nodes to 0.
+Leaves the client: what FedAvg sends, and once Ψ_i [C] (`fedgraph_flwr.methods.fedtad`). The entry Ψ_i[c] is the number of
+training nodes of class c times their mean similarity to their neighbours. The server therefore learns roughly how many training
+nodes of each class the client holds. A policy's ``min_nodes`` sets classes with fewer training nodes to 0.
 """
 
 from functools import cached_property

@@ -4,8 +4,8 @@
 
 φ is the Euclidean distance; the authors' code uses ``distance=nodes``, like FedProto's. With ``distance=prototypes`` the sum
 over classes replaces their mean: λ times the number of the client's classes. λ = 0 is Local. Leaves the client: for each class
-the mean embedding of its training nodes (for one node, that node's; see ``min_nodes``), and whether it has the class, not its
-number of nodes.
+the mean embedding of its training nodes (for one node, that node's embedding; see ``min_nodes``). The server learns whether the
+client has the class, but not its number of nodes.
 """
 
 from typing import ClassVar

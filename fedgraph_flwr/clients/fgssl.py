@@ -7,17 +7,17 @@
           p_vu = softmax over N(v) of cos(z_v, z_u) / τ, q likewise of z'
     L_D = mean_{(v,u)} KL(softmax(|z'_v − z'_u| / τ) ‖ softmax(|z_v − z_u| / τ)), over channels       ``structure=edges``, OpenFGL
 
-z are hidden features of the trained model on a strong view of the graph (80 % of edges dropped, 50 % of feature columns zeroed).
-z' are those of the received model, frozen and without dropout, on a weak view (30 %, 30 %). Views are drawn in every step. v, u
-and n are training nodes, at most ``anchors`` of them drawn per step. P_v are those of v's class, including v. N(v) are v's
-neighbours in the whole graph. Written from memory of the paper, so without its equation numbers.
+Here z are hidden features of the trained model on a strong view of the graph (80 % of edges dropped, 50 % of feature columns
+zeroed). The features z' are those of the received model, frozen and without dropout, on a weak view (30 %, 30 %). Views are
+drawn in every step. v, u and n are training nodes, at most ``anchors`` of them drawn per step. P_v are those of v's class,
+including v. N(v) are v's neighbours in the whole graph. Written from memory of the paper, so without its equation numbers.
 
-L_C with ``denominator=shared`` is the InfoNCE of the authors' code (`GCL/losses/infonce.py`, commit 1eecabc): all positives and
+L_C with ``denominator=shared`` is the InfoNCE of the authors' code (`GCL/losses/infonce.py`, commit 1eecabc). All positives and
 negatives share one denominator, and both directions are averaged. With ``denominator=own`` each positive competes with the
-negatives only. That pulls a class together without bound and collapses under the default weight: on Cora (10 clients, 30 rounds)
-it ends at the majority class. The authors' node trainer assigns the pair of views twice, so it contrasts the local weak view with
-the local strong one, and it leaves L_D unused. OpenFGL uses only L_D (λ_C = 0, ``structure=edges``, λ_D = 0.1). The authors use a
-learning rate of 5 and clip gradients to 0.01. Both settings belong together; neither is a default here.
+negatives only. That pulls a class together without bound and collapses under the default weight: on Cora (10 clients, 30
+rounds) it ends at the majority class. The authors' node trainer assigns the pair of views twice. It therefore contrasts the
+local weak view with the local strong one, and leaves L_D unused. OpenFGL uses only L_D (λ_C = 0, ``structure=edges``, λ_D =
+0.1). The authors use a learning rate of 5 and clip gradients to 0.01. Both settings belong together; neither is a default here.
 
 λ_C = λ_D = 0 is FedAvg.
 Leaves the client: what FedAvg sends.

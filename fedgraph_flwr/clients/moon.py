@@ -3,11 +3,11 @@
     ℓ_con = −log [ e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ}) ]                 Eq. (3)
     ℓ = ℓ_sup + μ ℓ_con                                                                                   Eq. (4)
 
-sim is the cosine of a training node's hidden features under the model in training (z), the one received (z_glob) and this
-client's of its last training (z_prev); ℓ_con is their mean. The graph stays the same, so z_prev [V, H] is kept, not the model.
-As ours: hidden features are what the network's head reads (the paper puts a projection between), z_glob and z_prev are taken
-without dropout, and a client that has not trained yet has the model received for its last: ℓ_con is log 2, and flat. μ = 0 is
-FedAvg. Leaves the client: what FedAvg sends. Never leaves it: z.
+sim is the cosine of a training node's hidden features under two models: the model in training (z), the received one (z_glob),
+or this client's previous one (z_prev). The mean over training nodes is ℓ_con. The graph stays the same, so z_prev [V, H] is
+kept, not the model. Ours: hidden features are the inputs of the head (the paper puts a projection between), and z_glob and
+z_prev are computed without dropout. A client that has not trained yet uses the received model as its previous one: ℓ_con is
+then log 2, without a gradient. With μ = 0, the method is FedAvg. Leaves the client: what FedAvg sends. Never leaves it: z.
 """
 
 from typing import ClassVar

@@ -387,8 +387,8 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
 def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: Any) -> None:
     """Refuse a model by its size before any memory is allocated for it.
 
-    A model that cannot be built on the meta device, for example one with custom code, is built only if the policy lists it or the
-    client's class; then it is checked after it is built.
+    A model that cannot be built on the meta device, for example one with custom code, is built only if the policy lists it or
+    the client's class. It is then checked afterwards.
 
     Raises:
         FedGraphError: the model is larger than the policy accepts, or cannot be counted.
