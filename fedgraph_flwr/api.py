@@ -85,7 +85,7 @@ class Run:
         import pandas as pd
 
         if not self._read.rounds:
-            raise FedGraphError(f"{self.path} has no scored round yet")
+            raise FedGraphError(f"{self.path} has no scored round yet: resume the run with resume={self.path}")
         scores = {key.replace("-", "_"): values for key, values in self._read.per_client.items()}
         return pd.DataFrame(scores).rename_axis("client")
 
@@ -259,7 +259,9 @@ def run(
     if graphs is not None:
         return train(_with_graphs(words, keys, graphs, classes, target), progress)
     if classes or target:
-        raise FedGraphError(f"{'classes' if classes else 'target'} requires graphs=[...]")
+        raise FedGraphError(
+            f"{'classes=' if classes else 'target='} applies only to graphs=[...]: pass graphs=, or leave it out"
+        )
     return train(configuration(words, keys), progress)
 
 

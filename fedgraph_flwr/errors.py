@@ -97,11 +97,10 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "") 
     near = difflib.get_close_matches(str(value), names, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     if here := _elsewhere(kind, str(value), names):
-        hint = f"; here it is {here}"
+        hint = f"; its name here is {here}"
     source = f" ({where})" if where else ""
-    return FedGraphError(
-        f"{kind} '{value}' unknown{source}{hint}{'' if hint.endswith('?') else ';'} one of: {', '.join(names)}"
-    )
+    expected = " Expected" if hint.endswith("?") else "; expected"
+    return FedGraphError(f"{kind} '{value}' is unknown{source}{hint}{expected} one of: {', '.join(names)}")
 
 
 def first_line(error: BaseException) -> str:

@@ -282,7 +282,7 @@ def test_choices_name_every_method_with_its_paper():
     assert table.loc["fedprox"].about == "FedProx (Li et al., MLSys 2020)."
     assert "prox.mu" in table.loc["fedprox"]["keys"]
     assert all(table.about)
-    with pytest.raises(fg.FedGraphError, match="group 'strategies' unknown"):
+    with pytest.raises(fg.FedGraphError, match="group 'strategies' is unknown"):
         fg.choices("strategies")
 
 
@@ -291,7 +291,7 @@ def test_keys_say_what_they_mean():
     assert table.loc["train.lr", ["kind", "accepted", "default"]].tolist() == ["a number", "0 < value", 0.01]
     assert fg.keys("strategy=fedprox").loc["strategy.prox.mu"].default == fg.choices().loc["fedprox"]["keys"]["prox.mu"]
     assert {"rounds", "train.lr", "privacy.dp"} <= set(fg.keys().index)
-    with pytest.raises(fg.FedGraphError, match="group of keys 'trian' unknown"):
+    with pytest.raises(fg.FedGraphError, match="group of keys 'trian' is unknown"):
         fg.keys("trian")
 
 
@@ -435,7 +435,7 @@ def test_typed_graphs_in_memory():
         ({"graphs": [data()], "target": "paper"}, "has nodes of one type"),
         ({"graphs": [data()], "strategy": "fedprox", "strategy.mu": -1}, "strategy.prox.mu must be"),
         ({"graphs": [data()], "engine": "bank"}, "engine=bank is a fleet"),
-        ({"classes": ["a"]}, "classes requires graphs"),
+        ({"classes": ["a"]}, "classes= applies only to graphs"),
     ],
 )
 def test_wrong_graphs_are_one_sentence_and_leave_no_folder(keys, message):
@@ -452,5 +452,5 @@ def test_datasets_by_name():
     assert [part.num_nodes for part in planted] == [20, 20]
     with pytest.raises(fg.FedGraphError, match="did you mean 'cora'"):
         fg.datasets.load("coar")
-    with pytest.raises(fg.FedGraphError, match="dataset key 'knots' unknown"):
+    with pytest.raises(fg.FedGraphError, match="dataset key 'knots' is unknown"):
         fg.datasets.load("csbm", knots=3)

@@ -108,7 +108,9 @@ def _join(args: argparse.Namespace) -> int:
     for path in args.files:
         if path.suffix == ".pub":
             if not path.is_file():
-                raise FedGraphError(f"{path}: no such file")
+                raise FedGraphError(
+                    f"{path}: no such file; expected a public key, as `fedgraph-flwr fleet join` writes it"
+                )
             check_connection(args.name)
             print(admit(path, args.name))
             continue

@@ -134,7 +134,9 @@ def _fleet(overrides: list[str], rules: Any) -> int:
 
     cfg = with_folder(configuration([*overrides, *link_overrides(rules)]))
     if not cfg.on_fleet:
-        raise FedGraphError(f"engine={cfg.engine} is no fleet: pass engine=CONNECTION, or link files with --simulate")
+        raise FedGraphError(
+            f"engine={cfg.engine} is not a fleet: pass engine=CONNECTION, or link files with --simulate"
+        )
     train(cfg)
     done = "every node logged its numbers" if rules.dry_run else "every node wrote linked_FILE next to its graph FILE"
     print(f"{done} and its report; the server saw sizes of envelopes only ({cfg.out})")

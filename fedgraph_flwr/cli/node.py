@@ -107,7 +107,7 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
         if path and not path.is_file():
             raise FedGraphError(f"{name} {path}: no such file")
     if args.peers and not args.peers.is_dir():
-        raise FedGraphError(f"--peers {args.peers}: no such folder")
+        raise FedGraphError(f"--peers {args.peers}: no such folder; expected public keys, such as node_0.pub")
     _check_graph(args.graph)
     settings: dict[str, str | int] = {"key": str(args.key.absolute())}
     settings |= {name: str(path.absolute()) for name in _PATHS if (path := getattr(args, name))}

@@ -402,8 +402,8 @@ class GraphClient(Side, NumPyClient):
         """
         if nodes < self.policy.min_nodes:
             raise FedGraphError(
-                f"client {self.graph.client} has {nodes} training {self.task.ITEMS} in a step, its node's policy requires at"
-                f" least {self.policy.min_nodes} (min_nodes)"
+                f"client {self.graph.client} has {nodes} training {self.task.ITEMS} in a step, but its node's policy requires at"
+                f" least {self.policy.min_nodes} (min_nodes): lower num_clients, or change min_nodes in the policy"
             )
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class FedDEPAuthorsClient(GraphClient):
         """Take a step along the other clients' gradients, then send the generator and what it reads."""
         if self.policy.min_nodes > 1:
             raise FedGraphError(
-                f"client {self.graph.client} would send embeddings of single nodes, its node's policy requires at least"
+                f"client {self.graph.client} would send embeddings of single nodes, but its node's policy requires at least"
                 f" {self.policy.min_nodes} nodes behind what it sends (min_nodes): use strategy=feddep, or min_nodes: 1 there"
             )
         if self.exchange:

@@ -182,7 +182,7 @@ class FedOMDClient(GraphClient):
         if len(z) < least:
             raise FedGraphError(
                 f"client {self.graph.client} has {len(z)} nodes for its moments, expected at least {least}"
-                " (strategy.min_nodes, and min_nodes of its node's policy)"
+                " (the larger of strategy.min_nodes and min_nodes of its node's policy): lower one of them or num_clients"
             )
         return z, cached.moments.detach()
 

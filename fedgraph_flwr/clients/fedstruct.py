@@ -195,7 +195,7 @@ class FedStructClient(FedGradClient):
         if self.params.features == "degree":
             if self.policy.min_nodes > 1:
                 raise FedGraphError(
-                    f"client {self.graph.client} would send the degree of each node, its node's policy requires at least"
+                    f"client {self.graph.client} would send the degree of each node, but its node's policy requires at least"
                     f" {self.policy.min_nodes} nodes in every statistic (min_nodes): set strategy.features=hop2vec, or"
                     " min_nodes: 1 there"
                 )

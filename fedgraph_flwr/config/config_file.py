@@ -137,7 +137,7 @@ def load(path: Path) -> DictConfig:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FedGraphError(f"{path} is not valid YAML ({reason})") from error
     if not isinstance(loaded, DictConfig):
-        raise FedGraphError(f"{path} must contain keys with values")
+        raise FedGraphError(f"{path} must contain keys with values, such as rounds: 20, got a list or a single value")
     return loaded
 
 

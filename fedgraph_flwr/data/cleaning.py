@@ -24,7 +24,7 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
     """
     n = graph.num_nodes
     if n == 0:
-        raise FedGraphError(f"{where} has no nodes")
+        raise FedGraphError(f"{where} has no nodes, expected at least 1")
     if graph.x.dim() != 2 or graph.x.size(0) != n or graph.x.size(1) == 0:
         raise FedGraphError(f"{where}: x must be [{n}, F] with F >= 1, got {list(graph.x.shape)}")
     in_memory = graph.compressed is None  # compressed edges were checked when their file was read
@@ -48,7 +48,7 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
             f" node {node} has {int(graph.y[node])}"
         )
     if labelled and not bool(graph.labelled.any()):
-        raise FedGraphError(f"{where} has no labelled node")
+        raise FedGraphError(f"{where} has no labelled node: at least one label y must be 0 or higher")
     return graph
 
 

@@ -270,13 +270,17 @@ def check(graph: HeteroGraph, where: str) -> HeteroGraph:
         if x.dim() != 2 or x.size(0) != graph.counts[a]:
             raise FedGraphError(f"{where}: features of '{a}' must be [{graph.counts[a]}, F], got {list(x.shape)}")
         if not bool(torch.isfinite(x).all()):
-            raise FedGraphError(f"{where}: features of '{a}' must be finite")
+            row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
+            value = float(x[row, column])
+            raise FedGraphError(f"{where}: features of '{a}' must be finite; node {row} has {value} in column {column}")
     n = graph.counts[graph.target]
     for key in ("y", "train_mask", "val_mask", "test_mask"):
         if getattr(graph, key).shape != (n,):
             raise FedGraphError(f"{where}: {key} must be [{n}], got {list(getattr(graph, key).shape)}")
     if not bool((graph.y >= 0).any()):
-        raise FedGraphError(f"{where} has no labels on its node type '{graph.target}'")
+        raise FedGraphError(
+            f"{where} has no labelled node of type '{graph.target}': at least one label must be 0 or higher"
+        )
     if int(graph.y.max()) >= graph.num_classes:
         raise FedGraphError(f"{where}: labels must be in -1..{graph.num_classes - 1}, got {int(graph.y.max())}")
     return graph

@@ -618,7 +618,7 @@ def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
         filled = ~(words.isna() | words.str.lower().isin(["", "nan", "na", "null"])).to_numpy(dtype=bool)
         if (wrong := np.flatnonzero(np.isnan(values) & filled)).size:
             raise FedGraphError(
-                f"{where} row {wrong[0] + 1}: '{column.iloc[wrong[0]]}' in column '{name}' is no number: expected numbers to"
+                f"{where} row {wrong[0] + 1}: '{column.iloc[wrong[0]]}' in column '{name}' is not a number: expected numbers to"
                 " predict, or empty cells where they are unknown"
             )
         found.append(values)
@@ -699,7 +699,7 @@ def read_saved(path: Path | str) -> Any:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = f"it names {named.group(1)}" if named else type(error).__name__
         raise FedGraphError(
-            f"{path} holds no plain PyG Data or HeteroData ({reason}): save the object with torch.save(data, path)"
+            f"{path} does not hold a plain PyG Data or HeteroData ({reason}): save the object with torch.save(data, path)"
         ) from error
     if not isinstance(saved, Data | HeteroData):
         raise FedGraphError(f"{path} holds a {type(saved).__name__}, expected a PyG Data or HeteroData")

@@ -74,7 +74,7 @@ class TableLayout:
                 "".encode(self.encoding)
             except LookupError as error:
                 raise FedGraphError(
-                    f"encoding '{self.encoding}' unknown; expected a Python codec, such as utf-8, cp1252 or utf-16"
+                    f"encoding '{self.encoding}' is unknown; expected a Python codec, such as utf-8, cp1252 or utf-16"
                 ) from error
 
     def to_dict(self) -> dict[str, str]:
@@ -120,7 +120,7 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Callabl
 
     path = Path(path)
     if not path.is_file():
-        raise FedGraphError(f"no such table: {path}")
+        raise FedGraphError(f"no such table: {path}; expected a .csv, .tsv, .txt or .parquet file")
     try:
         if path.suffix == ".parquet":
             return pd.read_parquet(path)
@@ -131,7 +131,7 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Callabl
     except Exception as error:  # pandas and pyarrow raise many kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FedGraphError(f"{path} cannot be read as a table ({reason})") from error
-    raise FedGraphError(f"{path} has an unknown suffix; tables are .csv, .tsv, .txt (or with .gz) or .parquet")
+    raise FedGraphError(f"{path} has an unknown suffix: expected .csv, .tsv or .txt (also with .gz), or .parquet")
 
 
 def _read_csv(path: Path, layout: TableLayout, say: Callable[[str], None], **options: Any) -> Any:

@@ -51,7 +51,9 @@ class NumberFormat:
         for known in FORMATS:
             if text.translate(_SAME) == str(known):
                 return known
-        raise FedGraphError(f"number format '{text}' unknown; one of: {', '.join(filter(None, map(str, FORMATS)))}")
+        raise FedGraphError(
+            f"number format '{text}' is unknown; expected one of: {', '.join(filter(None, map(str, FORMATS)))}"
+        )
 
     def read(self, words: Any) -> np.ndarray:
         """Parse texts [N] to float64 [N]; NaN where a text does not have this format."""

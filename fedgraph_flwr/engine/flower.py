@@ -190,7 +190,7 @@ def _result(out: Path) -> dict[str, Any]:
         error = RunFailed if failure["exit_code"] == RunFailed.exit_code else FedGraphError
         raise error(failure["error"])
     if not (out / SUMMARY).is_file():
-        raise RunFailed(f"Flower ended without a {SUMMARY} in {out}; its log is {out / 'flower.log'}")
+        raise RunFailed(f"Flower ended, but wrote no {SUMMARY} to {out}: see its log {out / 'flower.log'}")
     summary: dict[str, Any] = json.loads((out / SUMMARY).read_text())
     return summary
 
@@ -205,4 +205,4 @@ def _wait_healthy(port: int, process: subprocess.Popen[bytes], log_file: Path, t
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
-    raise RunFailed(f"the local SuperLink did not start; its log is {log_file}")
+    raise RunFailed(f"the local SuperLink did not start: see its log {log_file}")

@@ -383,7 +383,10 @@ class RayGrid(BaseGrid):
         """Restart an actor, and repeat the calls after the last copy of its clients' state."""
         share.deaths += 1
         if share.deaths >= LIVES:
-            raise RunFailed(f"{self._label(share)} died {LIVES} times in the same exchange: {_line(error)}") from error
+            raise RunFailed(
+                f"{self._label(share)} died {LIVES} times in the same exchange ({_line(error)}): if memory ran out, start"
+                " fewer processes by a higher client_cpus"
+            ) from error
         log(WARNING, "%s died, restarting it: %s", self._label(share), _line(error))
         calls, share.flying = list(share.flying.values()), {}
         ray.kill(share.actor)
@@ -446,7 +449,7 @@ class Pool:
             found = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
             raise RunFailed(
                 f"no machine has enough resources for client_cpus={cfg.client_cpus} and"
-                f" client_gpus={cfg.client_gpus:g}; Ray has {found}"
+                f" client_gpus={cfg.client_gpus:g}: lower them; Ray has {found}"
             )
         number = min(room, at_most, cfg.ray.actors or room)
         idle = self.idle.setdefault((cfg.client_cpus, cfg.client_gpus), [])
@@ -481,7 +484,9 @@ class Pool:
                 " with other work"
             ) from error
         except ObjectLostError as error:
-            raise RunFailed(f"clients' private state was lost with the machine that kept it: {_line(error)}") from error
+            raise RunFailed(
+                f"clients' private state was lost with the machine that kept it ({_line(error)}): resume from the checkpoint"
+            ) from error
         except RayError as error:
             raise RunFailed(f"a Ray actor could not start: {_line(error)}") from error
 
@@ -542,11 +547,11 @@ class Pool:
     def _wait_up(self) -> None:
         tried = f"ray.address={self.address}" if self.address else "the local Ray instance"
         if not self._up.wait(PATIENCE):
-            raise RunFailed(f"{tried} did not respond within {PATIENCE:g} s")
+            raise RunFailed(f"{tried} did not respond within {PATIENCE:g} s: check `ray status`")
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Ray's library replaced Python's handler
         if self._error:
-            raise RunFailed(f"{tried} could not be reached: {_line(self._error)}") from self._error
+            raise RunFailed(f"{tried} could not be reached ({_line(self._error)}): check `ray status`") from self._error
 
 
 def _room(resources: dict[str, float], cfg: RunConfig) -> int:

@@ -326,7 +326,9 @@ class FedSPANet(Stack):
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
         """Export the profile ``plain`` on dense features; the others are refused."""
         if self.profile is not PlainLayer:
-            raise FedGraphError("a FedSPANet can be exported only with model.profile=plain")
+            raise FedGraphError(
+                "model=fedspa can be exported only with model.profile=plain: use `fedgraph-flwr predict`"
+            )
         weights: dict[str, Tensor] = {}
         made = [*self.layers, self.head]
         for index, layer in enumerate(made):

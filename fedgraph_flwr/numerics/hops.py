@@ -26,7 +26,7 @@ def hop_weights(beta: str | Sequence[float], hops: int) -> Array:
             raise FedGraphError(f"model.beta must be last, uniform, learned or a list of numbers, got '{beta}'")
         return named[beta]
     if len(beta) != hops:
-        raise FedGraphError(f"model.beta has {len(beta)} weights for {hops} hops")
+        raise FedGraphError(f"model.beta has {len(beta)} weights for {hops} hops: expected one per hop")
     return np.asarray(beta, dtype=np.float64)[None]
 
 

@@ -62,7 +62,10 @@ class PartialSum:
         for arrays in groups.values():
             for name, array in arrays.items():
                 if array.size and not np.abs(array).max() < MOST:
-                    raise FedGraphError(f"'{name}' has values of 2^32 or more, which ray.aggregate=true cannot add")
+                    raise FedGraphError(
+                        f"'{name}' has values of 2^32 or more, which ray.aggregate=true cannot add:"
+                        f" lower train.lr, or set ray.aggregate=false"
+                    )
         terms = {
             g: {name: _split(shares[g] * array.astype(np.float64)) for name, array in a.items()}
             for g, a in groups.items()
@@ -102,7 +105,8 @@ class PartialSum:
             weight = sum(shares[node][group] for node in sorted(self.nodes))
             if not weight:
                 raise FedGraphError(
-                    "the aggregation weights of this round's clients sum to 0: none has a training node"
+                    "the aggregation weights of this round's clients sum to 0: none of them has a training node; set"
+                    " strategy.weighting=uniform or raise strategy.fraction"
                 )
             found[group] = {
                 name: np.asarray(total / weight).astype(groups[group][name].dtype) for name, total in totals.items()

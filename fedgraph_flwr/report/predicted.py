@@ -49,7 +49,7 @@ def predict(run: FinishedRun) -> Predicted:
     if run.cfg.privacy.scores != "exact":
         raise FedGraphError(f"privacy.scores={run.cfg.privacy.scores} keeps predictions of single nodes at the clients")
     if not kind_of(run.cfg).classes:
-        raise FedGraphError(f"task={run.cfg.task.name} has no classes")
+        raise FedGraphError(f"task={run.cfg.task.name} does not predict classes")
     if not run.summary:
         raise FedGraphError("the run is not finished")
     if not run.clients:

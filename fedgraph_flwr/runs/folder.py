@@ -243,7 +243,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     tensors, values = read_tensors(path)
     for key, types in _TYPES.items():
         if not isinstance(values.get(key), types) or isinstance(values[key], bool):
-            raise FedGraphError(f"{path} is not a checkpoint of this version: it has {key} {values.get(key)!r}")
+            raise FedGraphError(
+                f"{path} is not a checkpoint of this version: it has {key} {values.get(key)!r}; start a new run"
+            )
     found = Checkpoint(**{key: values[key] for key in _TYPES}, tree=unflatten(tensors))
     if (
         not re.fullmatch(r"[0-9a-f]{16}", found.run)  # it becomes part of a path
@@ -252,11 +254,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         or not all(isinstance(branch, dict) for branch in found.tree.values())
         or not all(client.isdecimal() and type(node) is int for client, node in found.nodes.items())
     ):
-        raise FedGraphError(f"{path} is not a checkpoint of this version: its parts do not fit together")
+        raise FedGraphError(
+            f"{path} is not a checkpoint of this version: its parts do not fit together; start a new run"
+        )
     found.rounds = [record for record in read_rounds(folder / ROUNDS) if record["round"] < found.round]
     if [record["round"] for record in found.rounds] != list(range(1, found.round)):
         raise FedGraphError(
-            f"{folder / ROUNDS} has no records of some rounds before {found.round}, the round of {path.name}"
+            f"{folder / ROUNDS} has no records of some rounds before {found.round}, the round of {path.name}: restore the file,"
+            " or start a new run"
         )
     return found
 

@@ -329,7 +329,9 @@ class Predictor:
         """
         every = self.predict(found.graph, found.ids)
         if not isinstance(every, EdgePredictions):
-            raise FedGraphError(f"{self.source} was trained for task={self.cfg.task.name}, which predicts nodes")
+            raise FedGraphError(
+                f"{self.source} was trained for task={self.cfg.task.name}, which predicts nodes: call predict()"
+            )
         return replace(every.at(found.edges), ids=found.edge_ids)
 
     def predict_pairs(self, graph: Any, pairs: Sequence[Sequence[Any]], ids: Any = None) -> PairPredictions:
@@ -345,7 +347,7 @@ class Predictor:
         """
         if self.task.classes or self.task.targets:
             raise FedGraphError(
-                f"{self.source} was trained for task={self.cfg.task.name}, which predicts no pairs of nodes"
+                f"{self.source} was trained for task={self.cfg.task.name}, which does not predict pairs of nodes: call predict()"
             )
         graph = self.as_graph(graph)
         place = {str(name): row for row, name in enumerate(names_of(graph, ids))}
@@ -410,7 +412,8 @@ class Predictor:
         """
         if not self.task.classes:
             raise FedGraphError(
-                f"{self.source} was trained for task={self.cfg.task.name}: only classifiers can be exported"
+                f"{self.source} was trained for task={self.cfg.task.name}, but only classifiers can be"
+                " exported: use `fedgraph-flwr predict`"
             )
         with same_process_state():
             if needed := client_class(self.cfg).lacks(self.cfg):
@@ -428,9 +431,13 @@ class Predictor:
         rng = torch.Generator().manual_seed(0)
         nodes, features, classes = 24, self.meaning.num_features, len(self.meaning.classes)
         if models.network(self.cfg.model).reads_edges:
-            raise FedGraphError(f"{self.source} cannot be exported: exported models do not read edge features yet")
+            raise FedGraphError(
+                f"{self.source} cannot be exported: exported models do not read edge features yet; use `fedgraph-flwr predict`"
+            )
         if not isinstance(features, int):
-            raise FedGraphError(f"{self.source} is a model for heterogeneous graphs, which cannot be exported")
+            raise FedGraphError(
+                f"{self.source} is a model for heterogeneous graphs, which cannot be exported yet: use `fedgraph-flwr predict`"
+            )
         mask = torch.rand(nodes, generator=rng) < 0.5
         return Graph(
             x=torch.randn(nodes, features, generator=rng),

@@ -156,7 +156,7 @@ def read_consent(path: Path) -> tuple[Consent, dict[str, str]]:
         return Consent(**body["consent"]), {str(k): str(v) for k, v in body["signatures"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FedGraphError(
-            f"{path} is no consent: write one with `fedgraph-flwr link --new-consent {path}`"
+            f"{path} is not a consent file: write one with `fedgraph-flwr link --new-consent {path}`"
         ) from error
 
 

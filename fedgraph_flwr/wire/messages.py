@@ -259,7 +259,10 @@ def weighted_mean(groups: Iterable[Arrays], weights: Iterable[float]) -> Arrays:
     members, factors = list(groups), np.asarray(list(weights), dtype=np.float64)
     total = factors.sum()
     if not total > 0:
-        raise FedGraphError("the aggregation weights of this round's clients sum to 0: none has a training node")
+        raise FedGraphError(
+            "the aggregation weights of this round's clients sum to 0: none of them has a training node; set"
+            " strategy.weighting=uniform or raise strategy.fraction"
+        )
     shares = factors / total
     return {name: _mixed([member[name] for member in members], shares) for name in members[0]}
 

@@ -125,7 +125,7 @@ class ReplySchema:
         kinds = {METRICS: MetricRecord, **dict.fromkeys(self.groups, ArrayRecord)}
         for key, record in content.items():
             if not isinstance(record, kinds.get(key, ())):
-                raise FedGraphError(f"{who} with a record '{sanitize(key, 60)}' that is not asked for")
+                raise FedGraphError(f"{who} with a record '{sanitize(key, 60)}' that was not requested")
         if METRICS not in content:
             raise FedGraphError(f"{who} without the record '{METRICS}'")
         groups = {}
@@ -160,7 +160,7 @@ def _names(held: Iterable[str], fields: Mapping[str, ArrayField | NumberField], 
     if missing := sorted(n for n, f in fields.items() if not f.optional and n not in names):
         raise FedGraphError(f"{who} without {', '.join(f'{prefix}{n}' for n in missing[:5])}")
     if odd := sorted(map(str, names - fields.keys())):
-        raise FedGraphError(f"{who} with {sanitize(prefix + odd[0])}, which is not asked for")
+        raise FedGraphError(f"{who} with {sanitize(prefix + odd[0])}, which was not requested")
 
 
 def _numbers(numbers: dict[str, Any], fields: Mapping[str, NumberField], who: str) -> dict[str, Any]:

@@ -100,12 +100,12 @@ def test_flowers_number_of_clients_goes_below_the_file(written):
 
 
 WRONG = {
-    "rounds: 2\ntrain:\n  lr: 0.1\n  lrr: 0.2": "key 'train.lrr' unknown (mine.yaml, line 4); did you mean 'train.lr'",
-    "seed: 1\nruonds: 3": "key 'ruonds' unknown (mine.yaml, line 2); did you mean 'rounds'",
-    "model:\n  name: gat\n  haeds: 2": "model key 'haeds' unknown (mine.yaml, line 3); did you mean 'heads'",
-    "strategy:\n  name: fedspa\n  flods: 2": "strategy fedspa: key 'flods' unknown (mine.yaml, line 3); did you mean 'folds'",
-    "strategy:\n  name: fedprox\n  params:\n    muu: 2": "key 'muu' unknown (mine.yaml, line 4); did you mean 'mu'",
-    "strategy: fedspaa": "strategy 'fedspaa' unknown",
+    "rounds: 2\ntrain:\n  lr: 0.1\n  lrr: 0.2": "key 'train.lrr' is unknown (mine.yaml, line 4); did you mean 'train.lr'",
+    "seed: 1\nruonds: 3": "key 'ruonds' is unknown (mine.yaml, line 2); did you mean 'rounds'",
+    "model:\n  name: gat\n  haeds: 2": "model key 'haeds' is unknown (mine.yaml, line 3); did you mean 'heads'",
+    "strategy:\n  name: fedspa\n  flods: 2": "strategy fedspa: key 'flods' is unknown (mine.yaml, line 3); did you mean 'folds'",
+    "strategy:\n  name: fedprox\n  params:\n    muu: 2": "key 'muu' is unknown (mine.yaml, line 4); did you mean 'mu'",
+    "strategy: fedspaa": "strategy 'fedspaa' is unknown",
     "strategy: 3": "strategy must be a name or keys with values, got 3 (mine.yaml, line 1)",
     "\nrounds: ten": "rounds=ten (mine.yaml, line 2): expected an integer",
     "train: 3": "train must contain keys with values, such as train.optimizer, got 3 (mine.yaml, line 1)",

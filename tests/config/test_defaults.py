@@ -61,23 +61,23 @@ def test_own_data_gets_the_cut_the_network_and_the_clients_that_fit(own, name, c
 
 
 def test_suggestions_know_the_users_own_data(own):
-    with pytest.raises(FedGraphError, match=r"dataset 'listd' unknown; did you mean 'listed'\?"):
+    with pytest.raises(FedGraphError, match=r"dataset 'listd' is unknown; did you mean 'listed'\?"):
         compose(["dataset=listd"])
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     {
-        "learning_rate=0.1": "here it is train.lr;",
-        "train.learning-rate=0.1": "here it is train.lr;",
-        "strategy.lr=0.1": "here it is train.lr;",
-        "model.hidden_channels=8": "here it is model.hidden;",
-        "epochs=5": "here it is train.local_steps, optimiser steps per round",
-        "batch=5": "here it is train.batch_size, with train.sampler=neighbors;",
-        "train.optim=adamw": "here it is train.optimizer;",
-        "evaluation.metric=roc_auc": "here it is auc;",
-        "train.loss=ce": "here it is cross_entropy;",
-        "partition=iid": "here it is random;",
+        "learning_rate=0.1": "its name here is train.lr;",
+        "train.learning-rate=0.1": "its name here is train.lr;",
+        "strategy.lr=0.1": "its name here is train.lr;",
+        "model.hidden_channels=8": "its name here is model.hidden;",
+        "epochs=5": "its name here is train.local_steps, optimiser steps per round",
+        "batch=5": "its name here is train.batch_size, with train.sampler=neighbors;",
+        "train.optim=adamw": "its name here is train.optimizer;",
+        "evaluation.metric=roc_auc": "its name here is auc;",
+        "train.loss=ce": "its name here is cross_entropy;",
+        "partition=iid": "its name here is random;",
         "train.lrr=1": "did you mean 'train.lr'?",
     }.items(),
 )

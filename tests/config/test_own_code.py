@@ -181,7 +181,7 @@ def test_a_config_folder_of_ones_own_is_searched_first(conf, own, capsys):
     (conf / "config.yaml").write_text("defaults: {dataset: ring}\nrounds: 7\n")
     cfg = compose()
     assert (cfg.strategy.fraction, cfg.dataset.name, cfg.rounds, cfg.num_clients) == (0.5, "ring", 7, 10)
-    with pytest.raises(FedGraphError, match=r"strategy 'halfsteq' unknown; did you mean 'halfstep'"):
+    with pytest.raises(FedGraphError, match=r"strategy 'halfsteq' is unknown; did you mean 'halfstep'"):
         compose(["strategy=halfsteq"])
 
 
@@ -204,7 +204,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
     assert compose(["strategy=fedprox", "strategy.client=own_methods:Patient"]).strategy.name == "Patient"
     assert compose(["strategy=fedprox", "strategy.client=own_methods:Patient"]).strategy.params == {}, "it has no keys"
     assert compose(["strategy=fedprox", "strategy.server=own_methods:HalfStep"]).strategy.params.keys() == {"step"}
-    with pytest.raises(FedGraphError, match="strategy 'gentle' unknown"):
+    with pytest.raises(FedGraphError, match="strategy 'gentle' is unknown"):
         compose(["strategy=gentle"])
 
 
@@ -214,7 +214,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
         (["strategy=own_methods:Patient"], "strategy.server=own_methods:Patient is not a server: expected a subclass of Graph"),
         (["strategy.client=own_methods:Net"], "strategy.client=own_methods:Net is not a client: expected a subclass of Graph"),
         (["strategy=own_methods:Nobody"], "'own_methods:Nobody' cannot be imported"),
-        (["strategy=own_methods:HalfStep", "strategy.stepp=1"], "strategy HalfStep: key 'stepp' unknown; did you mean 'step'"),
+        (["strategy=own_methods:HalfStep", "strategy.stepp=1"], "strategy HalfStep: key 'stepp' is unknown; did you mean 'step'"),
         (["dataset=own_methods:kappa"], "dataset.source=own_methods:kappa failed"),
         (["dataset=own_methods:thirds", "dataset.nodes=3"], "dataset.source=own_methods:thirds failed"),
         (["partition=own_methods:kappa"], "takes 2 positional arguments"),
@@ -222,7 +222,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
         (["evaluation.metrics=[a:auc]"], "there are two metrics named auc"),
         (["evaluation.metrics=[a:f,b:f]"], "there are two metrics named f"),
         (["evaluation.metric=own_methods:silence"], "evaluation.metrics: own_methods:silence failed"),
-        (["evaluation.metric=own_methods.kappa"], "evaluation.metric 'own_methods.kappa' unknown"),
+        (["evaluation.metric=own_methods.kappa"], "evaluation.metric 'own_methods.kappa' is unknown"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(own, words, message):

@@ -181,5 +181,5 @@ def test_a_field_of_a_list_and_one_of_whole_numbers():
     check(Keys([1, 2], 4), "strategy")
     with pytest.raises(FedGraphError, match=r"strategy\.widths must be >= 1, got 0"):
         check(Keys([4, 0]), "strategy")
-    with pytest.raises(FedGraphError, match=r"strategy\.size '3' unknown; one of: 0, 4, 5"):
+    with pytest.raises(FedGraphError, match=r"strategy\.size '3' is unknown; expected one of: 0, 4, 5"):
         check(Keys([4], 3), "strategy")

@@ -90,9 +90,9 @@ def test_reverse_edge_types_stand_beside_all_others():
         ),
         ({"edges": {("author", "writes", "paper"): torch.tensor([0, 2])}}, r"must be \[2, E\]"),
         ({"x": {"author": torch.ones(2, 1)}}, r"features of 'author' must be \[3, F\]"),
-        ({"x": {"author": torch.full((3, 1), float("nan"))}}, "must be finite"),
+        ({"x": {"author": torch.full((3, 1), float("nan"))}}, "must be finite; node 0 has nan in column 0"),
         ({"y": torch.tensor([0, 2])}, r"labels must be in -1\.\.1"),
-        ({"y": torch.tensor([-1, -1])}, "no labels"),
+        ({"y": torch.tensor([-1, -1])}, "no labelled node of type"),
         ({"y": torch.tensor([0, 1, 1])}, r"y must be \[2\]"),
     ],
 )
@@ -104,7 +104,7 @@ def test_impossible_graphs_are_one_sentence(graph, message):
 def test_unknown_types_are_refused():
     with pytest.raises(FedGraphError, match="did you mean 'paper'"):
         toy(target="papers")
-    with pytest.raises(FedGraphError, match="node type of the edges 'writes' 'editor' unknown"):
+    with pytest.raises(FedGraphError, match="node type of the edges 'writes' 'editor' is unknown"):
         toy(edges={("editor", "writes", "paper"): torch.zeros(2, 0, dtype=torch.int64)})
 
 

@@ -97,9 +97,9 @@ def test_parquet_with_other_types_and_names(tmp_path):
         (NODES.replace("1e3", "inf"), EDGES, FULL, (), "column 'x_b' has 'inf' in row 4"),
         (NODES.replace("1e3", "1e39"), EDGES, FULL, (), "column 'x_b' has '1e39' in row 4"),  # infinite in float32
         (NODES, EDGES, FULL, ("no",), "row 1 has label 'yes', expected one of: no"),
-        (NODES, EDGES, Columns(label="lable"), (), "label column 'lable' unknown.*did you mean 'label'"),
-        (NODES, EDGES, Columns(source="from"), (), "end of edges column 'from' unknown.*edges.csv"),
-        (NODES, EDGES, Columns(features=["z_*"]), (), "feature column 'z_\\*' unknown"),
+        (NODES, EDGES, Columns(label="lable"), (), "label column 'lable' is unknown.*did you mean 'label'"),
+        (NODES, EDGES, Columns(source="from"), (), "end of edges column 'from' is unknown.*edges.csv"),
+        (NODES, EDGES, Columns(features=["z_*"]), (), "feature column 'z_\\*' is unknown"),
         (
             NODES.replace("val", "dev"),
             EDGES,
@@ -185,7 +185,7 @@ class Harm:
 
 def test_nothing_else_is_unpickled(tmp_path):
     torch.save(Harm(tmp_path / "harmed"), tmp_path / "harm.pt")
-    with pytest.raises(FedGraphError, match=r"holds no plain PyG Data or HeteroData") as caught:
+    with pytest.raises(FedGraphError, match=r"does not hold a plain PyG Data or HeteroData") as caught:
         from_saved(tmp_path / "harm.pt")
     assert not (tmp_path / "harmed").exists()
     assert "\n" not in str(caught.value)
@@ -194,7 +194,7 @@ def test_nothing_else_is_unpickled(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"hello", "holds no plain PyG Data"),
+        (b"hello", "does not hold a plain PyG Data"),
         ({"x": 1}, "holds a dict"),
         (pyg_data(x=None), "no tensor 'x'"),
         (pyg_data(y=torch.tensor([0.5, 1, 1, 1])), "one integer per node, got torch.float32"),

@@ -107,7 +107,7 @@ def test_saved_heterodata(words, tmp_path):
             "row 2 names 'eve' in column 'source', which is not an id of .*authors",
         ),
         ({"authors": "id\nann\nann\n"}, "id 'ann' is repeated in rows 1 and 2"),
-        ({"papers": "id,part,x\np1,train,1\np2,val,1\np4,test,1\n"}, "label column 'label' unknown"),
+        ({"papers": "id,part,x\np1,train,1\np2,val,1\np4,test,1\n"}, "label column 'label' is unknown"),
         ({"papers": PAPERS.replace("0.5", "half")}, "column 'x' has 'half' in row 1"),
     ],
 )
@@ -120,14 +120,14 @@ def test_wrong_words_are_one_sentence(words, capsys):
     nodes, edges = words()
     for given, message in (
         ((nodes, ["author-writes=w.csv"]), "expected SOURCE:RELATION:TARGET=FILE"),
-        ((nodes, ["author:writes:book=w.csv"]), "node type of the edges 'writes' 'book' unknown"),
+        ((nodes, ["author:writes:book=w.csv"]), "node type of the edges 'writes' 'book' is unknown"),
         (([*nodes, nodes[0]], edges), "names 'paper' twice"),
         ((["paper"], edges), "expected NAME=FILE"),
         ((["author=", nodes[0]], edges), "node type 'author' has no table"),
     ):
         with pytest.raises(FedGraphError, match=message):
             read(*given)
-    with pytest.raises(FedGraphError, match="target node type 'book' unknown"):
+    with pytest.raises(FedGraphError, match="target node type 'book' is unknown"):
         read(nodes, edges, "book")
     assert cli.main(["import", *options(nodes, edges), "--target", "paper", "--undirected", "--name", "mine"]) == 2
     assert "--undirected does not apply to a heterogeneous graph" in capsys.readouterr().err

@@ -142,7 +142,7 @@ def test_label_noise_flips_that_share_of_labels():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"kinds": ["fan"]}, "dataset.kinds 'fan' unknown"),
+        ({"kinds": ["fan"]}, "dataset.kinds 'fan' is unknown"),
         ({"size": [5, 4]}, r"dataset.size must be \[low, high\] with 2 <= low <= high, got \[5, 4\]"),
         ({"window": 31.0}, "dataset.window=31 days must be at most dataset.days=30"),
         ({"accounts": 40, "banks": 3}, "raise dataset.accounts"),

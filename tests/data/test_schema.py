@@ -105,7 +105,7 @@ def test_a_file_without_a_schema_is_refused_beside_one_with(tables, tmp_path):
         (("--scaling", "none"), "--scaling none conflicts with scaling local of schema.yaml"),
         (("--feature-columns", "age,income"), "has no column 'balance' (number) of schema.yaml"),
         (("--kind", "agee=category"), "did you mean 'age'"),
-        (("--kind", "age=words"), "--kind age 'words' unknown"),
+        (("--kind", "age=words"), "--kind age 'words' is unknown"),
         (("--kind", "age"), "expected COLUMN=KIND"),
         (("--min-count", "0"), "--min-count must be >= 1"),
     ],
@@ -231,11 +231,11 @@ def test_yaml_of_people_is_read_and_wrong_one_is_a_sentence(tmp_path):
         ("nodes: {node: {age: {kid: number}}}", "did you mean 'kind'"),
         (
             "nodes: {node: {age: {kind: numbr}}}",
-            "column 'age': kind of a column 'numbr' unknown; did you mean 'number'",
+            "column 'age': kind of a column 'numbr' is unknown; did you mean 'number'",
         ),
         ("nodes: {node: {age: {statistics: {fill: x}}}}", "column 'age': could not convert"),
         ("nodes: {}\nscalling: none", "did you mean 'scaling'"),
-        ("nodes: {}\nscaling: wide", "scaling 'wide' unknown"),
+        ("nodes: {}\nscaling: wide", "scaling 'wide' is unknown"),
         ("nodes: {}\nclasses: [a, a]", "classes must differ"),
         ("nodes: [", "cannot be read as a schema"),
     ):

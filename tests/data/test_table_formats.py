@@ -143,7 +143,7 @@ def test_a_table_of_another_format_is_read_by_its_own_and_keeps_it():
     anyhow = Schema(("a", "b"), {"node": {"v": Column(format="any")}}, scaling="none")
     with pytest.raises(FedGraphError, match="which can mean"):
         made({"v": ["2.317"]}, schema=anyhow, where="s.yaml")
-    with pytest.raises(FedGraphError, match="number format '1;5' unknown; one of: 1234,5"):
+    with pytest.raises(FedGraphError, match="number format '1;5' is unknown; expected one of: 1234,5"):
         Column(format="1;5")
 
 
@@ -207,7 +207,7 @@ def test_separator_and_encoding_can_be_given(tmp_path):
         read_table(path, TableLayout(encoding="utf-8"))
     with pytest.raises(FedGraphError, match="separator '##' must be one character, or one of: comma"):
         TableLayout(separator="##")
-    with pytest.raises(FedGraphError, match="encoding 'utf8000' unknown"):
+    with pytest.raises(FedGraphError, match="encoding 'utf8000' is unknown"):
         TableLayout(encoding="utf8000")
     assert TableLayout(separator="tab").separator == "\t"
 
@@ -283,7 +283,7 @@ def test_options_go_before_the_schema_and_a_conflict_is_an_error(bank, capsys):
     (bank / "kunden.csv").write_text(other)
     capsys.readouterr()
     assert run(*CLIENT, "1", "--out", "b.safetensors") == 2
-    assert "id column 'kunde' unknown" in capsys.readouterr().err
+    assert "id column 'kunde' is unknown" in capsys.readouterr().err
     assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client") == 0
     assert "--id-column 'client' overrides 'kunde' of s.yaml" in capsys.readouterr().out
     graph = ClientGraph.load("b.safetensors")
@@ -315,7 +315,7 @@ def test_old_schema_files_are_read_and_new_keys_are_checked(tmp_path):
     schema.save(path)
     assert "\ntables" not in path.read_text()
     path.write_text("nodes: {}\ntables: {ids: x}\n")
-    with pytest.raises(FedGraphError, match=r"key of tables 'ids' unknown.*did you mean 'id'"):
+    with pytest.raises(FedGraphError, match=r"key of tables 'ids' is unknown.*did you mean 'id'"):
         Schema.load(path)
     path.write_text("nodes: {}\ntables: x\n")
     with pytest.raises(FedGraphError, match="tables must be a mapping"):

@@ -192,7 +192,7 @@ def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, 
     cfg = with_folder(
         compose([*WORDS, "strategy.client=tests.engine.misbehaving:Dying", f"out={tmp_path}", "engine=ray"])
     )
-    with pytest.raises(RunFailed, match=r"Ray actor of clients 1, 3, \.\.\. of 5 died 3 times in the same exchange: "):
+    with pytest.raises(RunFailed, match=r"Ray actor of clients 1, 3, \.\.\. of 5 died 3 times in the same exchange \("):
         run_ray(cfg)
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 1
 
@@ -203,7 +203,7 @@ def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, 
         (
             ["client_cpus=1000"],
             RunFailed,
-            "no machine has enough resources for client_cpus=1000 and client_gpus=0; Ray has",
+            "no machine has enough resources for client_cpus=1000 and client_gpus=0: lower them; Ray has",
         ),
         pytest.param(["device=cuda"], FedGraphError, "device=cuda, but this node has no GPU", marks=SLOW),
     ],
@@ -293,7 +293,10 @@ def test_a_cluster_that_is_not_there_is_one_sentence(data, tmp_path):
     process = command(tmp_path, "ray.address=127.0.0.1:1")
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert err == "error: ray.address=127.0.0.1:1 could not be reached: [Errno 111] Connection refused\n"
+    assert (
+        err
+        == "error: ray.address=127.0.0.1:1 could not be reached ([Errno 111] Connection refused): check `ray status`\n"
+    )
 
 
 @pytest.mark.faults
@@ -305,7 +308,7 @@ def test_a_cluster_that_never_answers_is_one_sentence(data, tmp_path):
         line = [sys.executable, "-c", script, "run", *WORDS, "engine=ray", f"out={tmp_path}", address]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"error: {address} did not respond within 3 s"
+    assert done.stderr.splitlines()[-1] == f"error: {address} did not respond within 3 s: check `ray status`"
 
 
 @pytest.mark.slow

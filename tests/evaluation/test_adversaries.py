@@ -155,7 +155,7 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["adversary.kind=bribe"], "adversary.kind 'bribe' unknown"),
+        (["adversary.kind=bribe"], "adversary.kind 'bribe' is unknown"),
         (["adversary.kind=scaling", "adversary.clients=[3]"], "contains 3, expected clients from 0 to 2"),
         (["adversary.kind=scaling", "adversary.clients=[1,1]"], "distinct integers"),
         (["adversary.kind=scaling", "strategy=fedgrad"], "which those of strategy=fedgrad do not"),

@@ -138,7 +138,7 @@ def test_status_names_the_server_that_does_not_answer(tmp_path, monkeypatch, cap
         f"error: no SuperLink responds at {address}, the address of connection 'fleet' in {tmp_path}"
     )
     assert main(["fleet", "status", "--name", "other"]) == 2
-    assert "--name 'other' unknown" in capsys.readouterr().err
+    assert "--name 'other' is unknown" in capsys.readouterr().err
 
 
 def test_a_node_that_waits_says_for_which_server(keys, monkeypatch):

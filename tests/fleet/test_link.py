@@ -49,7 +49,7 @@ def test_a_policy_accepts_no_link_run_unless_it_says_so(tmp_path):
         with pytest.raises(FedGraphError, match="refuses a link run with"):
             policy.linking.bounded(refused)
     for text, message in (
-        ("link: {matches: [payments]}", "key of link 'matches' unknown.*did you mean 'match'"),
+        ("link: {matches: [payments]}", "key of link 'matches' is unknown.*did you mean 'match'"),
         ("link: {match: [names]}", "policy.link.match"),
         ("link: {match: 3}", "match"),
         ("link: {max_shared: 2}", "max_shared must be above 0"),

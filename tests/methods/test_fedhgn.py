@@ -652,7 +652,7 @@ def test_ablations_average_coefficients_over_those_that_hold_the_type(run, typed
     [
         (["model.bases=0"], "needs a model with bases"),
         (["strategy.shared=[bases,coefficients,common]"], "set strategy.private_schema=false"),
-        (["model.profile=both"], r"model\.profile 'both' unknown"),
+        (["model.profile=both"], r"model\.profile 'both' is unknown"),
         (["model=simple_hgn", "model.heads=3"], r"model\.heads must divide model\.hidden=8, got 3"),
         (["strategy.first_pool=none"], "first_pool"),
         (["model=gcn"], "needs a model with bases"),

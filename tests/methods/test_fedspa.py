@@ -777,13 +777,13 @@ def test_a_client_goes_on_from_its_private_state():
 
 @pytest.mark.parametrize("key", ["rest", "laplacian", "fisher", "fisher_exchange"])
 def test_wrong_choices_are_named(run, key):
-    with pytest.raises(FedGraphError, match=f"strategy.{key} 'odd' unknown"):
+    with pytest.raises(FedGraphError, match=f"strategy.{key} 'odd' is unknown"):
         run("strategy=fedspa", f"strategy.{key}=odd")
 
 
 @pytest.mark.parametrize("key", ["profile", "normalization"])
 def test_wrong_model_choices_are_named(key):
-    with pytest.raises(FedGraphError, match=f"model.{key} 'odd' unknown"):
+    with pytest.raises(FedGraphError, match=f"model.{key} 'odd' is unknown"):
         build(ModelConfig("fedspa", params={key: "odd"}), 5, 3)
 
 

@@ -85,7 +85,7 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
         (["strategy.personalization=norm"], "strategy.private: 'norms.' matches no parameter of model=gcn"),
         (["strategy=fedgrad", "strategy.objective=[prox]"], "its client, FedGradClient, has its own `train`; expected"),
         (["strategy.objective=[prox,prox]"], "strategy.objective lists 'prox' more than once"),
-        (["strategy.objective=[porx]"], "strategy.objective 'porx' unknown; did you mean 'prox'"),
+        (["strategy.objective=[porx]"], "strategy.objective 'porx' is unknown; did you mean 'prox'"),
         (["strategy.objective=[moon]", "model.layers=1"], "model.layers must be >= 2, got 1"),
         (
             ["strategy=fednova", "strategy.variates=scaffold"],
@@ -116,8 +116,8 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
             "fedhero:FedHERO and strategy.client=fedgraph_flwr.clients.base:GraphClient are sides of different methods: expected"
             " strategy.client=fedgraph_flwr.clients.fedhero:FedHEROClient",
         ),
-        (["strategy.server_optimizer=adm"], "strategy.server_optimizer 'adm' unknown; did you mean 'adam'"),
-        (["strategy.tau=0.5"], "key 'tau' unknown"),
+        (["strategy.server_optimizer=adm"], "strategy.server_optimizer 'adm' is unknown; did you mean 'adam'"),
+        (["strategy.tau=0.5"], "key 'tau' is unknown"),
     ],
 )
 def test_impossible_combinations_are_refused_before_any_client_starts(words, message):

@@ -114,7 +114,7 @@ def test_option_two_needs_plain_sgd(run):
     for words in (["train.optimizer=adam"], ["train.momentum=0.9"]):
         with pytest.raises(FedGraphError, match=r"set strategy\.scaffold\.option=I"):
             run(*WORDS, "strategy=scaffold", "strategy.option=II", *words)
-    with pytest.raises(FedGraphError, match=r"strategy\.scaffold\.option 'III' unknown"):
+    with pytest.raises(FedGraphError, match=r"strategy\.scaffold\.option 'III' is unknown"):
         run("strategy=scaffold", "strategy.option=III")
 
 

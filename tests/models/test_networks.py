@@ -319,12 +319,12 @@ def test_each_yaml_builds_its_network(name):
 
 
 def test_an_unknown_model_names_the_nearest():
-    with pytest.raises(FedGraphError, match=r"model 'gnc' unknown.*did you mean 'gcn'"):
+    with pytest.raises(FedGraphError, match=r"model 'gnc' is unknown.*did you mean 'gcn'"):
         build(ModelConfig(name="gnc"), F, C)
 
 
 def test_a_key_of_another_model_is_refused():
-    with pytest.raises(FedGraphError, match="model gcn: key 'heads' unknown"):
+    with pytest.raises(FedGraphError, match="model gcn: key 'heads' is unknown"):
         network("gcn", heads=2)
 
 

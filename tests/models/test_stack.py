@@ -86,7 +86,7 @@ def test_one_node_has_no_variance():
 
 
 def test_an_unknown_norm_is_refused():
-    with pytest.raises(FedGraphError, match=r"model\.norm 'bach' unknown.*did you mean 'batch'"):
+    with pytest.raises(FedGraphError, match=r"model\.norm 'bach' is unknown.*did you mean 'batch'"):
         network("gcn", "bach")
 
 
@@ -143,7 +143,7 @@ def test_it_survives_the_resolved_configuration(own):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["model=own_networks:Square", "model.with=4"], "key 'with' unknown; did you mean 'width'"),
+        (["model=own_networks:Square", "model.with=4"], "key 'with' is unknown; did you mean 'width'"),
         (["model=own_networks:Square", "model.width=wide"], r"model\.width .* must be an integer, got 'wide'"),
         (["model=own_networks:Cube"], "'own_networks:Cube' cannot be imported"),
         (["model=no_such_module:Net"], "'no_such_module:Net' cannot be imported"),

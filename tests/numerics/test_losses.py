@@ -72,7 +72,7 @@ def test_focal_gradient_is_finite_and_right(gamma):
 
 
 def test_wrong_words_are_one_sentence():
-    with pytest.raises(FedGraphError, match=r"train\.loss 'focl' unknown; did you mean 'focal'"):
+    with pytest.raises(FedGraphError, match=r"train\.loss 'focl' is unknown; did you mean 'focal'"):
         TrainConfig(loss="focl")
     with pytest.raises(FedGraphError, match=r"train\.focal_gamma must be in \[0, 10\], got -1"):
         TrainConfig(focal_gamma=-1)

@@ -146,7 +146,7 @@ def test_one_more_type_than_clients_gives_an_own_and_a_common_one():
     [
         (["num_clients=2"], "needs num_clients >= 3, got 2"),
         (["num_clients=12", "partition=random-edge-types"], "'toy' has 12 for 12"),
-        (["partition=louvain"], "partition 'louvain' unknown"),
+        (["partition=louvain"], "partition 'louvain' is unknown"),
         (["partition=given"], "partition=given is for dataset=aifb-published"),
     ],
 )

@@ -33,7 +33,7 @@ def test_what_is_prepared_stays_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("strategy.mu=1", "strategy fedavg: key 'mu' unknown"),
+        ("strategy.mu=1", "strategy fedavg: key 'mu' is unknown"),
         ("privacy.secagg=true strategy.fraction=0.2", "privacy.secagg=true requires at least"),
         ("adversary.kind=sign_flip adversary.clients=[7]", "adversary.(clients|kind)"),
     ],

@@ -169,7 +169,7 @@ def test_what_a_policy_accepts(node):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("strategis: [fedavg]", "policy key 'strategis' unknown (<policy>); did you mean 'strategies'?"),
+        ("strategis: [fedavg]", "policy key 'strategis' is unknown (<policy>); did you mean 'strategies'?"),
         ("rounds: many", "policy.rounds (policy=<policy>) must be an integer, got 'many'"),
         ("rounds: 0", "policy.rounds must be >= 1, got 0"),
         ("strategies: fedavg", "policy.strategies (policy=<policy>) must be"),
@@ -265,7 +265,7 @@ def test_a_message_of_wrong_types_is_a_sentence(node, config):
 
 def test_an_unknown_phase_is_not_taken_down(node):
     asked = node()
-    assert "phase 'mine [' unknown (requested from GraphClient)" in asked.request("mine [")
+    assert "phase 'mine [' is unknown (requested from GraphClient)" in asked.request("mine [")
     assert session.ASKED not in asked.context.state
 
 
@@ -430,8 +430,8 @@ def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
         ({"config": "{"}, "config= is not valid JSON"),
         ({"overrides": "dataset.name=${oc.env:HOME}"}, "contains '${': a node resolves no variables for a server"),
         ({"config": '{"dataset": {"name": "${oc.env:HOME}"}}'}, "contains '${'"),
-        ({"overrides": "strategy=../../../../etc/passwd"}, "strategy '../../../../etc/passwd' unknown"),
-        ({"overrides": "dataset=../secrets"}, "dataset '../secrets' unknown"),
+        ({"overrides": "strategy=../../../../etc/passwd"}, "strategy '../../../../etc/passwd' is unknown"),
+        ({"overrides": "dataset=../secrets"}, "dataset '../secrets' is unknown"),
         ({"overrides": "'"}, "cannot split overrides into key=value"),
         (
             {"overrides": "strategy.client=subprocess:Popen"},

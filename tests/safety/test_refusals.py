@@ -185,7 +185,7 @@ def test_a_step_of_few_nodes_is_refused(node, folds):  # noqa: F811
     if folds == 1:
         assert not isinstance(reply, str)
     else:
-        assert f"client 0 has {6 // folds} training nodes in a step, its node's policy requires at least 5" in reply
+        assert f"client 0 has {6 // folds} training nodes in a step, but its node's policy requires at least 5" in reply
 
 
 def test_a_party_of_few_training_nodes_does_not_train(node):  # noqa: F811

@@ -393,7 +393,7 @@ def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
             "needs each client's values of 'model' .* .coefficients are averaged over the clients that hold a type",
         ),
         (["strategy=fedlit", "privacy.reveal=[links]"], "needs late weights of 'model'"),
-        (["privacy.reveal=[model]"], "privacy.reveal: group of strategy=fedavg 'model' unknown"),
+        (["privacy.reveal=[model]"], "privacy.reveal: group of strategy=fedavg 'model' is unknown"),
         (["num_clients=2"], "requires at least 3 clients per round, but this run has 2"),
         (["num_clients=10", "strategy.fraction=0.2"], "but this run has 2"),
     ],

@@ -133,7 +133,7 @@ def test_groups_of_a_model_go_through_a_rule_as_one(run, monkeypatch, method, na
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["strategy.aggregator=mode"], "strategy.aggregator 'mode' unknown"),
+        (["strategy.aggregator=mode"], "strategy.aggregator 'mode' is unknown"),
         (["strategy.byzantine=-1"], "strategy.byzantine must be >= 0"),
         (["strategy=fedpub", "strategy.aggregator=median"], "fedpub does not average models"),
         (

@@ -384,14 +384,17 @@ def test_a_file_extends_another(toy):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (TOY + "settigns: {}\n", "key 'settigns' unknown (toy.yaml, line 16); did you mean 'settings'"),
-        (TOY.replace("fedavg]", "fedavgg]"), "toy.yaml, line 8: strategy=fedavgg: strategy 'fedavgg' unknown"),
+        (TOY + "settigns: {}\n", "key 'settigns' is unknown (toy.yaml, line 16); did you mean 'settings'"),
+        (TOY.replace("fedavg]", "fedavgg]"), "toy.yaml, line 8: strategy=fedavgg: strategy 'fedavgg' is unknown"),
         (TOY.replace("few: [train", "few: [trian"), "toy.yaml, line 5: trian.local_steps=1: key 'trian'"),
         (TOY.replace("[strategy=local]", "[local]"), "toy.yaml, line 9: 'local' is not of the form key=value"),
         (TOY.replace("Majority: []", "Majority: []\n  - x"), "toy.yaml, line 11, column 3: invalid YAML"),
         (TOY.replace("seeds: [0, 1]", "seeds: [0, 0]"), "toy.yaml, line 11: seeds must be distinct integers"),
         (TOY.replace("seeds: [0, 1]", "seeds: 3..1"), "'3..1' must be a range"),
-        (TOY + "baseline: FedAvgg\n", "baseline: column 'FedAvgg' unknown (toy.yaml, line 16); did you mean 'FedAvg'"),
+        (
+            TOY + "baseline: FedAvgg\n",
+            "baseline: column 'FedAvgg' is unknown (toy.yaml, line 16); did you mean 'FedAvg'",
+        ),
         (TOY + "extends: none.yaml\n", "toy.yaml, line 16: extends: none.yaml, but none.yaml does not exist"),
         (TOY + "extends: toy.yaml\n", "toy.yaml, line 16: extends: toy.yaml is circular"),
         (TOY.replace("[strategy=local]", "[strategy=local, out=x]"), "toy.yaml, line 9: out=x, but each run"),

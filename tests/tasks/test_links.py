@@ -317,7 +317,7 @@ def test_pairs_are_scored_once_the_run_is_over(inline, tmp_path):
         run.predict_pairs([["x", ids[2]]], graph)
     with pytest.raises(FedGraphError, match="pass pairs of nodes"):
         run.predict(graph)
-    with pytest.raises(FedGraphError, match="only classifiers can be exported"):
+    with pytest.raises(FedGraphError, match="but only classifiers can be exported"):
         run.export(tmp_path / "exported")
 
 
@@ -325,7 +325,7 @@ def test_the_report_names_scores_of_links(inline, tmp_path):
     page = fg.load_run(inline).report(tmp_path / "report.html").read_text()
     assert "test MRR" in page
     assert "test edges" in page
-    assert "has no classes" in page
+    assert "does not predict classes" in page
     assert "Confusion matrix" not in page
 
 

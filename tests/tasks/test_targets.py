@@ -329,7 +329,7 @@ def test_new_tables_without_targets_get_probabilities_of_yes(tmp_path, monkeypat
     [
         ("wealth", "wealth"),
         ("income,income", "--predict-columns names 'income' twice"),
-        ("name", "row 1: 'n0' in column 'name' is no number"),
+        ("name", "row 1: 'n0' in column 'name' is not a number"),
     ],
 )
 def test_targets_that_are_no_numbers_are_refused(tmp_path, capsys, columns, message):
