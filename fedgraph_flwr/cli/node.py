@@ -1,9 +1,8 @@
 """Command ``node``: run a party's SuperNode with its graph until it is stopped.
 
-It starts `flower-supernode` and an executor process with all client imports, so that a task costs a fork instead of a new
-Python (`fedgraph_flwr.fleet.flower_patches`). A process that ends is restarted: only the executor, or both. A SuperLink
-accepts a key again only after two missed heartbeats of its previous process (Flower's exit code 305). Until then the node
-retries.
+It starts `flower-supernode` and an executor process with all client imports. A task then costs a fork instead of a new Python
+(`fedgraph_flwr.fleet.flower_patches`). A process that ends is restarted: only the executor, or both. A SuperLink accepts a key
+again only after two missed heartbeats of its previous process (Flower's exit code 305). Until then the node retries.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Composition of a configuration from YAML groups and a user's ``key=value`` overrides.
 
-Precedence, lowest first: dataclasses, ``conf/config.yaml``, the selected group files (dataset, partition, model, strategy),
-the protocol with its ``datasets:`` (where ``models:`` sizes a model for that dataset) and ``strategies:`` sections, overrides.
-A group is selected by the user, else by the protocol, else by the dataset, else by ``config.yaml``. For the model, the strategy
-and the dataset take precedence over the protocol. After composition the program uses only dataclasses, not OmegaConf.
+Precedence, lowest first: dataclasses, ``conf/config.yaml``, the selected group files (dataset, partition, model, strategy), the
+protocol, overrides. A protocol may have the sections ``strategies:`` and ``datasets:``, where ``models:`` sizes a model for
+that dataset. A group is selected by the user, else by the protocol, else by the dataset, else by ``config.yaml``. For the
+model, the strategy and the dataset take precedence over the protocol. After composition the program uses only dataclasses, not
+OmegaConf.
 
 Names are looked up in the folders of `conf_dirs`, the user's first. ``module:name`` names the user's code.
 """

@@ -1,4 +1,4 @@
-"""Edges of a table that is too big to be read at once: read in chunks, sorted by source on disk, kept as a memory map."""
+"""Edges of a table that is too big for memory: read in chunks, sorted by source on disk, kept as a memory map."""
 
 import tempfile
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 Letters used project-wide: N nodes, E directed edges, F features, H hidden width, C classes, M clients.
 
 The containers are plain dataclasses of tensors, not PyG ``Data``, because importing PyG doubles the start-up time of a
-client process. `Graph.from_pyg` and `Graph.to_pyg` convert.
+client process. Use `Graph.from_pyg` and `Graph.to_pyg` to convert.
 """
 
 import contextlib

@@ -3,11 +3,11 @@
     from_account, to_account, from_bank, to_bank, ...     --party-columns from_bank,to_bank --own-party A
     A:17, B:4, ...                                        --party-prefix : --own-party A
 
-A row between two own accounts is an edge. A row with one own end is a foreign record: it stays in the party's own file until
+A row between two own accounts is an edge. A row with one own end is a foreign record. It stays in the party's file until
 `fedgraph-flwr link` has matched it with the other party's record of the same edge. Other rows are counted and dropped.
 
-Parties write ids and columns in their own way, so records are compared in a normal form: Unicode NFKC without spaces and case,
-amounts as plain decimals, dates as UTC days. Leading zeros count, unless ``id_form`` is ``number``.
+Parties write ids and columns in different ways, so records are compared in a normal form. Texts become Unicode NFKC without
+spaces and case, amounts plain decimals, and dates UTC days. Leading zeros count, unless ``id_form`` is ``number``.
 """
 
 import re

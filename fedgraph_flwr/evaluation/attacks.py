@@ -1,7 +1,7 @@
 """Attacks on the final model of a simulation: ``attack=link_inference``.
 
 A custom attack, ``attack=module:function``, takes the configuration, the final shared parameters by name, and its keys
-(``attack.KEY=``) as keyword arguments, and returns its findings as a JSON-serialisable dict.
+(``attack.KEY=``) as keyword arguments. It returns its findings as a JSON-serialisable dict.
 """
 
 from collections.abc import Callable
@@ -55,10 +55,10 @@ def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     The attacker has the shared parameters, and so every representation that the model computes from only these
     (`Model.representations`). Anything that needs a private parameter, or content of other clients from earlier phases
     (FedStruct's structure features, FedSage-true's neighbours), is out of reach. Each client's edges and as many random
-    non-edges are ranked by the cosine of the two ends' representations, and the upper half is called links: 0.5 is chance.
-    The paper does not say on what graph the attacker computes, so both readings are reported: ``on_graph``, the
-    representations as the client computes them, and ``without_edges``, from the features without edges. ``features`` ranks pairs
-    by the raw features, which no training exposes.
+    non-edges are ranked by the cosine of the two ends' representations. The upper half is predicted as links, so 0.5 is chance.
+    The paper does not say on what graph the attacker computes, so both readings are reported. For ``on_graph``, representations
+    are those that the client computes. For ``without_edges``, they come from the features without edges. In addition,
+    ``features`` ranks pairs by the raw features, which no training exposes.
 
     Linked nodes may also be less similar than others, as on heterophilic graphs. An attacker who knows a few links can use
     this as well, so the headline takes the better of the two directions.

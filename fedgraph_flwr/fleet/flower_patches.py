@@ -3,8 +3,8 @@
 Three processes of a fleet use them. `FEDGRAPH_PLAIN=1` in their environment (``--plain`` of `fedgraph-flwr node` and `server`)
 disables all patches.
 
-The **ServerApp**: pending objects are requested again after 20 ms instead of 1 s, for at most ``strategy.timeout``, since a
-node may have died while sending them.
+The **ServerApp**: pending objects are requested again after 20 ms instead of 1 s. This ends after ``strategy.timeout``, because
+a node may have died while sending them.
 
 A **SuperNode** with ``--isolation process``. It works as `flower-supernode`, with these changes:
 

@@ -4,8 +4,8 @@ t_v = (T_vv, T²_vv, .., T^p_vv),   T = A D^{-1}                                
 Ψ_i[c] = Σ_{v trains, y_v = c} mean_{u ∈ N(v), v} cos([x_v ‖ t_v], [x_u ‖ t_u])        uploaded by client i
 Φ_i[c] = Ψ_i[c] / Σ_j Ψ_j[c]                                                           weight of teacher i, over all clients
 
-Normalised over clients, as in the authors' code (zyl24/FedTAD 3285d54, train_fedtad.py, line 115): a client with one training
-node of a class has little weight for it next to a client with many.
+Φ is normalised over clients, as in the authors' code (zyl24/FedTAD 3285d54, train_fedtad.py, line 115). A client with one
+training node of a class has little weight for it next to a client with many.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """FGGP: keys, names of message groups, and FINCH, which finds clusters without a given number of clusters.
 
 FINCH (Sarfraz et al., CVPR 2019) joins each item with its most similar other item; connected components are clusters. The means
-of the clusters are the items of the next, coarser partition, as long as that has more than one cluster and at least two fewer.
+of the clusters are the items of the next, coarser partition. This continues while that has more than one cluster and at least
+two fewer.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Central moments of hidden features held by many clients, and the discrepancy that compares them (FedOMD, CMD).
 
 One array [H, 5, D] holds the moments for H layers of width D: row 0 is the mean, rows 1 to 4 the central moments of orders 2
-to 5. Pooling is exact: the moments of a union follow from those of the clients, either taken about the pooled mean
-(:func:`mean_over_nodes`) or about each client's own mean (:func:`pool`).
+to 5. Pooling is exact: the moments of a union follow from those of the clients. These are taken about the pooled mean
+(:func:`mean_over_nodes`) or about each client's mean (:func:`pool`).
 
 Source: Tang et al., ICPP Workshops 2024, Eq. 10-11; Zellinger et al., ICLR 2017 (CMD).
 """

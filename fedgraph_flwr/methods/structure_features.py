@@ -1,8 +1,9 @@
 """Node structure features s_u: the position of a node in the graph, without its own features.
 
-FedStruct, section 5 and appendix A. The owner of a node knows its ``degree``. ``graphlets`` and ``node2vec`` need the edges of
-other clients, so only a server that knows the graph can compute them. ``hop2vec`` starts from random vectors and trains them.
-Edges count in both directions, once per pair, without loops (except for the degree, which counts the edges that it is given).
+FedStruct, section 5 and appendix A. The owner of a node knows its ``degree``. Features of kind ``graphlets`` and ``node2vec``
+need the edges of other clients, so only a server that knows the graph can compute them. Vectors of ``hop2vec`` start at random
+and are trained. Edges count in both directions, once per pair, without loops (except for the degree, which counts the edges
+that it is given).
 
 Letters: n nodes, E directed edges, d_s width of the features.
 """

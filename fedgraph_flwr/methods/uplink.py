@@ -14,8 +14,8 @@ A method declares this once, in a function that both of its sides name as `uplin
 | `Individual` | every client's values                             | no       | no  | not applied | not applied   |
 | `Public`     | values that follow from the configuration         | yes      | yes | not applied | not applied   |
 
-The declaration defines the reply schemas, the protections that a method supports, the releases that the privacy accountant
-counts, and the table on the method's page. A client sends nothing else.
+The declaration defines the reply schemas and the protections that a method supports. It also defines the releases that the
+privacy accountant counts, and the table on the method's page. A client sends nothing else.
 """
 
 from collections.abc import Callable, Mapping

@@ -12,9 +12,9 @@ arXiv:2004.05718), with messages m_uv = W [h_v ‖ h_u ‖ W_e e_uv] and in-degr
 
     h'_v = U [h_v ‖ {mean, min, max, std}_u m_uv × {1, ln(d_v + 1) / δ, δ / ln(d_v + 1)}]
 
-Options of Multi-GNN (Egressy et al., AAAI 2024, arXiv:2306.11586): messages against the direction of the edges with weights of
-their own (``reverse``), means of a layer's input and output (``residual``), and edge features that are updated from both ends,
-e ← e + MLP([h_u ‖ h_v ‖ e]) / 2 (``edge_updates``).
+Options of Multi-GNN (Egressy et al., AAAI 2024, arXiv:2306.11586): ``reverse`` adds messages against the edges, with separate
+weights. ``residual`` takes the mean of a layer's input and output. ``edge_updates`` updates edge
+features from both ends: it adds MLP([h_u ‖ h_v ‖ e]) / 2 to e.
 
 Edge features of zero give the same logits as no edge features: nothing that is added for them has a bias. 0 is the mean of a
 standardised column. Parallel edges each send a message.

@@ -9,7 +9,7 @@ edges have type 0. Ours: Â_r has a loop at every node that its links touch, and
 Branches that start from different values (``init=separate``, as in the authors' code) each learn from their share of the links
 only. A branch without links of a node would add features of the node itself, as an MLP does. With both, four types reached
 73.8 % on Cora (10 clients, 30 rounds, seed 0) instead of 81.1; one type reaches 82.5. In the authors' code a node without any
-link has logits b_c. Branches are stacked: the first axis of parameters ``branches.*`` is the type, and one product with the
+link has logits b_c. Branches are stacked: the first axis of parameters ``branches.*`` is the type. One product with the
 block-diagonal matrix of all Â_r [kN, kN] propagates all of them.
 
 Shapes: X [N, F], z [N, H], V and W^l [k, H, H], c and b^l [k, 1, H], W_c [H, C].

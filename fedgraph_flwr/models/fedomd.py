@@ -6,11 +6,11 @@
     L_ortho = Σ_k ‖O(W^k) O(W^k)ᵀ − I‖_F                                                     Eq. (6)
 
 Eq. (8) as printed multiplies by an N x N matrix Q̃ "solved by Newton iteration as in Ortho-GCN". That iteration acts on
-the H x H weight, and Table 1 gives OrthoConv the shape H → H; so Q̃ Z is read as Â Z O(W). The softmax of Eq. (9) is
-left to the loss. "2-hidden" (Table 7) is read as n = 2 OrthoConv layers, Ortho-GCN's own default.
+the H x H weight, and Table 1 gives OrthoConv the shape H → H. We therefore read Q̃ Z as Â Z O(W). The softmax of Eq.
+(9) is left to the loss. "2-hidden" (Table 7) is read as n = 2 OrthoConv layers, Ortho-GCN's own default.
 
-Where Ortho-GCN's program differs: it drops out before the first layer too, and can split the rows of W into groups that become
-orthogonal each on its own; here O(W) takes all rows together.
+The code of Ortho-GCN differs: it drops out before the first layer too, and can make groups of rows of W orthogonal separately.
+Here O(W) takes all rows together.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ def orthogonal(weight: Tensor, *, steps: int, mix: float = 1.0, center: bool = F
     """O(W) [H, H] → [H, H]: approximately the orthogonal factor U Vᵀ of Ŵ = mix W + (1 − mix) I = U Σ Vᵀ.
 
     G = Ŵ Ŵᵀ + eps I is divided by its Frobenius norm c (spectral bounding), which puts its eigenvalues in (0, 1], where
-    Newton's iteration for S^{-1/2}, S = G / c, converges; then O = S^{-1/2} Ŵ / √c. The iteration is the coupled one,
-    Y ← Y M, B ← M B with M = (3 I − B Y) / 2 from Y = S, B = I: equal to B ← (3 B − B³ S) / 2 step by step, which
-    diverges in float32 from about 12 steps on because rounding makes B and S cease to commute.
+    Newton's iteration for S^{-1/2}, S = G / c, converges; then O = S^{-1/2} Ŵ / √c. The iteration is the coupled one: Y
+    ← Y M, B ← M B with M = (3 I − B Y) / 2 from Y = S, B = I. Step by step it equals B ← (3 B − B³ S) / 2. That form
+    diverges in float32 from about 12 steps on, because after rounding B and S no longer commute.
 
     ``center`` subtracts each row's mean first, as Ortho-GCN's program does; Ŵ is then singular, and so is O.
     """

@@ -5,11 +5,11 @@ r"""FedStruct's model (Aliakbari, Östman & Graell i Amat, 2024): two MLPs, whos
 
 f and g normalise their input by layer, then alternate linear layers with ReLU and dropout (Table 4). Without ``structure_mlp``, g
 is the identity and s_u has width C (Eq. 23). A row of Â is a node, its columns are its out-neighbours and itself.
-The two branches share no hidden features: `FedStruct.encode` returns those of f, and the head is f's last layer with the whole
+The two branches share no hidden features. `FedStruct.encode` returns those of f. The head is f's last layer with the whole
 structure branch, g, and a learned β. A client does not know the rows of Ā and the structure features S: the strategy puts them
 into the inputs.
 
-Letters: N nodes of the client, Q nodes within L_s hops of them (the support of Ā's rows), d_s width of S, J combinations of
+Letters: N nodes of the client, Q nodes within L_s hops of them (the support of Ā's rows), d_s width of S. J combinations of
 hops: 1, or the number of hops for a learned β.
 """
 

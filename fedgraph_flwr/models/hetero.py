@@ -1,7 +1,7 @@
 """Shared parts of models for heterogeneous graphs: weights of a type, entity embeddings, and the edges of each layer.
 
-Schema-weight decoupling (FedHGN, Fu & King, IJCAI 2023, arXiv:2305.09729): a model declares which of its weights belong to
-a node type or an edge type s, and reads them back as
+Schema-weight decoupling (FedHGN, Fu & King, IJCAI 2023, arXiv:2305.09729). A model declares which of its weights belong to a
+node type or an edge type s, and reads them back as
 
     θ_s = Σ_{i=1..B} β_{s,i} v_i                                                                    Eq. (2)
 

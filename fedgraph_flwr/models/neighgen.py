@@ -4,7 +4,7 @@
     ñ_v = ReLU(z_v w + b)                             how many neighbours v misses
     x̃_v = tanh(MLP(z_v + ε) W),  ε ~ N(0, I)          features of P of them, [P, F]
 
-W [D, P F] is what the generator weighs: rows are made only for the neighbours that are asked for, [R, F] and never [N, P, F].
+W [D, P F] dominates the size of the generator. Rows are computed only for the requested neighbours: [R, F] and never [N, P, F].
 """
 
 from itertools import pairwise

@@ -1,7 +1,7 @@
 """Adam, AdamW and SGD with the results of `torch.optim`.
 
-`torch.optim` itself is too slow here: its first optimiser imports TorchDynamo, which costs 1.3 s per message on a fleet, where
-each message has a new process. On small graphs its bookkeeping costs a fifth of a step.
+`torch.optim` itself is too slow here: its first optimiser imports TorchDynamo. On a fleet, where each message has a new
+process, this costs 1.3 s per message. On small graphs its bookkeeping costs a fifth of a step.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence

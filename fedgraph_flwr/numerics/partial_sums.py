@@ -1,7 +1,8 @@
 """Sums of clients' arrays that are taken in parts, and have the same bits in whatever order and however many parts that is.
 
-Floating-point addition depends on its order; that of whole numbers does not. So each term is split into two whole numbers, hi of
-2^-30 and lo of 2^-70, and loses what is below half of that: 4e-22, where a float64 of the size of a model's weights loses 1e-18.
+Floating-point addition depends on its order; that of whole numbers does not. Each term is therefore split into two whole
+numbers, hi of 2^-30 and lo of 2^-70. It loses what is below half of that, 4e-22. A float64 of the size of a model's weights
+loses 1e-18.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """Group nodes: the first step of a partition, before groups are merged into clients (see `merges`).
 
-Every function takes the graph, its configuration, the number of clients M and a seed below 2^31, and returns groups of
+Every function takes the graph, its configuration, the number of clients M and a seed below 2^31. It returns groups of
 global node ids, each ascending, in an order that depends on nothing else. Edges count as undirected and once.
 """
 

@@ -27,8 +27,8 @@ def make(graph: HeteroGraph, cfg: RunConfig) -> list[HeteroClientGraph]:
 
     With ``strategy.private_schema`` a client names the types it holds; otherwise all clients name the types of all, in
     one order, which is what schema sharing (FedAvg) needs. With ``strategy.pooled`` there is one client, the whole graph.
-    With ``dataset.edge_types: name`` weights belong to names of edges, as in FedHGN's authors' code, instead of to triples.
-    ``partition.seed: null`` assigns edges again for each seed of a run, a number once for all seeds.
+    With ``dataset.edge_types: name``, weights belong to names of edges, as in FedHGN's authors' code, instead of to triples.
+    With ``partition.seed: null``, edges are assigned again for each seed of a run. A number assigns them once for all seeds.
 
     Raises:
         FedGraphError: an unknown partitioner, too few clients or edge types, or clients without labelled nodes.

@@ -1,7 +1,7 @@
 """Merge groups of nodes into clients: the second step of a partition, by the rule of each paper.
 
 Every function takes the groups (at least one node each), the configuration, the number of clients M and a random
-generator, and returns the clients' nodes. Groups of equal size keep their order, clients of equal size go by number.
+generator. It returns the clients' nodes. Groups of equal size keep their order, clients of equal size go by number.
 """
 
 import heapq
@@ -38,8 +38,8 @@ def first_fit(groups: Groups, cfg: PartitionConfig, num_clients: int, rng: np.ra
     """Groups cut at cap = ⌊N/M⌋ + ``delta`` nodes, then packed by first fit (FedStruct).
 
     A group above cap is split into its first cap nodes and the rest, which is another group. The M largest groups go to one
-    client each. Each further group goes to the first client, counted cyclically from the last receiver, that holds less than
-    ⌊N/M⌋ nodes and stays within cap; if there is none, to the smallest client.
+    client each. Each further group goes to the first client that holds less than ⌊N/M⌋ nodes and stays within cap, counted
+    cyclically from the last receiver. If there is none, it goes to the smallest client.
     """
     share = sum(map(len, groups)) // num_clients
     cap = share + cfg.delta

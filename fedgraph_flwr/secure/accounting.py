@@ -1,7 +1,7 @@
 """The exact cost of releases with Gaussian noise in (ε, δ)-differential privacy.
 
-T releases, each of a sum of L2 sensitivity C with noise N(0, (z C)² I), are together as private as one with noise z / √T, even
-if each depends on earlier ones (Dong, Roth & Su, JRSS B 2022, Corollary 3.3). With μ = √T / z
+Consider T releases, each of a sum of L2 sensitivity C with noise N(0, (z C)² I). Together they are as private as one with noise
+z / √T, even if each depends on earlier ones (Dong, Roth & Su, JRSS B 2022, Corollary 3.3). With μ = √T / z
 
     δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)                                Balle & Wang, ICML 2018, Theorem 8
 

@@ -5,11 +5,11 @@ client i adds up integers
 
     k_i = round(2^b p_i Δ̄_i) + Sk((z C_g √G 2^b / m)² / t),   p_i ≤ 1/m,   ‖round(2^b p_i Δ̄_i)‖₂ ≤ C_g 2^b / m
 
-where Δ̄_i is its clipped update and Sk(v) the Skellam distribution of variance v: the difference of two Poisson variates of
-mean v / 2 each. Sums of them are Skellam again. So the terms of t survivors hold the noise that `accounting` books, those of
-more hold more, and the server sees no single term. c clients that collude with the server can subtract their own noise:
-(t − c) / t of the variance stays. With adaptive norms, values are in units of C_g, z is z_Δ, and bits have their own
-variance (`fedgraph_flwr.secure.adaptive`). A cryptographic generator draws it (`fedgraph_flwr.secure.noise`).
+where Δ̄_i is its clipped update and Sk(v) the Skellam distribution of variance v. A Skellam variate is the difference of two
+Poisson variates of mean v / 2 each. Sums of them are Skellam again. The terms of t survivors therefore hold the noise that
+`accounting` books, and more survivors hold more. The server sees no single term. If c clients collude with the server, they can
+subtract their own noise: (t − c) / t of the variance stays. With adaptive norms, values are in units of C_g, z is z_Δ, and bits
+have their own variance (`fedgraph_flwr.secure.adaptive`). A cryptographic generator draws it (`fedgraph_flwr.secure.noise`).
 """
 
 import math

@@ -1,8 +1,9 @@
 """Masked integers: the arithmetic of every sum whose terms the server does not learn, and the simplest such sum.
 
-Numbers become integers modulo 2^64 (`to_fixed`). Client i adds, for each peer j, a stream that both derive from their shared
-secret (`fedgraph_flwr.secure.sealed`), and subtracts it if i > j (`pairwise`). A single share is uniformly random. In the sum
-over exactly the named clients all masks cancel, without rounding (Bonawitz et al., CCS 2017, Section 4). Two protocols use this:
+Numbers become integers modulo 2^64 (`to_fixed`). For each peer j, client i and j derive a stream from their shared secret
+(`fedgraph_flwr.secure.sealed`). Client i adds it, or subtracts it if i > j (`pairwise`). A single share is uniformly random. In
+the sum over exactly the named clients all masks cancel, without rounding (Bonawitz et al., CCS 2017, Section 4). Two protocols
+use this:
 
 * `mask` and `unmask`, for one statistic of a method (FedSPA): keys of the run, one message per client. If a client drops out, the
   others send new shares for a new step.

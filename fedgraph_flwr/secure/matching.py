@@ -6,7 +6,7 @@
 
 A scalar is new for every run and peer, so masks of two runs or two peers have nothing in common. Who only sees masks cannot test
 a guess, since that needs the scalar (decisional Diffie-Hellman). A peer can test a guess only by putting it into its own set
-before it sees a mask: the commitment fixes the set, its size is announced and bounded.
+before it sees a mask. The commitment fixes the set, and its size is announced and bounded.
 
 Equal values are found by equal replies, and replies prove no knowledge of a value. A peer may send back the other party's, or
 commit to points s_j H(w) for a value w that both have, and reply to every mask with s_j times the one that it takes for H(w)'s.
@@ -16,11 +16,11 @@ So both parties then prove to each other that they know each shared value, by a 
     K = y Y', and hashes of K              equal at both if both used v; a party that sees the other's hash cannot test guesses,
                                            since it cannot compute K for another value than that of its own point
 
-Why only on-curve numbers: a random 32-byte number is the u-coordinate of a point on the curve or on its twist, and a mask keeps
-which one. That would reveal one bit of each value. X25519's scalars are multiples of 8, so a mask has no part of small order.
-Points of small order, whose product is zero, are refused. `cryptography` exposes X25519 but no map to the curve, so this module
-decides by a Jacobi symbol whether a number is on it. It uses nothing else of the field's arithmetic and no secret in it except
-the value itself, on the party's own machine.
+Only on-curve numbers are used, because a random 32-byte number is the u-coordinate of a point on the curve or on its twist. A
+mask would preserve which one. That would reveal one bit of each value. X25519's scalars are multiples of 8, so a mask has no
+part of small order. Points of small order, whose product is zero, are refused. The package `cryptography` exposes X25519 but no
+map to the curve. This module therefore decides by a Jacobi symbol whether a number is on it. It uses nothing else of the
+field's arithmetic and no secret in it except the value itself, on the party's own machine.
 """
 
 import hashlib

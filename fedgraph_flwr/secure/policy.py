@@ -17,7 +17,7 @@ reveal: [coefficients]            # groups of a method that a server may see for
 required_config: {privacy.dp: [server_fixed, client_fixed]}   # keys of a run's configuration, and the accepted values
 link: {match: [payments]}         # runs that match records with other parties (`link_policy`); default: none
 
-For a method listed by name, the node accepts the sharing that its YAML declares, or less: other parameters leave a node only if
+For a method listed by name, the node accepts the sharing that its YAML declares, or less. Other parameters leave a node only if
 ``required_config`` has ``strategy.shared`` or ``strategy.private``.
 
 With or without a file, a node accepts one configuration per run, and each phase at most as often per round as the method

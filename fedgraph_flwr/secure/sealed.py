@@ -1,7 +1,7 @@
 """Envelopes between clients that the server relays and cannot read.
 
 Every client draws an X25519 key pair for the run and publishes the public half through the server. Two clients derive one key
-for each direction (HKDF-SHA256 over the agreed secret, bound to both public keys and both names) and seal with
+for each direction, by HKDF-SHA256 over the agreed secret, bound to both public keys and both names. They seal with
 ChaCha20-Poly1305 under a random nonce. Sender, receiver and step are authenticated with the content, and each envelope can be
 opened once. An envelope that was altered, re-addressed or replayed in another step is refused.
 

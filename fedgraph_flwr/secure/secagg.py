@@ -8,20 +8,20 @@ of the weights:
     reply     up: y_i = round(2^bits p_i x_i) + PRG(b_i) + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)   mod 2^64
     unmask    up: a share of b_j for every peer whose y_j arrived, and of the mask key for every other peer: one or the other
 
-The server reconstructs b_i of the clients that replied, and the mask keys of those that dropped out, subtracts the masks, and
+The server reconstructs b_i of the clients that replied, and the mask keys of those that dropped out. It subtracts the masks and
 obtains Σ p_i x_i.
 
-Keys and seeds are new for each sum, also if the server requests it again. b_i is revealed, so it must be new, and with it the
-shares. A mask key is revealed if its owner drops out; a long-lived key would then open all its earlier sums to a server that
-received its seeds. Renewing keys on a schedule would save only one of four exchanges. A client deletes its secrets when it masks,
-and no checkpoint stores them. Each reconstructed secret is compared with its owner's publication: a wrong share ends the round.
-Secrets are `LIMBS` elements of Shamir's field (`fedgraph_flwr.secure.shamir`); the mask's X25519 key and the stream of b_i derive
-from them.
+Keys and seeds are new for each sum, also if the server requests it again. Because b_i is revealed, it must be new, and with it
+the shares. A mask key is revealed if its owner drops out. A long-lived key would then open all its earlier sums to a server
+that received its seeds. Renewing keys on a schedule would save only one of four exchanges. A client deletes its secrets when it
+masks, and no checkpoint stores them. Each reconstructed secret is compared with its owner's publication: a wrong share ends the
+round. Secrets are `LIMBS` elements of Shamir's field (`fedgraph_flwr.secure.shamir`); the mask's X25519 key and the stream of
+b_i derive from them.
 
 Every client receives all p_j. Its masks are keyed by a digest of them, of the published keys, of the members and of the model it
 received (`agreed`). If a server sends two clients different lists, no pair of masks cancels and the sum is useless. A client
-refuses a list, and survivors of one, in which one client's share exceeds `Member.max_share` or fewer than `Member.floor`
-clients have weight. t exceeds half of the clients that published keys, so that no secret is reconstructed both ways.
+refuses a list (and its survivors) in which one client's share exceeds `Member.max_share`, or fewer than `Member.floor` clients
+have weight. The threshold t exceeds half of the clients that published keys, so no secret is reconstructed both ways.
 
 Not detected: a client that adds other values than it trained, within the range. If clients pin no keys
 (`fedgraph_flwr.secure.keyring`), a server that distributes its own keys is not detected either.

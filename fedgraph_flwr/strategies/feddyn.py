@@ -3,8 +3,9 @@
     h ← h − α (1/M) Σ_{i∈S} (θ_i − θ),   θ ← (1/|S|) Σ_{i∈S} θ_i − h/α
 
 over M clients, of whom S reply: h = (1/M) Σ_i g_i, the mean of what the clients keep (clients/feddyn.py).
-``strategy.weighting`` other than ``uniform`` weighs models and g_i alike, h = Σ_i p_i g_i (ours; the authors' program scales
-each client's α instead). α = 0 leaves both terms out and is FedAvg; a small α is not, since h/α does not depend on it.
+A ``strategy.weighting`` other than ``uniform`` weighs models and g_i alike: h = Σ_i p_i g_i (ours; the authors' code scales
+each client's α instead). With α = 0, both terms are left out, which is FedAvg. A small α is not, since h/α does not depend on
+it.
 Leaves the client: what FedAvg sends.
 """
 

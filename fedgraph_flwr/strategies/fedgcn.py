@@ -5,9 +5,9 @@
     extend    z_u and d_u of the external neighbours arrive                                            once, with two hops
     train     FedAvg
 
-The server relays. It learns how many nodes of two clients are joined by edges, and can read what it relays: the sums of
-`fedgraph_flwr.clients.fedgcn`, which documents what they reveal. Leaves a client: those sums, degrees of nodes at cut edges,
-and FedAvg's uploads.
+The server relays. It learns how many nodes of two clients are joined by edges, and can read the sums that it relays.
+`fedgraph_flwr.clients.fedgcn` documents what they reveal. Leaves a client: those sums, degrees of nodes at cut edges, and
+FedAvg's uploads.
 """
 
 from collections.abc import Mapping

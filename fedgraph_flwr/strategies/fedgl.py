@@ -8,15 +8,15 @@
 Each client receives the labels of its nodes and the entries among them, every ``every`` rounds. Written from memory of the
 paper, hence without its numbers of equations, and from OpenFGL's code. That code leaves the pseudo graph out by default, and
 uses logits as embeddings; here they are hidden features, as in the paper. No N x N matrix: products are computed in blocks of
-rows, of which the k largest entries are kept. Leaves a client: FedAvg's uploads; once, unprotected, the global ids of its
-nodes; after each training the class probabilities and hidden features of every node, which reveal labels and likely edges to
-the server. The method is for parties that share nodes and trust the server: parts of one graph (partition=overlapping), or
-graphs with equal ``node_id`` for equal nodes. On a fleet, a node's policy withholds the rows of nodes with fewer than
-``min_nodes`` in-neighbours, itself included. A row of few neighbours is nearly that of the node, and a model of the server's
-choice reads single neighbours from rows of more hops, so no useful rule shows more. With the default of 5, sparse graphs show
-little: on Cora in 5 overlapping parts 88 % of the rows are zero, and FedGL has 90.2 % instead of 91.9 (FedAvg 90.0; 20 rounds,
-seed 0).
-Cost: N (C + D) numbers up a round, N and up to N k down; U² D products on the server, for U nodes in all.
+rows, of which the k largest entries are kept. Leaves a client: FedAvg's uploads and once, unprotected, the global ids of its
+nodes. After each training, also the class probabilities and hidden features of every node, which reveal labels and likely edges
+to the server. The method is for parties that share nodes and trust the server. They hold parts of one graph
+(partition=overlapping), or graphs with equal ``node_id`` for equal nodes. On a fleet, a node's policy withholds the rows of
+nodes with fewer than ``min_nodes`` in-neighbours, itself included. A row of few neighbours is nearly that of the node. A model
+of the server's choice reads single neighbours from rows of more hops, so no useful rule shows more. With the default of 5,
+sparse graphs show little. On Cora in 5 overlapping parts, 88 % of the rows are zero, and FedGL has 90.2 % instead of 91.9
+(FedAvg 90.0; 20 rounds, seed 0).
+Cost: N (C + D) numbers up a round, N and up to N k down. The server computes U² D products, for U nodes in all.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
     ∇_θ F(θ) = (1/|V~|) Σ_i ∇_θ F_i(θ),   θ ← θ − λ ∇_θ F(θ)                       FedStruct, Eqs. (7), (8)
 
-F_i is the summed cross-entropy of client i, V~ the training nodes of the round's clients; the step is Adam's or SGD's, with
+F_i is the summed cross-entropy of client i, V~ the training nodes of the round's clients. The step is Adam's or SGD's, with
 ``train.lr`` and ``train.weight_decay``. With GraphSAGE or an MLP this is the paper's FL GNN and FL MLP.
 Leaves the client: gradients, number of training nodes, scores.
 """

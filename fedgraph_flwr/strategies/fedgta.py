@@ -4,9 +4,10 @@
     A_i = {j : S_ij > ε} ∪ {i}
     θ̄_i = Σ_{j ∈ A_i} H_j θ_j / Σ_{j ∈ A_i} H_j
 
-over the cohort, from memory of the paper and from the authors' code. Client i continues from θ̄_i and is scored with it; an
-absent client keeps its last. ε = 1 is Local; ε < −1 gives all clients the same model. ``confidence=false`` (ours, for ablation)
-weights by ``strategy.weighting`` instead of H. If all of A_i have H = 0, their weights are equal (ours).
+over the cohort, from memory of the paper and from the authors' code. Client i continues from θ̄_i and is scored with it. An
+absent client keeps its last one. With ε = 1 the method is Local, and ε < −1 gives all clients the same model. With
+``confidence=false`` (ours, for ablation), weights follow ``strategy.weighting`` instead of H. If all of A_i have H = 0, their
+weights are equal (ours).
 Leaves a client: FedAvg's uploads, 2 K C numbers (K C for ``raw``) and H: see `fedgraph_flwr.clients.fedgta`.
 Cost on the server: n² |θ| products for n clients, and their n models kept.
 """

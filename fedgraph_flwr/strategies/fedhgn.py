@@ -3,8 +3,8 @@
     (θ_c, v) ← Σ_{k ∈ S_t} (N_k / N_{S_t}) (θ_c^k, v^k)                                       line 8
     β^k is kept as client k sent it; for k ∉ S_t the previous one is kept                      line 9
 
-Bases v and common weights θ_c are averaged by training nodes; coefficients β are collected and sent to the other clients as
-unordered pools, shuffled for every receiver, round and name (a name is one kind of type in one layer).
+Bases v and common weights θ_c are averaged by training nodes. Coefficients β are collected and sent to the other clients as
+unordered pools. Pools are shuffled for every receiver, round and name (a name is one kind of type in one layer).
 
 | exchange          | down                       | up, floats                                      |
 |-------------------|----------------------------|-------------------------------------------------|
@@ -19,13 +19,14 @@ Ablations (Table 4) by ``strategy.shared`` and ``private_schema: false``: with `
 averaged over the clients that hold the type.
 
 Reproduced: the paper's Table 3 on the published AIFB graphs, with FedHGN above FedAvg in all six rows (`fedhgn_table3`). Not
-reproduced: RE K=3; the gain over Local, which half the rows have, and none if Local's clients stop together; and the order in
-Table 4, where averaging only coefficients (C) is better in six of six rows. Our explanation: few types receive a task gradient
-(13 of 104 at RE K=3), alignment moves the other types towards unused values, and 83 validation nodes are too few to select
-rounds reliably.
+reproduced: RE K=3, and the gain over Local. Half the rows have such a gain, and none if Local's clients stop together. The
+order in Table 4 does not reproduce either: averaging only coefficients (C) is better in six of six rows. Our explanation: few
+types receive a task gradient (13 of 104 at RE K=3), and alignment moves the other types towards unused values. In addition, 83
+validation nodes are too few to select rounds reliably.
 
-The authors' code starts with a zero vector for each client's coefficients, which pulls all of them to 0 in round 1;
-``first_pool: zeros`` does the same. ``initial`` collects the real ones, ``empty`` waits for the first round.
+The authors' code starts with a zero vector for each client's coefficients, which pulls all of them to 0 in round 1. Use
+``first_pool: zeros`` to do the same. With ``initial`` the real ones are collected, and ``empty`` waits for the first
+round.
 """
 
 from collections.abc import Mapping

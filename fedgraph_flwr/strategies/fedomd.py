@@ -4,11 +4,10 @@
     S_j^k = Σ_i n_i S_{i,j}^k / Σ_i n_i,  S_{i,j}^k = mean over client i's nodes of (Z_i^k − M^k)^j,  j = 2..5
     W = Σ_i λ_i W_i,  λ_i by ``strategy.weighting`` (nodes)                              Algorithm 1, lines 26-29
 
-for the H hidden layers Z^k, each of width D, of the received model without dropout. ``one_phase`` requests means of powers
-about a point that all clients know, the previous round's M, and derives the moments by the binomial theorem. ``two_phase`` is
-the paper's
-exchange: means, then moments about the pooled mean. Both give the same M and S. Under secure sums, the server sees only the
-pooled ones and each layer's range, which ``cmd_range=unit`` does not request.
+for the H hidden layers Z^k, each of width D, of the received model without dropout. With ``one_phase``, the server requests
+means of powers about a point that all clients know, the previous round's M. It derives the moments by the binomial theorem. The
+paper's exchange is ``two_phase``: means, then moments about the pooled mean. Both give the same M and S. Under secure sums, the
+server sees only the pooled ones and each layer's range, which ``cmd_range=unit`` does not request.
 
 Numbers in a message, per client, with P shared parameters (messages also contain phase and round, replies the client):
 
@@ -26,13 +25,13 @@ the exchanges of moments are left out, and ``train`` contains none.
 
 Reproduced: its paper's own scores in most rows. Not reproduced: its gain over FedAvg, which has level or higher scores with the
 same model without the two terms. Our explanation: the gradient of the moment term as printed has the same length however close
-the moments are, and outweighs the labels at β = 10; squared (``cmd_norm=squared``) it vanishes (docs/reproduction.md).
+the moments are. At β = 10 it outweighs the labels. Squared (``cmd_norm=squared``), it vanishes (docs/reproduction.md).
 
-Leaves a client: W_i, n_i, and means and moments of its hidden features, which for a client of very few nodes come close to
-the features themselves (one node: its mean is its feature). Never leaves it: X, A, Y, the features of single nodes.
+Leaves a client: W_i, n_i, and means and moments of its hidden features. For a client of very few nodes, these come close to the
+features themselves (the mean of one node is its feature). Never leaves it: X, A, Y, the features of single nodes.
 
 A client that fails between two exchanges is dropped from the round. If that happens after ``means``, the remaining clients
-receive ``moments_sum`` about the pooled mean, since moments about any point but their own mean are not central.
+receive ``moments_sum`` about the pooled mean. Moments about any point but their own mean are not central.
 """
 
 from typing import ClassVar

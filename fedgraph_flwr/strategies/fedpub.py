@@ -4,11 +4,11 @@
     α_ij = exp(τ S_ij) / Σ_k exp(τ S_ik)
     θ̄_i = Σ_j α_ij θ_j
 
-over the cohort (Section 3 of the paper, from memory, hence without its numbers of equations). Client i continues from θ̄_i; an
-absent client keeps its last, and a client that has not trained yet receives the mean. τ = 0 gives all clients the uniform mean;
-as τ grows, each client keeps its own model. Leaves a client: FedAvg's uploads, and e_i [D]: see `fedgraph_flwr.clients.fedpub`.
-Masks never leave it; the authors' code uploads and averages them, and then no client uses them. Cost on the server: n² |θ|
-products for n clients, and their n stored models.
+over the cohort (Section 3 of the paper, from memory, hence without its numbers of equations). Client i continues from θ̄_i. An
+absent client keeps its last one, and a client that has not trained yet receives the mean. With τ = 0, all clients get the
+uniform mean. As τ grows, each client keeps its own model. Leaves a client: FedAvg's uploads, and e_i [D]: see
+`fedgraph_flwr.clients.fedpub`. Masks never leave it; the authors' code uploads and averages them, and then no client uses them.
+Cost on the server: n² |θ| products for n clients, and their n stored models.
 """
 
 from typing import ClassVar

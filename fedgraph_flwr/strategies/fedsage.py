@@ -9,9 +9,9 @@
 In the paper a client sends its head and its latent vectors, from which the peers compute x̃, and receives the gradient at the
 head. That gives the same numbers for about a hundred times the bytes (a head of 2048 x P F instead of R x F). The authors' code,
 OpenFGL and FedStruct's code read the peers' features directly. Generators are never averaged.
-Leaves a client: see `fedgraph_flwr.clients.fedsage`. The server sees x̃ and each x̃ − x_j, so it can compute the features of the
-nodes that client j drew; it could also solve for them from the paper's gradients. With ``privacy.secagg=true`` the server and
-client i see only the sums over all peers, for four more exchanges per generator round.
+Leaves a client: see `fedgraph_flwr.clients.fedsage`. The server sees x̃ and each x̃ − x_j, so it can compute the features of
+the nodes that client j drew. It could also solve for them from the paper's gradients. With ``privacy.secagg=true`` the server
+and client i see only the sums over all peers, for four more exchanges per generator round.
 Cost: 2 generator_rounds + 1 exchanges before round 1; then FedAvg's.
 """
 

@@ -11,8 +11,8 @@ The model separates edges by homophily (`fedgraph_flwr.models.fedspa`, Eq. 4-6).
 
 Reproduced: its paper's scores, Minesweeper in the authors' form (``model.profile=acm model.normalization=sum``), Cora and
 Cornell with normalised sums, the default here. Not reproduced: its margin over FedAvg, whose scores are above the paper's. Our
-explanation: a plain sum shows a node how many neighbours of a kind it has, which a mean hides, and a step size of 0.1 is not
-stable under it (docs/reproduction.md).
+explanation: a plain sum shows a node how many neighbours of a kind it has, and a mean hides it. A step size of 0.1 is not
+stable with sums (docs/reproduction.md).
 
 All sums run over the round's cohort, by client index. The paper does not say how the rest is averaged: ``rest=prior`` as in the
 authors' code, ``uniform``, or ``nodes`` (N_i). A weighting that is switched off falls back to ``strategy.weighting``, by
@@ -36,11 +36,11 @@ client refuses.
 | deviate     | I_g: m                                | Δ_i: 2                                     |
 | share_again | remaining: indices and keys, ΣN_j     | masked share: m (only after a client fell) |
 
-A client that fails in training is left out of I_g. One that fails in ``deviate`` is left out of the average but stays in I_g: a
-second sum, without it, would reveal its diagonal to the server as the difference of the two.
+A client that fails in training is left out of I_g. One that fails in ``deviate`` is left out of the average but stays in I_g.
+The difference to a second sum without it would reveal its diagonal to the server.
 
-Differences from the authors' code, which follow the paper: the prior weights come from δ_i, not from S_i; weights belong to
-clients, not to positions in a list sampled with replacement; I_g is weighted by nodes; clients compute Fisher diagonals on
+Differences from the authors' code, which follow the paper: the prior weights come from δ_i, not from S_i. Weights belong to
+clients, not to positions in a list sampled with replacement. I_g is weighted by nodes. Clients compute Fisher diagonals on
 training nodes. The ratio between the best and the worst client is at most e, and it is always reached if biases differ: Eq. (9)
 stretches the smallest difference to the full range.
 Leaves the client: see `fedgraph_flwr.clients.fedspa`.

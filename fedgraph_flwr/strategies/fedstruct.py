@@ -6,7 +6,7 @@
     train      ∇_θ F = (1/|V~|) Σ_i g_i,   ∇_S F = (1/|V~|) Σ_i G_S^i                   Algorithms 4 and 5
 
 Reproduced: its paper's claims, and nearly all its scores, with the authors' code where the paper is silent. Not reproduced:
-Local on Cora and CiteSeer, and some rows of FL-GNN, are lower; our explanation is GraphSAGE's size and rounds, which the paper
+Local on Cora and CiteSeer, and some rows of FL-GNN, are lower. Our explanation is GraphSAGE's size and rounds, which the paper
 does not give (docs/reproduction.md).
 
 The server steps θ and S with the same optimiser (λ = λ_s in Table 4) and sends each client the rows of S in its support. This

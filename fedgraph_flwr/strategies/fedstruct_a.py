@@ -4,9 +4,10 @@
     ŷ_v = softmax(s_v^(L_s) + h_v)                                     Eq. (10), Θ_c folded into the last layers
     ∂F_i/∂s_v^(L_s) = ŷ_v − y_v for v ∈ V~_i                          Lemma 1, returned by the clients
 
-The paper sends the clients every Jacobian of s_v^(L_s) (Theorems 1 and 2); here they return the residuals and the server
-propagates them back through its own sGNN: the same gradient from |V~_i| C numbers. With model=fedstruct both networks are
-decoupled, and the parameters are those of FedStruct-B; with another model (sage in Figure 3) sGNN and fGNN are two of it.
+The paper sends the clients every Jacobian of s_v^(L_s) (Theorems 1 and 2). Here they return the residuals, and the server
+propagates them back through its own sGNN. This gives the same gradient from |V~_i| C numbers. With model=fedstruct, both
+networks are decoupled, and the parameters are those of FedStruct-B. With another model (sage in Figure 3), sGNN and fGNN are
+two of it.
 Leaves the client: its edges (once), gradients of θ_f, residuals of its training nodes, scores.
 """
 

@@ -6,14 +6,13 @@
     generator: min Σ_i Σ_c Φ_i[c] CE(f_{θ_i}(x̂)_c, c) − λ1 d(θ) + λ2 n exp(−mean ‖z_a − z_b‖² ‖x̂_a − x̂_b‖₁)
     student:   min d(θ) over θ, x̂ fixed
 
-After each average: ``epochs`` times ``generator_steps`` generator steps and ``student_steps`` student steps. n is the number of
-clients that replied. Φ_i[c] is client i's share of the reliability for class c over all clients
-(`fedgraph_flwr.methods.fedtad`). The generator and both Adam states are kept between rounds; models run without dropout.
-The generator's gradient of d passes through the student only, as in the authors' code (train_fedtad.py, line 269). A gradient
-through the teachers too makes distillation harmful. On Cora (10 clients of about equal size, 20 rounds, seed 0) FedTAD then ends
-at 75.9 % instead of 81.4; FedAvg ends at 81.5.
-Written from memory of the paper, so without its equation numbers, and checked against the authors' code (zyl24/FedTAD 3285d54),
-which differs in three points:
+After each average: ``epochs`` times ``generator_steps`` generator steps and ``student_steps`` student steps. The number of
+clients that replied is n. The weight Φ_i[c] is client i's share of the reliability for class c over all clients
+(`fedgraph_flwr.methods.fedtad`). The generator and both Adam states are kept between rounds; models run without dropout. The
+generator's gradient of d passes through the student only, as in the authors' code (train_fedtad.py, line 269). A gradient
+through the teachers too makes distillation harmful. On Cora (10 clients of about equal size, 20 rounds, seed 0) FedTAD then
+ends at 75.9 % instead of 81.4; FedAvg ends at 81.5. Written from memory of the paper, so without its equation numbers, and
+checked against the authors' code (zyl24/FedTAD 3285d54), which differs in three points:
 
 - It builds the topology embedding from node ids of sampled walks (util/task_util.py, lines 79-105), which outweigh the features.
   Here it is the return probability, as in the paper.

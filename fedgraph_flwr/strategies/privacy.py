@@ -2,16 +2,16 @@
 
     Δ̄_i = Δ_i min(1, C / ‖Δ_i‖₂),   θ^{t+1} = θ^t + (1/n) Σ_i Δ̄_i + N(0, (z C / n)² I)       McMahan et al., ICLR 2018
 
-for the model, with equal weights. In general each of the G groups of an exchange is clipped to its own C_g and gets noise
-z C_g √G, a client's factor is p_i / max_j p_j, and the sum is divided by a number that follows from the configuration. An
+for the model, with equal weights. In general, each of the G groups of an exchange is clipped to its own C_g and gets noise z
+C_g √G. A client's factor is p_i / max_j p_j, and the sum is divided by a number that follows from the configuration. An
 exchange is one release; further computations on released values cost nothing. z is ``privacy.noise_multiplier``, C is
-``privacy.clipping_norm`` (``privacy.clipping_norms`` for single groups), n the number of clients that a round samples. n is fixed
-before the round: with the number of replies instead, one client more or less would also change the divisor, and count twice.
-The server clips (``server_fixed``, it sees unclipped updates), or each client does and the server refuses longer updates
-(``client_fixed``). The server draws the noise from a cryptographic generator (`fedgraph_flwr.secure.noise`), never from the
-run's seed. Under ``..._adaptive`` norms follow a quantile of the clients' norms (`fedgraph_flwr.secure.adaptive`). Under
-``distributed`` clients clip and add the noise before a secure sum (`fedgraph_flwr.secure.distributed`).
-Not accounted for: floats are not reals (Mironov, CCS 2012).
+``privacy.clipping_norm`` (``privacy.clipping_norms`` for single groups), n the number of clients that a round samples. The
+number n is fixed before the round. With the number of replies instead, one client more or less would also change the divisor,
+and count twice. The server clips (``server_fixed``, it sees unclipped updates), or each client does and the server refuses
+longer updates (``client_fixed``). The server draws the noise from a cryptographic generator (`fedgraph_flwr.secure.noise`),
+never from the run's seed. Under ``..._adaptive`` norms follow a quantile of the clients' norms
+(`fedgraph_flwr.secure.adaptive`). Under ``distributed`` clients clip and add the noise before a secure sum
+(`fedgraph_flwr.secure.distributed`). Not accounted for: floats are not reals (Mironov, CCS 2012).
 
 Accounting (`fedgraph_flwr.secure.accounting`) covers the sequence of released models, without amplification by sampling, for
 adding or removing one client. It does not cover scores and training losses. ``privacy.scores=none`` keeps them at the clients.

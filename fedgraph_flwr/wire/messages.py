@@ -1,7 +1,7 @@
 """Messages between server and clients: named arrays in Flower records, phases, and message sizes.
 
-A message holds one `ArrayRecord` per group of tensors. The group ``MODEL`` holds the shared parameters; a method may add other
-groups (``"moments"``). ``CONFIG`` of a request has its phase; ``METRICS`` of a reply has numbers.
+A message holds one `ArrayRecord` per group of tensors. The group ``MODEL`` holds the shared parameters, and a method may add
+other groups (``"moments"``). The record ``CONFIG`` of a request has its phase, and ``METRICS`` of a reply has numbers.
 """
 
 import functools
