@@ -16,22 +16,34 @@ import json
 import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config import config_file
-from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, flat, laid_over, load
+from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, flat, laid_over, load, resolved
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
 from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, key_names, modernise
 from fedgraph_flwr.config.plugins import packages
-from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, expected, is_own
+from fedgraph_flwr.config.schema import (
+    AttackConfig,
+    RunConfig,
+    StrategyConfig,
+    Unconverted,
+    expected,
+    instance,
+    is_own,
+)
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.moved import KEYS as OLD_KEYS
 from fedgraph_flwr.moved import rename_nested
+
+Layer = tuple[str, dict[str, Any]]
+"""Source and nested keys of one layer of a configuration, whose keys composition may change."""
 
 GROUPS = ("dataset", "partition", "model", "task", "strategy", "protocol")
 
@@ -118,7 +130,7 @@ def compose(
         return _fitting(_build(_upon(resolved, str(file.base), given), places, chosen), given)
     requested = dict(given)
     given = laid_over(_parse(defaults), given)
-    layers = [*_layers(given), ("override", OmegaConf.create(_nest(given)))]
+    layers = [*_layers(given), ("override", _resolved(_nest(given)))]
     return _fitting(_build(layers, places, not foreign), requested)
 
 
@@ -142,11 +154,9 @@ def _chooses(given: Mapping[str, Any]) -> bool:
     return bool({"strategy", "strategy.server", "strategy.client"} & given.keys())
 
 
-def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
+def _upon(resolved: dict[str, Any], source: str, given: dict[str, Any]) -> list[Layer]:
     """Return the layers of overrides on top of a resolved configuration, which may have old names of keys."""
-    if isinstance(body := OmegaConf.to_container(resolved), dict):
-        rename_nested(body, dict.fromkeys(OLD_KEYS, source), warn=False)  # type: ignore[arg-type]
-        resolved = OmegaConf.create(body)
+    rename_nested(resolved, dict.fromkeys(OLD_KEYS, source), warn=False)
     layers = [(source, resolved)]
     selected = {group: name for group in GROUPS if isinstance(name := given.pop(group, None), str)}
     for group in ("dataset", "strategy"):
@@ -157,7 +167,7 @@ def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tupl
             layers.append(_chosen(group, selected[group], given))
     if "protocol" in selected:
         raise FedGraphError("protocol= cannot be combined with config=: a resolved config already holds its protocol")
-    return [*layers, ("override", OmegaConf.create(_nest(given)))]
+    return [*layers, ("override", _resolved(_nest(given)))]
 
 
 def configuration(
@@ -209,10 +219,28 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
     return compose([*plain, *words], base or None, clients, foreign=foreign)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes strings that OmegaConf would read as numbers, such as 1e5, and repeats equal values instead of naming them."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    with contextlib.suppress(ValueError):
+        return dumper.represent_scalar(
+            "tag:yaml.org,2002:str", str(text), style="'" if float(text) is not None else None
+        )
+    return dumper.represent_str(text)
+
+
+_Dumper.add_representer(str, _quoted)
+
+
 def to_yaml(cfg: RunConfig, without: Collection[str] = ()) -> str:
     """Return the resolved configuration as YAML, which repeats the run, without the sections ``without``."""
     whole = {key: value for key, value in dataclasses.asdict(cfg).items() if key not in without}
-    return OmegaConf.to_yaml(OmegaConf.create(whole))
+    return yaml.dump(whole, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def to_json(cfg: RunConfig) -> str:
@@ -228,10 +256,15 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
         if not sign or not key:
             raise FedGraphError(f"'{word}' is not of the form key=value")
         try:
-            given[key] = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={value}"]))["v"]  # type: ignore[index,call-overload]
+            given[key] = copy.deepcopy(_value(value))
         except Exception as error:
             raise FedGraphError(f"cannot parse the value of '{word}' ({_first_line(error)})") from error
     return given
+
+
+@lru_cache(maxsize=4096)
+def _value(text: str) -> Any:
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"v={text}"]))["v"]  # type: ignore[index,call-overload]
 
 
 def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,11 +300,16 @@ def _nest(dotted: dict[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _from_json(text: str) -> DictConfig:
+def _from_json(text: str) -> dict[str, Any]:
     try:
-        return OmegaConf.create(json.loads(text))
+        return _resolved(json.loads(text))
     except (ValueError, RecursionError, OmegaConfBaseException) as error:
         raise FedGraphError(f"config= is not valid JSON ({_first_line(error)})") from error
+
+
+def _resolved(body: dict[str, Any]) -> dict[str, Any]:
+    """Resolve ``${...}`` in the values of a layer, if there are any: OmegaConf takes milliseconds for it."""
+    return resolved(body) if "${" in json.dumps(body, ensure_ascii=False) else body
 
 
 def described(group: str) -> dict[str, dict[str, Any]]:
@@ -290,7 +328,7 @@ def described(group: str) -> dict[str, dict[str, Any]]:
         first = path.read_text().partition("\n")[0] if path else ""
         body = group_file(group, name)
         body = _network(body) if group == "model" else body
-        keys = {key: value for key, value in _container(body).items() if key not in ("name", "declares")}
+        keys = {key: value for key, value in body.items() if key not in ("name", "declares")}
         if group == "strategy":
             with contextlib.suppress(FedGraphError):  # a user's method whose package is not on the path
                 keys = own_defaults(keys["server"], keys["client"]) | defaults(keys) | flat(keys)
@@ -298,7 +336,7 @@ def described(group: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def group_file(group: str, name: str) -> DictConfig:
+def group_file(group: str, name: str) -> dict[str, Any]:
     """Read the file of a name in a group.
 
     Raises:
@@ -312,7 +350,7 @@ def group_file(group: str, name: str) -> DictConfig:
     return load(path)
 
 
-def _one_of(dataset: str, given: dict[str, Any]) -> tuple[str, DictConfig]:
+def _one_of(dataset: str, given: dict[str, Any]) -> Layer:
     """Return the layer of a dataset, of which ``dataset.name`` may select one if it is a collection.
 
     Raises:
@@ -322,10 +360,6 @@ def _one_of(dataset: str, given: dict[str, Any]) -> tuple[str, DictConfig]:
     if (name := given.get("dataset.name", dataset)) != dataset and "collection" not in layer["dataset"]:
         raise FedGraphError(f"dataset={dataset} and dataset.name={name} select different names: leave one out")
     return where, layer
-
-
-def _container(body: DictConfig) -> dict[str, Any]:
-    return {str(key): value for key, value in OmegaConf.to_container(body).items()}  # type: ignore[union-attr]
 
 
 _SHORT = {"strategy": "server", "dataset": "source"}
@@ -341,24 +375,24 @@ def _named(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _chosen(group: str, name: str, given: Mapping[str, Any]) -> tuple[str, DictConfig]:
+def _chosen(group: str, name: str, given: Mapping[str, Any]) -> Layer:
     """Return the layer of a selection as `_group` does; a method given by its classes needs no file."""
     by_class = group == "strategy" and not is_own(name) and {"strategy.server", "strategy.client"} & given.keys()
     if by_class and not group_path(group, name):
-        return name, OmegaConf.create({group: {"name": name}})
+        return name, {group: {"name": name}}
     return _group(group, name)
 
 
-def _group(group: str, name: str) -> tuple[str, DictConfig]:
+def _group(group: str, name: str) -> Layer:
     if is_own(name) and group not in ("protocol", "task"):
         short = {"name": name.partition(":")[2], _SHORT[group]: name} if group in _SHORT else {"name": name}
-        return name, OmegaConf.create({group: short})
+        return name, {group: short}
     path = group_path(group, name)
     if path is None and _is_name(name):
         from fedgraph_flwr.data.root import imported_path
 
         if group == "dataset" and (own := imported_path(name)).is_file():
-            return str(own), OmegaConf.create({group: {"name": name}, **_own_defaults(own)})
+            return str(own), {group: {"name": name}, **_own_defaults(own)}
     body = group_file(group, name)
     if group == "protocol":
         return str(path), body
@@ -366,13 +400,12 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
     more |= {"train": body.pop("train")} if group == "task" and "train" in body else {}
     for other in (*_WISHES.get(group, ()), *([_BY_TASK] if group == "dataset" else []), "declares"):
         body.pop(other, None)
-    return str(path), OmegaConf.create({group: _network(body) if group == "model" else body, **more})
+    return str(path), {group: _network(body) if group == "model" else body, **more}
 
 
-def _network(body: DictConfig) -> Any:
+def _network(body: dict[str, Any]) -> dict[str, Any]:
     """Return a model's file on top of its defaults, without importing a user's class."""
-    defaults = locate("fedgraph_flwr.models:own_defaults")(str(body.get("name", "")))
-    return OmegaConf.merge(defaults, body)
+    return _over(locate("fedgraph_flwr.models:own_defaults")(str(body.get("name", ""))), body)
 
 
 def _own_defaults(path: Path) -> dict[str, Any]:
@@ -410,14 +443,14 @@ def _wishes(group: str, name: str) -> dict[str, str]:
     return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
 
 
-def _by_task(dataset: str, task: str) -> list[tuple[str, DictConfig]]:
+def _by_task(dataset: str, task: str) -> list[Layer]:
     """Return the defaults that a dataset's file has for a task, as a layer."""
     path = group_path("dataset", dataset)
     found = load(path).get(_BY_TASK, {}).get(task) if path else None
     return [(f"{path} ({_BY_TASK}.{task})", found)] if found else []
 
 
-def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
+def _layers(given: dict[str, Any]) -> list[Layer]:
     """Return the layers of files in order, and remove the group selections from ``given``."""
     roots = [root for folder in [conf_dir(), *reversed(own_conf_dirs())] if (root := folder / "config.yaml").is_file()]
     bodies = [load(root) for root in roots]
@@ -426,22 +459,20 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     layers = [(str(root), body) for root, body in zip(roots, bodies, strict=True)]
 
     protocol_name = chosen.get("protocol", defaults["protocol"])
-    protocol_path, protocol = (
-        ("", OmegaConf.create({})) if protocol_name == "none" else _group("protocol", protocol_name)
-    )
-    by_protocol = protocol.pop("defaults", OmegaConf.create({}))
-    by_dataset = protocol.pop("datasets", OmegaConf.create({}))
-    by_strategy = protocol.pop("strategies", OmegaConf.create({}))
+    protocol_path, protocol = ("", {}) if protocol_name == "none" else _group("protocol", protocol_name)
+    by_protocol = protocol.pop("defaults", {})
+    by_dataset = protocol.pop("datasets", {})
+    by_strategy = protocol.pop("strategies", {})
 
     def choose(group: str, *preferences: Any) -> str:
         return str(chosen.get(group) or next((p for p in preferences if p), None) or defaults[group])
 
     strategy = choose("strategy", by_protocol.get("strategy"))
     dataset = choose("dataset", by_protocol.get("dataset"))
-    dataset_part = by_dataset.get(dataset, OmegaConf.create({}))
-    strategy_part = by_strategy.get(strategy, OmegaConf.create({}))
-    by_model = dataset_part.pop("models", OmegaConf.create({}))
-    chosen_below = [part.pop("defaults", OmegaConf.create({})) for part in (strategy_part, dataset_part)]
+    dataset_part = by_dataset.get(dataset, {})
+    strategy_part = by_strategy.get(strategy, {})
+    by_model = dataset_part.pop("models", {})
+    chosen_below = [part.pop("defaults", {}) for part in (strategy_part, dataset_part)]
 
     own = [_wishes("strategy", strategy), _wishes("dataset", dataset)]
     file = Path(str(given.get("dataset.path", ""))).expanduser() if dataset == "file" else Path()
@@ -454,13 +485,13 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     layers += [_one_of(dataset, given), _group("partition", partition), _group("model", model), _group("task", task)]
     layers += _by_task(dataset, task)
     if file.is_file():
-        layers.append((str(file), OmegaConf.create(_own_defaults(file))))
+        layers.append((str(file), _own_defaults(file)))
     layers.append(_chosen("strategy", strategy, given))
     if protocol_path:
         protocol["protocol"] = protocol_name
         layers.append((protocol_path, protocol))
         layers.append((f"{protocol_path} (datasets.{dataset})", dataset_part))
-        own_size = OmegaConf.create({"model": by_model.get(model, OmegaConf.create({}))})
+        own_size = {"model": by_model.get(model, {})}
         layers.append((f"{protocol_path} (datasets.{dataset}.models.{model})", own_size))
         layers.append((f"{protocol_path} (strategies.{strategy})", strategy_part))
     return layers
@@ -503,9 +534,7 @@ _SECTIONS = {
 """Keys of each section of a configuration."""
 
 
-def _build(
-    layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | None = None, chosen: bool = False
-) -> RunConfig:
+def _build(layers: list[Layer], places: Mapping[str, str] | None = None, chosen: bool = False) -> RunConfig:
     """Build the configuration from layers; later ones take precedence.
 
     Args:
@@ -517,11 +546,8 @@ def _build(
     merged: dict[str, Any] = {}
     nodes: list[tuple[str, dict[str, Any]]] = []
     accepted_params: dict[str, set[str]] = {group: set() for group in _LIFTED}
-    for source, layer in layers:
-        node = OmegaConf.to_container(layer, resolve=True)
-        if not isinstance(node, dict):
-            raise FedGraphError(f"{source} must contain keys with values")
-        rename_nested(node, dict.fromkeys(OLD_KEYS, source))  # type: ignore[arg-type]
+    for source, node in layers:
+        rename_nested(node, dict.fromkeys(OLD_KEYS, source))
         if isinstance(node.get("attack"), str):
             node["attack"] = {"name": node["attack"]}
         for section, keys in _SECTIONS.items():
@@ -529,7 +555,7 @@ def _build(
                 got = f"got {node[section]!r} ({places.get(section, source)})"
                 raise FedGraphError(f"{section} must contain keys with values, such as {section}.{keys[0]}, {got}")
         for group, cls in _LIFTED.items():
-            _lift(node, group, cls)  # type: ignore[arg-type]
+            _lift(node, group, cls)
             body = node[group] if isinstance(node.get(group), dict) else {}
             if group == "strategy" and source != "override" and "name" in body:
                 merged[group] = {key: value for key, value in merged.get(group, {}).items() if key not in METHOD}
@@ -548,7 +574,7 @@ def _build(
             if "name" in body and (source != "override" or (group == "model" and name != before)):
                 merged[group] = {**merged.get(group, {}), "params": {}}  # another selection starts from its own keys
         merged = _over(merged, node)
-        nodes.append((source, node))  # type: ignore[arg-type]
+        nodes.append((source, node))
     try:
         cfg = _checked(merged)
     except OmegaConfBaseException as error:
@@ -575,7 +601,10 @@ def _schema() -> DictConfig:
 
 
 def _checked(merged: dict[str, Any]) -> RunConfig:
-    """Convert nested keys to a configuration in one step, since each merge costs as much as the whole."""
+    """Convert nested keys to a configuration: OmegaConf converts what has another type than its field."""
+    with contextlib.suppress(Unconverted):
+        made: RunConfig = instance(RunConfig(), merged)
+        return made
     node = copy.deepcopy(_schema())
     node.merge_with(merged)
     cfg: RunConfig = OmegaConf.to_object(node)  # type: ignore[assignment]

@@ -7,8 +7,10 @@
 A resolved configuration (a run's ``config.yaml``) is not a list of overrides: composition starts from it.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +101,9 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
     Raises:
         FedGraphError: a file is missing or not YAML, or extends itself.
     """
-    body = load(path)
-    if is_resolved(body):
+    content = load(path)
+    if is_resolved(content):
         return ConfigFile(base=path)
-    try:
-        content: Any = OmegaConf.to_container(body, resolve=True)
-    except OmegaConfBaseException as error:
-        raise FedGraphError(f"{path}: {str(error).splitlines()[0]}") from error
     lines, chain = _lines(path), (*seen, path.resolve())
     others = content.pop("extends", None) or []
     below = ConfigFile()
@@ -121,16 +119,24 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
     return ConfigFile(choices(content_keys, places), places).upon(below)
 
 
-def load(path: Path) -> DictConfig:
-    """Read a YAML file with keys and values.
+def load(path: Path) -> dict[str, Any]:
+    """Read a YAML file with keys and values, and resolve its ``${...}``.
 
     Raises:
         FedGraphError: the file is missing or has other content.
     """
     try:
-        loaded = OmegaConf.load(path)
-    except FileNotFoundError as error:
+        stat = path.stat()
+    except OSError as error:
         raise FedGraphError(f"no such config file: {path}") from error
+    return copy.deepcopy(_loaded(path, stat.st_mtime_ns, stat.st_size))
+
+
+@lru_cache(maxsize=512)
+def _loaded(path: Path, changed: int, size: int) -> dict[str, Any]:
+    """Read the version of a file that changed at a time; a process composes many configurations from the same files."""
+    try:
+        loaded = OmegaConf.load(path)
     except yaml.YAMLError as error:
         raise FedGraphError(no_yaml(path, error)) from error
     except Exception as error:
@@ -138,7 +144,15 @@ def load(path: Path) -> DictConfig:
         raise FedGraphError(f"{path} is not valid YAML ({reason})") from error
     if not isinstance(loaded, DictConfig):
         raise FedGraphError(f"{path} must contain keys with values, such as rounds: 20, got a list or a single value")
-    return loaded
+    try:
+        return resolved(loaded)
+    except OmegaConfBaseException as error:
+        raise FedGraphError(f"{path}: {str(error).splitlines()[0]}") from error
+
+
+def resolved(body: Mapping[str, Any] | DictConfig) -> dict[str, Any]:
+    """Return nested keys as plain dicts and lists, with every ``${...}`` resolved."""
+    return OmegaConf.to_container(body if isinstance(body, DictConfig) else OmegaConf.create(dict(body)), resolve=True)  # type: ignore[return-value]
 
 
 def flat(body: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
