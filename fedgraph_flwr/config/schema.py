@@ -992,7 +992,7 @@ def instance(defaults: Any, values: Any) -> Any:
         Unconverted: a value has another type, or a key is unknown.
         FedGraphError: a value is outside its range.
     """
-    hints = _hints(type(defaults))
+    hints = _hints(type(defaults))  # type: ignore[arg-type]
     if not isinstance(values, dict) or not values.keys() <= hints.keys():
         raise Unconverted
     kept = {key: getattr(defaults, key) for key in hints}
