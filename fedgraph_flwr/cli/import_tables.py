@@ -30,6 +30,7 @@ from fedgraph_flwr.data.importing_typed import (
     named_files,
     typed_client,
 )
+from fedgraph_flwr.data.many_graphs import one_per_graph
 from fedgraph_flwr.data.schema import EDGE, KINDS, NODE, SCALES, SCALINGS, Schema, agreed_schema, fitted_schema
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.data.tables import TableLayout, read_table
@@ -65,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given = parser.add_argument_group("input")
     given.add_argument("--nodes", type=Path, help="node table")
     given.add_argument("--edges", type=Path, help="edge table")
+    given.add_argument(
+        "--graph-table",
+        type=Path,
+        metavar="FILE",
+        help="many graphs: table with one row per graph, its label or numbers to predict, split and client; needs --graph-column",
+    )
     given.add_argument("--data", type=Path, help="PyG Data or HeteroData saved by torch.save, instead of tables")
     given.add_argument(
         "--node-table",
@@ -252,6 +259,9 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
         held = {"times": graph.edge_time, "labels": graph.edge_y}
         others = "".join(f", {what}" for what, values in held.items() if values.numel())
         print(f"edges carry {graph.num_edge_features} features{others}; parallel edges stay separate")
+    if isinstance(graph, Graph) and graph.graph_id.numel():
+        graph = one_per_graph(graph)
+        print(f"{graph.num_nodes} graphs; labels and split count graphs")
     names = graph.schema["agreed"]["classes"]
     labels = torch.bincount(graph.y[graph.y >= 0], minlength=len(names)).tolist()
     if names:
@@ -364,6 +374,7 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
     names = Columns.of(own.tables).targets
     targets = {}
     if isinstance(graph, Graph):
+        graph = one_per_graph(graph) if graph.graph_id.numel() else graph
         targets = {name: graph.targets[:, t].double().numpy() for t, name in enumerate(names)}
     write_sums(args.statistics, party_sums(replace(agreed, nodes=nodes), tables, args.min_count, targets))
     print(
@@ -395,6 +406,8 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
             "--own-party, --party-columns and --party-prefix apply to --nodes and --edges: edges between parties join nodes of"
             " one type, so leave them out, or import the table of these edges and of their nodes alone"
         )
+    if not args.nodes and (args.graph_table or args.graph_column):
+        raise FedGraphError("--graph-column and --graph-table apply to --nodes and --edges: leave them out")
     layout = _layout(args, treatment)
     if args.data and not args.target:
         return from_saved(args.data, classes=classes, undirected=args.undirected, treatment=treatment)
@@ -415,6 +428,7 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
             treatment=treatment,
             own_party=args.own_party,
             edge_classes=[word.strip() for word in args.edge_classes.split(",") if word.strip()],
+            graphs=args.graph_table,
         )
 
     if args.data:

@@ -19,6 +19,7 @@ examples:
   fedgraph-flwr partition dataset=cora num_clients=5 --describe
   fedgraph-flwr partition dataset=cora partition=metis num_clients=5 seed=1 --out parts
   fedgraph-flwr run graph=parts num_clients=5
+  fedgraph-flwr partition --fedgb PubChem --out parts     # FedGB's natural federations are partitioned already
 """
 
 _LEGEND = """\
@@ -43,6 +44,12 @@ def register(commands: Any) -> None:
         action="store_true",
         help="print sizes, homophily, label skew and cut edges (default without --out)",
     )
+    parser.add_argument(
+        "--fedgb",
+        type=Path,
+        metavar="FOLDER",
+        help="root folder of a FedGB variant (schema 1.0), whose clients are written to --out instead of a dataset's",
+    )
     parser.set_defaults(func=main)
 
 
@@ -50,6 +57,8 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``partition``."""
     from fedgraph_flwr.config import configuration
 
+    if args.fedgb:
+        return convert(args)
     cfg = configuration(args.overrides)
     folder = store.client_files(cfg)
     if args.out:
@@ -57,6 +66,26 @@ def main(args: argparse.Namespace) -> int:
         print(f"{len(store.files(folder))} client files: {args.out}")
     if args.describe or not args.out:
         print_description(cfg, folder)
+    return 0
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Write the clients of a FedGB folder.
+
+    Raises:
+        FedGraphError: no ``--out``, overrides, or a folder that does not fit.
+    """
+    from fedgraph_flwr.config import configuration
+    from fedgraph_flwr.partition.fedgb import read
+
+    if not args.out or args.overrides:
+        raise FedGraphError("--fedgb FOLDER needs --out DIR and no key=value: its clients and their splits are given")
+    clients, task = read(args.fedgb)
+    check_out(args.out)
+    store.write_given(args.out, clients)
+    print(f"{len(clients)} client files: {args.out}. Next: fedgraph-flwr run graph={args.out} task={task}")
+    if args.describe:
+        print_description(configuration([f"graph={args.out}"]), args.out)
     return 0
 
 
@@ -68,12 +97,21 @@ def export(folder: Path, out: Path) -> None:
     """
     if out.resolve() == folder.resolve():
         return
+    check_out(out)
+    with store.replacing(out) as temporary:
+        store.copy(folder, temporary)
+
+
+def check_out(out: Path) -> None:
+    """Refuse an output folder that holds other files than an earlier partition.
+
+    Raises:
+        FedGraphError: it does, or is a file.
+    """
     strangers = [path.name for path in out.iterdir() if not store.belongs(path)] if out.is_dir() else []
     if strangers or (out.exists() and not out.is_dir()):
         what = f"holds {strangers[0]}" if strangers else "is a file"
         raise FedGraphError(f"--out {out} {what}: pass a new or empty folder, or one with an earlier partition")
-    with store.replacing(out) as temporary:
-        store.copy(folder, temporary)
 
 
 def print_description(cfg: RunConfig, folder: Path) -> None:

@@ -16,6 +16,7 @@ _ROLES = {
     "target": "column of edge targets (default: the schema's, else target)",
     "time": "column of edge times, seconds or dates (default: the schema's, else none)",
     "edge-label": "column of edge labels (default: the schema's, else none)",
+    "graph": "many graphs: column with the graph of each node (default: the schema's, else none)",
     "edge-id": "column of edge ids, which predictions list (default: the schema's, else row numbers)",
 }
 

@@ -311,6 +311,7 @@ TASKS = {
     "edges": ("average_precision", "auc", "macro_f1", "accuracy", "balanced_accuracy"),
     "graphs": METRICS,
     "graphs-regression": ("rmse", "mae", "r2"),
+    "graphs-multilabel": ("average_precision", "auc", "macro_f1", "micro_f1", "subset_accuracy"),
     "links": ("mrr", "hits_1", "hits_3", "hits_10", "auc", "average_precision"),
     "triples": ("mrr", "hits_1", "hits_3", "hits_10", "mr"),
 }
@@ -402,12 +403,12 @@ class TaskConfig(Section, group="task"):
 
     # nodes: one class per node | nodes-regression: numbers per node | nodes-multilabel: yes or no per column and node |
     # edges: one class per stored edge | links: hidden edges | triples: the missing end of (head, relation, tail) |
-    # graphs: one class per graph | graphs-regression: numbers per graph
+    # graphs: one class per graph | graphs-regression: numbers per graph | graphs-multilabel: yes or no per column and graph
     name: str = choice("nodes", tuple(TASKS))
     # nodes-regression, graphs-regression: mse, huber or mae of standardised targets; triples: softmax over a triple and its
     # negatives, or log_sigmoid with margin and temperature
     loss: str = choice("mse", ("mse", "huber", "mae", "softmax", "log_sigmoid"))
-    # nodes-multilabel: weight of a positive label in the loss, one for all columns or one per column; []: 1
+    # nodes-multilabel, graphs-multilabel: weight of a positive label in the loss, one for all columns or one per column; []: 1
     positive_weights: list[float] = field(default_factory=list)
     # edges: whether a client also reads the edges between its nodes and other clients', and predicts those that leave its nodes
     between: bool = True

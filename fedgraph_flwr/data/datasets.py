@@ -16,14 +16,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.config.lookup import function
-from fedgraph_flwr.data import aml, csbm, hetero, knowledge, payments, planted, raw, typed
+from fedgraph_flwr.data import aml, csbm, hetero, knowledge, molecules, payments, planted, raw, typed
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
@@ -50,6 +50,7 @@ class Source:
         origin: source of the raw files.
         folder: their folder under the root.
         files: their names.
+        names: their names for each dataset of a collection that has no common form of names.
         more: pattern of further files that the reader uses if they are there.
         pyg_root: part of ``folder`` passed to the reader as root of PyG's class.
         read: reader; without ``pyg_root`` it receives ``folder``.
@@ -60,6 +61,7 @@ class Source:
     origin: str
     folder: str = ""
     files: tuple[str, ...] = ()
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     more: str = ""
     pyg_root: str = ""
     read: raw.Reader | None = None
@@ -260,6 +262,16 @@ SOURCES: dict[str, Source] = {
         pyg_root="kg",
         read=knowledge.read,
     ),
+    "moleculenet": Source(
+        "download",
+        (0, 0, 177, 0),
+        origin=molecules.ORIGIN,
+        folder="MoleculeNet/{name}/raw",
+        files=("*.csv",),
+        names=molecules.FILES,
+        pyg_root="MoleculeNet",
+        read=molecules.read,
+    ),
     "aml": Source(
         "files",
         (0, 0, 1, 2),
@@ -303,6 +315,9 @@ def source_of(cfg: DatasetConfig) -> Source | None:
             f"dataset.name='{cfg.name}' must be the name of a dataset of {collection}, of letters, digits, '.', '_' and '-'"
         )
     source = SOURCES[collection]
+    if source.names and cfg.name not in source.names:
+        raise unknown("dataset.name", cfg.name, source.names, f"dataset={collection}")
+    source = replace(source, files=source.names.get(cfg.name, source.files))
     folder, more, *files = (text.replace("{name}", cfg.name) for text in (source.folder, source.more, *source.files))
     return replace(source, folder=folder, more=more, files=tuple(files))
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig, group_names
-from fedgraph_flwr.data import edge_stream
+from fedgraph_flwr.data import edge_stream, graph_tables
 from fedgraph_flwr.data.cleaning import both_directions, check, to_undirected
 from fedgraph_flwr.data.columns import (
     AS_FOUND,
@@ -37,6 +37,7 @@ from fedgraph_flwr.data.columns import (
 from fedgraph_flwr.data.edge_columns import COUNTS, log_counts
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words
 from fedgraph_flwr.data.hetero import HeteroGraph
+from fedgraph_flwr.data.many_graphs import check_many
 from fedgraph_flwr.data.parties import PartyRule, Records, divide, linking_of, repeated
 from fedgraph_flwr.data.root import imported_path
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, stored
@@ -70,6 +71,7 @@ class Columns:
     time: str = ""
     edge_label: str = ""
     edge_id: str = ""
+    graph: str = ""
     predict: str = ""
     windows: str = ""
     separator: str = ""
@@ -94,7 +96,7 @@ class Columns:
     @property
     def others(self) -> list[str]:
         """Columns of a node table with another role than feature."""
-        return [name for name in (self.id, self.label, self.split, self.client, *self.targets) if name]
+        return [name for name in (self.id, self.label, self.split, self.client, self.graph, *self.targets) if name]
 
     @property
     def targets(self) -> list[str]:
@@ -105,7 +107,7 @@ class Columns:
     def edge_others(self) -> list[str]:
         """Columns of an edge table with another role than feature."""
         parties = [name.strip() for name in self.party_columns.split(",")]
-        own = (self.source, self.target, self.time, self.edge_label, self.edge_id)
+        own = (self.source, self.target, self.time, self.edge_label, self.edge_id, self.graph)
         return [name for name in (*own, *parties) if name]
 
     @property
@@ -144,7 +146,7 @@ def check_roles(columns: Columns, kind: str, treatment: Treatment) -> None:
         FedGraphError: a column is both.
     """
     agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else {}
-    for role in ("id", "label", "split", "client"):
+    for role in ("id", "label", "split", "client", "graph"):
         name = getattr(columns, role)
         if name in agreed and agreed[name].kind != "ignored":
             raise FedGraphError(
@@ -216,6 +218,7 @@ def from_tables(
     own_party: str = "",
     parallel: bool = False,
     edge_classes: Sequence[str] = (),
+    graphs: Path | str | None = None,
 ) -> Graph:
     """Build a graph from a node table and an edge table.
 
@@ -231,15 +234,26 @@ def from_tables(
             `ClientGraph` with foreign records.
         parallel: whether rows that repeat an edge stay separate even without data.
         edge_classes: class names of edges, as ``classes``.
+        graphs: with a graph column, table with one row per graph: its label, targets, split and client.
 
     Raises:
         FedGraphError: a file, column or id is missing, an id is repeated, an edge names an unknown id, a value does not
             match its column's kind, or a label is outside ``classes``. The message names the first row.
     """
     table = read_table(nodes, columns.layout, treatment.say)
-    in_chunks = edge_stream.is_big(edges) and not (parallel or _reads_edge_data(columns, own_party, treatment))
+    in_chunks = edge_stream.is_big(edges) and not (
+        parallel or columns.graph or _reads_edge_data(columns, own_party, treatment)
+    )
     links = (read_columns if in_chunks else read_table)(edges, columns.layout, treatment.say)
     where = str(nodes)
+    of_graphs: dict[str, Tensor] = {}
+    if columns.graph:
+        table, links, place, named = graph_tables.joined(
+            table, links, columns, graphs, columns.layout, (where, str(edges))
+        )
+        of_graphs = {"graph_id": place, "ids": pack_words(named[place])}
+    elif graphs is not None:
+        raise FedGraphError(f"--graph-table {graphs} needs --graph-column NAME, the column with the graph of each node")
     if (
         (columns.edge_label or columns.targets)
         and columns.label == _DEFAULTS.label
@@ -303,12 +317,17 @@ def from_tables(
         num_classes=max(len(names), 1),
         group=group_codes(table, columns.client, where),
         schema=stored(agreed, {NODE: made.fitted} | joined.fitted, undirected, columns.layout),
-        ids=pack_words(ids.index.to_numpy()),
         num_edge_classes=len(joined.classes),
         targets=targets,
         target_stats=stats,
+        **{"ids": pack_words(ids.index.to_numpy())} | of_graphs,
         **{key: values[rows] for key, values in joined.fields.items()},
     )
+    if columns.graph:
+        try:
+            check_many(graph)
+        except FedGraphError as error:
+            raise FedGraphError(f"{edges}: {error}") from None
     if rule and found:
         graph = with_records(graph, found, rule, joined.fields, undirected)
     return check(graph, where, labelled=bool(columns.label or columns.targets))
@@ -681,6 +700,24 @@ def read_saved(path: Path | str) -> Any:
     Raises:
         FedGraphError: the file is missing or damaged, or holds another object.
     """
+    from torch_geometric.data import Data, HeteroData
+
+    saved = read_pickled(path)
+    if not isinstance(saved, Data | HeteroData):
+        raise FedGraphError(f"{path} holds a {type(saved).__name__}, expected a PyG Data or HeteroData")
+    return saved
+
+
+def read_pickled(path: Path | str, more: Sequence[Any] = ()) -> Any:
+    """Read a ``torch.save`` file; only tensors, plain values and PyG containers are unpickled, and no code runs.
+
+    Args:
+        path: the file.
+        more: further classes that it may hold, or pairs of a class and the name in whose place it is used.
+
+    Raises:
+        FedGraphError: the file is missing or damaged, or holds an object of another class.
+    """
     import torch_geometric.data.data as containers
     from torch.serialization import safe_globals
     from torch_geometric.data import Data, HeteroData
@@ -691,7 +728,7 @@ def read_saved(path: Path | str) -> Any:
     allowed = [Data, HeteroData, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
     allowed += [containers.DataEdgeAttr, containers.DataTensorAttr]
     try:
-        with safe_globals(allowed):
+        with safe_globals([*allowed, *more]):
             saved = torch.load(path, weights_only=True, map_location="cpu")
         if isinstance(saved, Data | HeteroData):
             saved.to_dict()  # a damaged object fails here
@@ -701,8 +738,6 @@ def read_saved(path: Path | str) -> Any:
         raise FedGraphError(
             f"{path} does not hold a plain PyG Data or HeteroData ({reason}): save the object with torch.save(data, path)"
         ) from error
-    if not isinstance(saved, Data | HeteroData):
-        raise FedGraphError(f"{path} holds a {type(saved).__name__}, expected a PyG Data or HeteroData")
     return saved
 
 

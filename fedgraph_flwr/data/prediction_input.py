@@ -28,6 +28,7 @@ from fedgraph_flwr.data.importing import (
     saved_features,
     with_columns,
 )
+from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
 from fedgraph_flwr.data.tables import read_table
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -96,7 +97,7 @@ class NewNodes:
     Attributes:
         graph: the table's graph, optionally joined to the stored graph.
         ids: ids of the graph's nodes [N].
-        rows: positions of the table's rows in the graph [K].
+        rows: positions of the table's rows in the graph [K]; of many graphs, of each graph [G].
         note: how they were joined to the stored graph, or "".
         edges: positions of the edge table's rows among the graph's edges [K'], if the model predicts edges.
         edge_ids: ids of these rows, or their numbers from 1 [K'].
@@ -163,7 +164,7 @@ def new_nodes(
     where: str = "",
     treatment: Treatment | None = None,
 ) -> NewNodes:
-    """Build the graph of a table's nodes, joined to the stored graph if edges name its nodes.
+    """Build the graph of a table's nodes, joined to the stored graph if edges name its nodes; of many graphs, no stored one.
 
     Stored nodes keep their features, labels and edges. A row with the id of a stored node replaces its features.
 
@@ -179,6 +180,9 @@ def new_nodes(
     Raises:
         FedGraphError: an edge names an unknown node, or as for `tables`.
     """
+    if columns.graph:  # whole new graphs
+        graph, _ = tables(nodes, edges, columns, spec, treatment)
+        return NewNodes(graph, unpack_words(graph.ids), np.arange(starts(graph).numel()))
     table, links = read_table(nodes, columns.layout), read_table(edges, columns.layout)
     own = Ids(table, columns.id, str(nodes))
     named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target) if end in links.columns]

@@ -35,6 +35,7 @@ class TableLayout:
     Attributes:
         id: column of the node table; likewise ``label``, ``split`` and ``client``.
         source: column of the edge table; likewise ``target``, ``time``, ``edge_label`` and ``edge_id``.
+        graph: column of the node table with the graph of each node, if it holds many graphs.
         predict: columns of the node table with numbers to predict, separated by commas.
         windows: days within which payments at both ends of an edge are counted, separated by commas.
         separator: field separator of a CSV.
@@ -54,6 +55,7 @@ class TableLayout:
     time: str = ""
     edge_label: str = ""
     edge_id: str = ""
+    graph: str = ""
     predict: str = ""
     windows: str = ""
     separator: str = ""

@@ -277,6 +277,17 @@ def write(folder: Path, clients: Sequence[Any], cfg: RunConfig, packed: bool = F
         write_bytes(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
+def write_given(folder: Path, clients: Sequence[Any]) -> None:
+    """Write client files that no configuration describes, and replace the folder atomically.
+
+    Raises:
+        FedGraphError: the folder cannot be written; the old content stays.
+    """
+    with replacing(folder) as temporary:
+        for client in clients:
+            client.save(temporary / f"client_{client.client:04d}.safetensors")
+
+
 def _description(
     folder: Path, nodes: list[int], descriptions: dict[str, Any], cfg: RunConfig, sizes: list[int] | None = None
 ) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import default_of
 from fedgraph_flwr.tasks.base import Batch, Learner, Scorer, Task
 from fedgraph_flwr.tasks.edges import Edges
-from fedgraph_flwr.tasks.graphs import Graphs, GraphsRegression
+from fedgraph_flwr.tasks.graphs import Graphs, GraphsMultiLabel, GraphsRegression
 from fedgraph_flwr.tasks.links import Links
 from fedgraph_flwr.tasks.nodes import Nodes
 from fedgraph_flwr.tasks.targets import MultiLabel, Regression
@@ -24,6 +24,7 @@ _KINDS: dict[str, type[Task]] = {
     "triples": Triples,
     "graphs": Graphs,
     "graphs-regression": GraphsRegression,
+    "graphs-multilabel": GraphsMultiLabel,
 }
 
 

@@ -112,8 +112,8 @@ class Task:
     def __init__(self, cfg: RunConfig, graph: Any):
         if self.ITEMS == "nodes" and getattr(graph, "graph_id", _NONE).numel():
             raise FedGraphError(
-                f"'{graph.name}' holds many graphs with one answer each, but task={cfg.task.name} predicts nodes: set task=graphs"
-                " or task=graphs-regression"
+                f"'{graph.name}' holds many graphs with one answer each, but task={cfg.task.name} predicts nodes: set task to"
+                " graphs, graphs-regression or graphs-multilabel"
             )
         self.cfg = cfg
         self.graph = graph.until(0)

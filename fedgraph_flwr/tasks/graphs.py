@@ -1,4 +1,4 @@
-"""Prediction of whole graphs: a class (``graphs``) or numbers (``graphs-regression``) for each of a client's many graphs.
+"""Prediction of whole graphs: for each a class (``graphs``), numbers (``graphs-regression``) or labels (``graphs-multilabel``).
 
     Z = model(X, A) [N, H],   p_g = Σ_{v ∈ g} z_v  (or mean or maximum, ``task.pool``),   ŷ_g = W_2 ReLU(W_1 p_g + b_1) + b_2
 
@@ -24,7 +24,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.readout import GraphReadout, attach, graphs_of
 from fedgraph_flwr.tasks.base import Batch, Learner, Stages, Task
 from fedgraph_flwr.tasks.classification import Classification
-from fedgraph_flwr.tasks.targets import Regression
+from fedgraph_flwr.tasks.targets import MultiLabel, Regression
 from fedgraph_flwr.wire.messages import derive_seed
 
 
@@ -135,7 +135,7 @@ class Graphs(OfGraphs, Classification):
         if not bool(known.any()) and graph.num_targets:
             raise FedGraphError(
                 f"task=graphs needs classes, but '{graph.name}' has {graph.num_targets} numbers per graph: set"
-                " task=graphs-regression"
+                " task=graphs-regression, or graphs-multilabel for 0 and 1"
             )
         masks = {split: getattr(self.items, f"{split}_mask") for split in ("train", "val", "test")}
         self.masks = {split: mask & known for split, mask in masks.items()}
@@ -146,13 +146,24 @@ class Graphs(OfGraphs, Classification):
         return items.y >= 0
 
 
-class GraphsRegression(OfGraphs, Regression):
+class OfTargets(OfGraphs):
+    """Mixin of tasks with several targets per graph."""
+
+    @classmethod
+    def known(cls, items: ClientGraph) -> Tensor:
+        """Graphs with at least one target."""
+        return ~items.targets.isnan().all(1) if items.num_targets else torch.zeros_like(items.train_mask)
+
+
+class GraphsRegression(OfTargets, Regression):
     """Numbers of graphs, in training standardised by statistics that all clients share; scores are in the unit of the data."""
 
     METRICS: ClassVar = TASKS["graphs-regression"]
     KEYS: ClassVar = frozenset({"pool", "batch_size", "loss"})
 
-    @classmethod
-    def known(cls, items: ClientGraph) -> Tensor:
-        """Graphs with at least one number."""
-        return ~items.targets.isnan().all(1) if items.num_targets else torch.zeros_like(items.train_mask)
+
+class GraphsMultiLabel(OfTargets, MultiLabel):
+    """Yes or no in each of T columns of graphs: outputs are logits."""
+
+    METRICS: ClassVar = TASKS["graphs-multilabel"]
+    KEYS: ClassVar = frozenset({"pool", "batch_size", "positive_weights"})

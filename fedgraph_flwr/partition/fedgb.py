@@ -1,0 +1,343 @@
+"""Read the natural federations of FedGB (files of its schema "1.0") as client graphs.
+
+    fedgb_manifest.json                                        name, level, task, number of clients
+    distrib/PARTITION/data_<i>.pt                              the data of client i
+    distrib/PARTITION/TASK/default_split/{train,val,test}_<i>.pt   its split, bool, one entry per node or graph
+
+The files are pickles. They are read with torch's weights-only loader, which runs no code and accepts PyG's containers and FedGB's
+list of graphs. ``glb_*.pkl``, which are other pickles, are never read. Edges of untyped node tasks become undirected, without
+loops, as FedGB makes them on use. Of typed graphs, reverse edge types are added as for other typed data.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data.checks import check_file
+from fedgraph_flwr.data.cleaning import both_directions
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.importing import read_pickled
+from fedgraph_flwr.data.many_graphs import from_graphs
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.partition.clients import with_target_stats
+from fedgraph_flwr.partition.hetero import share_schema
+
+MANIFEST = "fedgb_manifest.json"
+VERSION = "1.0"
+TASKS = {
+    ("homo_subgraph", "node_cls"): "nodes",
+    ("hetero_subgraph", "node_cls"): "nodes",
+    ("graph", "graph_cls"): "graphs",
+    ("graph", "graph_reg"): "graphs-regression",
+}
+"""Our task for FedGB's level and task."""
+
+SPLITS = ("train", "val", "test")
+
+
+class GraphList:
+    """Attributes of FedGB's list of graphs of a client, ``fedgb.data.fgl_graph_dataset.FGLGraphDataset``."""
+
+
+ACCEPTED = (GraphList, "fedgb.data.fgl_graph_dataset.FGLGraphDataset")
+
+
+def read(folder: Path) -> tuple[list[Any], str]:
+    """Return the client graphs of a FedGB folder, and the task that they are for.
+
+    Args:
+        folder: with the manifest.
+
+    Raises:
+        FedGraphError: a file is missing, is of another version, holds something else, or its tensors do not fit together.
+    """
+    manifest = _manifest(folder)
+    task, count = TASKS[manifest["level"], manifest["task"]], int(manifest["num_clients"])
+    place = _partition(folder, manifest)
+    files = [place / f"data_{index}.pt" for index in range(count)]
+    splits = [_split(place / manifest["task"] / "default_split", index) for index in range(count)]
+    read_client = {"homo_subgraph": _nodes, "hetero_subgraph": _typed, "graph": _graphs}[manifest["level"]]
+    found = [read_client(path, split, manifest) for path, split in zip(files, splits, strict=True)]
+    named = {"name": str(manifest.get("name", "fedgb")), "num_classes": max(graph.num_classes for graph in found)}
+    clients: list[Any] = _numbered([replace(graph, **named) for graph in found])
+    if not manifest["level"].startswith("hetero"):
+        clients = [*with_target_stats(clients)]
+    return [check_file(graph, str(path)) for graph, path in zip(clients, files, strict=True)], task
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise FedGraphError(f"{folder} has no readable {MANIFEST}: pass the root folder of a FedGB variant") from error
+    found = manifest if isinstance(manifest, dict) else {}
+    if found.get("schema_version") != VERSION:
+        version = sanitize(found.get("schema_version"), 40)
+        raise FedGraphError(
+            f"{path} has schema_version {version}, expected '{VERSION}': write it again with FedGB {VERSION}"
+        )
+    kind = str(found.get("level")), str(found.get("task"))
+    if kind not in TASKS:
+        known = ", ".join("/".join(pair) for pair in TASKS)
+        raise FedGraphError(f"{path} has level/task {sanitize('/'.join(kind), 80)}, expected one of: {known}")
+    if type(count := found.get("num_clients")) is not int or count < 1:
+        raise FedGraphError(f"{path} has num_clients {sanitize(count, 40)}, expected a positive integer")
+    return found
+
+
+def _partition(folder: Path, manifest: Mapping[str, Any]) -> Path:
+    """Return the folder of the clients: the named one, or the only one."""
+    root = folder / "distrib"
+    if name := manifest.get("processed_partition"):
+        if not isinstance(name, str) or Path(name).name != name:
+            raise FedGraphError(
+                f"{MANIFEST}: processed_partition must be the name of a folder, got {sanitize(name, 80)}"
+            )
+        return root / name
+    found = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    if len(found) != 1:
+        raise FedGraphError(
+            f"{root} has {len(found)} folders, expected one: name it as processed_partition in {MANIFEST}, or remove the others"
+        )
+    return found[0]
+
+
+def _split(folder: Path, client: int) -> list[Tensor]:
+    """Return the masks of a client, checked against each other."""
+    masks = [read_pickled(folder / f"{split}_{client}.pt") for split in SPLITS]
+    for split, mask in zip(SPLITS, masks, strict=True):
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.dim() != 1:
+            raise FedGraphError(f"{folder / f'{split}_{client}.pt'} must hold a tensor of one bool per node or graph")
+    return masks
+
+
+def _fitting(masks: Sequence[Tensor], count: int, path: Path) -> Sequence[Tensor]:
+    if any(len(mask) != count for mask in masks):
+        raise FedGraphError(
+            f"{path} has {count} nodes or graphs, and its masks have {'/'.join(str(len(mask)) for mask in masks)} entries"
+        )
+    return masks
+
+
+def _data(path: Path) -> Any:
+    """Return a client's ``Data`` or ``HeteroData``."""
+    from torch_geometric.data import Data, HeteroData
+
+    data = read_pickled(path)
+    if not isinstance(data, Data | HeteroData):
+        raise FedGraphError(f"{path} holds a {type(data).__name__}, expected a PyG Data or HeteroData")
+    return data
+
+
+def _integers(data: Any, key: str, size: int | None, path: Path) -> Tensor:
+    """Return a field of integers, flat if it has a size."""
+    values = getattr(data, key, None)
+    if (
+        not isinstance(values, Tensor)
+        or values.is_floating_point()
+        or values.is_complex()
+        or values.dtype == torch.bool
+    ):
+        raise FedGraphError(f"{path}: {key} must be a tensor of integers")
+    if size is not None and values.numel() != size:
+        raise FedGraphError(f"{path}: {key} has {values.numel()} entries, expected {size}")
+    return values.to(torch.int64) if size is None else values.reshape(-1).to(torch.int64)
+
+
+def _features(data: Any, path: Path) -> Tensor:
+    x = getattr(data, "x", None)
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.is_complex():
+        raise FedGraphError(f"{path}: x must be a tensor of numbers [n, F]")
+    return x.to(torch.float32)
+
+
+def _nodes(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) -> ClientGraph:
+    """Return a client of an untyped node task."""
+    data = _data(path)
+    x = _features(data, path)
+    y = _integers(data, "y", len(x), path)
+    train, val, test = _fitting(masks, len(x), path)
+    graph = Graph(
+        x=x,
+        edge_index=_integers(data, "edge_index", None, path),
+        y=y,
+        train_mask=train,
+        val_mask=val,
+        test_mask=test,
+        num_classes=_classes(data, y),
+    )
+    graph = check_file(graph, str(path))
+    proper = (graph.edge_index[0] != graph.edge_index[1]).nonzero().view(-1)
+    graph = both_directions(graph.with_edges(graph.edge_index[:, proper], proper))
+    return ClientGraph(**vars(graph), node_id=_global_ids(data, len(x), path))
+
+
+def _classes(data: Any, y: Tensor) -> int:
+    """Return the number of classes: the stated one, or that of the labels if it is larger."""
+    given = getattr(data, "num_global_classes", None)
+    return max(int(y.max()) + 1 if y.numel() else 1, int(given) if isinstance(given, int | Tensor) else 0, 1)
+
+
+def _global_ids(data: Any, count: int, path: Path) -> Tensor:
+    """Return the global id of each node, int64 [n]: of a dict, the values, unless only they are 0..n-1.
+
+    Raises:
+        FedGraphError: there is no map of all nodes to different ids.
+    """
+    given = getattr(data, "global_map", None)
+    if isinstance(given, dict):
+        pairs = {int(key): int(value) for key, value in given.items()}
+        local = set(range(count))
+        if set(pairs) != local and set(pairs.values()) == local:
+            pairs = {value: key for key, value in pairs.items()}
+        ids = torch.tensor([pairs.get(node, -1) for node in range(count)], dtype=torch.int64)
+    else:
+        ids = _integers(data, "global_map", count, path)
+    if (count and int(ids.min()) < 0) or ids.unique().numel() < count:
+        raise FedGraphError(f"{path}: global_map must give each of the {count} nodes its own id of at least 0")
+    return ids
+
+
+def _typed(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) -> HeteroClientGraph:
+    """Return a client of a typed node task, with the reverse of every edge type."""
+    data = _data(path)
+    graph = _of_types(data, path, masks) if hasattr(data, "edge_types") else _of_numbers(data, path, masks)
+    both = graph.without_reverse().with_reverse()
+    return both.on_schema(sorted(both.counts), sorted(both.edges))
+
+
+def _of_types(data: Any, path: Path, masks: Sequence[Tensor]) -> HeteroClientGraph:
+    """Return a ``HeteroData``, whose masks list its types one after the other. Its ids name no nodes of other clients."""
+    labelled = [kind for kind in data.node_types if "y" in data[kind]]
+    if len(labelled) != 1:
+        raise FedGraphError(f"{path}: exactly one node type must have y, got {', '.join(labelled) or 'none'}")
+    y = _integers(data[labelled[0]], "y", int(data[labelled[0]].num_nodes), path)
+    graph = HeteroGraph.from_pyg(data, labelled[0], _classes(data, y), str(path))
+    start = int(graph.offsets()[list(graph.counts).index(labelled[0])])
+    own = [mask[start : start + len(y)] for mask in _fitting(masks, graph.num_nodes, path)]
+    named = dict(zip(("train_mask", "val_mask", "test_mask"), own, strict=True))
+    return HeteroClientGraph(**{**vars(graph), **named})
+
+
+def _of_numbers(data: Any, path: Path, masks: Sequence[Tensor]) -> HeteroClientGraph:
+    """Return a ``Data`` whose nodes and edges have numbers of types."""
+    x = _features(data, path)
+    kind, index = _integers(data, "node_type", len(x), path), _integers(data, "edge_index", None, path)
+    relation, y = _integers(data, "edge_type", index.size(1), path), _integers(data, "y", len(x), path)
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x):
+        raise FedGraphError(
+            f"{path}: edge_index names nodes {int(index.min())}..{int(index.max())}, expected 0..{len(x) - 1}"
+        )
+    names = _names(data, "hetero_node_types", kind, path)
+    relations = _names(data, "hetero_edge_types", relation, path)
+    target = str(getattr(data, "target_node_type", ""))
+    if target not in names:
+        raise FedGraphError(
+            f"{path}: target_node_type '{sanitize(target, 60)}' is not a node type: expected one of {', '.join(names)}"
+        )
+    ids, place = _global_ids(data, len(x), path), torch.empty_like(kind)
+    rows = {name: (kind == number).nonzero().view(-1) for number, name in enumerate(names)}
+    for own in rows.values():
+        place[own] = torch.arange(own.numel())
+    edges: dict[EdgeType, Tensor] = {}
+    triples = torch.stack([kind[index[0]], relation, kind[index[1]]])
+    for a, r, b in triples.unique(dim=1).T.tolist():
+        own = (triples == torch.tensor([[a], [r], [b]])).all(0)
+        edges[names[a], relations[r], names[b]] = place[index[:, own]]
+    own = rows[target]
+    train, val, test = (mask[own] for mask in _fitting(masks, len(x), path))
+    return HeteroClientGraph(
+        counts={name: nodes.numel() for name, nodes in rows.items()},
+        edges=edges,
+        target=target,
+        y=y[own],
+        train_mask=train,
+        val_mask=val,
+        test_mask=test,
+        num_classes=_classes(data, y[own]),
+        x={name: x[nodes] for name, nodes in rows.items()},
+        node_id={name: ids[nodes] for name, nodes in rows.items()},
+    )
+
+
+def _names(data: Any, key: str, numbers: Tensor, path: Path) -> list[str]:
+    """Return the names of types, or their numbers where the file has no names."""
+    given, count = getattr(data, key, None), int(numbers.max()) + 1 if numbers.numel() else 0
+    names = [str(name) for name in given] if isinstance(given, list | tuple) and given else list(map(str, range(count)))
+    if len(set(names)) < len(names) or (numbers.numel() and not 0 <= int(numbers.min()) < count <= len(names)):
+        raise FedGraphError(f"{path}: {key} must name each of {count} types once, got {len(names)} names")
+    return names
+
+
+def _graphs(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) -> ClientGraph:
+    """Return a client's graphs side by side."""
+    held = read_pickled(path, [ACCEPTED])
+    graphs = getattr(held, "graphs", None)
+    if not isinstance(graphs, list) or not graphs:
+        raise FedGraphError(f"{path} must hold FedGB's list of at least one graph")
+    attr = [getattr(graph, "edge_attr", None) for graph in graphs]
+    if any(own is None for own in attr) and not all(own is None for own in attr):
+        raise FedGraphError(f"{path}: only some of its graphs have edge_attr")
+    answers: dict[str, Any]
+    if manifest["task"] == "graph_reg":
+        targets = torch.cat([_targets(graph, path) for graph in graphs])
+        answers, known = {"targets": targets}, ~targets.isnan().all(1)
+    else:
+        y = torch.cat([_integers(graph, "y", 1, path) for graph in graphs])
+        answers, known = {"y": y, "num_classes": _classes(held, y)}, y >= 0
+    pairs = [(_features(graph, path), _integers(graph, "edge_index", None, path)) for graph in graphs]
+    for place, (x, index) in enumerate(pairs):
+        if x.size(1) != pairs[0][0].size(1) or (
+            index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x)
+        ):
+            raise FedGraphError(f"{path}: graph {place} has other features than graph 0, or an edge to a missing node")
+    graph = from_graphs(
+        pairs,
+        edge_attr=[own.view(len(own), -1) for own in attr if own is not None] or None,
+        name=str(path),
+        masks=[mask & known for mask in _fitting(masks, len(graphs), path)],
+        **answers,
+    )
+    return ClientGraph(**vars(graph), node_id=torch.arange(graph.num_nodes))
+
+
+def _targets(graph: Any, path: Path) -> Tensor:
+    """Return the numbers of a graph [1, T], NaN where it has none."""
+    y, mask = getattr(graph, "y", None), getattr(graph, "y_mask", None)
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        raise FedGraphError(f"{path}: y of graph_reg must be a tensor of floats")
+    y = y.reshape(1, -1).to(torch.float32)
+    if mask is None:
+        return y
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.numel() != y.numel():
+        raise FedGraphError(f"{path}: y_mask must hold one bool per number of y")
+    return y.masked_fill(~mask.reshape(1, -1), torch.nan)
+
+
+def _numbered(clients: Sequence[Any]) -> list[Any]:
+    """Return clients with their index, and with node ids of one graph."""
+    count = len(clients)
+    if isinstance(clients[0], HeteroClientGraph):
+        named = []
+        for index, client in enumerate(clients):
+            before = {kind: sum(other.counts.get(kind, 0) for other in clients[:index]) for kind in client.counts}
+            ids = client.node_id or {k: torch.arange(n) + before[k] for k, n in client.counts.items()}
+            named.append(replace(client, client=index, num_clients=count, node_id=ids))
+        return [*share_schema(named)]
+    if clients[0].graph_id.numel():
+        return [
+            replace(client, client=index, num_clients=count, num_global_nodes=client.num_nodes)
+            for index, client in enumerate(clients)
+        ]
+    whole = 1 + max(int(client.node_id.max()) for client in clients)
+    return [
+        replace(client, client=index, num_clients=count, num_global_nodes=whole, shared=True)
+        for index, client in enumerate(clients)
+    ]
