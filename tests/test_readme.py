@@ -177,17 +177,23 @@ def older_than(commit: str, change: str) -> bool:
     return known and git("merge-base", "--is-ancestor", change, commit) == 1
 
 
-def test_no_row_is_older_than_a_change_that_moves_it():
-    """`simulations/base/moved.yaml` names the changes, and the words of the runs that they move."""
-    every = [row for path in TABLES for row in read(RESULTS / f"{path.stem}.csv")]
+def test_rows_older_than_a_change_that_moves_them_are_repeated_or_noted():
+    """`simulations/base/moved.yaml` names the changes, the words of the runs that they move, and what notes say of older rows."""
+    stored = {
+        path.stem: [(r["commit"], set(rename_words(r["words"].split()))) for r in read(RESULTS / f"{path.stem}.csv")]
+        for path in TABLES
+    }
+    notes = {path.stem: " ".join(str(yaml.safe_load(path.read_text()).get("notes")).split()) for path in TABLES}
     for change in yaml.safe_load((ROOT / "simulations" / "base" / "moved.yaml").read_text()):
         moved, kept = set(change["words"]), set(change.get("without", []))
         made = {
-            r["commit"]
-            for r in every
-            if moved <= set(words := rename_words(r["words"].split())) and not kept & set(words)
+            table: {commit for commit, words in rows if commit and moved <= words and not kept & words}
+            for table, rows in stored.items()
         }
-        assert not [commit for commit in made - {""} if older_than(commit, change["commit"])], change["what"]
+        older = {commit for commit in set().union(*made.values()) if older_than(commit, change["commit"])}
+        stale = {table for table, commits in made.items() if commits & older}
+        noted = {name for name, text in notes.items() if re.search(change.get("noted", "(?!)"), text)}
+        assert stale == noted, change["what"]
 
 
 def told_by(table: str) -> set[str]:
