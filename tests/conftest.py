@@ -15,6 +15,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
 
 torch.set_num_threads(1)
+os.fsync = lambda file: None  # no test cuts the power
 # Tests interrupt processes that they start; a shell's background job ignores that signal, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -219,7 +219,7 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
     return compose([*plain, *words], base or None, clients, foreign=foreign)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # without the C library, slower
     """Quotes strings that OmegaConf would read as numbers, such as 1e5, and repeats equal values instead of naming them."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -227,11 +227,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    with contextlib.suppress(ValueError):
-        return dumper.represent_scalar(
-            "tag:yaml.org,2002:str", str(text), style="'" if float(text) is not None else None
-        )
-    return dumper.represent_str(text)
+    try:
+        float(text)
+    except ValueError:
+        return dumper.represent_str(text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
 
 
 _Dumper.add_representer(str, _quoted)

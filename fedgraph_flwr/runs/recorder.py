@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -311,7 +312,7 @@ class Recorder:
             "bytes_by_phase": by_phase,
             "failures": {k: v for r in every for k, v in r["failed"].items()},
             "peak_rss_mb": _peak_rss_mb(),
-            "versions": _versions(),
+            "versions": dict(_versions()),
             "commit": _commit(),
             "nodes": self.nodes,
             **self.extra,
@@ -374,6 +375,7 @@ def _peak_rss_mb() -> float:
     return most / (1024.0 * 1024.0 if platform.system() == "Darwin" else 1024.0)
 
 
+@cache
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in ("fedgraph-flwr", "flwr", "torch", "torch-geometric", "numpy", "ray"):
@@ -384,6 +386,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
+@cache
 def _commit() -> str:
     """Return the commit of this code's checkout; empty if it is not a checkout."""
     try:

@@ -34,6 +34,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.side import Side
 from fedgraph_flwr.methods.uplink import Reducer, declared, releases, sums
 from fedgraph_flwr.moved import renamed
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies import weighting
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
@@ -150,7 +151,7 @@ class GraphStrategy(Side, FlowerFedAvg):
 
     def initial_arrays(self) -> Arrays:
         """Return the shared parameters before round 1: those of the model that every client builds from the same seed."""
-        torch.manual_seed(derive_seed(self.cfg.seed, "model"))
+        reseed(derive_seed(self.cfg.seed, "model"), torch.device("cpu"))
         model = self.build_model()
         dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
         shared = model.shared(self.cfg.strategy.shared, self.cfg.strategy.private)
