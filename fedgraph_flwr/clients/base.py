@@ -96,6 +96,8 @@ class GraphClient(Side, NumPyClient):
         sampled: makes the batches of ``train.sampler``; None: every step reads the whole graph.
         later: items of later stages, and the model's inputs with the edges that these stages may read (``edge_split``).
         samples: whether local training may use batches with sampled neighbours; by default, those of a subclass may not.
+        whole_pass: whether a client that samples still reads the model's prepared inputs of its whole graph, other than by
+            `logits`; otherwise its graph is read in blocks, and nothing is prepared.
         own_requests: groups of requests that differ by client. All others bind the masks of secure sums, so a server cannot
             send two clients different ones.
         tunes: whether `predict` trains on the client's training nodes first.
@@ -115,6 +117,7 @@ class GraphClient(Side, NumPyClient):
     own_requests: ClassVar[tuple[str, ...]] = ()
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     samples: ClassVar[bool] = True
+    whole_pass: ClassVar[bool] = False
     stacks: ClassVar[tuple[str, ...] | None] = ()
     real: Tensor | None = None
 
@@ -181,10 +184,14 @@ class GraphClient(Side, NumPyClient):
     def inputs_of(self, graph: Any, **variant: Any) -> Any:
         """Prepare the model's inputs from a graph; cached next to the client's file if it has one.
 
+        With ``train.sampler=neighbors``, they are `GraphInputs`, which need no preparation, unless `whole_pass` is set.
+
         Args:
             graph: the client's graph, or one derived from it and the configuration.
             variant: keys that identify a derived graph in the cache.
         """
+        if self.cfg.train.sampler == "neighbors" and not self.whole_pass and isinstance(graph, ClientGraph):
+            return self.model.graph_inputs(graph, self.device, self.dtype)
         if self.file is None or not isinstance(graph, ClientGraph):
             return self.model.prepare(graph, self.device, self.dtype)
         make = partial(self.model.prepare, graph, "cpu", self.dtype)

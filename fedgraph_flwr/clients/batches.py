@@ -8,7 +8,6 @@ functions of the seed, the client and the step, so a resumed run and every engin
 from typing import Any, Protocol
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,9 +16,8 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.numerics.blocks import batch_inputs
-from fedgraph_flwr.numerics.sampler import NeighbourSampler, RowBuffer
-from fedgraph_flwr.numerics.sparse import BlockMatrix, SparseMatrix
+from fedgraph_flwr.numerics.blocks import FeatureRows, GraphInputs, batch_inputs
+from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -51,6 +49,7 @@ class NeighbourBatches:
         cfg: the run's configuration.
         client: index of the client.
         model: its model.
+        graph: the client's graph.
         inputs: the model's inputs of the whole graph.
         nodes: training nodes [V].
         y: their labels [V].
@@ -59,7 +58,9 @@ class NeighbourBatches:
         FedGraphError: the model or the number of training nodes does not go with the configuration.
     """
 
-    def __init__(self, cfg: RunConfig, client: int, model: Model, inputs: Any, nodes: Tensor, y: Tensor):
+    def __init__(
+        self, cfg: RunConfig, client: int, model: Model, graph: ClientGraph, inputs: Any, nodes: Tensor, y: Tensor
+    ):
         check_fanout(cfg, model)
         train, count = cfg.train, nodes.numel()
         if train.batch_size > count > 0:
@@ -67,17 +68,17 @@ class NeighbourBatches:
                 f"train.batch_size={train.batch_size} is larger than the {count} training nodes of client {client}: set it to at"
                 f" most {count}, or to 0 for all training nodes"
             )
-        self.cfg, self.client, self.inputs, self.y = cfg, client, inputs, y
+        self.cfg, self.client, self.y = cfg, client, y
         self.nodes = nodes.cpu().numpy()
         self.device = nodes.device
         self.per_epoch = max(-(-count // train.batch_size), 1) if train.batch_size else 1
-        self.neighbours = model.neighbours(inputs)
+        dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
+        blockwise = isinstance(inputs, GraphInputs)
+        self.neighbours = inputs.neighbours if blockwise else model.neighbours(graph, self.device, dtype)
         self.sampler = NeighbourSampler(
             self.neighbours.indptr, self.neighbours.indices, train.fanout, stable=train.stable_draws
         )
-        sparse = isinstance(inputs.x, SparseMatrix)
-        self.dense = None if sparse else RowBuffer(inputs.x.cpu(), inputs.x.dtype)
-        self.sparse = _csr(inputs.x) if sparse else None
+        self.rows = FeatureRows(inputs.x, self.device, dtype)
         self._dealt: tuple[int, list[NDArray[np.int64]]] = -1, []
 
     @property
@@ -99,15 +100,8 @@ class NeighbourBatches:
         earlier = [exchange] if exchange else []
         key = derive_seed(self.cfg.seed, self.client, server_round, "sample", *earlier, index)
         block = self.sampler.sample(self.nodes[places], key)
-        inputs = batch_inputs(self.features(block.nodes), self.neighbours, block)
+        inputs = batch_inputs(self.rows.take(block.nodes), self.neighbours, block)
         return Batch(inputs, None, self.y[torch.from_numpy(places).to(self.device)])
-
-    def features(self, nodes: NDArray[np.int64]) -> Tensor | SparseMatrix:
-        """Return the features of some nodes."""
-        if self.dense is not None:
-            return self.dense.take(nodes).to(self.device)
-        assert self.sparse is not None
-        return BlockMatrix.of(self.sparse[nodes]).to(self.device)
 
     def _parts(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return the batches of an epoch, as places among the training nodes."""
@@ -132,11 +126,5 @@ def of(client: Owner) -> NeighbourBatches | None:
     """Return the batches of a client; None without ``train.sampler``."""
     if client.cfg.train.sampler == "none":
         return None
-    data = client.inputs, client.train_nodes, client.batch.y
+    data = client.graph, client.inputs, client.train_nodes, client.batch.y
     return NeighbourBatches(client.cfg, client.graph.client, client.model, *data)
-
-
-def _csr(matrix: SparseMatrix) -> Any:
-    """Return SciPy's form of a matrix, which shares its memory."""
-    pointer, col, value = (part.cpu().numpy() for part in matrix.rows)
-    return sp.csr_matrix((value, col, pointer), matrix.shape, copy=False)

@@ -53,6 +53,7 @@ class FedOMDClient(GraphClient):
 
     Params: ClassVar[type] = Params
     samples: ClassVar[bool] = True
+    whole_pass: ClassVar[bool] = True
     uplink = staticmethod(fedomd.uplink)
     repeats: ClassVar[Mapping[str, int]] = {
         "moments_about": 64,  # about another point for each lost client

@@ -112,6 +112,7 @@ class FedSPAClient(GraphClient):
 
     Params: ClassVar[type] = Params
     samples: ClassVar[bool] = True
+    whole_pass: ClassVar[bool] = True
     uplink = staticmethod(fedspa.uplink)
     repeats: ClassVar[Mapping[str, int]] = {"share_again": 64}  # over fewer and fewer clients
     secrets: ClassVar[tuple[str, ...]] = ("key", "summed")

@@ -19,6 +19,7 @@ from fedgraph_flwr.config.lookup import function, locate
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.numerics.blocks import GraphInputs
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 
 
@@ -130,10 +131,13 @@ def _representations(cfg: RunConfig, graph: ClientGraph, arrays: Arrays) -> dict
     client.set_parameters([arrays[name] for name in client.shared])
     client.model.eval()
     with torch.no_grad():
-        computed = client.model.representations(client.inputs)
+        inputs = client.inputs
+        if isinstance(inputs, GraphInputs):
+            inputs = client.model.prepare(client.graph, client.device, client.dtype)
+        computed = client.model.representations(inputs)
         body = {name for name, _ in client.model.named_parameters()} - set(client.model.head_names())
         if body and body == client.shared.keys() & dict(client.model.named_parameters()).keys():
-            return {"hidden": client.model.encode(client.inputs)}
+            return {"hidden": client.model.encode(inputs)}
     names = [name for name, _ in client.model.named_parameters()]
     return {
         part.rstrip(".") or "prediction": z

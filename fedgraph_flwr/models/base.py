@@ -4,15 +4,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models.layers import gcn_adjacency
+from fedgraph_flwr.models.in_blocks import Step, in_blocks
+from fedgraph_flwr.models.layers import SCALINGS, gcn_adjacency
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.numerics.blocks import MatrixNeighbours, Neighbours
+from fedgraph_flwr.numerics.blocks import GraphInputs, MatrixNeighbours, Neighbours, ScaledNeighbours
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -102,7 +104,9 @@ class Model(nn.Module):
         return self
 
     def forward(self, inputs: Any) -> Tensor:
-        """Compute logits [N, C] of every node."""
+        """Compute logits [N, C] of every node; those of `GraphInputs` layer by layer, in blocks of nodes."""
+        if isinstance(inputs, GraphInputs):
+            return in_blocks(self.passes(), inputs)
         return self.classify(self.encode(inputs), inputs)
 
     def grads(self, inputs: Any, values: Mapping[str, Tensor], cost: Cost) -> tuple[Tensor, dict[str, Tensor]] | None:
@@ -128,9 +132,30 @@ class Model(nn.Module):
         """Number of layers that read neighbours, each of which a batch samples separately; None: it cannot train in batches."""
         return None
 
-    def neighbours(self, inputs: Any) -> Neighbours:
-        """Return the neighbours that batches are sampled from; by default the entries of ``inputs.adj``."""
-        return MatrixNeighbours(inputs.adj)
+    def neighbours(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Neighbours:
+        """Return the neighbours that batches are sampled from; by default the entries of `adjacency`."""
+        device = torch.device(device)
+        if self.adjacency not in SCALINGS:
+            edges = graph.edge_index if self.sampled_hops else torch.zeros(2, 0, dtype=torch.int64)
+            return MatrixNeighbours(SparseMatrix(self.adjacency(edges, graph.num_nodes), dtype).to(device))
+        indptr, indices = graph.in_neighbours()
+        if graph.stored_edges is None:  # those of a file are sorted
+            row = np.repeat(np.arange(graph.num_nodes), np.diff(indptr))
+            indices = indices[np.lexsort((indices, row))]
+        return ScaledNeighbours(indptr, indices, SCALINGS[self.adjacency], device, dtype)
+
+    def graph_inputs(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> GraphInputs:
+        """Return a graph as batches and passes in blocks read it. Features of a mapped file stay there."""
+        x = graph.x if graph.stored_edges is not None else self.features(graph.x, dtype)
+        return GraphInputs(x, self.neighbours(graph, device, dtype), torch.device(device), dtype)
+
+    def passes(self) -> list[Step]:
+        """Return the forward pass in steps, each of which reads neighbours of one hop at most."""
+        raise FedGraphError(f"a {type(self).__name__} cannot be computed in blocks: set train.sampler=none")
 
     @property
     def ties_weights(self) -> bool:

@@ -9,12 +9,15 @@ Shapes: X [N, F], f(X) [N, C], P [N, N] → logits [N, C].
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Unpack
 
+import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import Range
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.in_blocks import Step
 from fedgraph_flwr.models.layers import propagate, random_walk_adjacency
 from fedgraph_flwr.models.mlp import MLP
 from fedgraph_flwr.models.plain import Plain
@@ -79,6 +82,20 @@ class DecoupledGCN(MLP):
         if isinstance(inputs, BatchInputs):
             return propagate_batch(inputs, self.weights[0], logits)
         return propagate(inputs.adj, self.weights, logits)[0]
+
+    def passes(self) -> list[Step]:
+        """The layers of f, then L hops, whose rows are M^l f(X) next to the sum so far."""
+        width, weights = self.head.weight.size(1), self.weights[0].tolist()
+
+        def hop(z: Tensor, inputs: Inputs, weight: float, last: bool) -> Tensor:
+            h = inputs.adj @ z[:, :width].contiguous()
+            total = weight * h
+            if z.size(1) > width:
+                total = z[: len(h), width:] + total
+            return total if last else torch.cat([h, total], dim=1)
+
+        hops = [partial(hop, weight=weight, last=i + 1 == len(weights)) for i, weight in enumerate(weights)]
+        return [*super().passes(), *(Step(True, apply) for apply in hops)]
 
 
 def propagate_batch(inputs: BatchInputs, weights: Any, h: Tensor) -> Tensor:

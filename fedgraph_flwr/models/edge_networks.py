@@ -23,6 +23,7 @@ Shapes: X [N, F], e [E, D] → logits [N, C].
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.config import Range
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.in_blocks import Step
 from fedgraph_flwr.models.layers import Linear, glorot, no_adjacency
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.models.stack import Norm, Stack
@@ -67,8 +69,10 @@ class EdgeFeatureBatch(EdgeFeatureInputs):
 class EdgeFeatureNeighbours(EdgeNeighbours):
     """Edges with features, each of which is drawn."""
 
-    def __init__(self, edge_index: Tensor, num_nodes: int, attr: Tensor | None, loops: bool, dtype: torch.dtype):
-        super().__init__(edge_index, num_nodes)
+    def __init__(self, graph: Graph, loops: bool, device: torch.device, dtype: torch.dtype):
+        attr = graph.edge_attr.to(device, dtype) if graph.num_edge_features else None
+        order = None if attr is None else np.argsort(graph.edge_index[1].numpy(), kind="stable")
+        super().__init__(*graph.in_neighbours(), device, order)
         self.attr, self.loops, self.dtype = attr, loops, dtype
 
     def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> EdgeFeatureBatch:
@@ -150,17 +154,26 @@ class EdgeNetwork(Stack):
             FedGraphError: the graph has another number of edge features than the network.
         """
         base = super().prepare(graph, device, dtype)
+        self.check_edges(graph)
         width, edge_index = graph.num_edge_features, graph.edge_index
-        if width != self.num_edge_features or (width and len(graph.edge_attr) != edge_index.size(1)):
-            raise FedGraphError(
-                f"the network reads {self.num_edge_features} features of each of {edge_index.size(1)} edges, but the graph has"
-                f" {width} of {len(graph.edge_attr)}: import every graph of a run by the same schema"
-            )
         attr = graph.edge_attr.to(dtype) if width else None
         if self.loops:
             edge_index = torch.cat([edge_index, torch.arange(graph.num_nodes).expand(2, -1)], dim=1)
             attr = None if attr is None else torch.cat([attr, attr.new_zeros(graph.num_nodes, width)])
         return EdgeFeatureInputs(base.x, base.adj, edge_index, attr).to(device)
+
+    def check_edges(self, graph: Graph) -> None:
+        """Check that the graph has the network's number of edge features.
+
+        Raises:
+            FedGraphError: it has another one.
+        """
+        width = graph.num_edge_features
+        if width != self.num_edge_features or (width and len(graph.edge_attr) != graph.num_edges):
+            raise FedGraphError(
+                f"the network reads {self.num_edge_features} features of each of {graph.num_edges} edges, but the graph has"
+                f" {width} of {len(graph.edge_attr)}: import every graph of a run by the same schema"
+            )
 
     def hidden(self, inputs: Any, layers: Any = None) -> list[Tensor]:
         """Compute H^1..H^L, each [N, H]; ``layers`` may replace the model's own."""
@@ -178,10 +191,31 @@ class EdgeNetwork(Stack):
             if index and e is not None and self.updates:
                 source, target = inputs.edge_index
                 e = e + self.updates[index - 1](torch.cat([h[source], h[target], e], dim=1)) / 2
-            new = self.between(self.both_ways(layer, self.dropped(h) if index else h, part, e), index)
-            h = (h[: len(new)] + new) / 2 if self.residual else new
+            h = self.convolved(layer, h, part, e, index)
             found.append(h)
         return found, e
+
+    def convolved(self, layer: Any, h: Tensor, inputs: Any, e: Tensor | None, index: int) -> Tensor:
+        """Compute H^{index + 1} [R, H] from H^index [K, H] and edge features."""
+        new = self.between(self.both_ways(layer, self.dropped(h) if index else h, inputs, e), index)
+        return (h[: len(new)] + new) / 2 if self.residual else new
+
+    def passes(self) -> list[Step]:
+        """The embedding, the convolutions, and the head."""
+
+        def convolution(h: Tensor, inputs: EdgeFeatureBatch, index: int, layer: Any) -> Tensor:
+            return self.convolved(layer, h, inputs, inputs.edge_attr, index)
+
+        applied = [partial(convolution, index=index, layer=layer) for index, layer in enumerate(self.layers)]
+        return [
+            Step(False, lambda x, inputs: self.embed(x)),
+            *(Step(True, apply) for apply in applied),
+            Step(False, self.classify_hidden),
+        ]
+
+    def classify_hidden(self, h: Tensor, inputs: Any) -> Tensor:
+        """Apply the head: [N, H] → [N, C]."""
+        return self.head(self.dropped(h))
 
     def first_edges(self, inputs: EdgeFeatureInputs) -> Tensor | None:
         """Return edge features as the first convolution reads them: embedded if they are updated, [E, H]."""
@@ -214,16 +248,16 @@ class EdgeNetwork(Stack):
         """Number of convolutions; None if they read more than in-neighbours and constant edge features."""
         return None if self.reverse or self.edge_updates else super().sampled_hops
 
-    def neighbours(self, inputs: EdgeFeatureInputs) -> EdgeFeatureNeighbours:
+    def neighbours(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> EdgeFeatureNeighbours:
         """Return the edges of the graph."""
-        edges = inputs.edge_index.size(1) - (inputs.x.shape[0] if self.loops else 0)
-        attr = None if inputs.edge_attr is None else inputs.edge_attr[:edges]
-        dtype = self.embed.weight.dtype
-        return EdgeFeatureNeighbours(inputs.edge_index[:, :edges], inputs.x.shape[0], attr, self.loops, dtype)
+        self.check_edges(graph)
+        return EdgeFeatureNeighbours(graph, self.loops, torch.device(device), dtype)
 
     def classify(self, h: Tensor, inputs: Any) -> Tensor:
         """Compute logits [N, C]."""
-        return self.head(self.dropped(h))
+        return self.classify_hidden(h, inputs)
 
     def plain(self, layers: Any = None) -> Plain:
         """Refuse: exported code does not read edge features."""

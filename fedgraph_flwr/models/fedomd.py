@@ -124,6 +124,10 @@ class OrthoGCN(GCN):
             layers[index] = Fixed(weight)
         return layers
 
+    def own_layers(self) -> list[Any]:
+        """As of `transformed`."""
+        return self.transformed()
+
     def hidden(self, inputs: Inputs, layers: Sequence[Any] | None = None) -> list[Tensor]:
         """Compute Z^1..Z^{n+1}, each [N, H]."""
         return super().hidden(inputs, self.transformed() if layers is None else layers)

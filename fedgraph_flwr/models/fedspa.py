@@ -319,9 +319,12 @@ class FedSPANet(Stack):
         """One per layer of the profile ``plain``; in others, a layer reads two hops."""
         return super().sampled_hops if self.profile is PlainLayer else None
 
-    def neighbours(self, inputs: TypedInputs) -> TypedNeighbours:
+    def neighbours(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> TypedNeighbours:
         """Return the neighbours of any type."""
-        return TypedNeighbours(inputs.edges)
+        operators = typed_operators(graph, self.normalization, self.sfpd)
+        return TypedNeighbours(SparseMatrix(self.profile.blocks(*operators), dtype).to(device))
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
         """Export the profile ``plain`` on dense features; the others are refused."""

@@ -20,7 +20,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import no_adjacency
 from fedgraph_flwr.models.plain import PlainLayer
 from fedgraph_flwr.models.stack import Common, Stack
-from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ, EdgeNeighbours
+from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ, EdgeNeighbours, without_loops
 from fedgraph_flwr.numerics.draws import Entries
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -92,10 +92,12 @@ class GAT(Stack):
         proper = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
         return EdgeInputs(base.x, base.adj, torch.cat([proper, loops], dim=1).to(device))
 
-    def neighbours(self, inputs: EdgeInputs) -> GATNeighbours:
+    def neighbours(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> GATNeighbours:
         """Return the proper edges."""
-        proper = inputs.edge_index[:, inputs.edge_index[0] != inputs.edge_index[1]]
-        return GATNeighbours(proper, inputs.x.shape[0])
+        indptr, indices, _ = without_loops(*graph.in_neighbours())
+        return GATNeighbours(indptr, indices, torch.device(device))
 
     def plain_layer(self, layer: Any) -> PlainLayer:
         """Return PyG's GATConv."""

@@ -5,6 +5,7 @@ in one direction, and with their multiplicity.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedgraph_flwr.numerics.blocks import Scaling
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.streams import bits
 
@@ -61,6 +63,14 @@ def random_walk_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
 def no_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
     """Return the empty matrix [N, N], for models that ignore edges."""
     return sp.csr_matrix((num_nodes, num_nodes))
+
+
+SCALINGS: dict[Any, Scaling] = {
+    gcn_adjacency: Scaling(True, -0.5, -0.5),
+    mean_adjacency: Scaling(False, -1, 0),
+    random_walk_adjacency: Scaling(True, -1, 0),
+}
+"""The matrices above by their factors, from which `ScaledNeighbours` makes rows."""
 
 
 def glorot(*shape: int) -> nn.Parameter:

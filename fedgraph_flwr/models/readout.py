@@ -15,6 +15,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, dropout, glorot
 from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.numerics.blocks import GraphInputs
 
 READOUT = "readout."
 """Prefix of the names of a readout's parameters."""
@@ -121,6 +122,11 @@ class OfItems(Model):
         """Compute logits [V, C] of the items of ``inputs``."""
         return self.readout(super().classify(h, inputs), inputs)
 
+    def forward(self, inputs: Any) -> Tensor:
+        """Compute logits [V, C]; in blocks, of all nodes first."""
+        found = super().forward(inputs)
+        return self.readout(found, inputs) if isinstance(inputs, GraphInputs) else found
+
     def grads(self, *args: Any) -> None:
         """Leave gradients to autograd."""
         return None
@@ -140,7 +146,8 @@ def attach(model: Model, readout: nn.Module) -> Model:
 
 @functools.cache
 def _with_readout(kind: type[Model]) -> type[Model]:
-    return type(kind.__name__, (OfItems, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    own = {"__module__": kind.__module__, "__doc__": kind.__doc__, "samples": vars(kind).get("samples", False)}
+    return type(kind.__name__, (OfItems, kind), own)
 
 
 def items_of(index: Tensor, attr: Tensor, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor | None]:

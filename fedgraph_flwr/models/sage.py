@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.models.in_blocks import Step
 from fedgraph_flwr.models.layers import Linear, aggregated, mean_adjacency
 from fedgraph_flwr.models.plain import Plain, PlainLayer, plain_linear
 from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.numerics.blocks import Neighbours
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -72,9 +74,17 @@ class GraphSAGE(Stack):
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Prepare inputs, on reversed edges for ``out_neighbours``."""
-        if self.out_neighbours:
-            graph = replace(graph, edge_index=graph.edge_index.flip(0))
-        return super().prepare(graph, device, dtype)
+        return super().prepare(self.directed(graph), device, dtype)
+
+    def neighbours(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Neighbours:
+        """Return in-neighbours, or with ``out_neighbours`` those of reversed edges."""
+        return super().neighbours(self.directed(graph), device, dtype)
+
+    def directed(self, graph: Graph) -> Graph:
+        """Return the graph, with reversed edges for ``out_neighbours``."""
+        return replace(graph, edge_index=graph.edge_index.flip(0)) if self.out_neighbours else graph
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
         """Export like `Stack`, on reversed edges for ``out_neighbours``."""
@@ -108,3 +118,8 @@ class GraphSAGE(Stack):
     def classify(self, h: Tensor, inputs: Inputs) -> Tensor:
         """Compute logits [N, C]."""
         return self.head(h) if self.linear_head else super().classify(h, inputs)
+
+    def passes(self) -> list[Step]:
+        """One per layer; no dropout before a linear classifier."""
+        found = super().passes()
+        return [*found[:-1], Step(False, lambda h, inputs: self.head(h))] if self.linear_head else found

@@ -8,6 +8,7 @@ Shapes: X [N, F], hidden H^l [N, H], logits [N, C].
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, TypedDict
 
@@ -18,6 +19,7 @@ from fedgraph_flwr.config import one_of
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Model
+from fedgraph_flwr.models.in_blocks import Step
 from fedgraph_flwr.models.layers import dropout
 from fedgraph_flwr.models.plain import Plain, PlainLayer, of_modules
 from fedgraph_flwr.numerics.blocks import BatchInputs
@@ -164,9 +166,30 @@ class Stack(Model):
         found: list[Tensor] = []
         h: Any = self.input_norm(inputs.x)
         for index, layer in enumerate(self.layers if layers is None else layers):
-            h = self.between(self.convolve(layer, self.dropped(h) if index else h, self.at(inputs, index)), index)
+            h = self.advance(layer, h, self.at(inputs, index), index)
             found.append(h)
         return found
+
+    def advance(self, layer: Any, h: Any, inputs: Any, index: int) -> Tensor:
+        """Compute H^{index + 1} [R, H] from H^index [K, a]; ``inputs`` are those of the layer."""
+        return self.between(self.convolve(layer, self.dropped(h) if index else h, inputs), index)
+
+    def own_layers(self) -> Sequence[Any]:
+        """Return the hidden layers as `hidden` applies them."""
+        return list(self.layers)
+
+    def passes(self) -> list[Step]:
+        """One per layer."""
+
+        def hidden(h: Any, inputs: Any, index: int, layer: Any) -> Tensor:
+            return self.advance(layer, h if index else self.input_norm(h), inputs, index)
+
+        def last(h: Any, inputs: Any) -> Tensor:
+            h = self.dropped(h) if self.layers else self.input_norm(h)
+            return self.convolve(self.head, h, inputs)
+
+        applied: list[Any] = [partial(hidden, index=i, layer=layer) for i, layer in enumerate(self.own_layers())]
+        return [Step(self.reads_neighbours(index), apply) for index, apply in enumerate([*applied, last])]
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
         """Export the stack; ``layers`` may replace the model's own."""

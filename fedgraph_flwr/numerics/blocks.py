@@ -1,17 +1,19 @@
 """Neighbourhoods of a graph as a model reads them: what the sampler draws from, and the inputs of a layer made of a draw."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.numerics.draws import Entries, Ints
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.sampler import Block
+from fedgraph_flwr.numerics.sampler import Block, RowBuffer
 from fedgraph_flwr.numerics.sparse import BlockMatrix, Rows, SparseMatrix
 
 
@@ -23,10 +25,68 @@ class BatchInputs:
         x: features of the batch's nodes, seeds first.
         layers: what each layer with neighbours reads, the first layer first. A layer gives outputs for fewer nodes than the one
             before, always the first ones; the last layer, for the seeds.
+        item_index: as of `Inputs`, among the seeds.
+        item_attr: as of `Inputs`.
     """
 
     x: Any
     layers: tuple[Inputs, ...]
+    item_index: Tensor | None = None
+    item_attr: Tensor | None = None
+
+
+@dataclass
+class GraphInputs:
+    """A whole graph that batches are sampled from, and that a pass reads in blocks; nothing is prepared for its edges.
+
+    Attributes:
+        x: features [N, F]; may be a mapped file, of any floating-point type.
+        neighbours: neighbours of all nodes.
+        device: device of the computation.
+        dtype: type of the computation.
+        item_index: as of `Inputs`.
+        item_attr: as of `Inputs`.
+    """
+
+    x: Tensor | SparseMatrix
+    neighbours: "Neighbours"
+    device: torch.device
+    dtype: torch.dtype
+    item_index: Tensor | None = None
+    item_attr: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> "GraphInputs":
+        """Return the same: features stay where they are, and batches of them are moved."""
+        return self
+
+
+class FeatureRows:
+    """Rows of features: gathered into a reused buffer if they are dense, or as a sparse matrix of the rows.
+
+    Args:
+        x: [N, F].
+        device: where rows are used.
+        dtype: type of dense rows.
+    """
+
+    def __init__(self, x: Tensor | SparseMatrix, device: torch.device, dtype: torch.dtype):
+        sparse = isinstance(x, SparseMatrix)
+        self.device = device
+        self.dense = None if sparse else RowBuffer(x.cpu(), dtype)  # type: ignore[union-attr]
+        self.sparse = _csr(x) if sparse else None  # type: ignore[arg-type]
+
+    def take(self, nodes: NDArray[np.int64]) -> Tensor | SparseMatrix:
+        """Return rows [n, F], valid until the next call."""
+        if self.dense is not None:
+            return self.dense.take(nodes).to(self.device)
+        assert self.sparse is not None
+        return BlockMatrix.of(self.sparse[nodes]).to(self.device)
+
+
+def _csr(matrix: SparseMatrix) -> Any:
+    """Return SciPy's form of a matrix, which shares its memory."""
+    pointer, col, value = (part.cpu().numpy() for part in matrix.rows)
+    return sp.csr_matrix((value, col, pointer), matrix.shape, copy=False)
 
 
 class Neighbours(Protocol):
@@ -55,11 +115,89 @@ NO_MATRIX = BlockMatrix(Rows(torch.zeros(1, dtype=torch.int64), torch.empty(0, d
 """Matrix in the inputs of a layer that reads edges."""
 
 
-class MatrixNeighbours:
-    """Neighbours of a propagation matrix S: entries outside the diagonal are drawn and scaled by d/f, the diagonal is kept.
+class Scaling(NamedTuple):
+    """A propagation matrix by its factors: entry (v, u) is ``d_v^target d_u^source`` for each edge u → v, d the in-degrees.
 
-    So a row of S H is estimated without bias, with the normalisation of the whole graph, and exactly where d <= f.
+    Attributes:
+        loops: whether each node has exactly one loop, which counts in its degree; else loops count as they are stored.
+        target: power of d_v.
+        source: power of d_u.
     """
+
+    loops: bool
+    target: float
+    source: float
+
+
+class ScaledNeighbours:
+    """Neighbours of a `Scaling`: edges from other nodes are drawn and scaled by d/f, loops are kept.
+
+    So a row of S H is estimated without bias, with the normalisation of the whole graph, and exactly where d <= f. Values are
+    computed for the drawn edges only. Parallel edges are drawn separately.
+
+    Args:
+        indptr: int64 [N + 1].
+        indices: sources of the edges into each node, [E]; may be a mapped file, which is not copied unless it has loops.
+        scaling: of the edges.
+        device: where layers are computed.
+        dtype: of the values.
+    """
+
+    def __init__(self, indptr: Ints, indices: Ints, scaling: Scaling, device: torch.device, dtype: torch.dtype):
+        self.device, self.dtype = device, np.float64 if dtype == torch.float64 else np.float32
+        self.indptr, self.indices, loops = without_loops(indptr, indices)
+        count = np.ones_like(loops) if scaling.loops else loops
+        degree = (np.diff(self.indptr) + count).astype(np.float64)
+        self.left = _power(degree, scaling.target)
+        self.right = _power(degree, scaling.source) if scaling.source else None
+        diagonal = self.left * count if self.right is None else self.left * self.right * count
+        self.diagonal = diagonal.astype(self.dtype)
+
+    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> Inputs:
+        """Return the rows of S, [R, K]."""
+        targets = nodes[: len(hop.degree)]
+        values = np.repeat(self.left[targets], np.diff(hop.pointer))
+        if self.right is not None:
+            values *= self.right[nodes[hop.col]]
+        values = values.astype(self.dtype) * hop.scale.astype(self.dtype)
+        rows = with_diagonal(hop, values, self.diagonal[targets], self.device)
+        return Inputs(NOT_READ, BlockMatrix(rows, sources))
+
+
+def _power(degree: NDArray[np.float64], power: float) -> NDArray[np.float64]:
+    """Return degrees to the power -1 or -1/2, 0 for nodes without neighbours."""
+    root = degree if power == -1 else np.sqrt(degree)
+    return np.divide(1, root, out=np.zeros_like(degree), where=degree > 0)
+
+
+def without_loops(indptr: Ints, indices: Ints) -> tuple[Ints, Ints, NDArray[np.int64]]:
+    """Return edges without loops, not copied if there are none, and the number of loops of each node [N]."""
+    loops = np.zeros(len(indptr) - 1, np.int64)
+    for first, last in row_blocks(indptr, LOOPS_AT_ONCE):
+        part = slice(int(indptr[first]), int(indptr[last]))
+        row = np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1]))
+        loops += 0 if not (found := row[row == indices[part]]).size else np.bincount(found, minlength=len(loops))
+    if not loops.any():
+        return indptr, indices, loops
+    row = np.repeat(np.arange(len(loops)), np.diff(indptr))
+    return indptr - np.concatenate([[0], np.cumsum(loops)]), indices[row != indices], loops
+
+
+LOOPS_AT_ONCE = 1 << 22
+"""Edges that are searched for loops at once."""
+
+
+def row_blocks(indptr: Ints, size: int) -> Iterator[tuple[int, int]]:
+    """Yield first and last + 1 rows of blocks with about ``size`` rows and entries; a row with more is a block of its own."""
+    last = len(indptr) - 1
+    cost = indptr[:last] + np.arange(last)
+    ends = np.unique(np.searchsorted(cost, np.arange(size, int(indptr[-1]) + last, size)))
+    bounds = [0, *ends[(ends > 0) & (ends < last)].tolist(), last]
+    yield from pairwise(bounds) if last else ()
+
+
+class MatrixNeighbours:
+    """Neighbours of a propagation matrix S of any kind, as of `ScaledNeighbours`."""
 
     def __init__(self, matrix: SparseMatrix):
         pointer, col, value = (part.cpu().numpy() for part in matrix.rows)
@@ -95,19 +233,17 @@ def with_diagonal(hop: Entries, values: NDArray[Any], diagonal: NDArray[Any], de
 
 
 class EdgeNeighbours:
-    """Neighbours of a list of edges, each of which is drawn; a layer reads the drawn ones, and the loops of its targets.
+    """Neighbours of edges, each of which is drawn; a layer reads the drawn ones, and the loops of its targets.
 
     Args:
-        edge_index: [2, E], row 0 source and row 1 target.
-        num_nodes: N.
+        indptr: int64 [N + 1].
+        indices: sources of the edges into each node, [E].
+        device: where layers are computed.
+        order: place of each edge in the graph's list of edges [E], of edges with features.
     """
 
-    def __init__(self, edge_index: Tensor, num_nodes: int):
-        source, target = edge_index.cpu().numpy()
-        self.order = np.argsort(target, kind="stable")
-        self.indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=num_nodes))])
-        self.indices: Ints = source[self.order].astype(np.int32)
-        self.device = edge_index.device
+    def __init__(self, indptr: Ints, indices: Ints, device: torch.device, order: NDArray[np.int64] | None = None):
+        self.indptr, self.indices, self.device, self.order = indptr, indices, device, order
 
     def edges(self, hop: Entries, loops: bool) -> Tensor:
         """Return the drawn edges with local ids, then one loop for each target with ``loops``: [2, e]."""
@@ -117,7 +253,8 @@ class EdgeNeighbours:
         return torch.from_numpy(np.concatenate(parts, axis=1)).to(self.device)
 
     def positions(self, hop: Entries) -> Tensor:
-        """Return which of the given edges were drawn, [e]."""
+        """Return which of the graph's edges were drawn, [e]."""
+        assert self.order is not None
         return torch.from_numpy(self.order[hop.position]).to(self.device)
 
 

@@ -74,7 +74,7 @@ def built(name, graph, layers=2, **more):
 
 def batch(model, graph, seeds, fanout, key=1):
     inputs = model.prepare(graph, dtype=torch.float64)
-    neighbours = model.neighbours(inputs)
+    neighbours = model.neighbours(graph, dtype=torch.float64)
     block = NeighbourSampler(neighbours.indptr, neighbours.indices, [fanout] * model.sampled_hops).sample(seeds, key)
     x = inputs.x if isinstance(inputs.x, torch.Tensor) else inputs.x.to_dense()
     return inputs, batch_inputs(x[torch.from_numpy(block.nodes)], neighbours, block)
@@ -112,7 +112,7 @@ def test_linear_layers_are_unbiased(name, graph, monkeypatch):
                 value.data.zero_()
     seeds = np.arange(10)
     inputs = model.prepare(graph, dtype=torch.float64)
-    neighbours = model.neighbours(inputs)
+    neighbours = model.neighbours(graph, dtype=torch.float64)
     sampler = NeighbourSampler(neighbours.indptr, neighbours.indices, [2, 3][: model.sampled_hops])
     x = inputs.x
     found = []

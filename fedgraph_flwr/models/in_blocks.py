@@ -1,0 +1,82 @@
+"""Exact outputs of a whole graph, layer by layer and in blocks of nodes (as in Hamilton et al.'s and PyG's inference).
+
+All nodes of layer l are computed before layer l + 1, so each layer is computed once per node, unlike in a batch of several hops.
+A block is a batch of one hop with all neighbours, read as a sampled one. So each model that trains on batches has this pass, and
+no matrix of the whole graph is needed: features come from their file, and hidden features N × H from memory or, beyond `BUDGET`
+bytes, from a temporary file.
+
+Outputs equal those of the pass over the whole graph up to rounding (1e-12 in float64), not bit for bit: products of weights and
+of neighbours are taken in another order.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data.mapped import require_space
+from fedgraph_flwr.numerics.blocks import FeatureRows, GraphInputs, row_blocks
+from fedgraph_flwr.numerics.sampler import NeighbourSampler
+
+BUDGET = 1 << 30
+"""Bytes of one layer's outputs that are held in memory; more are in a temporary file (``TMPDIR`` names its folder)."""
+
+BLOCK = 1 << 18
+"""Nodes and edges of a block, together."""
+
+
+class Step(NamedTuple):
+    """Part of a forward pass.
+
+    Attributes:
+        reads: whether it reads neighbours.
+        apply: (rows [K, a] of the previous step's outputs, inputs of the layer) → [R, b]; R = K without neighbours.
+    """
+
+    reads: bool
+    apply: Callable[[Any, Any], Tensor]
+
+
+def in_blocks(steps: Sequence[Step], inputs: GraphInputs) -> Tensor:
+    """Compute the outputs [N, C] of all nodes by these steps, without gradients."""
+    neighbours = inputs.neighbours
+    indptr = neighbours.indptr
+    sampler = NeighbourSampler(indptr, neighbours.indices, [-1])
+    rows = FeatureRows(inputs.x, inputs.device, inputs.dtype)
+    bounds = list(row_blocks(indptr, BLOCK))
+    made = torch.empty(0, 0, dtype=inputs.dtype)
+    with torch.no_grad():
+        for step in steps:
+            made = torch.empty(0, 0, dtype=inputs.dtype)
+            for first, last in bounds:
+                nodes = np.arange(first, last)
+                if step.reads:
+                    block = sampler.sample(nodes, 0)
+                    layer = neighbours.layer(block.nodes, block.hops[0], block.ends[1])
+                    found = step.apply(rows.take(block.nodes), layer)
+                else:
+                    found = step.apply(rows.take(nodes), inputs)
+                if not first:
+                    made = _room(len(indptr) - 1, found.size(1), inputs.dtype)
+                made[first:last] = found
+            rows = FeatureRows(made, inputs.device, inputs.dtype)
+    return made.to(inputs.device)
+
+
+def _room(nodes: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Return memory [N, width], or a temporary file that vanishes with the tensor.
+
+    Raises:
+        FedGraphError: the disk is too small.
+    """
+    size = nodes * width * dtype.itemsize
+    if size <= BUDGET:
+        return torch.empty(nodes, width, dtype=dtype)
+    require_space(Path(tempfile.gettempdir()), size, "the hidden features of a client")
+    with tempfile.TemporaryFile() as file:
+        kind = np.float64 if dtype == torch.float64 else np.float32
+        return torch.from_numpy(np.memmap(file, kind, "w+", shape=(nodes, width)))

@@ -1,0 +1,123 @@
+"""Passes over a whole graph in blocks: equal to the pass on prepared matrices, without preparing any."""
+
+import tempfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr import models
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data import mapped
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import in_blocks, layers
+from fedgraph_flwr.numerics.blocks import GraphInputs, MatrixNeighbours, row_blocks
+from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.partition import store
+from tests.clients.test_batches import EVERY, MODELS, built, graph  # noqa: F401 (a fixture)
+
+DOUBLE = {"dtype": torch.float64}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks of a few nodes, and one node with more edges than a block has."""
+    monkeypatch.setattr(in_blocks, "BLOCK", 12)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "sage out", "decoupled uniform", "mlp norm"])
+def test_blocks_equal_the_whole_pass(name, graph):  # noqa: F811
+    more = {
+        "sage out": {"out_neighbours": True, "norm": "layer"},
+        "decoupled uniform": {"beta": "uniform", "hops": 3},
+        "mlp norm": {"input_norm": True},
+    }.get(name, {})
+    model = built(name if name in MODELS else name.split()[0], graph, 3, **more).eval()
+    with torch.no_grad():
+        expected = model(model.prepare(graph, **DOUBLE))
+        found = model(model.graph_inputs(graph, **DOUBLE))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_one_layer_and_sparse_features(graph):  # noqa: F811
+    x = torch.zeros(30, 40)
+    x[torch.arange(30), torch.arange(30) % 40] = 1
+    sparse = replace(graph, x=x)
+    for depth in (1, 2):
+        client = GraphClient(compose([*EVERY[:2], f"train.fanout={[-1] * depth}", f"model.layers={depth}"]), sparse)
+        assert isinstance(client.inputs.x, SparseMatrix)
+        with torch.no_grad():
+            expected = client.model.eval()(client.model.prepare(sparse))
+        torch.testing.assert_close(client.infer(), expected)
+
+
+def test_blocks_cover_every_row_once():
+    indptr = np.concatenate([[0], np.cumsum([3, 0, 20, 1, 1, 0, 4])])
+    blocks = list(row_blocks(indptr, 6))
+    assert [row for first, last in blocks for row in range(first, last)] == list(range(7))
+    assert all(indptr[b] - indptr[a] + b - a < 2 * 6 + 20 for a, b in blocks)
+    assert list(row_blocks(np.zeros(1, np.int64), 6)) == []
+
+
+@pytest.mark.parametrize("adjacency", layers.SCALINGS)
+def test_factors_give_the_entries_of_the_matrix(adjacency, graph):  # noqa: F811
+    """On a graph with loops and without parallel edges: the same order and bits, so that draws are those of the matrix."""
+    edges = torch.from_numpy(np.unique(graph.edge_index.numpy(), axis=1))[:, np.random.default_rng(1).permutation(140)]
+    simple = replace(graph, edge_index=edges, edge_attr=torch.zeros(0, 0))
+    model = built("gcn", simple)
+    model.adjacency = adjacency
+    matrix = MatrixNeighbours(SparseMatrix(adjacency(edges, 30)))
+    found = model.neighbours(simple)
+    np.testing.assert_array_equal(found.indptr, matrix.indptr)
+    np.testing.assert_array_equal(found.indices, matrix.indices)
+    np.testing.assert_array_equal(found.diagonal, matrix.diagonal)
+    row = np.repeat(np.arange(30), np.diff(found.indptr))
+    values = found.left[row] * (1 if found.right is None else found.right[found.indices])
+    np.testing.assert_array_equal(values.astype(np.float32), matrix.values)
+
+
+def test_hidden_features_beyond_the_budget_are_in_a_file(graph, monkeypatch):  # noqa: F811
+    opened = []
+    file = tempfile.TemporaryFile
+    monkeypatch.setattr(in_blocks, "BUDGET", 30 * 3 * 8)  # logits fit, hidden features do not
+    monkeypatch.setattr(in_blocks.tempfile, "TemporaryFile", lambda: opened.append(1) or file())
+    model = built("sage", graph).eval()
+    with torch.no_grad():
+        expected = model(model.prepare(graph, **DOUBLE))
+        torch.testing.assert_close(model(model.graph_inputs(graph, **DOUBLE)), expected, rtol=0, atol=1e-12)
+    assert opened == [1]
+    usage = type(mapped.shutil.disk_usage("/"))
+    monkeypatch.setattr(mapped.shutil, "disk_usage", lambda folder: usage(10, 10, 1))
+    with pytest.raises(FedGraphError, match=r"cannot write the hidden features of a client: it needs"):
+        model(model.graph_inputs(graph, **DOUBLE))
+
+
+def test_a_client_with_a_mapped_file_expands_no_edges(tmp_path, monkeypatch, graph):  # noqa: F811
+    """Neither its edges as pairs nor a copy of its features, in float16 too; scores are those of the whole pass."""
+    monkeypatch.setattr(mapped, "MAPPED_BYTES", 1)
+    edges = graph.edge_index[:, graph.edge_index[0].argsort(stable=True)]
+    half = replace(graph, x=graph.x.half(), edge_index=edges, edge_attr=torch.zeros(0, 0), num_classes=3)
+    half.save(tmp_path / "a.safetensors")
+    for model in ("sage", "gcn", "gat"):
+        stored = store.load(tmp_path / "a.safetensors")
+        client = GraphClient(compose([*EVERY, f"model={model}", "dtype=float64", "model.dropout=0"]), stored)
+        assert isinstance(client.inputs, GraphInputs)
+        assert client.inputs.x is stored.x
+        client.train()
+        found = client.infer()
+        assert stored.compressed is not None
+        with torch.no_grad():
+            expected = client.model(client.model.prepare(replace(half, x=half.x.double()), **DOUBLE))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_method_with_statistics_of_the_whole_pass_prepares_it(graph):  # noqa: F811
+    from fedgraph_flwr.runs.checks import client_class
+
+    simple = replace(graph, edge_attr=torch.zeros(0, 0))
+    for strategy, whole in {"fedavg": False, "fedgta": False, "fedomd": True, "fedspa": True}.items():
+        depth = models.probe(compose([f"strategy={strategy}"]).model).sampled_hops
+        cfg = compose([f"strategy={strategy}", *EVERY[:2], f"train.fanout={[-1] * depth}"])
+        assert isinstance(client_class(cfg)(cfg, simple).inputs, GraphInputs) is not whole, strategy
