@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fedgraph_flwr import models
 from fedgraph_flwr.clients import batches, parts
 from fedgraph_flwr.clients.description import describe
+from fedgraph_flwr.clients.model_inputs import model_inputs
 from fedgraph_flwr.clients.part import ClientPart, with_parameters
 from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.clients.phases import ReplyContent, phase
@@ -41,7 +42,6 @@ from fedgraph_flwr.methods.side import Side
 from fedgraph_flwr.methods.uplink import Groups, declared
 from fedgraph_flwr.numerics.losses import class_weights, task_grad
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
-from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.keyring import Keyring
@@ -184,18 +184,11 @@ class GraphClient(Side, NumPyClient):
     def inputs_of(self, graph: Any, **variant: Any) -> Any:
         """Prepare the model's inputs from a graph; cached next to the client's file if it has one.
 
-        With ``train.sampler=neighbors``, they are `GraphInputs`, which need no preparation, unless `whole_pass` is set.
-
         Args:
             graph: the client's graph, or one derived from it and the configuration.
             variant: keys that identify a derived graph in the cache.
         """
-        if self.cfg.train.sampler == "neighbors" and not self.whole_pass and isinstance(graph, ClientGraph):
-            return self.model.graph_inputs(graph, self.device, self.dtype)
-        if self.file is None or not isinstance(graph, ClientGraph):
-            return self.model.prepare(graph, self.device, self.dtype)
-        make = partial(self.model.prepare, graph, "cpu", self.dtype)
-        return prepared(self.file, self.cfg, variant, graph, make).to(self.device)
+        return model_inputs(self, graph, variant)
 
     def describe(self) -> dict[str, Any]:
         """Return the client's description, which the server receives before round 1."""

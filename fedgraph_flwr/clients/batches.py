@@ -16,7 +16,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.numerics.blocks import FeatureRows, GraphInputs, batch_inputs
+from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows, GraphInputs, Neighbours, batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
 from fedgraph_flwr.wire.messages import derive_seed
@@ -72,14 +72,21 @@ class NeighbourBatches:
         self.nodes = nodes.cpu().numpy()
         self.device = nodes.device
         self.per_epoch = max(-(-count // train.batch_size), 1) if train.batch_size else 1
-        dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
+        self._dealt: tuple[int, list[NDArray[np.int64]]] = -1, []
+        self.open(model, graph, inputs)
+
+    def open(self, model: Model, graph: ClientGraph, inputs: Any) -> None:
+        """Prepare what batches are drawn from."""
+        dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
         blockwise = isinstance(inputs, GraphInputs)
         self.neighbours = inputs.neighbours if blockwise else model.neighbours(graph, self.device, dtype)
-        self.sampler = NeighbourSampler(
-            self.neighbours.indptr, self.neighbours.indices, train.fanout, stable=train.stable_draws
-        )
+        self.sampler = self.sampler_of(self.neighbours)
         self.rows = FeatureRows(inputs.x, self.device, dtype)
-        self._dealt: tuple[int, list[NDArray[np.int64]]] = -1, []
+
+    def sampler_of(self, neighbours: Neighbours) -> NeighbourSampler:
+        """Return what draws these neighbours."""
+        train = self.cfg.train
+        return NeighbourSampler(neighbours.indptr, neighbours.indices, train.fanout, stable=train.stable_draws)
 
     @property
     def steps(self) -> int:
@@ -95,13 +102,29 @@ class NeighbourBatches:
             exchange: number of earlier exchanges of the same phase in this round.
             index: of the step in this local training.
         """
+        places, key = self.drawn(server_round, exchange, index)
+        return Batch(self.around(self.nodes[places], key), None, self.y[torch.from_numpy(places).to(self.device)])
+
+    def drawn(self, server_round: int, exchange: int, index: int) -> tuple[NDArray[np.int64], int]:
+        """Return the places of a step's items among all training items, and the key of its draws."""
         epoch, part = divmod((max(server_round, 1) - 1) * self.steps + index, self.per_epoch)
-        places = self._parts(epoch)[part]
         earlier = [exchange] if exchange else []
         key = derive_seed(self.cfg.seed, self.client, server_round, "sample", *earlier, index)
-        block = self.sampler.sample(self.nodes[places], key)
-        inputs = batch_inputs(self.rows.take(block.nodes), self.neighbours, block)
-        return Batch(inputs, None, self.y[torch.from_numpy(places).to(self.device)])
+        return self._parts(epoch)[part], key
+
+    def around(self, seeds: NDArray[np.int64], key: int, neighbours: Neighbours | None = None) -> BatchInputs:
+        """Return the inputs of different nodes, valid until the next batch.
+
+        Args:
+            seeds: the nodes.
+            key: of the draws.
+            neighbours: the graph's edges in this step; None: all.
+        """
+        given, sampler = self.neighbours, self.sampler
+        if neighbours is not None:
+            given, sampler = neighbours, self.sampler_of(neighbours)
+        block = sampler.sample(seeds, key)
+        return batch_inputs(self.rows.take(block.nodes), given, block)
 
     def _parts(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return the batches of an epoch, as places among the training nodes."""
@@ -109,6 +132,22 @@ class NeighbourBatches:
             random = np.random.default_rng(derive_seed(self.cfg.seed, self.client, "epoch", epoch))
             self._dealt = epoch, np.array_split(random.permutation(len(self.nodes)), self.per_epoch)
         return self._dealt[1]
+
+
+class TypedBatches(NeighbourBatches):
+    """Batches of a client with typed nodes and edges: each hop draws up to the fan-out from each edge type."""
+
+    def open(self, model: Any, graph: Any, inputs: Any) -> None:
+        """Take the model, which holds the edges of its client by type."""
+        self.model = model
+
+    def step(self, server_round: int, exchange: int, index: int) -> Batch:
+        """As of `NeighbourBatches`; nodes are ascending, as the model reads them."""
+        places, key = self.drawn(server_round, exchange, index)
+        places = np.sort(places)
+        train = self.cfg.train
+        inputs = self.model.sampled_inputs(self.nodes[places], train.fanout, key, train.stable_draws)
+        return Batch(inputs, None, self.y[torch.from_numpy(places).to(self.device)])
 
 
 class Owner(Protocol):
@@ -127,4 +166,5 @@ def of(client: Owner) -> NeighbourBatches | None:
     if client.cfg.train.sampler == "none":
         return None
     data = client.graph, client.inputs, client.train_nodes, client.batch.y
-    return NeighbourBatches(client.cfg, client.graph.client, client.model, *data)
+    kind = TypedBatches if client.model.heterogeneous else NeighbourBatches
+    return kind(client.cfg, client.graph.client, client.model, *data)

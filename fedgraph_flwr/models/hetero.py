@@ -18,7 +18,7 @@ An edge type is a triple or, with ``dataset.edge_types: name``, a name that seve
 Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, H hidden width, B bases, C classes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -30,6 +30,8 @@ from torch import Tensor, nn
 from fedgraph_flwr.config import Range
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.models.base import Model
+from fedgraph_flwr.numerics.draws import Entries, mix
+from fedgraph_flwr.numerics.sampler import backend_of
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -49,6 +51,7 @@ class InEdges:
         start: position of the first edge into each node, [N + 1].
         source: source node of each edge, [E]; edges into a node are sorted by type.
         relation: edge type of each edge, [E].
+        by_type: for each edge type the flat number of its first target, and its edges by target as CSR with flat sources.
     """
 
     def __init__(self, graph: HeteroGraph):
@@ -56,6 +59,35 @@ class InEdges:
         order = np.lexsort((relation, target))
         self.source, self.relation = source[order], relation[order]
         self.start = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=graph.num_nodes))])
+
+        self.by_type: list[tuple[int, np.ndarray, np.ndarray]] = []
+        starts = dict(zip(graph.counts, graph.offsets().tolist(), strict=False))
+        for (a, _, b), index in graph.edges.items():
+            order = np.argsort(index[1].numpy(), kind="stable")
+            indptr = np.concatenate([[0], np.cumsum(np.bincount(index[1].numpy(), minlength=graph.counts[b]))])
+            self.by_type.append((starts[b], indptr, index[0].numpy()[order] + starts[a]))
+
+    def drawn(self, nodes: np.ndarray, fanout: int, key: int, hop: int, stable: bool) -> tuple[np.ndarray, ...]:
+        """Draw up to ``fanout`` edges of each type into ``nodes`` [n], ascending; -1 takes all.
+
+        The stream of a draw depends on the key, the node, the hop and the edge type.
+
+        Returns:
+            Source, the index of the target among the nodes, and type of each edge, [e] each.
+        """
+        draws, parts = backend_of("auto"), [np.zeros((3, 0), np.int64)]
+        for kind, (start, indptr, indices) in enumerate(self.by_type):
+            first, last = np.searchsorted(nodes, [start, start + len(indptr) - 1])
+            rows = nodes[first:last] - start
+            own = int(mix(np.array([key], np.uint64) ^ mix(np.array([kind + 1], np.uint64)))[0])
+            total = int(draws.count(indptr, rows, fanout))
+            sizes = (len(rows) + 1, total, total, len(rows))
+            made = Entries(*(np.empty(size, np.int64) for size in sizes))
+            draws.draw(indptr, indices, rows, made, fanout, own, hop, stable)
+            parts.append(np.stack([indices[made.position], made.rows + first, np.full(total, kind)]))
+        source, target, relation = np.concatenate(parts, axis=1)
+        order = np.lexsort((relation, target))
+        return source[order], target[order], relation[order]
 
     def into(
         self, nodes: np.ndarray, fanout: int = 0, rng: np.random.Generator | None = None
@@ -118,6 +150,7 @@ def blocks(
     layers: int,
     fanout: int = 0,
     rng: np.random.Generator | None = None,
+    draw: Callable[[np.ndarray, int], tuple[np.ndarray, ...]] | None = None,
 ) -> list[Block]:
     """Return the blocks that each of ``layers`` layers must compute so that the last one gives ``outputs``, first layer first.
 
@@ -128,19 +161,24 @@ def blocks(
         layers: number of layers.
         fanout: most sampled in-edges of each type into each node; 0: all.
         rng: draws the sample.
+        draw: returns the edges into some nodes in a hop instead, as `InEdges.drawn` does.
     """
     found: list[Block] = []
-    for _ in range(layers):
-        edge, target = edges.into(outputs, fanout, rng)
-        inputs = np.union1d(outputs, edges.source[edge])
+    for hop in range(layers):
+        if draw is not None:
+            source, target, relation = draw(outputs, hop)
+        else:
+            edge, target = edges.into(outputs, fanout, rng)
+            source, relation = edges.source[edge], edges.relation[edge]
+        inputs = np.union1d(outputs, source)
         found.append(
             Block(
                 inputs=inputs,
                 outputs=outputs,
                 rows=np.searchsorted(inputs, outputs),
-                source=np.searchsorted(inputs, edges.source[edge]),
+                source=np.searchsorted(inputs, source),
                 target=target,
-                relation=edges.relation[edge],
+                relation=relation,
                 types=np.searchsorted(offsets, outputs, side="right") - 1,
             )
         )
@@ -345,9 +383,36 @@ class HeteroModel(Model):
 
     def inputs_for(self, targets: np.ndarray, fanout: int = 0, rng: np.random.Generator | None = None) -> HeteroInputs:
         """Prepare the pass over some target nodes [n], ascending; with a ``fanout``, over sampled neighbours."""
+        return self._inputs(blocks(self.edges, self.offsets, targets + self._first, self.num_layers, fanout, rng))
+
+    def sampled_inputs(self, targets: np.ndarray, fanout: Sequence[int], key: int, stable: bool) -> HeteroInputs:
+        """Prepare the pass over some target nodes [n], ascending, with draws of a step's key (`InEdges.drawn`).
+
+        Args:
+            targets: the nodes.
+            fanout: drawn edges of each type into a node per hop, from the target nodes on; -1: all.
+            key: of the step.
+            stable: as of `NeighbourSampler`.
+        """
+
+        def draw(nodes: np.ndarray, hop: int) -> tuple[np.ndarray, ...]:
+            return self.edges.drawn(nodes, fanout[hop], key, hop, stable)
+
+        return self._inputs(blocks(self.edges, self.offsets, targets + self._first, self.num_layers, draw=draw))
+
+    @property
+    def sampled_hops(self) -> int | None:
+        """One per layer."""
+        return self.num_layers
+
+    @property
+    def _first(self) -> int:
+        """Flat number of the first target node."""
+        return int(self.offsets[list(self.graph.counts).index(self.graph.target)])
+
+    def _inputs(self, found: list[Block]) -> HeteroInputs:
+        """Prepare the pass over the edges of each layer."""
         device, dtype = self.device, self.dtype
-        target = list(self.graph.counts).index(self.graph.target)
-        found = blocks(self.edges, self.offsets, targets + self.offsets[target], self.num_layers, fanout, rng)
         nodes = found[0].inputs
         types = np.searchsorted(self.offsets, nodes, side="right") - 1
         x = {}

@@ -10,6 +10,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.batches import check_fanout
 from fedgraph_flwr.clients.parts import Parts
+from fedgraph_flwr.config import TASKS
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import locate, method_params, own_keys
 from fedgraph_flwr.config.parts import key_names
@@ -233,7 +234,10 @@ def _check_sampler(cfg: RunConfig, client: type[GraphClient], model: models.Mode
     """
     what = f"train.sampler={cfg.train.sampler}"
     if not kind_of(cfg).samples:
-        raise FedGraphError(f"{what} does not support task={cfg.task.name} yet: set train.sampler=none or task=nodes")
+        served = [name for name in TASKS if task_class(name).samples]
+        raise FedGraphError(
+            f"{what} does not support task={cfg.task.name}: set train.sampler=none, or task to one of {', '.join(served)}"
+        )
     if not client.samples:
         raise FedGraphError(
             f"{what} does not support strategy={cfg.strategy.name}, which needs a client's whole graph in every step: set"

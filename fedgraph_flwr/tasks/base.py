@@ -8,6 +8,7 @@ every method that trains a network by its loss serves every task.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +59,12 @@ class Sampled(Protocol):
 
     def step(self, server_round: int, exchange: int, index: int) -> Batch:
         """Return the batch of a step."""
+
+    def drawn(self, server_round: int, exchange: int, index: int) -> tuple[np.ndarray, int]:
+        """Return the places of a step's items among all training items, and the key of its draws."""
+
+    def around(self, seeds: np.ndarray, key: int, neighbours: Any = None) -> Any:
+        """Return the inputs of different nodes with sampled neighbours."""
 
 
 Stages = list[tuple[Tensor, Any]]

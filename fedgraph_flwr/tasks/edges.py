@@ -12,6 +12,7 @@ earlier stages.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
 from fedgraph_flwr.tasks import pairs
-from fedgraph_flwr.tasks.base import Learner, Stages
+from fedgraph_flwr.tasks.base import Batch, Learner, Stages
 from fedgraph_flwr.tasks.classification import Classification
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -45,6 +46,7 @@ class Edges(Classification):
     KEYS: ClassVar = frozenset({"between"})
     CLASSES: ClassVar = "edge_classes"
     reads_edges: ClassVar = True
+    samples: ClassVar = True
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         self.cfg = cfg
@@ -148,6 +150,25 @@ class Edges(Classification):
         """With the training edges as items."""
         return self._reading(inputs, 0, self.masks["train"].nonzero().view(-1), client)
 
+    def step(self, whole: Batch, index: int, client: Learner) -> Batch:
+        """All training edges; with ``train.sampler``, some, whose ends are the seeds. Edges to predict stay messages."""
+        if client.sampled is None:
+            return whole
+        places, key = client.sampled.drawn(client.server_round, client.exchange, index)
+        edges = self._train_edges[torch.from_numpy(places)]
+        seeds, ends = np.unique(self.graph.edge_index[:, edges].numpy(), return_inverse=True)
+        attr = self.graph.edge_attr
+        items = items_of(
+            torch.from_numpy(ends.reshape(2, -1)), attr[edges] if attr.size(1) else attr, client.device, client.dtype
+        )
+        inputs = replace(client.sampled.around(seeds, key), **items)
+        return Batch(inputs, None, whole.y[torch.from_numpy(places).to(client.device)])
+
+    @cached_property
+    def _train_edges(self) -> Tensor:
+        """Places of the training edges in `graph` [V]."""
+        return self._places(0, self.masks["train"].nonzero().view(-1))
+
     def later(self, client: Learner, inputs: Any) -> Stages:
         """All items, each as its stage predicts it."""
         if not bool(self.stage.any()):
@@ -172,11 +193,15 @@ class Edges(Classification):
     def _reading(self, inputs: Any, stage: int, rows: Tensor, client: Learner) -> Any:
         """Return inputs with these items, all of which the stage reads."""
         graph = self.graph if not stage else self.until(stage)
-        read = torch.ones(self.order.numel(), dtype=torch.int64)
-        read[self.order] = (self.stage <= stage).to(torch.int64)
-        edges = (read.cumsum(0) - 1)[self.order[rows]]
+        edges = self._places(stage, rows)
         attr = graph.edge_attr[edges] if graph.num_edge_features else graph.edge_attr
         return replace(inputs, **items_of(graph.edge_index[:, edges], attr, client.device, client.dtype))
+
+    def _places(self, stage: int, rows: Tensor) -> Tensor:
+        """Return the places of items among the edges that a stage reads."""
+        read = torch.ones(self.order.numel(), dtype=torch.int64)
+        read[self.order] = (self.stage <= stage).to(torch.int64)
+        return (read.cumsum(0) - 1)[self.order[rows]]
 
     @classmethod
     def for_prediction(cls, cfg: RunConfig) -> RunConfig:

@@ -34,6 +34,7 @@ class Links(Task):
     METRICS: ClassVar = TASKS["links"]
     ITEMS: ClassVar = "edges"
     KEYS: ClassVar = frozenset({"disjoint", "negatives", "candidates"})
+    samples: ClassVar = True
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         super().__init__(cfg, graph)
@@ -70,21 +71,35 @@ class Links(Task):
         return cfg.model.hidden
 
     def step(self, whole: Batch, index: int, client: Learner) -> Batch:
-        """A share of the training pairs, which the network does not see in this step, and pairs without an edge."""
-        task, known = self.cfg.task, self.items["train"]
+        """A share of the training pairs, which the network does not see in this step, and pairs without an edge.
+
+        With ``train.batch_size`` the share is the batch, hidden unless ``task.disjoint`` is 0; with ``train.sampler`` the ends of
+        all pairs are the seeds.
+        """
+        task, known, sampled = self.cfg.task, self.items["train"], client.sampled
         rng = self._rng(client.server_round, client.exchange, index, "negatives")
-        inputs, taken = whole.inputs, np.arange(known.shape[1])
-        if task.disjoint and taken.size > 1:
+        taken, key = np.arange(known.shape[1]), 0
+        if sampled is not None:
+            places, key = sampled.drawn(client.server_round, client.exchange, index)
+            taken = np.sort(places)
+        if task.disjoint and taken.size > 1 and (sampled is None or not self.cfg.train.batch_size):
             taken = np.sort(rng.permutation(taken.size)[: max(round(task.disjoint * taken.size), 1)])
-            inputs = client.model.with_edges(inputs, without(self.graph, known[:, taken]), client.device, client.dtype)
         joined = known[:, taken]
+        hides = bool(task.disjoint) and known.shape[1] > 1
+        graph = without(self.graph, joined) if hides else self.graph
         self._check_size(taken.size, "task.negatives")
         sources = np.repeat(joined[rng.integers(2, size=taken.size), np.arange(taken.size)], task.negatives)
         targets, free = self._corrupted(sources, rng)
         apart = np.stack([sources, targets])[:, free]
         y = torch.cat([torch.ones(taken.size), torch.zeros(apart.shape[1])])
-        items = torch.from_numpy(np.concatenate([joined, apart], axis=1))
-        return Batch(inputs, items.to(client.device), y.to(client.device, client.dtype))
+        items, inputs = np.concatenate([joined, apart], axis=1), whole.inputs
+        if sampled is not None:
+            seeds, ends = np.unique(items, return_inverse=True)
+            own = client.model.neighbours(graph, client.device, client.dtype) if hides else None
+            inputs, items = sampled.around(seeds, key, own), ends.reshape(2, -1)
+        elif hides:
+            inputs = client.model.with_edges(inputs, graph, client.device, client.dtype)
+        return Batch(inputs, torch.from_numpy(items).to(client.device), y.to(client.device, client.dtype))
 
     def _corrupted(self, sources: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """As `NonEdges.corrupted`, with targets of the source's own part."""

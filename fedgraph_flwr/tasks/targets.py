@@ -23,6 +23,7 @@ class Targets(Task):
     """Targets [N, T] of nodes: outputs are [N, T], the loss is a mean over the known entries of the training nodes."""
 
     targets: ClassVar = True
+    samples: ClassVar = True
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         super().__init__(cfg, graph)

@@ -1,0 +1,46 @@
+"""A model's inputs of a client's graph: prepared and cached next to its file, or read in blocks."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.numerics.prepared import prepared
+
+
+class Owner(Protocol):
+    """What this needs of a client."""
+
+    cfg: RunConfig
+    file: Path | None
+    model: Model
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def whole_pass(self) -> bool:
+        """As of `GraphClient`."""
+
+
+def model_inputs(client: Owner, graph: Any, variant: Mapping[str, Any]) -> Any:
+    """Return the model's inputs of a graph.
+
+    With ``train.sampler=neighbors``, they are `GraphInputs`, which need no preparation, unless the client needs the whole pass.
+
+    Args:
+        client: whose model and settings.
+        graph: its graph, or one derived from it and the configuration.
+        variant: keys that identify a derived graph in the cache.
+    """
+    model = client.model
+    if client.cfg.train.sampler == "neighbors" and not client.whole_pass and isinstance(graph, ClientGraph):
+        return model.graph_inputs(graph, client.device, client.dtype)
+    if client.file is None or not isinstance(graph, ClientGraph):
+        return model.prepare(graph, client.device, client.dtype)
+    make = partial(model.prepare, graph, "cpu", client.dtype)
+    return prepared(client.file, client.cfg, variant, graph, make).to(client.device)
