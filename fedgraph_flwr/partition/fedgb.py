@@ -62,7 +62,7 @@ def read(folder: Path) -> tuple[list[Any], str]:
     place = _partition(folder, manifest)
     files = [place / f"data_{index}.pt" for index in range(count)]
     splits = [_split(place / manifest["task"] / "default_split", index) for index in range(count)]
-    read_client = {"homo_subgraph": _nodes, "hetero_subgraph": _typed, "graph": _graphs}[manifest["level"]]
+    read_client: Any = {"homo_subgraph": _nodes, "hetero_subgraph": _typed, "graph": _graphs}[manifest["level"]]
     found = [read_client(path, split, manifest) for path, split in zip(files, splits, strict=True)]
     named = {"name": str(manifest.get("name", "fedgb")), "num_classes": max(graph.num_classes for graph in found)}
     clients: list[Any] = _numbered([replace(graph, **named) for graph in found])
