@@ -47,6 +47,7 @@ from fedgraph_flwr.tasks import Task, kind_of
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import OfGraphs
 from fedgraph_flwr.tasks.targets import Targets, scale_of
+from fedgraph_flwr.tasks.triples import Triples
 from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
@@ -242,6 +243,7 @@ class Predictor:
         Raises:
             FedGraphError: another number of features or kind of graph, or a method that cannot predict here.
         """
+        self._refuse_triples()
         graph = self.as_graph(graph)
         if self.task.targets:
             return self._predict_targets(graph, ids)
@@ -265,6 +267,13 @@ class Predictor:
         ends = [[known.get(node, node) for node in row] for row in task.ends[:, place].tolist()]
         edges = np.arange(place.numel()).astype(object)
         return EdgePredictions(edges, logits[place], self.meaning.classes, self.threshold, np.array(ends, dtype=object))
+
+    def _refuse_triples(self) -> None:
+        if self.task is Triples:
+            raise FedGraphError(
+                f"{self.source} was trained for task=triples, whose model predicts nothing after the run: the ranks of its"
+                " triples are scores of the run"
+            )
 
     def _predict_targets(self, graph: Any, ids: Any) -> TargetPredictions:
         stats = self.target_stats
@@ -345,6 +354,7 @@ class Predictor:
         Raises:
             FedGraphError: another task, or an id that the graph does not have.
         """
+        self._refuse_triples()
         if self.task.classes or self.task.targets:
             raise FedGraphError(
                 f"{self.source} was trained for task={self.cfg.task.name}, which does not predict pairs of nodes: call predict()"

@@ -1,0 +1,143 @@
+"""The table of tasks and features in docs/tasks.md: each 'yes' names the test that shows it, each 'no' is refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedgraph_flwr.config import TASKS, compose
+from fedgraph_flwr.data.prediction_input import InputSpec
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.prediction import Predictor
+from fedgraph_flwr.tasks import kind_of
+
+ROOT = Path(__file__).parents[2]
+
+BY_TASK = {
+    "nodes-regression": "test_targets",
+    "nodes-multilabel": "test_targets",
+    "edges": "test_edges",
+    "links": "test_links",
+    "triples": "test_triples",
+    "graphs": "test_graphs",
+    "graphs-regression": "test_graphs",
+}
+"""Files of tests/tasks in which these names are of every task."""
+
+COMMON = {
+    "Ray": "test_engines_give_the_same_bits",
+    "Flower's simulation": "test_engines_give_the_same_bits",
+    "resume": "test_a_resumed_run_gives_the_same_bits",
+    "DP, secure sums": r"test_\w+_run_under_protections_and_references",
+    "report": r"test_(the_report|predictions_of_stored_graphs)\w+",
+}
+
+STORED = "test_predictions_of_stored_graphs_are_those_that_were_scored"
+
+SHOWN = {
+    ("nodes", "Ray"): "engine/test_ray.py::test_ray_gives_the_parameters_of_the_inline_engine",
+    (
+        "nodes",
+        "Flower's simulation",
+    ): "engine/test_flower.py::test_the_simulation_gives_the_parameters_of_the_inline_engine",
+    ("nodes", "fleet"): "engine/test_fleet.py::test_a_fleet_gives_the_parameters_of_the_inline_engine",
+    ("nodes", "resume"): "runs/test_interrupt.py::test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result",
+    ("nodes", "DP, secure sums"): "methods/test_protections.py::test_",
+    ("nodes", "report"): "report/test_contents.py::test_",
+    ("nodes", "own tables"): "runs/test_prediction.py::test_tables_become_what_the_client_file_holds",
+    (
+        "nodes",
+        "predict, stored",
+    ): "runs/test_prediction.py::test_every_method_predicts_its_own_nodes_as_they_were_scored",
+    ("nodes", "predict, new"): "runs/test_new_nodes.py::test_new_nodes_are_predicted_in_the_stored_graph",
+    ("nodes", "export"): "export/test_export.py::test_the_folders_give_our_logits_without_our_package",
+    (
+        "nodes-regression",
+        "own tables",
+    ): "tasks/test_targets.py::test_tables_with_targets_become_predictions_in_their_unit",
+    (
+        "nodes-regression",
+        "predict, stored",
+    ): "tasks/test_targets.py::test_tables_with_targets_become_predictions_in_their_unit",
+    (
+        "nodes-regression",
+        "predict, new",
+    ): "tasks/test_targets.py::test_tables_with_targets_become_predictions_in_their_unit",
+    (
+        "nodes-multilabel",
+        "own tables",
+    ): "tasks/test_targets.py::test_new_tables_without_targets_get_probabilities_of_yes",
+    (
+        "nodes-multilabel",
+        "predict, new",
+    ): "tasks/test_targets.py::test_new_tables_without_targets_get_probabilities_of_yes",
+    **{
+        (task, "fleet"): "engine/test_tasks.py::test_a_fleet_gives_the_parameters_of_the_inline_engine"
+        for task in ("nodes-regression", "nodes-multilabel", "links")
+    },
+    (
+        "edges",
+        "fleet",
+    ): "tasks/test_edges_tables.py::test_three_banks_score_new_payments_and_a_fleet_trains_the_same_bits",
+    ("edges", "own tables"): "tasks/test_edges_tables.py::test_an_import_keeps_labels_stages_and_counts_of_edges",
+    ("edges", "predict, stored"): "tasks/test_edges.py::test_predictions_list_edges_as_they_were_scored",
+    (
+        "edges",
+        "predict, new",
+    ): "tasks/test_edges_tables.py::test_new_payments_are_scored_by_their_ids_in_the_order_of_the_table",
+    ("links", "predict, stored"): "tasks/test_links.py::test_pairs_are_scored_once_the_run_is_over",
+    ("graphs", "own tables"): "data/test_graph_tables.py::test_from_tables_to_predicted_new_graphs",
+    ("graphs", "predict, stored"): f"tasks/test_graphs.py::{STORED}",
+    ("graphs", "predict, new"): "data/test_graph_tables.py::test_from_tables_to_predicted_new_graphs",
+    ("graphs-regression", "own tables"): "data/test_graph_tables.py::test_numbers_of_graphs_are_targets",
+    (
+        "graphs-regression",
+        "predict, stored",
+    ): "tasks/test_graphs.py::test_predictions_of_stored_graphs_are_those_that_were_scored",
+    ("graphs-regression", "predict, new"): "tasks/test_graphs.py::test_one_new_graph_is_predicted",
+} | {
+    (task, feature): f"tasks/{file}.py::{name}"
+    for task, file in BY_TASK.items()
+    for feature, name in COMMON.items()
+    if (task, feature) != ("triples", "report")
+}
+
+
+def table() -> dict[tuple[str, str], str]:
+    """The cells of the page."""
+    text = (ROOT / "docs/tasks.md").read_text().partition("## What works for which task")[2]
+    head, _, *rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"
+    ]
+    return {
+        (row[0], column): cell for row in rows[: len(TASKS)] for column, cell in zip(head[1:], row[1:], strict=True)
+    }
+
+
+def test_a_cell_says_yes_where_a_test_shows_it():
+    cells = table()
+    assert {task for task, _ in cells} == set(TASKS)
+    assert set(cells.values()) == {"yes", "no", "–"}
+    assert {cell for cell, word in cells.items() if word == "yes"} == set(SHOWN)
+    for place in set(SHOWN.values()):
+        file, _, name = place.partition("::")
+        assert re.search(rf"^def {name}", (ROOT / "tests" / file).read_text(), re.MULTILINE), place
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_what_is_refused_is_one_error(task):
+    """Exports of other tasks than nodes, and predictions of triples."""
+    refused = {feature for (name, feature), word in table().items() if name == task and word == "no"}
+    assert refused == (set() if task == "nodes" else {"export"}) | (
+        {"predict, stored", "predict, new"} if task == "triples" else set()
+    )
+    cfg = compose([f"task={task}", *(["model=gcn"] if task != "triples" else [])])
+    predictor = Predictor(cfg, None, {}, {}, 0, InputSpec(("0", "1"), 3))
+    if "export" in refused:
+        kind = kind_of(cfg)
+        with pytest.raises(FedGraphError, match="export"):
+            kind.network(cfg, 3, 2).plain() if kind.classes else predictor.plain()
+    if task == "triples":
+        for call in (lambda: predictor.predict(None), lambda: predictor.predict_pairs(None, [])):
+            with pytest.raises(FedGraphError, match=r"task=triples.*the ranks of its triples are scores of the run"):
+                call()
