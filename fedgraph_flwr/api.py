@@ -227,7 +227,7 @@ class Run:
 
 
 def run(
-    *words: str,
+    *overrides: str,
     graphs: Sequence[Any] | None = None,
     classes: Sequence[str] = (),
     target: str = "",
@@ -239,7 +239,7 @@ def run(
         fg.run("train.lr=0.05", strategy="fedprox", dataset="cora", train={"local_steps": 1}, seed=1)
 
     Args:
-        words: ``key=value``, as on the command line.
+        overrides: ``key=value``, as on the command line.
         graphs: PyG ``Data`` or ``HeteroData`` in memory, one per client, instead of a dataset and its partition: ``x``,
             ``edge_index``, integer ``y`` (-1: unknown). ``train_mask`` and ``test_mask`` are used as the split if present.
             ``node_id`` identifies nodes held by several clients. With ``task=graphs``, a list of ``Data`` per client, each
@@ -248,7 +248,7 @@ def run(
         classes: with ``graphs``, the names of the labels 0..C-1.
         target: with ``HeteroData``, the node type to classify; optional if only one type has ``y``.
         progress: True, False, or "auto": a bar in a notebook or a terminal.
-        keys: any key, with precedence over words: nested (``train={"lr": 0.1}``), dotted (``**{"train.lr": 0.1}``),
+        keys: any key, with precedence over overrides: nested (``train={"lr": 0.1}``), dotted (``**{"train.lr": 0.1}``),
             ``config="mine.yaml"``, ``resume="runs/..."``.
 
     Raises:
@@ -257,12 +257,12 @@ def run(
         KeyboardInterrupt: Ctrl-C; its note says how to resume.
     """
     if graphs is not None:
-        return train(_with_graphs(words, keys, graphs, classes, target), progress)
+        return train(_with_graphs(overrides, keys, graphs, classes, target), progress)
     if classes or target:
         raise FedGraphError(
             f"{'classes=' if classes else 'target='} applies only to graphs=[...]: pass graphs=, or leave it out"
         )
-    return train(configuration(words, keys), progress)
+    return train(configuration(overrides, keys), progress)
 
 
 def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
@@ -387,7 +387,7 @@ def _run(one: Run | str | os.PathLike[str]) -> Run:
 
 
 def _with_graphs(
-    words: Sequence[str], keys: Mapping[str, Any], graphs: Sequence[Any], classes: Sequence[str], target: str
+    overrides: Sequence[str], keys: Mapping[str, Any], graphs: Sequence[Any], classes: Sequence[str], target: str
 ) -> RunConfig:
     """Return the configuration of a run on graphs in memory, and write them to its folder."""
     from fedgraph_flwr.partition import objects, store
@@ -399,14 +399,14 @@ def _with_graphs(
     name = keys.pop("dataset", "graphs")
     if not (isinstance(name, str) and re.fullmatch(NAME, name)):
         raise FedGraphError(f"dataset={name} names graphs=[...]: expected lower-case letters, digits, - and _")
-    for key in (*keys, *words):
+    for key in (*keys, *overrides):
         if key.startswith(("dataset", "partition", "graph", "resume")):
             raise FedGraphError(
                 f"{key} cannot be combined with graphs=[...], which define the clients: remove one of them"
             )
     split = objects.any_split(graphs, target)
     given = [f"num_clients={len(graphs)}", *(["split.kind=public"] if split else [])]
-    cfg = configuration(words, keys, given)
+    cfg = configuration(overrides, keys, given)
     if not here(cfg):
         raise FedGraphError(
             f"graphs=[...] requires a simulation, but engine={cfg.engine} is a fleet, whose nodes have their own graphs"

@@ -85,8 +85,8 @@ def cells(tally: SweepSummary, paper: str) -> Iterator[Cell]:
 
 def strategy(tally: SweepSummary, method: str) -> str:
     """Return the strategy of a column; empty if it runs none."""
-    words = [*tally.sweep.common, *tally.sweep.methods[method]]
-    return next((word.partition("=")[2] for word in reversed(words) if word.startswith("strategy=")), "")
+    overrides = [*tally.sweep.common, *tally.sweep.methods[method]]
+    return next((word.partition("=")[2] for word in reversed(overrides) if word.startswith("strategy=")), "")
 
 
 def column(tally: SweepSummary, strategies: tuple[str, ...]) -> str:
@@ -207,12 +207,12 @@ def picture(paper: str) -> str:
     return "\n\n".join([*parts, below(paper)])
 
 
-def main(words: list[str]) -> None:
+def main(args: list[str]) -> None:
     """Run the command."""
-    if "--write" in words:
+    if "--write" in args:
         README.write_text(written(README.read_text()))
         return
-    for name in words or papers():
+    for name in args or papers():
         if name not in papers():
             sys.exit(f"error: {unknown('paper', name, papers())}")
         print(f"# {name}\n\n{picture(name)}\n")

@@ -50,12 +50,12 @@ def _accuracy(folder: Path, client: int | None, graph: ClientGraph) -> float:
 def add(path: Path, cell: spec.Cell) -> None:
     """Run a cell, score its models, and append its row."""
     with tempfile.TemporaryDirectory() as out:
-        summary = run(configuration([*cell.words, "checkpoint_every=0", f"out={out}"]))
+        summary = run(configuration([*cell.overrides, "checkpoint_every=0", f"out={out}"]))
         score, place = summary["headline"].split(" at ")
         found = [cell.setting, cell.method, cell.seed, summary["metrics"][place][score], whole_score(Path(out))]
     new = not path.is_file()
     with path.open("a", newline="") as file:
-        csv.writer(file).writerows([FIELDS] * new + [(*found, " ".join(cell.words))])
+        csv.writer(file).writerows([FIELDS] * new + [(*found, " ".join(cell.overrides))])
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     path = sweep.results.with_name(f"{sweep.results.stem}_whole.csv")
     done = {row["words"] for row in read(path)}
     for cell in [] if given.table_only else sweep.cells({}):
-        if " ".join(cell.words) not in done and given.only in f"{cell.setting}/{cell.method}/{cell.seed}":
+        if " ".join(cell.overrides) not in done and given.only in f"{cell.setting}/{cell.method}/{cell.seed}":
             add(path, cell)
             print(f"{cell.label}: done", flush=True)
     write_bytes(path.with_suffix(".md"), table(sweep, read(path)).encode())

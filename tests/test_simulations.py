@@ -30,7 +30,7 @@ def test_every_table_composes(path):
     for cell in table.cells({}):
         first = cell.setting == settings[0] or cell.method == methods[0]
         if cell.seed == table.seeds[0] and first and cell.method not in COUNTED:
-            compose(cell.words)
+            compose(cell.overrides)
     for setting, cells in table.paper.items():
         assert setting in table.settings
         assert not set(cells) - set(table.methods)
@@ -122,5 +122,5 @@ def test_on_the_whole_graph_the_pooled_model_keeps_its_score_and_one_shared_mode
 def test_the_stored_table_of_the_whole_graph_is_what_its_rows_say():
     sweep = load(FOLDER / "federatedscope.yaml")
     found = whole_graph.read(FOLDER / "results" / "federatedscope_whole.csv")
-    assert {row["words"] for row in found} == {" ".join(cell.words) for cell in sweep.cells({})}
+    assert {row["words"] for row in found} == {" ".join(cell.overrides) for cell in sweep.cells({})}
     assert (FOLDER / "results" / "federatedscope_whole.md").read_text() == whole_graph.table(sweep, found)

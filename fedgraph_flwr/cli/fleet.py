@@ -148,6 +148,6 @@ def _check(args: argparse.Namespace) -> int:
     wrong = 0
     authority = args.ca or args.key.parent / "ca.crt"
     for found in check(check_address(args.server, "--server"), args.key, authority, args.graph, args.schema):
-        print(f"{found.what:10} {_MARKS[found.right]:4} {found.words}", flush=True)
+        print(f"{found.what:10} {_MARKS[found.right]:4} {found.explanation}", flush=True)
         wrong += found.right is False
     return 1 if wrong else 0

@@ -460,10 +460,10 @@ def _until(text: str) -> list[int]:
     import pandas as pd
 
     try:
-        words = [word.strip() for word in text.split(",") if word.strip()]
+        texts = [word.strip() for word in text.split(",") if word.strip()]
         return [
             int(word) if word.lstrip("-").isdecimal() else int(pd.Timestamp(word, tz="UTC").timestamp())
-            for word in words
+            for word in texts
         ]
     except ValueError as error:
         raise FedGraphError(

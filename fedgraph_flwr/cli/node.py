@@ -159,7 +159,7 @@ class Server:
     def unreachable(self) -> str:
         """Return why the server cannot be reached; empty if it responds."""
         found = reach(self.host, self.port, self.authority)
-        return "" if found.right else found.words
+        return "" if found.right else found.explanation
 
 
 class Node:

@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
             f"ready on {places.listen}; start nodes with: fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
         )
         ended = wait_for_one(processes)
-        say(f"{Path(ended.words[0]).name} ended; see its last lines above")
+        say(f"{Path(ended.command[0]).name} ended; see its last lines above")
         return 1
     except KeyboardInterrupt:
         say("stopping the server")

@@ -130,7 +130,7 @@ def _list(index: ResultsIndex, missing: Sequence[Cell], jobs: int) -> int:
     wanted = {cell.identity for cell in missing}
     for cell in index.sweep.cells(index.found):
         state = "to run " if cell.identity in wanted else "done   " if cell.identity in index.found else "skipped"
-        print(f"{state}  {cell.label}: fedgraph-flwr run {shlex.join(cell.words)}")
+        print(f"{state}  {cell.label}: fedgraph-flwr run {shlex.join(cell.overrides)}")
     print(_plan(index, missing, jobs, index.seconds(missing)))
     return 0
 

@@ -171,12 +171,12 @@ def _upon(resolved: dict[str, Any], source: str, given: dict[str, Any]) -> list[
 
 
 def configuration(
-    words: Sequence[str], keys: Mapping[str, Any] | None = None, defaults: Sequence[str] = ()
+    overrides: Sequence[str], keys: Mapping[str, Any] | None = None, defaults: Sequence[str] = ()
 ) -> RunConfig:
     """Compose the configuration of a command line, including ``config=``, ``resume=`` and ``evaluate=``.
 
     Args:
-        words: ``key=value`` overrides.
+        overrides: ``key=value`` overrides.
         keys: values by key, with higher precedence (see `compose`).
         defaults: overrides with the lowest precedence.
 
@@ -185,11 +185,11 @@ def configuration(
     """
     keys = keys or {}
     named = ("config", "resume", "evaluate")
-    given = dict(word.partition("=")[::2] for word in words) | {k: keys[k] for k in named if k in keys}
+    given = dict(word.partition("=")[::2] for word in overrides) | {k: keys[k] for k in named if k in keys}
     earlier = given.get("resume") or given.get("evaluate")
     base = given.get("config") or (str(Path(earlier) / "config.yaml") if earlier else None)
-    words = [word for word in words if not word.startswith("config=")]
-    cfg = compose(words, base, defaults, {key: value for key, value in keys.items() if key != "config"})
+    overrides = [word for word in overrides if not word.startswith("config=")]
+    cfg = compose(overrides, base, defaults, {key: value for key, value in keys.items() if key != "config"})
     if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():
         raise FedGraphError(f"resume={cfg.resume} writes to its own folder: remove out={cfg.out}")
     return dataclasses.replace(cfg, out=cfg.resume) if cfg.resume else cfg
@@ -212,11 +212,11 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
     if foreign and any("${" in text for text in (base, overrides, *plain)):
         raise FedGraphError("the server's configuration contains '${': a node resolves no variables for a server")
     try:
-        words = shlex.split(overrides)
+        given = shlex.split(overrides)
     except ValueError as error:
         raise FedGraphError(f"cannot split overrides into key=value ({error})") from error
     clients = [f"num_clients={run_config['num-clients']}"] if "num-clients" in run_config else []
-    return compose([*plain, *words], base or None, clients, foreign=foreign)
+    return compose([*plain, *given], base or None, clients, foreign=foreign)
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # without the C library, slower
@@ -248,10 +248,10 @@ def to_json(cfg: RunConfig) -> str:
     return json.dumps(dataclasses.asdict(cfg))
 
 
-def _parse(words: Sequence[str]) -> dict[str, Any]:
+def _parse(overrides: Sequence[str]) -> dict[str, Any]:
     """Parse ``key=value`` overrides to a flat dict; values are YAML scalars or lists."""
     given: dict[str, Any] = {}
-    for word in words:
+    for word in overrides:
         key, sign, value = word.partition("=")
         if not sign or not key:
             raise FedGraphError(f"'{word}' is not of the form key=value")

@@ -65,20 +65,22 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
     return kept | dict(above)
 
 
-def choices(words: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+def choices(overrides: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
     """Normalise overrides: old names of keys, ``group.name`` as the selection, ``params`` as keys of the group.
 
     Raises:
         FedGraphError: a group is selected twice, its selection is not a name, or an old name is next to its new one.
     """
     renamed: dict[str, Any] = {}
-    for key, value in rename_config(words, places).items():
+    for key, value in rename_config(overrides, places).items():
         group, _, rest = key.partition(".")
         if group in CHOICES and rest == "name":
-            if words.get(group, value) == value:
+            if overrides.get(group, value) == value:
                 key = group
             elif group != "dataset":  # `dataset=tu dataset.name=PROTEINS` selects from a collection
-                raise FedGraphError(f"{group}={words[group]} and {key}={value} select different names: leave one out")
+                raise FedGraphError(
+                    f"{group}={overrides[group]} and {key}={value} select different names: leave one out"
+                )
         elif group in CHOICES and rest.startswith("params."):
             key = f"{group}.{rest.removeprefix('params.')}"
         elif key == "attack":

@@ -51,8 +51,8 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
     if head != HEADER:
         raise FedGraphError(f"{path} has the columns '{head[:200]}', expected '{HEADER}': fetch the file again")
     wanted = [TIME, FROM_BANK, FROM_ACCOUNT, TO_BANK, TO_ACCOUNT, PAID, CURRENCY, FORMAT, LABEL]
-    words = dict.fromkeys((FROM_BANK, FROM_ACCOUNT, TO_BANK, TO_ACCOUNT, CURRENCY, FORMAT), "category")
-    types: dict[int, Any] = {TIME: str, PAID: np.float64, LABEL: np.int64, **words}
+    texts = dict.fromkeys((FROM_BANK, FROM_ACCOUNT, TO_BANK, TO_ACCOUNT, CURRENCY, FORMAT), "category")
+    types: dict[int, Any] = {TIME: str, PAID: np.float64, LABEL: np.int64, **texts}
     try:
         table = pd.read_csv(path, skiprows=1, header=None, names=range(11), usecols=wanted, dtype=types)
         seconds = (
@@ -97,7 +97,7 @@ def _accounts(table: Any) -> tuple[Ints, Ints]:
     import pandas as pd
 
     both = [np.concatenate([table[first].astype(str), table[second].astype(str)]) for first, second in ENDS]
-    bank, account = (pd.factorize(words)[0].astype(np.int64) for words in both)
+    bank, account = (pd.factorize(texts)[0].astype(np.int64) for texts in both)
     code = pd.factorize(bank * (1 + int(account.max(initial=0))) + account)[0]
     owner = np.empty(1 + int(code.max(initial=-1)), dtype=np.int64)
     owner[code] = bank

@@ -295,33 +295,33 @@ def _decimals_of(kind: str, table: Any, names: Sequence[str], treatment: Treatme
     for name in names:
         if table[name].dtype.kind in "biufM" or treatment.option(treatment.kinds, kind, name) not in ("", "number"):
             continue
-        words = _known(table[name])
-        if not words or number_like(words[:20]).sum() < len(words[:20]):  # a cheap test that skips text columns
+        texts = _known(table[name])
+        if not texts or number_like(texts[:20]).sum() < len(texts[:20]):  # a cheap test that skips text columns
             continue
-        forms = readings(words, treatment.number_formats(kind, name) or FORMATS)
-        if len(forms) == 1 and (forms[0].thousands in (",", ".") or any(forms[0].decimal in word for word in words)):
+        forms = readings(texts, treatment.number_formats(kind, name) or FORMATS)
+        if len(forms) == 1 and (forms[0].thousands in (",", ".") or any(forms[0].decimal in word for word in texts)):
             found.add(forms[0].decimal)
     return found
 
 
 def _number_format(
-    words: Sequence[str], name: str, where: str, accepted: Sequence[NumberFormat] | None, decimals: set[str]
+    texts: Sequence[str], name: str, where: str, accepted: Sequence[NumberFormat] | None, decimals: set[str]
 ) -> NumberFormat | None:
     """Return the format by which all texts are numbers; None if some text is not a number.
 
     Raises:
         FedGraphError: two formats fit, and neither the options nor the other columns decide.
     """
-    forms = readings(words, FORMATS if accepted is None else accepted)
+    forms = readings(texts, FORMATS if accepted is None else accepted)
     if len(forms) > 1 and len(fitting := [form for form in forms if form.decimal in decimals]) == 1:
         forms = fitting
     if len(forms) > 1:
-        which = next(i for i in range(len(words)) if len({float(form.read([words[i]])[0]) for form in forms}) > 1)
+        which = next(i for i in range(len(texts)) if len({float(form.read([texts[i]])[0]) for form in forms}) > 1)
         meanings = " or ".join(
-            f"{form.read([words[which]])[0]:.15g} (--decimal {name}={form.decimal})" for form in forms
+            f"{form.read([texts[which]])[0]:.15g} (--decimal {name}={form.decimal})" for form in forms
         )
         raise FedGraphError(
-            f"{where}: column '{name}' has '{words[which]}', which can mean {meanings}: pass one of these options"
+            f"{where}: column '{name}' has '{texts[which]}', which can mean {meanings}: pass one of these options"
         )
     return forms[0] if forms else None
 
@@ -430,26 +430,26 @@ def as_written(
         )
     if series.dtype.kind in "biufM" or column.kind not in ("number", "date"):
         return column
-    words = _known(series)
+    texts = _known(series)
     if column.kind == "date":
-        if not form and words and read_dates(_series(words), column.format).isna().any():
-            form = date_format(words, name, where)
-    elif words:
+        if not form and texts and read_dates(_series(texts), column.format).isna().any():
+            form = date_format(texts, name, where)
+    elif texts:
         stored = NumberFormat.parse(column.format)
-        doubtful = column.format == ANY or (decimals and stored.decimal not in decimals and len(readings(words)) > 1)
-        if accepted is not None or doubtful or np.isnan(stored.read(words)).any():
-            found = _number_format(words, name, where, accepted, decimals)
+        doubtful = column.format == ANY or (decimals and stored.decimal not in decimals and len(readings(texts)) > 1)
+        if accepted is not None or doubtful or np.isnan(stored.read(texts)).any():
+            found = _number_format(texts, name, where, accepted, decimals)
             if found is None and accepted is not None:
-                raise FedGraphError(_unlike(series, words, np.ones(len(words), bool), name, where, accepted))
+                raise FedGraphError(_unlike(series, texts, np.ones(len(texts), bool), name, where, accepted))
             if found is not None:
                 return replace(column, format=str(found))
     return replace(column, format=form) if form else column
 
 
-def _series(words: Any) -> Any:
+def _series(texts: Any) -> Any:
     import pandas as pd
 
-    return pd.Series(words)
+    return pd.Series(texts)
 
 
 def _unusual(column: Column) -> bool:

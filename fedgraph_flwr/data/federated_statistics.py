@@ -273,29 +273,29 @@ def _merged_table(
         marked = any(report["schema"].nodes[kind][name].missing for _, report in having)
         merged[name] = _merged(name, replace(column, missing=marked), sums, floor)
         if column.kind == "category":
-            words = {party: report["sums"][kind][name].get("words", {}) for party, report in having}
-            _report_values(name, merged[name], words, sum(s["count"] for s in sums), say, warn)
+            texts = {party: report["sums"][kind][name].get("words", {}) for party, report in having}
+            _report_values(name, merged[name], texts, sum(s["count"] for s in sums), say, warn)
     return merged
 
 
 def _report_values(
     name: str,
     column: Column,
-    words: Mapping[str, Mapping[str, int]],
+    texts: Mapping[str, Mapping[str, int]],
     rows: int,
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
     """Report how many rows of a category become "other", and which values only one party has."""
     total: Counter[str] = Counter()
-    for own in words.values():
+    for own in texts.values():
         total.update(own)
     if lost := rows - sum(total[word] for word in column.categories):
         cut = {word: count for word, count in total.items() if word not in column.categories}
         named = f": {named_counts(cut)}" if cut else "; their values have too few rows to be shared"
         say(f"column '{name}': {lost} of {rows} rows become 'other'{named}")
-    for party, own in words.items():
-        others = {word for other, counted in words.items() if other != party for word in counted}
+    for party, own in texts.items():
+        others = {word for other, counted in texts.items() if other != party for word in counted}
         alone = {word: count for word, count in own.items() if word not in others}
         if alone and others:
             text = f"column '{name}': only {party} has {named_counts(alone)}"

@@ -73,9 +73,9 @@ def _no_words() -> Tensor:
     return torch.zeros(0, 0, dtype=torch.uint8)
 
 
-def pack_words(words: Any) -> Tensor:
+def pack_words(texts: Any) -> Tensor:
     """Encode texts as UTF-8, uint8 [N, width], padded with zeros, so that rows can be indexed like any tensor."""
-    encoded = np.char.encode(np.asarray(words, dtype=str), "utf-8")
+    encoded = np.char.encode(np.asarray(texts, dtype=str), "utf-8")
     width = max(encoded.dtype.itemsize, 1)
     return torch.from_numpy(np.ascontiguousarray(encoded).view(np.uint8).reshape(len(encoded), width).copy())
 

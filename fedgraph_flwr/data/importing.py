@@ -474,8 +474,8 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     numbers = pd.to_numeric(read, errors="coerce")
     form = treatment.date_formats.get(column, "")
     if form or bool(numbers.isna().any()):
-        words = as_words(read)
-        form = form or date_format([str(word) for word in np.unique(words)], column, where)
+        texts = as_words(read)
+        form = form or date_format([str(word) for word in np.unique(texts)], column, where)
         numbers = (read_dates(read, form) - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)
     if bool(numbers.isna().any()):
         row = int(numbers.isna().to_numpy().argmax())
@@ -531,30 +531,30 @@ class Ids:
         Raises:
             FedGraphError: an id is missing or repeated.
         """
-        words = as_words(_column(table, column, where, "id"))
-        if (words == "").any():
-            raise FedGraphError(f"{where}: row {int((words == '').argmax()) + 1} has no id in column '{column}'")
-        self._keep(words, where)
+        texts = as_words(_column(table, column, where, "id"))
+        if (texts == "").any():
+            raise FedGraphError(f"{where}: row {int((texts == '').argmax()) + 1} has no id in column '{column}'")
+        self._keep(texts, where)
 
     @classmethod
-    def of(cls, words: np.ndarray, where: str) -> "Ids":
+    def of(cls, texts: np.ndarray, where: str) -> "Ids":
         """Build the index from ids [N].
 
         Raises:
             FedGraphError: an id is repeated.
         """
         found = cls.__new__(cls)
-        found._keep(words, where)
+        found._keep(texts, where)
         return found
 
-    def _keep(self, words: np.ndarray, where: str) -> None:
+    def _keep(self, texts: np.ndarray, where: str) -> None:
         import pandas as pd
 
-        self.index = pd.Index(words)
+        self.index = pd.Index(texts)
         if not self.index.is_unique:
             second = int(self.index.duplicated().argmax())
-            first = int((words == words[second]).argmax())
-            raise FedGraphError(f"{where}: id '{words[second]}' is repeated in rows {first + 1} and {second + 1}")
+            first = int((texts == texts[second]).argmax())
+            raise FedGraphError(f"{where}: id '{texts[second]}' is repeated in rows {first + 1} and {second + 1}")
         self.where = where
 
     def positions(self, table: Any, column: str, where: str, first: int = 0) -> np.ndarray:
@@ -563,12 +563,12 @@ class Ids:
         Raises:
             FedGraphError: an id is unknown.
         """
-        words = as_words(_column(table, column, where, "end of edges"))
-        found = self.index.get_indexer(words)
+        texts = as_words(_column(table, column, where, "end of edges"))
+        found = self.index.get_indexer(texts)
         if (found < 0).any():
             row = int((found < 0).argmax())
             raise FedGraphError(
-                f"{where}: row {first + row + 1} names '{words[row]}' in column '{column}', which is not an id of {self.where}"
+                f"{where}: row {first + row + 1} names '{texts[row]}' in column '{column}', which is not an id of {self.where}"
             )
         return found.astype(np.int64)
 
@@ -607,14 +607,14 @@ def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()
     Raises:
         FedGraphError: a label is not in ``classes``.
     """
-    words = as_words(_column(table, column, where, "label"))
-    names = list(classes) or sorted(set(words) - {""}, key=natural)
+    texts = as_words(_column(table, column, where, "label"))
+    names = list(classes) or sorted(set(texts) - {""}, key=natural)
     code = {"": -1} | {name: number for number, name in enumerate(names)}
-    unlisted = sorted(set(words) - set(code))
+    unlisted = sorted(set(texts) - set(code))
     if unlisted:
-        row = int(np.isin(words, unlisted).argmax())
-        raise FedGraphError(f"{where}: row {row + 1} has label '{words[row]}', expected one of: {', '.join(names)}")
-    distinct, inverse = np.unique(words, return_inverse=True)
+        row = int(np.isin(texts, unlisted).argmax())
+        raise FedGraphError(f"{where}: row {row + 1} has label '{texts[row]}', expected one of: {', '.join(names)}")
+    distinct, inverse = np.unique(texts, return_inverse=True)
     return torch.from_numpy(np.array([code[str(word)] for word in distinct], dtype=np.int64)[inverse]), names
 
 
@@ -631,10 +631,10 @@ def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
     found = []
     for name in names:
         column = _column(table, name, where, "targets")
-        words = column.astype("string").str.strip()
-        values = pd.to_numeric(words, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        texts = column.astype("string").str.strip()
+        values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         values = np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan)
-        filled = ~(words.isna() | words.str.lower().isin(["", "nan", "na", "null"])).to_numpy(dtype=bool)
+        filled = ~(texts.isna() | texts.str.lower().isin(["", "nan", "na", "null"])).to_numpy(dtype=bool)
         if (wrong := np.flatnonzero(np.isnan(values) & filled)).size:
             raise FedGraphError(
                 f"{where} row {wrong[0] + 1}: '{column.iloc[wrong[0]]}' in column '{name}' is not a number: expected numbers to"
@@ -669,15 +669,15 @@ def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Te
     """
     part = np.full(len(table), -1)
     if column:
-        words = np.char.lower(as_words(_column(table, column, where, "split")))
-        wrong = ~np.isin(words, ["", *SPLITS])
+        texts = np.char.lower(as_words(_column(table, column, where, "split")))
+        wrong = ~np.isin(texts, ["", *SPLITS])
         if wrong.any():
             row = int(wrong.argmax())
             raise FedGraphError(
-                f"{where}: row {row + 1} has '{words[row]}' in column '{column}', expected train, val, test or empty"
+                f"{where}: row {row + 1} has '{texts[row]}' in column '{column}', expected train, val, test or empty"
             )
         for word, number in SPLITS.items():
-            part[words == word] = number
+            part[texts == word] = number
     train, val, test = (torch.from_numpy(part == number) for number in range(3))
     return train, val, test
 
@@ -686,10 +686,10 @@ def group_codes(table: Any, column: str, where: str) -> Tensor:
     """Return each node's client, 0..M-1 in sorted order of the column's values, int64 [N]; empty without a column."""
     if not column:
         return torch.zeros(0, dtype=torch.int64)
-    words = as_words(_column(table, column, where, "client"))
-    if (words == "").any():
-        raise FedGraphError(f"{where}: row {int((words == '').argmax()) + 1} has no client in column '{column}'")
-    distinct, inverse = np.unique(words, return_inverse=True)
+    texts = as_words(_column(table, column, where, "client"))
+    if (texts == "").any():
+        raise FedGraphError(f"{where}: row {int((texts == '').argmax()) + 1} has no client in column '{column}'")
+    distinct, inverse = np.unique(texts, return_inverse=True)
     rank = {name: number for number, name in enumerate(sorted(map(str, distinct), key=natural))}
     return torch.from_numpy(np.array([rank[str(name)] for name in distinct], dtype=np.int64)[inverse])
 

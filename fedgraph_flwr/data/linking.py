@@ -312,7 +312,7 @@ def with_stubs(graph: ClientGraph, rows: Ints) -> tuple[ClientGraph, int]:
         edges = edges.unique(dim=1)
     data |= {key: torch.cat([getattr(graph, key), torch.zeros(more, dtype=torch.bool)]) for key in _MASKS}
     labels = [name.partition(BETWEEN)[2] for name in distinct.tolist()]
-    words = [*unpack_words(graph.ids).tolist(), *labels]
+    texts = [*unpack_words(graph.ids).tolist(), *labels]
     targets = graph.targets
     if targets.numel():
         targets = torch.cat([targets, torch.full((more, targets.size(1)), torch.nan)])
@@ -321,7 +321,7 @@ def with_stubs(graph: ClientGraph, rows: Ints) -> tuple[ClientGraph, int]:
         x=torch.cat([graph.x, torch.zeros(more, graph.x.size(1))]),
         y=torch.cat([graph.y, torch.full((more,), -1)]),
         edge_index=edges,
-        ids=pack_words(words),
+        ids=pack_words(texts),
         targets=targets,
         **data,
     )

@@ -33,16 +33,16 @@ BETWEEN = "\x1f"
 """Separator of the values of a key."""
 
 
-def fold(words: Any) -> np.ndarray:
+def fold(texts: Any) -> np.ndarray:
     """Return texts in normal form: Unicode NFKC, without spaces and case."""
-    distinct, inverse = np.unique(np.asarray(words, dtype=str), return_inverse=True)
+    distinct, inverse = np.unique(np.asarray(texts, dtype=str), return_inverse=True)
     folded = ["".join(unicodedata.normalize("NFKC", str(word)).split()).casefold() for word in distinct]
     return np.array(folded, dtype=str)[inverse] if folded else np.zeros(0, dtype=str)
 
 
-def normal_ids(words: Any, form: str) -> np.ndarray:
+def normal_ids(texts: Any, form: str) -> np.ndarray:
     """Return ids in normal form; numbers without leading zeros where ``form`` is ``number``."""
-    folded = fold(words)
+    folded = fold(texts)
     if form != "number" or not folded.size:
         return folded
     distinct, inverse = np.unique(folded, return_inverse=True)
@@ -149,8 +149,8 @@ def divide(
     Raises:
         FedGraphError: no row names the own party, an own account is unknown, or two own ids have one normal form.
     """
-    words = [as_words(_column(links, name, where[0])) for name in ends]
-    named = _parties(links, words, rule, where[0])
+    texts = [as_words(_column(links, name, where[0])) for name in ends]
+    named = _parties(links, texts, rule, where[0])
     own_name, folded = fold([rule.own])[0], [fold(names) for names in named]
     _report_spellings(named, folded, where[0], treatment)
     own = [names == own_name for names in folded]
@@ -160,7 +160,7 @@ def divide(
             f" {', '.join(sorted({*folded[0], *folded[1]} - {''})[:10]) or 'its names'}"
         )
     foreign = own[0] ^ own[1]
-    known = [(names != "") & (ids != "") for names, ids in zip(folded, words, strict=True)]
+    known = [(names != "") & (ids != "") for names, ids in zip(folded, texts, strict=True)]
     for mask, what in (
         (~own[0] & ~own[1], f"have no end at '{rule.own}'"),
         (foreign & ~(known[0] & known[1]), "name no party or no account at their other end"),
@@ -168,11 +168,11 @@ def divide(
         if count := int(mask.sum()):
             treatment.say(f"{where[0]}: {count} of {len(links)} rows {what}: left out")
     foreign &= known[0] & known[1]
-    positions = _own_positions(words, own, index, rule, ends, where, treatment)
+    positions = _own_positions(texts, own, index, rule, ends, where, treatment)
     both, rows = np.flatnonzero(own[0] & own[1]), np.flatnonzero(foreign)
     outgoing = own[0][rows]
     others = np.where(outgoing, folded[1][rows], folded[0][rows])
-    ids = np.where(outgoing, words[1][rows], words[0][rows])
+    ids = np.where(outgoing, texts[1][rows], texts[0][rows])
     parties = tuple(sorted(set(map(str, others))))
     keys = _keys(links, rows, rule, where[0], treatment)
     found = Records(
@@ -211,12 +211,12 @@ def _column(links: Any, name: str, where: str, what: str = "end of edges") -> An
     return links[name]
 
 
-def _parties(links: Any, words: Sequence[np.ndarray], rule: PartyRule, where: str) -> list[np.ndarray]:
+def _parties(links: Any, texts: Sequence[np.ndarray], rule: PartyRule, where: str) -> list[np.ndarray]:
     """Return the party of each row's source and target, as written [E]; "" where it is missing."""
     if rule.columns:
         return [as_words(_column(links, name, where, "party")) for name in rule.columns]
     found = []
-    for ids in words:
+    for ids in texts:
         parts = np.char.partition(ids, rule.prefix) if ids.size else np.zeros((0, 3), dtype=str)
         found.append(np.where(parts[:, 1] == "", "", parts[:, 0]))
     return found
@@ -239,7 +239,7 @@ def _report_spellings(
 
 
 def _own_positions(
-    words: Sequence[np.ndarray],
+    texts: Sequence[np.ndarray],
     own: Sequence[np.ndarray],
     index: Any,
     rule: PartyRule,
@@ -265,7 +265,7 @@ def _own_positions(
             + (", or pass --id-form text" if zeros else "")
         )
     found, adjusted, example = [], 0, ""
-    for ids, mask, column in zip(words, own, ends, strict=True):
+    for ids, mask, column in zip(texts, own, ends, strict=True):
         places = np.where(mask, index.get_indexer(ids), -1)
         if (odd := mask & (places < 0)).any():
             places[odd] = forms.get_indexer(normal_ids(ids[odd], rule.id_form))
@@ -307,14 +307,16 @@ def _keys(links: Any, rows: np.ndarray, rule: PartyRule, where: str, treatment: 
     return np.array([BETWEEN.join(values) for values in zip(*columns, strict=True)] or [""] * rows.size, dtype=str)
 
 
-def _normal(words: np.ndarray, kind: str, name: str, rows: np.ndarray, where: str, treatment: Treatment) -> np.ndarray:
+def _normal(
+    written: np.ndarray, kind: str, name: str, rows: np.ndarray, where: str, treatment: Treatment
+) -> np.ndarray:
     """Return one column's values in normal form; "" where missing."""
     import pandas as pd
 
-    if kind == "text" or not words.size:
-        return fold(words)
-    known = np.array([word.strip() != "" for word in words], dtype=bool)
-    distinct, inverse = np.unique(words[known], return_inverse=True)
+    if kind == "text" or not written.size:
+        return fold(written)
+    known = np.array([word.strip() != "" for word in written], dtype=bool)
+    distinct, inverse = np.unique(written[known], return_inverse=True)
     texts = [str(word) for word in distinct]
     if kind == "date":
         form = treatment.option(treatment.date_formats, EDGE, name) or date_format(texts, name, where)
@@ -337,10 +339,10 @@ def _normal(words: np.ndarray, kind: str, name: str, rows: np.ndarray, where: st
             wrong = unread if unread.any() else wrong
         first = np.flatnonzero(known)[int(wrong[inverse].argmax())]
         raise FedGraphError(
-            f"{where}: row {int(rows[first]) + 1} has '{words[first]}' in column '{name}', expected kind {kind}: correct it, or"
+            f"{where}: row {int(rows[first]) + 1} has '{written[first]}' in column '{name}', expected kind {kind}: correct it, or"
             f" pass --match-columns with {name}:text"
         )
-    found = np.full(words.size, "", dtype=object)
+    found = np.full(written.size, "", dtype=object)
     found[known] = np.array(normal, dtype=object)[inverse]
     return found.astype(str)
 

@@ -186,7 +186,7 @@ def new_nodes(
     table, links = read_table(nodes, columns.layout), read_table(edges, columns.layout)
     own = Ids(table, columns.id, str(nodes))
     named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target) if end in links.columns]
-    outside = [word for words in named for word in words[own.index.get_indexer(words) < 0]]
+    outside = [word for texts in named for word in texts[own.index.get_indexer(texts) < 0]]
     if not outside:
         graph, ids = tables(nodes, edges, columns, spec, treatment)
         found = NewNodes(graph, ids, np.arange(len(ids)))

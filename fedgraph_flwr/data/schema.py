@@ -100,9 +100,11 @@ class Column:
                 "missing": str(values.get("missing", False)).lower() == "true",
             }
             given["categories"] = tuple(map(str, values.get("categories", ())))
-            words = values.get("kind") == "category"
+            categorical = values.get("kind") == "category"
             statistics = dict(values.get("statistics", {}))
-            given["statistics"] = {key: str(value) if words else float(value) for key, value in statistics.items()}
+            given["statistics"] = {
+                key: str(value) if categorical else float(value) for key, value in statistics.items()
+            }
             return cls(**given)
         except (TypeError, ValueError) as error:
             raise FedGraphError(f"{where}, column '{name}': {error}") from error

@@ -55,14 +55,14 @@ class NumberFormat:
             f"number format '{text}' is unknown; expected one of: {', '.join(filter(None, map(str, FORMATS)))}"
         )
 
-    def read(self, words: Any) -> np.ndarray:
+    def read(self, texts: Any) -> np.ndarray:
         """Parse texts [N] to float64 [N]; NaN where a text does not have this format."""
         import pandas as pd
 
         if self == PLAIN:
-            return pd.to_numeric(pd.Series(words), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+            return pd.to_numeric(pd.Series(texts), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         pattern = re.compile(_pattern(self))
-        tidy = [str(word).translate(_SAME).strip() for word in words]
+        tidy = [str(word).translate(_SAME).strip() for word in texts]
         found = [word.replace(self.thousands, "").replace(self.decimal, ".") for word in tidy]
         return np.array(
             [float(text) if pattern.fullmatch(word) else np.nan for word, text in zip(tidy, found, strict=True)]
@@ -86,13 +86,13 @@ _FEW = 100
 """Number of texts on which a format is tried first."""
 
 
-def readings(words: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -> list[NumberFormat]:
+def readings(texts: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -> list[NumberFormat]:
     """Return the formats by which all texts are numbers, one per distinct interpretation."""
     found: list[tuple[NumberFormat, np.ndarray]] = []
     for form in accepted:
-        if np.isnan(form.read(words[:_FEW])).any() or (form.thousands and not _groups(words, form)):
+        if np.isnan(form.read(texts[:_FEW])).any() or (form.thousands and not _groups(texts, form)):
             continue
-        read = form.read(words)
+        read = form.read(texts)
         if np.isnan(read).any():
             continue
         if not any(np.array_equal(read, other) for _, other in found):
@@ -100,18 +100,18 @@ def readings(words: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -
     return [form for form, _ in found]
 
 
-def _groups(words: Sequence[str], form: NumberFormat) -> bool:
+def _groups(texts: Sequence[str], form: NumberFormat) -> bool:
     """Return whether the thousands separator occurs; a dot does not count if a longer number has none."""
-    tidy = [word.translate(_SAME).strip() for word in words]
+    tidy = [word.translate(_SAME).strip() for word in texts]
     long = form.thousands == "." and any(re.match(r"[+-]?\d{4,}", word) for word in tidy)
     return not long and any(form.thousands in word for word in tidy)
 
 
-def number_like(words: Sequence[str]) -> np.ndarray:
+def number_like(texts: Sequence[str]) -> np.ndarray:
     """Return a mask of the texts that are numbers in some format, bool [N]."""
-    found = np.array([bool(re.match(r"\s*[+−-]?[\d.,]|inf", word)) for word in words], dtype=bool)
+    found = np.array([bool(re.match(r"\s*[+−-]?[\d.,]|inf", word)) for word in texts], dtype=bool)
     places = np.flatnonzero(found)
-    tried = [words[place] for place in places.tolist()]
+    tried = [texts[place] for place in places.tolist()]
     found[places] = np.logical_or.reduce([~np.isnan(form.read(tried)) for form in FORMATS])
     return found
 
@@ -120,14 +120,14 @@ _MEASURE = re.compile(r"(?:[€$£¥]|[A-Z]{3} )?\s*[+-]?\d[\d., ']*\s?(?:%|[€
 _DATE = re.compile(r"\d{1,4}[-./ ][A-Za-z]{0,9}\d{0,2}\.?[-./ ,]+\d{1,4}(?:[ T,].*)?|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}")
 
 
-def looks_like(words: Sequence[str]) -> tuple[str, list[str]]:
+def looks_like(texts: Sequence[str]) -> tuple[str, list[str]]:
     """Return ``numbers`` or ``dates`` if at least a fifth of the texts resemble them, and these texts.
 
     They may have units or unsupported formats. Return "" and an empty list otherwise.
     """
     for what, pattern in (("dates", _DATE), ("numbers", _MEASURE)):
-        alike = [word for word in words if pattern.fullmatch(word.translate(_SAME).strip())]
-        if len(alike) >= 0.2 * len(words):
+        alike = [word for word in texts if pattern.fullmatch(word.translate(_SAME).strip())]
+        if len(alike) >= 0.2 * len(texts):
             return what, alike
     return "", []
 
@@ -158,18 +158,18 @@ def read_dates(column: Any, formats: str) -> Any:
     return read
 
 
-def date_like(words: Sequence[str]) -> np.ndarray:
+def date_like(texts: Sequence[str]) -> np.ndarray:
     """Return a mask of the texts that are dates in some format, bool [N]."""
     import pandas as pd
 
-    found = np.array([bool(re.match(r"\s*\d{1,4}[-./]\d", word)) for word in words], dtype=bool)
+    found = np.array([bool(re.match(r"\s*\d{1,4}[-./]\d", word)) for word in texts], dtype=bool)
     if found.any():
-        tried = pd.Series([word for word, near in zip(words, found, strict=True) if near])
+        tried = pd.Series([word for word, near in zip(texts, found, strict=True) if near])
         found[found] = read_dates(tried, "|".join(form for group in DATES for form in group)).notna().to_numpy()
     return found
 
 
-def date_format(words: Sequence[str], name: str, where: str) -> str:
+def date_format(written: Sequence[str], name: str, where: str) -> str:
     """Return the formats by which all texts are dates, separated by ``|``; "" if some text is not a date.
 
     Raises:
@@ -177,16 +177,16 @@ def date_format(words: Sequence[str], name: str, where: str) -> str:
     """
     import pandas as pd
 
-    if not date_like(words).all():
+    if not date_like(written).all():
         return ""
-    texts, chosen = pd.Series(words), []
+    texts, chosen = pd.Series(written), []
     for group in DATES:
         fits = {form: read_dates(texts, form).notna().to_numpy() for form in group}
         covered = np.logical_or.reduce(list(fits.values()))
         if not covered.any():
             continue
         full = [form for form in group if (fits[form] == covered).all()]
-        example = words[int(covered.argmax())]
+        example = written[int(covered.argmax())]
         if len(full) != 1:
             why = "where day and month are ambiguous" if full else "some with day first and some with month first"
             raise FedGraphError(

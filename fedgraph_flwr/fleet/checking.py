@@ -29,12 +29,12 @@ class Finding:
     Attributes:
         what: name of the check.
         right: whether the check passed; None if unknown.
-        words: explanation, with a fix if the check failed.
+        explanation: its meaning, with a fix if the check failed.
     """
 
     what: str
     right: bool | None
-    words: str
+    explanation: str
 
 
 def check(
@@ -170,11 +170,11 @@ def clock(date: str, now: float) -> Finding:
     ahead = now - there
     if abs(ahead) < 2.0:
         return Finding("clock", True, "equal to the server's within two seconds")
-    words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's ({_time(now)} here, {_time(there)} there)"
+    offset = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's ({_time(now)} here, {_time(there)} there)"
     if -BEHIND < ahead < AHEAD:
-        return Finding("clock", True, words)
+        return Finding("clock", True, offset)
     return Finding(
-        "clock", False, f"{words}: set it (run timedatectl set-ntp true), or the server rejects this node's signatures"
+        "clock", False, f"{offset}: set it (run timedatectl set-ntp true), or the server rejects this node's signatures"
     )
 
 
@@ -194,12 +194,12 @@ def same_versions(folder: Path) -> Finding:
     differ = {name: number for name, number in remote.items() if local.get(name) != number}
     if not differ:
         return Finding("versions", True, f"equal to the server's: {line}")
-    words = ", ".join(
+    compared = ", ".join(
         f"{name} {local.get(name, 'not installed')} (server: {sanitize(differ[name], 40)})" for name in differ
     )
     must = bool(differ.keys() & {"flwr", "fedgraph-flwr"})
     why = "install the server's version" if must else "accepted, but bit-identical parameters need equal versions"
-    return Finding("versions", not must, f"{words}: {why}")
+    return Finding("versions", not must, f"{compared}: {why}")
 
 
 def same_schema(graph: Path, agreed: Path | None) -> Finding:
@@ -217,13 +217,13 @@ def same_schema(graph: Path, agreed: Path | None) -> Finding:
         own, other = read(graph), read(agreed) if agreed else None
     except FedGraphError as error:
         return Finding("schema", False, str(error))
-    words = f"{graph}: client {meta.get('client', '?')}, {meta.get('num_classes', '?')} classes"
+    contents = f"{graph}: client {meta.get('client', '?')}, {meta.get('num_classes', '?')} classes"
     if agreed is None:
-        return Finding("schema", None, f"{words}; pass --schema FILE to compare it with the parties' schema")
+        return Finding("schema", None, f"{contents}; pass --schema FILE to compare it with the parties' schema")
     if own is None and other is None:
-        return Finding("schema", None, f"{words}; neither it nor {agreed} has a schema")
+        return Finding("schema", None, f"{contents}; neither it nor {agreed} has a schema")
     if own == other:
-        return Finding("schema", True, f"{words}, equal to {agreed}")
+        return Finding("schema", True, f"{contents}, equal to {agreed}")
     return Finding(
         "schema", False, f"{graph} has other columns or classes than {agreed}: import it again with --schema {agreed}"
     )

@@ -20,7 +20,7 @@ class Process:
     """Process whose output is forwarded as it arrives.
 
     Args:
-        words: its command line.
+        command: its command line.
         more: additional environment variables.
         pass_fds: inherited file descriptors.
         on_line: called with each printed line.
@@ -28,15 +28,15 @@ class Process:
 
     def __init__(
         self,
-        words: Sequence[str | Path],
+        command: Sequence[str | Path],
         more: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         on_line: Callable[[str], None] | None = None,
     ):
-        self.words = [str(word) for word in words]
-        say("starting: " + shlex.join([f"{key}={value}" for key, value in (more or {}).items()] + self.words))
+        self.command = [str(word) for word in command]
+        say("starting: " + shlex.join([f"{key}={value}" for key, value in (more or {}).items()] + self.command))
         self.popen = subprocess.Popen(
-            self.words,
+            self.command,
             env=environment() | dict(more or {}),
             pass_fds=pass_fds,
             stdout=subprocess.PIPE,

@@ -67,7 +67,7 @@ def probe(cells: Sequence[Cell], configs: Sequence[RunConfig]) -> float | None:
     running = [cell for cell in cells if cell.method not in COUNTED]
     if not running:
         return None
-    cell = dataclasses.replace(running[0], words=(*running[0].words, "rounds=2"))
+    cell = dataclasses.replace(running[0], overrides=(*running[0].overrides, "rounds=2"))
     [(_, row)] = workers.rows(deque([cell]), 1)
     each, rounds = number(row, "seconds_per_round"), statistics.mean(cfg.rounds for cfg in configs)
     return None if math.isnan(each) else len(running) * (number(row, "seconds") + each * (rounds - 2))

@@ -22,12 +22,12 @@ FOLDER = Path("sweeps")
 
 
 def parse_sweep(
-    words: Sequence[str], out: Path | None = None, trials: int = 0, baseline: str = "", baselines: bool = True
+    overrides: Sequence[str], out: Path | None = None, trials: int = 0, baseline: str = "", baselines: bool = True
 ) -> Sweep:
     """Parse overrides with several values.
 
     Args:
-        words: ``key=value,value``; ``tune=key,key`` names keys that are tuned on validation nodes.
+        overrides: ``key=value,value``; ``tune=key,key`` names keys that are tuned on validation nodes.
         out: folder of the results; default: `FOLDER`.
         trials: number of trials of a search over the keys with a distribution.
         baseline: reference column of differences.
@@ -36,7 +36,7 @@ def parse_sweep(
     Raises:
         FedGraphError: an invalid override, or an invalid combination.
     """
-    given = rename_config(rename_keys(_given(words), SWEEP_KEYS))
+    given = rename_config(rename_keys(_given(overrides), SWEEP_KEYS))
     tuned = [KEYS.get(key, key) for key in given.pop("tune", [])]
     seeds = given.pop("seed", ["0"])
     searched = {key: values[0] for key, values in given.items() if is_distribution(values[0])}
@@ -61,7 +61,7 @@ def parse_sweep(
     return Sweep(
         name="-".join([*names.replace(",", "").split(), *([data] if data not in names else []), key])[-80:].lstrip("-"),
         folder=out or FOLDER,
-        made=f"fedgraph-flwr sweep {shlex.join([*words, *options])}",
+        made=f"fedgraph-flwr sweep {shlex.join([*overrides, *options])}",
         title=f"{names} on {data or ', '.join(varied['dataset'])}",
         common=common,
         settings=_named(varied) if varied else {data: []},
@@ -75,10 +75,10 @@ def parse_sweep(
     )
 
 
-def _given(words: Sequence[str]) -> dict[str, list[str]]:
+def _given(overrides: Sequence[str]) -> dict[str, list[str]]:
     """Return the values of each key."""
     given: dict[str, list[str]] = {}
-    for word in words:
+    for word in overrides:
         key, sign, value = word.partition("=")
         if not sign or not key:
             raise FedGraphError(f"'{word}' is neither key=value nor a YAML file")
@@ -101,8 +101,8 @@ def _methods(given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         known = {key: given[key] for key in own if knows([*above, *strategy], key)}
         several = {key.removeprefix("strategy."): values for key, values in known.items() if len(values) > 1}
         single = [f"{key}={values[0]}" for key, values in known.items() if len(values) == 1]
-        for label, words in _named(several, whole=True).items():
-            more = [f"strategy.{word}" for word in words]
+        for label, overrides in _named(several, whole=True).items():
+            more = [f"strategy.{word}" for word in overrides]
             columns[f"{name}, {label}" if label else name] = [*strategy, *single, *more]
     for key in own:
         if not any(word.startswith(f"{key}=") for how in columns.values() for word in how):

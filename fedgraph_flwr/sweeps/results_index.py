@@ -45,7 +45,7 @@ class ResultsIndex:
     def _at_hand(self, cell: Cell) -> Row | None:
         choosing = (self.sweep.grid or self.sweep.search) and cell.method not in COUNTED
         for row in self._known.get(cell.identity, []):
-            if (row.get("data") or "") == data_of(cell.words) and (
+            if (row.get("data") or "") == data_of(cell.overrides) and (
                 row.get("validation") or failure(row) or not choosing
             ):
                 return row
@@ -53,7 +53,7 @@ class ResultsIndex:
 
     def add(self, cell: Cell, row: Row) -> list[Row]:
         """Add the row of a run, and return its CSV rows under every name of the run."""
-        self.found[cell.identity] = {**row, "data": data_of(cell.words)}
+        self.found[cell.identity] = {**row, "data": data_of(cell.overrides)}
         return [row for row in self.rows() if identity(row["method"], row["words"]) == cell.identity]
 
     def rows(self) -> Iterator[Row]:
@@ -94,7 +94,7 @@ def _took(row: Row) -> float:
     return 0.0 if math.isnan(took) else took
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- overrides --------------------------------------------------------------------------------------------------------
 
 
 def composed(sweep: Sweep, cells: Sequence[Cell]) -> list[RunConfig]:
@@ -104,46 +104,46 @@ def composed(sweep: Sweep, cells: Sequence[Cell]) -> list[RunConfig]:
         FedGraphError: one cannot be composed; the message has file and line, if there is a file.
     """
     searched = {key for key, *_ in sweep.search.keys} if sweep.search else set()  # trials differ only in values
-    alike = {frozenset(w for w in cell.words[:-1] if w.partition("=")[0] not in searched): cell for cell in cells}
-    return [_compose(sweep, cell.words[:-1]) for cell in alike.values()]
+    alike = {frozenset(w for w in cell.overrides[:-1] if w.partition("=")[0] not in searched): cell for cell in cells}
+    return [_compose(sweep, cell.overrides[:-1]) for cell in alike.values()]
 
 
-def _compose(sweep: Sweep, words: tuple[str, ...]) -> RunConfig:
-    for word in words:
+def _compose(sweep: Sweep, overrides: tuple[str, ...]) -> RunConfig:
+    for word in overrides:
         if word.startswith(("out=", "resume=")):
             where = f"{sweep.places[word]}: " if word in sweep.places else ""
             raise FedGraphError(f"{where}{word}, but each run of a sweep has its own folder (see --keep)")
     try:
-        return configuration(words)
+        return configuration(overrides)
     except FedGraphError as error:
-        blamed = next((words[n] for n in range(len(words)) if not _composes(words[: n + 1])), "")
+        blamed = next((overrides[n] for n in range(len(overrides)) if not _composes(overrides[: n + 1])), "")
         place = sweep.places.get(blamed)
         raise FedGraphError(f"{place}: {blamed}: {error}" if place else str(error)) from error
 
 
-def _composes(words: tuple[str, ...]) -> bool:
+def _composes(overrides: tuple[str, ...]) -> bool:
     try:
-        configuration(words)
+        configuration(overrides)
     except FedGraphError:
         return False
     return True
 
 
-def data_of(words: Sequence[str]) -> str:
+def data_of(overrides: Sequence[str]) -> str:
     """Return a digest of the user's files that a run reads (graphs, ``config=``); empty without any."""
     keys = ("graph", "dataset", "dataset.name", "dataset.path", "config")
-    return _digest(tuple(word for word in words if word.partition("=")[0] in keys))
+    return _digest(tuple(word for word in overrides if word.partition("=")[0] in keys))
 
 
 @functools.cache
-def _digest(words: tuple[str, ...]) -> str:
-    given = dict(word.partition("=")[::2] for word in words)
+def _digest(overrides: tuple[str, ...]) -> str:
+    given = dict(word.partition("=")[::2] for word in overrides)
     named = given.get("dataset", given.get("dataset.name", "csbm"))
     if not given.keys() & {"graph", "config"} and named != "file" and named in group_names("dataset"):
         return ""
     from fedgraph_flwr.config import to_json
     from fedgraph_flwr.partition import content
 
-    cfg = configuration(words)
+    cfg = configuration(overrides)
     parts = [*content(cfg), *([to_json(cfg)] if "config" in given else [])]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else ""

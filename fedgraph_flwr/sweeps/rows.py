@@ -29,9 +29,9 @@ Identity = tuple[str, frozenset[tuple[str, str]]]
 Found = Mapping[Identity, Row]
 
 
-def identity(method: str, words: str) -> Identity:
+def identity(method: str, overrides: str) -> Identity:
     """Return an identity that rows of the same run share; the last override of a key counts."""
-    pairs = [word.partition("=")[::2] for word in rename_words(words.split())]
+    pairs = [word.partition("=")[::2] for word in rename_words(overrides.split())]
     return method if method in COUNTED else "", frozenset(dict(pairs).items())
 
 

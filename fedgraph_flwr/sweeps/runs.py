@@ -23,7 +23,9 @@ def run_cell(cell: Cell, keep: Path | None = None) -> dict[str, Any]:
     """
     began = time.perf_counter()
     try:
-        counted = (majority if cell.method == MAJORITY else homophily)(cell.words) if cell.method in COUNTED else None
+        counted = (
+            (majority if cell.method == MAJORITY else homophily)(cell.overrides) if cell.method in COUNTED else None
+        )
         figures = {"value": counted} if counted is not None else _train(cell, keep)
     except RunFailed as error:  # such as diverging training: also a result
         figures = {"value": math.nan, "headline": f"{FAILED}{error}"}
@@ -42,7 +44,7 @@ def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         out = keep / _name(cell) if keep else temporary
         group = [f"tracking_group={cell.group}"] if cell.group else []
-        summary = run(configuration(["checkpoint_every=0", *group, *cell.words, f"out={out}", "overwrite=true"]))
+        summary = run(configuration(["checkpoint_every=0", *group, *cell.overrides, f"out={out}", "overwrite=true"]))
     key, choice = summary["headline"].split(" at ")
     if choice not in summary["metrics"]:
         raise FedGraphError(f"the run reported no {key}, so it cannot be compared")
@@ -64,15 +66,15 @@ def _name(cell: Cell) -> str:
     return re.sub(r"[^\w.=-]+", "-", f"{cell.setting}-{cell.method}-{cell.seed}")
 
 
-def homophily(words: Sequence[str]) -> float:
+def homophily(overrides: Sequence[str]) -> float:
     """Return node homophily: the mean share of in-neighbours of the same class, averaged over nodes, then clients."""
     from fedgraph_flwr.data.statistics import node_homophily
 
-    _, graphs = _clients(words)
+    _, graphs = _clients(overrides)
     return statistics.mean(node_homophily(g.edge_index, g.y) or 0.0 for g in graphs)
 
 
-def majority(words: Sequence[str]) -> float:
+def majority(overrides: Sequence[str]) -> float:
     """The chance level of the protocol's score; of accuracy, by the most frequent training label of all clients."""
     import torch
     import torch.nn.functional as F
@@ -80,7 +82,7 @@ def majority(words: Sequence[str]) -> float:
     from fedgraph_flwr.evaluation import metrics
     from fedgraph_flwr.tasks import kind_of
 
-    cfg, graphs = _clients(words)
+    cfg, graphs = _clients(overrides)
     tasks = [kind_of(cfg)(cfg, graph) for graph in graphs]
     classes = kind_of(cfg).classes
     label = torch.cat([task.y[task.masks["train"]] for task in tasks]).bincount().argmax() if classes else None
@@ -96,12 +98,12 @@ def majority(words: Sequence[str]) -> float:
     return metrics.averages(scores, [float(g.num_nodes) for g in graphs])[key(cfg.evaluation, "test")]
 
 
-def _clients(words: Sequence[str]) -> tuple[Any, list[Any]]:
+def _clients(overrides: Sequence[str]) -> tuple[Any, list[Any]]:
     """Return the configuration and the clients' graphs."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.config import configuration
 
-    cfg = configuration(words)
+    cfg = configuration(overrides)
     if cfg.on_fleet and not cfg.graph:
         raise FedGraphError(
             f"engine={cfg.engine} is a fleet, whose parties keep their labels, so there is nothing to count here: pass"

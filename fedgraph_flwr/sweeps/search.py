@@ -67,9 +67,9 @@ class Search:
             if trial >= RANDOM and len(history) < trial:
                 break
             values = suggest(self.keys, history if trial >= RANDOM else (), trial)
-            words = [f"{key}={value}" for key, value in values]
-            named[", ".join(words)] = words
-            if (score := validation(words)) is not None:
+            overrides = [f"{key}={value}" for key, value in values]
+            named[", ".join(overrides)] = overrides
+            if (score := validation(overrides)) is not None:
                 history += ((values, score),)
         return named
 

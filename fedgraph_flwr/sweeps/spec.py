@@ -53,7 +53,7 @@ class Cell:
     setting: str
     method: str
     seed: int
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     group: str = ""
 
     @property
@@ -64,12 +64,12 @@ class Cell:
     @property
     def row(self) -> dict[str, Any]:
         """Columns of its row that describe the request."""
-        return {"setting": self.setting, "method": self.method, "seed": self.seed, "words": " ".join(self.words)}
+        return {"setting": self.setting, "method": self.method, "seed": self.seed, "words": " ".join(self.overrides)}
 
     @property
     def identity(self) -> Identity:
         """Identity of the run, independent of names and of the order of overrides."""
-        return identity(self.method, " ".join(self.words))
+        return identity(self.method, " ".join(self.overrides))
 
 
 @dataclass
@@ -143,59 +143,59 @@ class Sweep:
         }
         for seed in self.seeds:
             for (setting, _), choices in chosen.items():
-                for name, words in choices.items():
-                    words = [*words, *self.over, f"seed={seed}"]
-                    yield Cell(setting, name, seed, tuple(words), str(self.results.with_suffix("").absolute()))
+                for name, overrides in choices.items():
+                    overrides = [*overrides, *self.over, f"seed={seed}"]
+                    yield Cell(setting, name, seed, tuple(overrides), str(self.results.with_suffix("").absolute()))
 
     def choices(self, setting: str, method: str, found: Found) -> dict[str, list[str]]:
         """Return the overrides (without ``over`` and seed) of every choice of a row and column, by its name in the CSV.
 
         A key of one method or model, such as ``strategy.mu``, is tuned only for the columns that define it.
         """
-        words = [*self.common, *self.settings[setting], *self.methods[method]]
+        overrides = [*self.common, *self.settings[setting], *self.methods[method]]
         if method in self._added:  # overrides for another method
-            words = [w for w in words if w == _LOCAL or not w.startswith(("strategy=", "strategy."))]
+            overrides = [w for w in overrides if w == _LOCAL or not w.startswith(("strategy=", "strategy."))]
         every: dict[str, list[str]] = {}
         if method not in COUNTED and self.search:
-            search = self.search.of(lambda key: knows((*words, *self.over), key))
-            every = search.trials(lambda more: self._validation(setting, method, [*words, *more], found))
+            search = self.search.of(lambda key: knows((*overrides, *self.over), key))
+            every = search.trials(lambda more: self._validation(setting, method, [*overrides, *more], found))
         elif method not in COUNTED:
             for choice, more in self.grid.items():
-                taken = [word for word in more if knows((*words, *self.over), word.partition("=")[0])]
+                taken = [word for word in more if knows((*overrides, *self.over), word.partition("=")[0])]
                 if taken not in every.values():
                     every[choice] = taken
         if len(every) == 1 and not next(iter(every.values())):  # no choice
             every = {}
-        return {f"{method}, {name}": [*words, *more] for name, more in every.items()} or {method: words}
+        return {f"{method}, {name}": [*overrides, *more] for name, more in every.items()} or {method: overrides}
 
-    def _validation(self, setting: str, method: str, words: Sequence[str], found: Found) -> float | None:
+    def _validation(self, setting: str, method: str, overrides: Sequence[str], found: Found) -> float | None:
         """Return the mean validation score over the seeds, more is better; NaN if one failed, None if one has not run."""
-        cells = [Cell(setting, method, seed, (*words, *self.over, f"seed={seed}")) for seed in self.seeds]
+        cells = [Cell(setting, method, seed, (*overrides, *self.over, f"seed={seed}")) for seed in self.seeds]
         rows = [found[cell.identity] for cell in cells if cell.identity in found]
         return statistics.fmean(_watched(row) for row in rows) if len(rows) == len(cells) else None
 
 
-def _last(key: str, words: Sequence[str]) -> str:
+def _last(key: str, overrides: Sequence[str]) -> str:
     """Return the value of the last override of this key; empty without one."""
-    return next((w.partition("=")[2] for w in reversed(words) if w.partition("=")[0] == key), "")
+    return next((w.partition("=")[2] for w in reversed(overrides) if w.partition("=")[0] == key), "")
 
 
-def knows(words: Sequence[str], key: str) -> bool:
+def knows(overrides: Sequence[str], key: str) -> bool:
     """Whether the selected method or model defines a key; keys of other groups apply to every run."""
     group, _, own = key.partition(".")
     common = {"strategy": StrategyConfig, "model": ModelConfig}.get(group)
     if not common or own in {f.name for f in fields(common)} - parts.KEYS.keys():
         return True
     choosing = ("strategy=", "model=", "model.name=", "config=", "protocol=")
-    return own in _own_keys(group, tuple(word for word in words if word.startswith(choosing)))
+    return own in _own_keys(group, tuple(word for word in overrides if word.startswith(choosing)))
 
 
 @functools.cache
-def _own_keys(group: str, words: tuple[str, ...]) -> set[str]:
+def _own_keys(group: str, overrides: tuple[str, ...]) -> set[str]:
     from fedgraph_flwr import models
     from fedgraph_flwr.config import lookup  # the methods' classes take a second to import
 
-    cfg = configuration(words)
+    cfg = configuration(overrides)
     if group == "model":
         return models.own_keys(cfg.model)
     return lookup.own_keys(cfg) | set(cfg.strategy.params) | parts.key_names(vars(cfg.strategy))
@@ -204,13 +204,13 @@ def _own_keys(group: str, words: tuple[str, ...]) -> set[str]:
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Sweep:
+def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> Sweep:
     """Read a YAML file.
 
     Args:
         path: the file.
         out: folder of the results, overrides the file.
-        words: additional overrides of every run; ``seed=`` sets the seeds.
+        overrides: additional overrides of every run; ``seed=`` sets the seeds.
 
     Raises:
         FedGraphError: the file is missing, invalid YAML, or has an invalid key or value; the message has its line.
@@ -235,7 +235,7 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
 
     common = _words(body.get("common"), places.get("common", ""), places)
     seeds = body.get("seeds", [0])
-    for word in words:
+    for word in overrides:
         key, _, value = word.partition("=")
         seeds = value if key == "seed" else seeds
         if key != "seed" and len(expand(value)) > 1:
@@ -249,11 +249,11 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
     return Sweep(
         name=path.stem,
         folder=out or (path.parent / own),
-        made=f"fedgraph-flwr sweep {shlex.join([_shown(path), *words])}",
+        made=f"fedgraph-flwr sweep {shlex.join([_shown(path), *overrides])}",
         common=common,
         settings=section("settings") or {path.stem: []},
         methods=section("methods") or {"FedAvg": ["strategy=fedavg"]},
-        over=[word for word in words if not word.startswith("seed=")],
+        over=[word for word in overrides if not word.startswith("seed=")],
         grid=section("grid"),
         search=Search.read(body["search"], places["search"]) if body.get("search") else None,
         seeds=seeds_of(seeds, places.get("seeds", "seed=")),

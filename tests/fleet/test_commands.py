@@ -181,14 +181,14 @@ def test_what_is_reached_and_what_is_not(keys, server, tmp_path):
     assert reach(host, port, keys / "ca.crt").right
     stranger = reach(host, port, keys / "operators.crt")
     assert not stranger.right
-    assert "its certificate is not accepted" in stranger.words
-    assert "no such file" in reach(host, port, tmp_path / "ca.crt").words
+    assert "its certificate is not accepted" in stranger.explanation
+    assert "no such file" in reach(host, port, tmp_path / "ca.crt").explanation
     (tmp_path / "ca.crt").write_text("x")
-    assert "is not a certificate" in reach(host, port, tmp_path / "ca.crt").words
+    assert "is not a certificate" in reach(host, port, tmp_path / "ca.crt").explanation
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        assert "nothing listens on" in reach(host, bound.getsockname()[1], keys / "ca.crt").words
-    assert "cannot resolve host" in reach("no-such-host.invalid", port, keys / "ca.crt").words
+        assert "nothing listens on" in reach(host, bound.getsockname()[1], keys / "ca.crt").explanation
+    assert "cannot resolve host" in reach("no-such-host.invalid", port, keys / "ca.crt").explanation
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_the_clock(ahead, right, message):
     there = datetime.datetime(2026, 5, 1, 12, 0, 0, tzinfo=datetime.UTC)
     found = clock(format_datetime(there, usegmt=True), there.timestamp() + 0.5 + ahead)
     assert found.right is right
-    assert message in found.words
+    assert message in found.explanation
     assert clock("yesterday", 0.0).right is None
 
 
@@ -212,7 +212,7 @@ def test_versions_are_compared_with_the_servers(keys, tmp_path):
         (tmp_path / "fleet.json").write_text(json.dumps(other))
         found = same_versions(tmp_path)
         assert found.right is right
-        assert f"{name} {config['versions'][name]} (server: 0.1?[31m)" in found.words
+        assert f"{name} {config['versions'][name]} (server: 0.1?[31m)" in found.explanation
     (tmp_path / "fleet.json").write_text("[]")
     with pytest.raises(FedGraphError, match="is invalid: create it again with `fedgraph-flwr fleet init`"):
         same_versions(tmp_path)

@@ -35,7 +35,7 @@ def test_values_that_are_none(text):
 
 
 def runs_of(asked):
-    return {(c.setting, c.method, c.seed): set(c.words) for c in asked.cells({})}
+    return {(c.setting, c.method, c.seed): set(c.overrides) for c in asked.cells({})}
 
 
 def test_methods_are_columns_and_other_keys_rows(place):

@@ -348,7 +348,7 @@ def test_baselines_stand_beside_unless_said_otherwise(toy):
     asked = load(toy)
     assert list(asked.methods) == ["Majority", "Local", "FedProx"]
     local = next(cell for cell in asked.cells({}) if cell.method == "Local")
-    assert local.words == (*SMALL, "strategy=local", "seed=0")  # nothing of what another method was given
+    assert local.overrides == (*SMALL, "strategy=local", "seed=0")  # nothing of what another method was given
     toy.write_text(yaml.safe_dump(body | {"baselines": False}))
     assert list(load(toy).methods) == ["FedProx"]
 
