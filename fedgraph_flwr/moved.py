@@ -25,6 +25,9 @@ POLICY_KEYS = {"demands": "required_config"}
 SWEEP_KEYS = {"choose": "tune", "against": "baseline"}
 """Old key of a sweep, in its file or on the command line → new key."""
 
+CONTRACT_NAMES = {"words": "overrides"}
+"""Old attribute of `testing.MethodContract`, and old key of a limit in a method's ``declares``, → new name."""
+
 OPTIONS = {"--against": "--baseline", "--alone": "--no-baselines"}
 """Old option of the command line → new option."""
 

@@ -1,7 +1,7 @@
 """Tests that every method passes, for packages that bring one: pytest collects what a subclass of `MethodContract` inherits.
 
 class TestMine(MethodContract):
-    words = ("strategy=mine",)
+    overrides = ("strategy=mine",)
 """
 
 import json
@@ -20,6 +20,7 @@ from fedgraph_flwr.config import CONF, RunConfig, compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.methods.declarations import declaration
+from fedgraph_flwr.moved import CONTRACT_NAMES, rename_keys
 from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.wire.messages import from_record
 
@@ -92,24 +93,30 @@ class MethodContract:
     """What holds of any method on small clients in this process.
 
     Attributes:
-        words: that choose the method, ``("strategy=mine",)``, and what it needs.
-        graph: words for the clients' graphs.
-        conf: the config folder that knows the method, where its package is not installed.
+        overrides: select the method, ``("strategy=mine",)``, and set the keys that it needs.
+        graph: overrides for the clients' graphs.
+        conf: config folder of the method, if its package is not installed.
     """
 
-    words: ClassVar[Sequence[str]] = ("strategy=fedavg",)
+    overrides: ClassVar[Sequence[str]] = ("strategy=fedavg",)
     graph: ClassVar[Sequence[str]] = SMALL
     conf: ClassVar[Path | None] = None
 
     _count = count()
 
-    def go(self, tmp_path: Path, monkeypatch: Any, *words: str) -> Finished:
-        """Run the method with further words, by default three rounds."""
+    def __init_subclass__(cls) -> None:
+        for name, value in rename_keys(
+            {n: v for n, v in vars(cls).items() if n in CONTRACT_NAMES}, CONTRACT_NAMES
+        ).items():
+            setattr(cls, name, value)
+
+    def go(self, tmp_path: Path, monkeypatch: Any, *overrides: str) -> Finished:
+        """Run the method with further overrides, by default three rounds."""
         monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
         if self.conf:
             monkeypatch.setenv(CONF, str(self.conf))
         fixed = ["rounds=3", "checkpoint_every=0", f"out={tmp_path / f'run{next(self._count)}'}"]
-        cfg = compose([*self.graph, *fixed, *self.words, *words])
+        cfg = compose([*self.graph, *fixed, *self.overrides, *overrides])
         return Finished(cfg, run(cfg))
 
     def test_it_runs_and_nobody_fails(self, tmp_path: Path, monkeypatch: Any) -> None:
@@ -188,7 +195,7 @@ class MethodContract:
         """The same losses in every round, and the same values of the parameters that both have."""
         name = self.go(tmp_path, monkeypatch, "rounds=1").cfg.strategy.name
         for limit in declaration(name).limits:
-            one = self.go(tmp_path, monkeypatch, *limit.words, *limit.also)
+            one = self.go(tmp_path, monkeypatch, *limit.overrides, *limit.also)
             two = self.go(tmp_path, monkeypatch, *limit.equals, *limit.also)
             mine, its = ([r["train"]["train_loss"] for r in found.rounds] for found in (one, two))
             np.testing.assert_allclose(mine, its, rtol=limit.within, atol=limit.within)

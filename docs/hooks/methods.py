@@ -280,7 +280,7 @@ def declared(of: Method) -> str:
     rows = [f"| {name} | {value} |" for name, value in facts.items()]
     for limit in declaration(of.name).limits:
         words, other, both = (
-            " ".join(f"`{word}`" for word in said) for said in (limit.words, limit.equals, limit.also)
+            " ".join(f"`{word}`" for word in said) for said in (limit.overrides, limit.equals, limit.also)
         )
         exact = f"within {limit.within:g}" if limit.within else "bit for bit"
         rows.append(f"| with {words} | equals {other}, {exact}{f' (both with {both})' if both else ''} |")

@@ -3,7 +3,7 @@
 declares:
   purpose: personalised                       # the group of the documentation that lists it, one of `PURPOSES`
   limits:                                     # key values at which it equals another method
-    - {words: [strategy.mu=0], equals: [strategy=fedavg]}
+    - {overrides: [strategy.mu=0], equals: [strategy=fedavg]}
   variants: [[strategy.exchange=two_phase]]   # overrides that add phases, arrays or code to short default runs
   sized: [up/identity, down/structure]        # groups of arrays with one row per node or edge of a client
   features: [up/features]                     # groups of arrays that contain node features
@@ -15,6 +15,7 @@ from omegaconf import MISSING, OmegaConf
 
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.schema import at_least, check, choice
+from fedgraph_flwr.moved import CONTRACT_NAMES, rename_keys
 
 PURPOSES = {
     "reference": "Reference points",
@@ -33,13 +34,13 @@ class Limit:
     """Configuration at which a method equals another one.
 
     Attributes:
-        words: overrides of the method.
+        overrides: overrides of the method.
         equals: overrides of the other method; all other keys are equal.
         also: overrides that both need.
         within: largest relative difference, 0: bit for bit.
     """
 
-    words: list[str] = MISSING
+    overrides: list[str] = MISSING
     equals: list[str] = MISSING
     also: list[str] = field(default_factory=list)
     within: float = 0.0
@@ -68,5 +69,7 @@ def declaration(name: str) -> Declaration:
     Raises:
         FedGraphError: the strategy does not exist, or a declared value is invalid.
     """
-    body = group_file("strategy", name).get("declares", {})
+    body = OmegaConf.to_container(OmegaConf.create(group_file("strategy", name).get("declares", {})))
+    if isinstance(body, dict) and "limits" in body:
+        body["limits"] = [rename_keys(limit, CONTRACT_NAMES) for limit in body["limits"]]
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Declaration), body))  # type: ignore[return-value]

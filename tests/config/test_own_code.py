@@ -86,7 +86,7 @@ server: {module}:HalfStep
 client: {module}:Patient
 step: 0.5
 declares:
-  limits: [{{words: [strategy.step=1], equals: [strategy=fedavg, train.local_steps=1], within: 1e-5}}]
+  limits: [{{overrides: [strategy.step=1], equals: [strategy=fedavg, train.local_steps=1], within: 1e-5}}]
 """
 
 

@@ -8,10 +8,12 @@ import pytest
 from fedgraph_flwr import moved
 from fedgraph_flwr.config import compose, from_run_config, to_json, to_yaml
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.runs.folder import INPUT_SPEC, Checkpoint, check_resumable, fingerprint
 from fedgraph_flwr.sweeps.overrides import parse_sweep
 from fedgraph_flwr.sweeps.rows import identity
 from fedgraph_flwr.sweeps.spec import load
+from fedgraph_flwr.testing import MethodContract
 
 NEW = ["evaluation.monitor=loss", "split.resample=true", "privacy.scores=exact"]
 OLD = ["evaluation.watch=loss", "split.redraw=true", "privacy.scores=told"]
@@ -128,6 +130,22 @@ def test_old_keys_of_a_sweep(tmp_path):
     path.write_text("methods: [fedavg]\nagainst: false\n")
     with pytest.warns(FutureWarning, match=r"against \(.*table\.yaml, line 2\) is now baseline"):
         assert load(path).baseline is False
+
+
+def test_a_limit_and_a_test_class_may_have_the_old_name_words(tmp_path, monkeypatch):
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy/mine.yaml").write_text(
+        "name: mine\nserver: strategies.fedavg:FedAvg\nclient: clients.base:GraphClient\n"
+        "declares: {limits: [{words: [rounds=2], equals: [strategy=fedavg]}]}\n"
+    )
+    monkeypatch.setenv("FEDGRAPH_CONF", str(tmp_path))
+    with pytest.warns(FutureWarning, match="^words is now overrides: use the new name"):
+        assert declaration("mine").limits[0].overrides == ["rounds=2"]
+    with pytest.warns(FutureWarning, match="^words is now overrides"):
+        old = type("TestMine", (MethodContract,), {"words": ("strategy=mine",)})
+    assert old.overrides == ("strategy=mine",)
+    with pytest.raises(FedGraphError, match="words is the old name of overrides, and both are given"):
+        type("TestMine", (MethodContract,), {"words": (), "overrides": ()})
 
 
 def test_old_options():

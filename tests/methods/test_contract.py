@@ -193,7 +193,7 @@ LIMITS = [
     pytest.param(
         method,
         limit,
-        id=f"{method}-{' '.join(limit.words) or 'as it is'}",
+        id=f"{method}-{' '.join(limit.overrides) or 'as it is'}",
         marks=() if method in representatives() else pytest.mark.slow,
     )
     for method in METHODS
@@ -205,7 +205,7 @@ LIMITS = [
 def test_a_method_is_another_at_the_limits_that_it_declares(method, limit, first):
     """The same losses in every round, and the same values of the shared parameters that both have."""
     (other,) = [word.partition("=")[2] for word in limit.equals if word.startswith("strategy=")]
-    one = first(method, *limit.words, *limit.also)
+    one = first(method, *limit.overrides, *limit.also)
     two = first(other, *[word for word in limit.equals if not word.startswith("strategy=")], *limit.also)
     compare = partial(np.testing.assert_allclose, rtol=limit.within, atol=limit.within)
     compare(*([r["train"]["train_loss"] for r in run.rounds] for run in (one, two)))
