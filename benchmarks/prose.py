@@ -4,12 +4,14 @@
     python -m benchmarks.prose --show docs        # every hit and every long sentence in a folder or file
     python -m benchmarks.prose --limit 2.5        # exit code 1 if a users' page folder exceeds 2.5 hits per 1,000 words
 
-Prose is Markdown without code, link targets and comments; in Python: comments, docstrings and strings of three or more words;
-in YAML: comments. A sentence is long above 25 words. Table rows are split into cells.
+Prose is Markdown without code, link targets and comments. In Python it is comments, docstrings without indented blocks
+(equations, examples, tables of files) and strings of three or more words. In YAML it is comments. A sentence is long above 25
+words. Table rows are split into cells.
 """
 
 import argparse
 import ast
+import inspect
 import io
 import re
 import sys
@@ -78,7 +80,9 @@ def python(text: str) -> Iterator[str]:
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
                 documented.add(id(first.value))
-                paragraphs = re.split(r"\n\s*\n|\n(?=\s+\w+: )", str(first.value.value))
+                blocks = re.split(r"\n\s*\n", inspect.cleandoc(str(first.value.value)))
+                written = "\n\n".join(block for block in blocks if re.search(r"^\S", block, re.M) and block[0] != "|")
+                paragraphs = re.split(r"\n\s*\n|\n(?=\s+\w+: )|\n(?=[-*] )", written)
                 yield from (('"""' if i == 0 else "") + part for i, part in enumerate(paragraphs))
     inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):

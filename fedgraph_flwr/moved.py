@@ -167,9 +167,7 @@ class OldNames(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Put the new module under the old name."""
         old, new = module.__name__, successor(module.__name__)
-        warnings.warn(
-            f"{old} is now {new}: change the import, the old name goes with the next release", FutureWarning, 2
-        )
+        warnings.warn(f"{old} is now {new}: change the import, the next release removes the old name", FutureWarning, 2)
         sys.modules[old] = importlib.import_module(new)
 
 
@@ -195,7 +193,7 @@ def renamed(new: str) -> Any:
     """Return a method that warns and calls the method's new name, for one release."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        warnings.warn(f"call {new} instead: the old name goes with the next release", FutureWarning, 2)
+        warnings.warn(f"call {new} instead: the next release removes the old name", FutureWarning, 2)
         return getattr(self, new)(*args, **kwargs)
 
     return call

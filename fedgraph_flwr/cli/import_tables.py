@@ -141,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action="append",
             default=[],
             metavar=f"COLUMN={option.upper()}",
-            help=f"of a column of the edge table where nodes have one of this name: {', '.join(values)}",
+            help=f"for a column of the edge table with the same name as a node column: {', '.join(values)}",
         )
     treated.add_argument(
         "--unit", action="append", default=[], metavar="COLUMN=UNIT", help="unit of a number, for display"
@@ -202,7 +202,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="--split temporal: last times of training and validation, seconds or dates, the same for all parties (default: by"
         " --ratio)",
     )
-    made.add_argument("--seed", type=int, default=0, help="seed of that split (default: 0)")
+    made.add_argument("--seed", type=int, default=0, help="seed of the split (default: 0)")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ def register(commands: Any) -> None:
     """Add ``link`` to the subparsers."""
     parser = commands.add_parser(
         "link",
-        help="match records of edges between parties, without showing the others",
+        help="match records that two parties share, to add the edges between them",
         description=(__doc__ or "").split(": ", 1)[1],
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -40,7 +40,7 @@ def register(commands: Any) -> None:
         "--new-consent", type=Path, metavar="FILE", help="write a consent to these rules, not yet signed"
     )
     consent.add_argument("--parties", type=int, metavar="M", help="number of parties of --new-consent")
-    consent.add_argument("--purpose", default="", metavar="TEXT", help="why the parties link")
+    consent.add_argument("--purpose", default="", metavar="TEXT", help="purpose of the link run")
     consent.add_argument("--expires", default="", metavar="DAY", help="last day of the consent, such as 2026-12-31")
     consent.add_argument("--sign-consent", type=Path, metavar="FILE", help="add this party's signature to a consent")
     consent.add_argument("--key", type=Path, metavar="FILE", help="this party's private key, for --sign-consent")
@@ -54,13 +54,13 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         "--match",
         default="payments",
         metavar="payments|routed|ids",
-        help="what is matched: records privately, records by hashes, or identities of nodes (default: payments)",
+        help="match records privately (payments), records by hashes (routed), or identities of nodes (ids) (default: payments)",
     )
     parser.add_argument(
         "--one-sided",
         default="drop",
         metavar="drop|stub|disclose",
-        help="records that only one party has: leave out, keep as nodes without features, or tell the other (default: drop)",
+        help="treatment of records that only one party has: drop, stub (a node without features) or disclose (default: drop)",
     )
     parser.add_argument(
         "--entities",
@@ -69,16 +69,24 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         help="with --match ids: join two nodes by edges, or make them one node of both clients (default: edges)",
     )
     parser.add_argument(
-        "--max-ids", type=float, default=1e6, metavar="N", help="most records for one peer (default: 1e6)"
+        "--max-ids", type=float, default=1e6, metavar="N", help="maximum records per peer (default: 1e6)"
     )
     parser.add_argument(
-        "--min-shared", type=int, default=0, metavar="N", help="refuse pairs that share fewer, unless none (default: 0)"
+        "--min-shared",
+        type=int,
+        default=0,
+        metavar="N",
+        help="minimum shared records of a pair that shares any (default: 0)",
     )
     parser.add_argument(
-        "--max-shared", type=float, default=1.0, metavar="S", help="refuse pairs that share more of a set (default: 1)"
+        "--max-shared",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="maximum share of a set that a pair shares (default: 1)",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="learn numbers only, and write nothing (not with --match routed)"
+        "--dry-run", action="store_true", help="only count matches and write nothing (not with --match routed)"
     )
 
 

@@ -53,7 +53,7 @@ def add_table_arguments(group: Any, parties: bool = False) -> None:
             "--party-prefix",
             default="",
             metavar="SIGN",
-            help="instead, the sign after a party's name at the start of an id, such as : in A:17",
+            help="separator after the party's name at the start of an id, such as : in A:17 (instead of --party-columns)",
         )
         group.add_argument(
             "--match-columns",

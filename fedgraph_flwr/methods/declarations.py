@@ -69,7 +69,6 @@ def declaration(name: str) -> Declaration:
     Raises:
         FedGraphError: the strategy does not exist, or a declared value is invalid.
     """
-    body = OmegaConf.to_container(OmegaConf.create(group_file("strategy", name).get("declares", {})))
-    if isinstance(body, dict) and "limits" in body:
-        body["limits"] = [rename_keys(limit, CONTRACT_NAMES) for limit in body["limits"]]
+    body = dict(group_file("strategy", name).get("declares", {}))
+    body["limits"] = [rename_keys(limit, CONTRACT_NAMES) for limit in body.get("limits", [])]
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Declaration), body))  # type: ignore[return-value]
