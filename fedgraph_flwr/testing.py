@@ -105,9 +105,8 @@ class MethodContract:
     _count = count()
 
     def __init_subclass__(cls) -> None:
-        for name, value in rename_keys(
-            {n: v for n, v in vars(cls).items() if n in CONTRACT_NAMES}, CONTRACT_NAMES
-        ).items():
+        names = {*CONTRACT_NAMES, *CONTRACT_NAMES.values()}
+        for name, value in rename_keys({n: v for n, v in vars(cls).items() if n in names}, CONTRACT_NAMES).items():
             setattr(cls, name, value)
 
     def go(self, tmp_path: Path, monkeypatch: Any, *overrides: str) -> Finished:
