@@ -26,9 +26,10 @@ from fedgraph_flwr.secure.link_policy import (
 )
 from fedgraph_flwr.secure.link_rules import LinkRules
 from fedgraph_flwr.secure.policy import read_policy
+from fedgraph_flwr.wire.messages import groups_of
 from tests.data.linked_banks import BANKS, banks
 from tests.engine.fleet import COMMAND, Fleet
-from tests.support import PATIENCE
+from tests.support import PATIENCE, recorded_messages
 
 IDS = LinkRules(match="ids", entities="overlap")
 CONSENT = Consent(2, "a model of fraud", "ids", "drop", "overlap", 1_000_000, "2026-12-31")
@@ -157,12 +158,25 @@ def test_a_node_that_lists_strategies_lets_its_link_policy_decide(tmp_path):
         read_policy(str(tmp_path / "policy.yaml")).check_run(configuration(["num_clients=3"]))
 
 
-def test_rules_travel_as_keys_of_the_run(run, tmp_path):
-    """All phases in process; nothing is trained or scored."""
+def test_rules_travel_as_keys_of_the_run(run, tmp_path, monkeypatch):
+    """All phases in process; nothing is trained or scored, and the server sends a party keys and what others sealed for it."""
     made = banks(tmp_path, accounts=8, payments=20)
     for client, bank in enumerate(BANKS):
         made.client(bank).save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
-    done = run(f"graph={tmp_path / 'graphs'}", *link_overrides(LinkRules(one_sided="disclose")))
+    with recorded_messages(monkeypatch) as seen:
+        done = run(f"graph={tmp_path / 'graphs'}", *link_overrides(LinkRules(one_sided="disclose")))
+    sealed, received = set(), set()
+    for way, node, content in seen:
+        groups = groups_of(content)
+        assert groups.keys() <= (
+            {"announced", "signatures", "envelopes"} if way == "down" else {"announced", "envelopes"}
+        )
+        assert way == "up" or groups.get("announced", {}).keys() <= {"keys", "nodes"}
+        for other, envelope in groups.get("envelopes", {}).items():
+            ends = (node - 1, int(other)) if way == "up" else (int(other), node - 1)
+            (sealed if way == "up" else received).add((*ends, envelope.tobytes()))
+    assert received == sealed
+    assert len(sealed) == 6 * 10  # of each pair, in each step but the last
     phases = done.summary["bytes_by_phase"]
     assert phases["link"]["exchanges"] == 11
     assert phases["announce"]["exchanges"] == 1

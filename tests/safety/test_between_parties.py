@@ -8,7 +8,9 @@ import pytest
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.wire.messages import MODEL, groups_of
 from tests.methods.small_runs import small_runs
+from tests.support import recorded_messages
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,8 +21,13 @@ def go(tmp_path_factory):
         yield run
 
 
-def revealed(go, method: str, *overrides: str) -> tuple[int, set[str]]:
-    """Number of clients' rows that are a node's features up to a factor, and the phases and groups of all uploads."""
+def revealed(go, method: str, *overrides: str) -> tuple[int, set[str], int]:
+    """Probe one run for features of nodes.
+
+    Returns:
+        The number of clients' rows that are a node's features up to a factor, the phases and groups of all uploads, and the
+        number of rows that the server sends a client and that are features of another client's node.
+    """
     uploads: list[tuple[str, np.ndarray]] = []
     read = GraphStrategy.read
 
@@ -30,14 +37,24 @@ def revealed(go, method: str, *overrides: str) -> tuple[int, set[str]]:
             uploads.extend((f"{phase}/{group}", np.asarray(array)) for array in arrays.values())
         return reply
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, recorded_messages(patch) as messages:
         patch.setattr(GraphStrategy, "read", spy)
         finished = go(method, "rounds=1", *overrides)
-    x = np.concatenate([partition.load_client(finished.cfg, client).x.numpy() for client in range(3)])
+    x = [partition.load_client(finished.cfg, client).x.numpy() for client in range(3)]
+    down = [(node - 1, groups_of(content)) for way, node, content in messages if way == "down"]
+    received = [(client, array) for client, groups in down for name, group in groups.items() if name != MODEL
+                for array in group.values()]  # fmt: skip
+    others = sum(of_nodes(array, np.concatenate([x[k] for k in range(3) if k != client])) for client, array in received)
+    return sum(of_nodes(array, np.concatenate(x)) for _, array in uploads), {name for name, _ in uploads}, others
+
+
+def of_nodes(array: np.ndarray, x: np.ndarray) -> int:
+    """Number of an array's rows that are a row of x up to a factor."""
+    if array.ndim != 2 or array.shape[1] != x.shape[1] or array.dtype.kind != "f":
+        return 0
     units = x / np.linalg.norm(x, axis=1, keepdims=True)
-    rows = [a for _, a in uploads if a.ndim == 2 and a.shape[1] == x.shape[1] and a.dtype.kind == "f"]
-    return sum(int((abs((row @ units.T)) > (1 - 1e-5) * np.linalg.norm(row, axis=1, keepdims=True)).any(1)[row.any(1)].sum())
-               for row in rows), {name for name, _ in uploads}  # fmt: skip
+    alike = abs(array @ units.T) > (1 - 1e-5) * np.linalg.norm(array, axis=1, keepdims=True)
+    return int(alike.any(1)[array.any(1)].sum())
 
 
 @pytest.mark.parametrize(
@@ -57,8 +74,9 @@ def revealed(go, method: str, *overrides: str) -> tuple[int, set[str]]:
 )
 def test_features_cross_only_where_the_table_says(go, form, seen):
     """FedGCN without a minimum and FedSage-true show features of single nodes, so the probe would see them elsewhere."""
-    count, groups = revealed(go, *form)
+    count, groups, received = revealed(go, *form)
     assert (count > 0) == seen, count
+    assert (received > 0) == seen, received  # what the server sends on
     assert ("reveal/graph" in groups) == (form[0] == "fedstruct_a")  # the only upload of edges
 
 
