@@ -181,6 +181,27 @@ def test_an_edge_that_the_other_party_denies_names_both(method, tmp_path, monkey
         run_inline(with_folder(compose(overrides)))
 
 
+def test_a_node_that_two_parties_claim_names_both(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
+    write_parts(tmp_path)
+    graph = ClientGraph.load(tmp_path / "parts/client_0001.safetensors")
+    taken = int(ClientGraph.load(tmp_path / "parts/client_0000.safetensors").node_id[-1])
+    graph.node_id = graph.node_id.clone()
+    graph.node_id[0] = taken
+    graph.save(tmp_path / "parts/client_0001.safetensors")
+    words = [
+        f"graph={tmp_path / 'parts'}",
+        "strategy=fedstruct",
+        "num_clients=3",
+        "rounds=1",
+        f"out={tmp_path / 'run'}",
+    ]
+    with pytest.raises(
+        RunFailed, match=f"clients 0 and 1 both have node {taken}: each node belongs to one party; link all"
+    ):
+        run_inline(with_folder(compose(words)))
+
+
 def test_a_run_is_not_resumed_on_files_of_another_link_run():
     before = Checkpoint(
         **dict.fromkeys([f.name for f in dataclasses.fields(Checkpoint)]) | {"told": {"0": {"link": 5}}}
@@ -197,6 +218,13 @@ def test_a_run_whose_clients_have_parameters_of_their_own_is_not_evaluated(own):
     with pytest.raises(FedGraphError, match="cannot predict new nodes by another set-up"):
         check_method(compose(["strategy=fedgcn", "evaluate=runs/mine", own]))
     check_method(compose(["strategy=fedgcn", "evaluate=runs/mine"]))
+
+
+@pytest.mark.parametrize("method", ["fedstruct", "fedstruct_private", "fedstruct_a", "fedsage", "fedgl", "feddep"])
+def test_a_method_that_cannot_predict_new_nodes_says_what_to_do(method):
+    """Their features are learned per node, or what generated neighbours and edges is not kept after training."""
+    with pytest.raises(FedGraphError, match=r"use `fedgraph-flwr predict` with its run, or repeat the run"):
+        check_method(compose([f"strategy={method}", "evaluate=runs/mine"]))
 
 
 def test_evaluation_leaves_the_trained_run_and_needs_one(tmp_path):

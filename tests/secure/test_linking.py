@@ -2,8 +2,13 @@
 
 import itertools
 import json
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,6 +41,7 @@ from tests.safety.fuzz import typed_client
 from tests.support import assert_same_arrays
 
 PAYMENTS = LinkRules()
+ROOT = Path(__file__).parents[2]
 
 
 def link(files, rules=PAYMENTS, relay=None):
@@ -852,6 +858,23 @@ def test_a_file_without_parties_is_refused(files):
     files[0].linking = {}
     with pytest.raises(FedGraphError, match="the file of client 0 names no party: import it with --own-party"):
         link(files)
+
+
+@pytest.mark.slow
+def test_the_example_goes_from_tables_of_banks_to_predictions(tmp_path):
+    """The script of `examples/banks`, shortened, in a process of its own."""
+    script = ROOT / "examples" / "banks" / "between_banks.py"
+    words = ["--accounts", "240", "--seeds", "2", "--rounds", "2"]
+    environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), str(tmp_path / "work"), *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.partition("95 % interval over 2 seeds")[2]
+    for method in ("Local", "FedAvg", "FedGCN", "Central", "FedStruct"):
+        assert re.search(rf"^  {method} +\d+\.\d ± \d+\.\d$", table, re.M), table
+    predicted = pd.read_csv(tmp_path / "work" / "a_predictions.csv")
+    accounts = pd.read_csv(tmp_path / "work" / "seed_0" / "a_accounts.csv")
+    assert sorted(predicted["id"]) == sorted(accounts["id"])
 
 
 def test_a_heterogeneous_file_is_refused_in_one_sentence(tmp_path, capsys):
