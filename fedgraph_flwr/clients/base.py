@@ -324,7 +324,7 @@ class GraphClient(Side, NumPyClient):
     @property
     def local_steps(self) -> int:
         """Number of steps per local training, as configured for this client."""
-        return self.sampled.steps if self.sampled else self.cfg.train.steps_of(self.graph.client)
+        return self.sampled.steps if self.sampled else self.task.local_steps(self.graph.client)
 
     @cached_property
     def shared(self) -> dict[str, Tensor]:

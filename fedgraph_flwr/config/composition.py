@@ -1,10 +1,10 @@
 """Composition of a configuration from YAML groups and a user's ``key=value`` overrides.
 
 Precedence, lowest first: dataclasses, ``conf/config.yaml``, the selected group files (dataset, partition, model, strategy), the
-protocol, overrides. A protocol may have the sections ``strategies:`` and ``datasets:``, where ``models:`` sizes a model for
-that dataset. A group is selected by the user, else by the protocol, else by the dataset, else by ``config.yaml``. For the
-model, the strategy and the dataset take precedence over the protocol. After composition the program uses only dataclasses, not
-OmegaConf.
+protocol, overrides. A protocol may have the sections ``strategies:`` and ``datasets:``. In the latter, ``models:`` sizes a model
+for that dataset, and ``strategies:`` has keys of a method for it; a dataset of a collection may have its own section. A group is
+selected by the user, else by the protocol, else by the dataset, else by ``config.yaml``. For the model, the strategy and the
+dataset take precedence over the protocol. After composition the program uses only dataclasses, not OmegaConf.
 
 Names are looked up in the folders of `conf_dirs`, the user's first. ``module:name`` names the user's code.
 """
@@ -469,9 +469,13 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
 
     strategy = choose("strategy", by_protocol.get("strategy"))
     dataset = choose("dataset", by_protocol.get("dataset"))
-    dataset_part = by_dataset.get(dataset, {})
+    selected = _one_of(dataset, given)
+    data_name = str(given.get("dataset.name") or selected[1].get("dataset", {}).get("name", dataset))
+    section = data_name if data_name in by_dataset else dataset
+    dataset_part = by_dataset.get(section, {})
     strategy_part = by_strategy.get(strategy, {})
     by_model = dataset_part.pop("models", {})
+    own_strategies = dataset_part.pop("strategies", {})
     chosen_below = [part.pop("defaults", {}) for part in (strategy_part, dataset_part)]
 
     own = [_wishes("strategy", strategy), _wishes("dataset", dataset)]
@@ -482,7 +486,7 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     task = choose("task", by_protocol.get("task"))
     model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol, _wishes("task", task))))
 
-    layers += [_one_of(dataset, given), _group("partition", partition), _group("model", model), _group("task", task)]
+    layers += [selected, _group("partition", partition), _group("model", model), _group("task", task)]
     layers += _by_task(dataset, task)
     if file.is_file():
         layers.append((str(file), _own_defaults(file)))
@@ -490,10 +494,12 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     if protocol_path:
         protocol["protocol"] = protocol_name
         layers.append((protocol_path, protocol))
-        layers.append((f"{protocol_path} (datasets.{dataset})", dataset_part))
+        layers.append((f"{protocol_path} (datasets.{section})", dataset_part))
         own_size = {"model": by_model.get(model, {})}
-        layers.append((f"{protocol_path} (datasets.{dataset}.models.{model})", own_size))
+        layers.append((f"{protocol_path} (datasets.{section}.models.{model})", own_size))
         layers.append((f"{protocol_path} (strategies.{strategy})", strategy_part))
+        own_part = own_strategies.get(strategy, {})
+        layers.append((f"{protocol_path} (datasets.{section}.strategies.{strategy})", own_part))
     return layers
 
 

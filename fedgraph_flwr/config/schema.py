@@ -264,7 +264,7 @@ class TrainConfig(Section, group="train"):
     batch_size: int = 0  # with a sampler: maximum training nodes per step; 0: all
     # neighbors: neighbours per node and layer, from the batch on; -1: all
     fanout: list[int] = field(default_factory=lambda: [10, 10], metadata={"range": Range(-1)})
-    # with a sampler: passes over the training nodes per round, instead of local_steps; 0: local_steps
+    # with a sampler, or of graphs: passes over the training nodes or graphs per round, instead of local_steps; 0: local_steps
     local_epochs: int = 0
     stable_draws: bool = False  # neighbors: a deleted edge changes only draws that held it; slower
 
@@ -273,7 +273,7 @@ class TrainConfig(Section, group="train"):
         if 0 in self.fanout:
             raise FedGraphError(f"train.fanout must list numbers >= 1, or -1 for all neighbours, got {self.fanout}")
         if self.sampler == "none":
-            for key in ("batch_size", "local_epochs", "stable_draws"):
+            for key in ("batch_size", "stable_draws"):
                 if value := getattr(self, key):
                     raise FedGraphError(
                         f"train.{key}={value} has no effect with train.sampler=none: set train.sampler=neighbors"

@@ -29,6 +29,11 @@ def check(cfg: RunConfig) -> None:
         raise FedGraphError(
             f"strategy.prox.mu times train.lr must be below 1, got {mu * train.lr:g}: lower one of them"
         )
+    if train.local_epochs:
+        raise FedGraphError(
+            f"FedNova weights clients by steps that the configuration sets, but train.local_epochs={train.local_epochs} depends"
+            " on a client's items: set train.local_steps or train.local_steps_by_client"
+        )
     if train.optimizer == "sgd" and train.momentum and train.keeps_optimizer:
         raise FedGraphError(
             "FedNova restarts the momentum each round: set train.optimizer_state=reset, got keep with"

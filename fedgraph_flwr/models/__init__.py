@@ -28,6 +28,7 @@ MODELS = {
     "embedding": "fedgraph_flwr.models.embedding:Embedding",
     "gat": "fedgraph_flwr.models.gat:GAT",
     "gatv2": "fedgraph_flwr.models.edge_networks:GATv2",
+    "gin": "fedgraph_flwr.models.gin:GIN",
     "gine": "fedgraph_flwr.models.edge_networks:GINE",
     "pna": "fedgraph_flwr.models.edge_networks:PNA",
     "transformer": "fedgraph_flwr.models.edge_networks:GraphTransformer",

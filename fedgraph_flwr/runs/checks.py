@@ -196,6 +196,11 @@ def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
             f"strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to {' or '.join(sorted(served))}, or"
             " another strategy (docs/tasks.md lists those for each task)"
         )
+    if cfg.train.local_epochs and cfg.train.sampler == "none" and not task.passes:
+        raise FedGraphError(
+            f"train.local_epochs={cfg.train.local_epochs} has no effect with train.sampler=none and task={cfg.task.name}: set"
+            " train.sampler=neighbors, or train.local_steps"
+        )
     for part in Parts(cfg.strategy).all:
         if cfg.task.name not in part.serves:
             raise FedGraphError(

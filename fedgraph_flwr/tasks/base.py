@@ -95,6 +95,7 @@ class Task:
         classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
         targets: whether items have several targets each, numbers or yes and no, instead of a class.
         samples: whether its steps can be batches with sampled neighbours.
+        passes: whether ``train.local_epochs`` counts passes over its own batches of items.
         typed: whether its graphs may have typed nodes and edges.
         reads_edges: whether it reads edge features, whatever the network does.
         graph: what the network may read in training: without the edges of later stages, and without those that are predicted.
@@ -109,6 +110,7 @@ class Task:
     classes: ClassVar[bool] = False
     targets: ClassVar[bool] = False
     samples: ClassVar[bool] = False
+    passes: ClassVar[bool] = False
     typed: ClassVar[bool] = False
     reads_edges: ClassVar[bool] = False
 
@@ -185,6 +187,15 @@ class Task:
             client: whose step it is.
         """
         return whole if client.sampled is None else client.sampled.step(client.server_round, client.exchange, index)
+
+    @property
+    def per_epoch(self) -> int:
+        """Number of batches in a pass over the training items."""
+        return 1
+
+    def local_steps(self, client: int) -> int:
+        """Number of steps per local training of a client, without a sampler."""
+        return self.cfg.train.local_epochs * self.per_epoch or self.cfg.train.steps_of(client)
 
     def steps_on(self, y: Tensor) -> int:
         """Number of the client's own items behind a step, from the step's targets."""

@@ -38,6 +38,7 @@ class OfGraphs(Task):
 
     ITEMS: ClassVar = "graphs"
     samples: ClassVar = False
+    passes: ClassVar = True
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         if not graph.graph_id.numel():
@@ -89,13 +90,20 @@ class OfGraphs(Task):
         outputs = compute(later[0][1])
         return outputs[self.order.to(outputs.device)]
 
+    @property
+    def per_epoch(self) -> int:
+        """Number of batches of ``task.batch_size`` training graphs."""
+        count, size = len(self._training()), self.cfg.task.batch_size
+        return -(-count // size) if 0 < size < count else 1
+
     def step(self, whole: Batch, index: int, client: Learner) -> Batch:
         """All training graphs, or the next batch of them."""
-        count, size = len(self._training()), self.cfg.task.batch_size
-        if not 0 < size < count:
+        count, number = len(self._training()), self.per_epoch
+        if number == 1:
             return whole
-        number = -(-count // size)
-        done = (client.server_round * self.cfg.train.local_steps + index) + client.exchange
+        train = self.cfg.train
+        steps = train.local_epochs * number or train.local_steps
+        done = (client.server_round * steps + index) + client.exchange
         turn, place = divmod(done, number)
         seed = derive_seed(self.cfg.seed, "graphs", self.graph.client)
         which = int(np.random.default_rng([seed, turn]).permutation(number)[place])

@@ -130,7 +130,7 @@ def test_linear_layers_are_unbiased(name, graph, monkeypatch):
     ("words", "match"),
     [
         (["train.batch_size=4"], r"train\.batch_size=4 has no effect with train\.sampler=none"),
-        (["train.local_epochs=1"], r"train\.local_epochs=1 has no effect with train\.sampler=none"),
+        (["train.local_epochs=1"], r"train\.local_epochs=1 has no effect with train\.sampler=none and task=nodes"),
         ([*SAMPLED, "train.fanout=[5,0]"], r"numbers >= 1, or -1 for all neighbours, got \[5, 0\]"),
         (
             [*SAMPLED, "train.fanout=[5,5,5]"],

@@ -53,15 +53,16 @@ def test_every_strategy_composes_and_knows_its_keys(strategy):
 @pytest.mark.parametrize("protocol", group_names("protocol"))
 @pytest.mark.parametrize("strategy", group_names("strategy"))
 def test_any_method_under_any_protocol(protocol, strategy):
-    """Each composes; one whose network the method does not serve is refused by a sentence that names both."""
+    """Each composes; one whose network or task the method does not serve is refused by a sentence that names both."""
     cfg = compose([f"protocol={protocol}", f"strategy={strategy}", "num_clients=5"])
     refused = ""
     try:
         check_method(cfg)
     except FedGraphError as error:
         refused = str(error)
-    assert not refused or re.match(rf"strategy={strategy} .*model={cfg.model.name}\b", refused)
-    assert not refused or cfg.model.name != compose([f"strategy={strategy}"]).model.name
+    own, unserved = compose([f"strategy={strategy}"]), rf"(model={cfg.model.name}|task={cfg.task.name})\b"
+    assert not refused or re.match(rf"strategy={strategy} .*{unserved}", refused)
+    assert not refused or (cfg.model.name, cfg.task.name) != (own.model.name, own.task.name)
     assert (cfg.protocol, cfg.strategy.name, cfg.num_clients) == (protocol, strategy, 5)
 
 

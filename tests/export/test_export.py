@@ -44,7 +44,7 @@ REFUSED = {
     "fedstruct": ["fedstruct"],
     "rgcn": ["fedhgn"],
     "simple_hgn": ["fedhgn", "model=simple_hgn"],
-    **{name: ["fedavg", f"model={name}"] for name in ("gatv2", "gine", "multi_gine", "pna", "transformer")},
+    **{name: ["fedavg", f"model={name}"] for name in ("gatv2", "gin", "gine", "multi_gine", "pna", "transformer")},
     "embedding": ["fedavg", "model=embedding", "task=links"],
 }
 

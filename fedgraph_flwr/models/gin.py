@@ -1,0 +1,89 @@
+"""GIN (Xu et al., ICLR 2019, arXiv:1810.00826) in the layout of GCFL (Xie et al., NeurIPS 2021, arXiv:2106.13423).
+
+    H^0 = X W_e + b_e,   H^{l+1} = dropout(ReLU(MLP_l((1 + ε) H^l + A H^l)))
+    logits = dropout(ReLU(P W_p + b_p)) W_h + b_h,   P = H^L of nodes; of graphs the sum of their nodes' rows
+
+MLP_l has two layers with ReLU between them, and ε = 0 does not train, as in the authors' code. ``embed.`` is its ``pre``,
+``layers.`` are its convolutions, the only parameters that GCFL shares, and the head is its ``post`` and ``readout``.
+
+Shapes: X [N, F], A [N, N], H^l [N, H] → logits [N, C], or [G, C] of graphs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.layers import Linear, adjacency
+from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.models.readout import pooled
+from fedgraph_flwr.models.stack import Norm, Stack
+from fedgraph_flwr.numerics.inputs import Inputs
+
+
+class GINLayer(nn.Module):
+    """MLP(H + A H): [N, a] → [N, b]."""
+
+    def __init__(self, num_in: int, num_out: int):
+        super().__init__()
+        self.mlp = nn.Sequential(Linear(num_in, num_out), nn.ReLU(), Linear(num_out, num_out))
+
+    def forward(self, h: Tensor, inputs: Inputs) -> Tensor:
+        """Return [N, b]."""
+        found: Tensor = self.mlp(h + inputs.adj @ h)
+        return found
+
+
+class GIN(Stack):
+    """GIN of ``layers`` convolutions.
+
+    Args:
+        num_features: F.
+        num_classes: C.
+        hidden: H.
+        layers: L, the number of convolutions.
+        dropout: of hidden features, and of the pooled ones.
+        norm: of hidden features, as in `Stack`.
+    """
+
+    pools = True
+    one_hop = True
+    head_prefixes = ("post.", "head.")
+    adjacency = staticmethod(adjacency)
+
+    def __init__(
+        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: Norm = "none"
+    ):
+        super().__init__(
+            hidden, num_classes, GINLayer, Linear, hidden=hidden, layers=layers + 1, dropout=dropout, norm=norm
+        )
+        self.embed, self.post = Linear(num_features, hidden), Linear(hidden, hidden)
+
+    def hidden(self, inputs: Any, layers: Any = None) -> list[Tensor]:
+        """Compute H^1..H^L before dropout, each [N, H]; ``layers`` may replace the model's own."""
+        found, h = [], self.embed(inputs.x)
+        for index, layer in enumerate(self.layers if layers is None else layers):
+            h = self.between(self.convolve(layer, self.dropped(h) if index else h, inputs), index)
+            found.append(h)
+        return found
+
+    def reads_neighbours(self, index: int) -> bool:
+        """All but the head do."""
+        return index < len(self.layers)
+
+    @property
+    def hops(self) -> int | None:
+        """One hop per convolution."""
+        return None if super().hops is None else len(self.layers)
+
+    def classify(self, h: Tensor, inputs: Any) -> Tensor:
+        """Compute logits [N, C], or of graphs [G, C]."""
+        h = self.dropped(h)
+        h = h if inputs.item_index is None else pooled(h, inputs, "sum")
+        found: Tensor = self.head(self.dropped(torch.relu(self.post(h))))
+        return found
+
+    def plain(self, layers: Any = None) -> Plain:
+        """Refuse: exported code has no such layers yet."""
+        raise FedGraphError("a GIN cannot be exported yet: use `fedgraph-flwr predict`")

@@ -1,0 +1,91 @@
+"""The protocols of GCFL and FedStar: their network by PyG's layers, what travels, epochs, and the settings of each data set."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import GINConv, global_add_pool
+
+import fedgraph_flwr as fg
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition import load_client
+from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.tasks.graphs import OfGraphs
+
+SMALL = ["protocol=gcfl", "dataset=cycles", "partition=planted", "dataset.graphs=20", "num_clients=2", "model.hidden=8"]
+
+
+def linear(weights: dict[str, Any], name: str) -> nn.Linear:
+    made = nn.Linear(*weights[f"{name}.weight"].shape, dtype=torch.float64)
+    made.weight.data, made.bias.data = weights[f"{name}.weight"].T, weights[f"{name}.bias"]
+    return made
+
+
+def test_gin_is_pygs_layers_in_gcfls_order():
+    """Linear, convolutions with ReLU, a sum over each graph's nodes, and two linear layers (GCFL's ``models.py``)."""
+    client = GraphClient(compose([*SMALL, "dtype=float64"]), load_client(compose(SMALL), 0))
+    client.model.eval()
+    w = {name: tensor.detach() for name, tensor in client.model.state_dict().items()}
+    every = client.later[0][1]  # type: ignore[index]
+    h, edges = linear(w, "embed")(client.graph.x.double()), client.graph.edge_index
+    for layer in range(3):
+        inner = nn.Sequential(*(linear(w, f"layers.{layer}.mlp.{part}") for part in (0, 2)))
+        inner.insert(1, nn.ReLU())
+        h = GINConv(inner)(h, edges).relu()
+    expected = linear(w, "head")(linear(w, "post")(global_add_pool(h, every.item_index)).relu())
+    torch.testing.assert_close(client.model(every), expected, atol=1e-12, rtol=0)
+    assert set(client.shared) == {name for name in w if name.startswith("layers.")}
+
+
+def test_the_protocol_is_gcfls():
+    cfg = compose(["protocol=gcfl", "strategy=gcfl", "strategy.plus=true"])
+    check_method(cfg)
+    assert (cfg.dataset.name, cfg.partition.name, cfg.partition.params["size"]) == ("PROTEINS", "chunks", 50)
+    assert (cfg.rounds, cfg.num_clients, cfg.train.lr, cfg.train.local_epochs, cfg.task.batch_size) == (
+        200,
+        10,
+        1e-3,
+        1,
+        128,
+    )
+    rules = cfg.strategy.params
+    assert (rules["eps1"], rules["eps2"], rules["length"], rules["series"]) == (0.03, 0.06, 10, "gradient")
+    other = compose(["protocol=gcfl", "strategy=gcfl", "dataset=tu", "dataset.name=NCI1", "strategy.eps1=1"])
+    assert (other.num_clients, other.strategy.params["eps1"], other.strategy.params["eps2"]) == (30, 1, 0.08)
+    assert "eps1" not in compose(["protocol=gcfl", "dataset=tu", "dataset.name=NCI1"]).strategy.params
+
+
+@pytest.mark.parametrize(("size", "steps"), [(0, 2), (7, 6), (16, 2)])
+def test_an_epoch_reads_each_training_graph_once(size, steps):
+    client = GraphClient(
+        cfg := compose([*SMALL, f"task.batch_size={size}", "train.local_epochs=2"]), load_client(cfg, 0)
+    )
+    assert client.num_train == 16
+    assert client.local_steps == steps
+    client.server_round = 3
+    batches = list(client.batches())
+    assert sum(len(batch.y) for batch in batches) == 2 * 16
+    first = batches[: steps // 2]
+    assert len({id(batch.inputs) for batch in first}) == len(first)  # no batch twice in a pass
+    assert isinstance(client.task, OfGraphs)
+
+
+def test_epochs_need_a_task_that_counts_them():
+    with pytest.raises(FedGraphError, match=r"no effect with train\.sampler=none and task=nodes"):
+        check_method(compose(["train.local_epochs=1"]))
+    with pytest.raises(FedGraphError, match=r"FedNova weights clients by steps that the configuration sets"):
+        check_method(compose(["strategy=fednova", "task=graphs", "dataset=cycles", "train.local_epochs=1"]))
+
+
+def test_clusters_part_and_only_convolutions_travel(tmp_path: Path):
+    given = dict(word.split("=") for word in SMALL) | {"num_clients": 3, "dataset.graphs": 20, "model.hidden": 8}
+    splits = {"strategy": "gcfl", "strategy.warmup": 0, "strategy.eps1": 1e9, "strategy.eps2": 0}
+    run = fg.run(**given | splits, rounds=2, progress=False, out=tmp_path / "run")
+    assert run.summary["strategy"] == "gcfl"
+    models = read_tensors(tmp_path / "run/models_final.safetensors")[0]
+    assert {name.split("/")[1].split(".")[0] for name in models} == {"layers"}
