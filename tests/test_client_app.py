@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import sys
 from fedgraph_flwr.client_app import app
@@ -20,6 +22,7 @@ print(sorted(heavy & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_torch_is_imported_with_the_first_message_and_other_heavy_packages_not_at_all(client_files):
     folder = client_files((12,)).removeprefix("graph=")
     command = [sys.executable, "-c", SCRIPT, f"{folder}/client_0000.safetensors"]

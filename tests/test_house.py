@@ -164,6 +164,7 @@ def test_the_wheel_brings_one_import_name():
     assert all(target.startswith("fedgraph_flwr/") for target in built["force-include"].values())
 
 
+@pytest.mark.slow
 def test_folders_of_other_people_do_not_matter(tmp_path):
     """In a folder with its own ``clients/`` and ``strategies/``, ours are found all the same."""
     for name in ("clients", "strategies"):

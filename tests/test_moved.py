@@ -81,6 +81,7 @@ def test_pickles_and_configurations_with_old_names_load(forgotten):
         assert locate("clients.hostile:malicious") is malicious
 
 
+@pytest.mark.slow
 def test_only_an_old_name_warns():
     """The package itself uses none: every module is imported before the old name, whose warning is an error."""
     script = EVERY + "print('none of ours', flush=True)\nimport fedgraph_flwr.messages"

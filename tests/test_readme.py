@@ -112,6 +112,7 @@ def ours(table: str, setting: str, column: str) -> str:
     return f"{mean(table, setting, column):.1f}"
 
 
+@pytest.mark.slow
 def test_results_at_a_glance_are_those_that_the_rule_chooses():
     """`python -m simulations.reproduction --write` writes them anew."""
     assert reproduction.written(TEXT) == TEXT

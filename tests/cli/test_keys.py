@@ -148,6 +148,7 @@ def test_a_key_press_costs_less_than_a_fifth_of_a_second(line, tmp_path):
     assert min(spent[1:]) < 0.2
 
 
+@pytest.mark.slow
 def test_bash_completes_by_the_script(tmp_path):
     """Behind ``=``, where bash breaks words, as elsewhere."""
     tool = tmp_path / "fedgraph-flwr"

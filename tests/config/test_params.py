@@ -157,6 +157,7 @@ def test_a_key_that_is_given_goes_over_the_default_and_another_method_starts_fro
     assert sides("fedtgp")[0]().lam == 0.1
 
 
+@pytest.mark.slow
 def test_what_another_machine_sends_imports_no_class():
     """A node reads the configuration before its policy says which code may run."""
     program = (

@@ -72,6 +72,7 @@ def test_counts_are_those_published(shared_data, name, folder, masks, homophily)
     assert not list((root / "fedgraph").glob(".convert-*"))
 
 
+@pytest.mark.slow
 def test_second_load_needs_neither_the_raw_files_nor_pyg(shared_data):
     root = shared_data("Planetoid/Cora")
     first = load(config("cora"))
@@ -110,6 +111,7 @@ def test_a_root_that_cannot_be_written_leaves_the_cache_elsewhere(shared_data, m
         root.chmod(0o755)
 
 
+@pytest.mark.slow
 def test_options_on_real_graphs(shared_data):
     shared_data("WikipediaNetwork/chameleon")
     graph = load(config("chameleon", "undirected=true"))

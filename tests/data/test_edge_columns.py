@@ -135,6 +135,7 @@ def test_a_missing_time_is_an_error(files, column, message):
         from_tables(*files, ROLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gine", "gcn"])
 def test_two_parties_train_on_edge_columns_and_predict(files, tmp_path, run_main, model):
     """From tables to client files, a run, and predictions for new tables with the same columns."""

@@ -126,6 +126,7 @@ def test_published_whole_graph(shared_data):
     assert graph.target == "Personen"
 
 
+@pytest.mark.slow
 def test_our_reading_of_aifb_is_the_published_graph(shared_data):
     """From the RDF triples: the published types with the published number of nodes and edges, before reverse edges."""
     root = shared_data("Entities/aifb")

@@ -318,6 +318,7 @@ def test_datasets_command_tells_where_files_go(capsys, root):
     assert cli.main(["datasets", "coar"]) == 2
 
 
+@pytest.mark.slow
 def test_large_tables_are_quick(tables, tmp_path):
     rng = np.random.default_rng(0)
     n = 50_000

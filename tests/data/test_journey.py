@@ -115,6 +115,7 @@ def check_export(capsys, words, found, *source):
     np.testing.assert_allclose(pd.read_csv("again.csv")["p_fraud"], found["p_fraud"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_journey_from_ugly_tables_to_an_export(ugly, capsys, caplog):
     agree(capsys, caplog)
     check_files()

@@ -216,6 +216,7 @@ def blind_columns(p: Payments) -> dict[str, np.ndarray]:
     return {"own": own, "direction": ever, "time": undirected, "both": around}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "sees"), [("own", ""), ("direction", ""), ("time", "t"), ("both", "dt")])
 def test_ceilings(columns, sees):
     """Trees on window counts: without direction no better than chance against direction decoys, and likewise without time."""

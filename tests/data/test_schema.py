@@ -67,6 +67,7 @@ def test_a_first_party_writes_the_schema_and_others_obey_it(tables, tmp_path, ca
     assert "are computed for the second class, 'ok': pass --classes ok,fraud to use 'fraud'" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_banks_that_import_by_themselves_are_refused_with_the_column(tables, tmp_path):
     for bank in BANKS:
         assert client(tables, bank, "--classes", "ok,fraud") == 0

@@ -86,6 +86,7 @@ def test_nodes_out_of_order_are_refused(root):
         read("MIXED")
 
 
+@pytest.mark.slow
 def test_a_run_classifies_many_small_graphs(root, tmp_path):
     """Paths of three nodes and pairs, with and without an isolated node."""
     sizes = [3, 2] * 20

@@ -80,6 +80,7 @@ def assert_same_run(actual, expected):
         assert torch.equal(found.predict(found.own).logits, wanted.predict(wanted.own).logits)
 
 
+@pytest.mark.slow
 def test_linked_files_are_the_partition(folders):
     for client in range(3):
         name = f"client_{client:04d}.safetensors"

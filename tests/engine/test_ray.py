@@ -76,6 +76,7 @@ def assert_same(ray: Finished, inline: Finished) -> None:
     assert ray.summary["bytes_by_phase"] == inline.summary["bytes_by_phase"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -289,6 +290,7 @@ def test_a_cluster_of_two_machines_gives_the_same_parameters(data, tmp_path, mon
     assert [r["clients"] for r in ray] == [r["clients"] for r in inline.rounds]
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_one_sentence(data, tmp_path):
     process = command(tmp_path, "ray.address=127.0.0.1:1")
     _, err = process.communicate(timeout=PATIENCE)

@@ -99,6 +99,7 @@ def test_a_model_without_plain_says_how_to_define_it(own, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_model_with_plain_is_exported_and_loads_without_our_package(own, tmp_path):
     predictor = own("Told")
     folder = export(predictor, tmp_path / "out")

@@ -228,6 +228,7 @@ def test_a_graph_that_was_not_imported_has_no_schema_to_compare(tmp_path):
 # --- a node that cannot come up ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_node_prints_what_it_starts_and_a_signal_ends_it_all(keys, tmp_path, number):
     client_graph(0).save(tmp_path / "graph.safetensors")

@@ -127,6 +127,7 @@ def test_pulls_are_quickened(monkeypatch):
         inflatable_utils.pull_objects(["of a node that died"], never)
 
 
+@pytest.mark.slow
 def test_the_executors_imports_leave_out_this_projects_modules_and_threads():
     """What it preloads, in a process of its own: modules of the bundle that were there already would not be the bundle's."""
     script = f"""import runpy, sys, threading, os, importlib

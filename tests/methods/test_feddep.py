@@ -199,6 +199,7 @@ def test_prototypes_cross_once_and_before_them_it_is_fedavg(run, monkeypatch):
     assert_same_arrays(encoder, fedavg.arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [[], ["strategy.fraction=0.67"], ["strategy.fraction=0.67", "evaluation.clients=cohort"]]
 )

@@ -592,6 +592,7 @@ def test_sampled_batches_train(run, typed_files):
     assert sorted(torch.cat([batch.y for batch in client.batches()])) == sorted(client.y[client.train_nodes])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["rgcn", "simple_hgn"])
 @pytest.mark.parametrize("profile", ["code", "paper"])
 def test_both_networks_learn_in_both_profiles(run, typed_files, model, profile):

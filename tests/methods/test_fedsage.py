@@ -323,6 +323,7 @@ def test_who_generates_nothing_trains_on_the_graph_as_it_is():
     assert client.inputs is before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -59,6 +59,7 @@ def test_streams_are_splitmix64(stable):
     assert block.nodes[1:].tolist() == indices[chosen].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sampler.has_numba(), reason="needs numba")
 @pytest.mark.parametrize("stable", [False, True])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
@@ -110,6 +111,7 @@ def test_degrees_at_the_fanout(backend):
     assert hop.scale.tolist() == [1.0] * 5 + [6 / 5] * 5 + [1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stable", [False, True])
 def test_each_neighbour_is_hit_equally_often(backend, stable):

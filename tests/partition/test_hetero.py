@@ -155,6 +155,7 @@ def test_impossible_partitions_are_one_sentence(words, message):
         make(graph(), config(*words))
 
 
+@pytest.mark.slow
 def test_clients_without_labelled_nodes_are_an_error():
     whole = graph(edges=3)
     touched = torch.cat([index[0] for (a, _, _), index in whole.edges.items() if a == "person"])
@@ -213,6 +214,7 @@ def test_published_client_graphs_of_another_dataset(tmp_path, monkeypatch):
         make(None, config("dataset=mutag-published", "partition=given", "num_clients=3"))
 
 
+@pytest.mark.slow
 def test_our_splits_of_aifb_are_like_the_published_ones(shared_data):
     """Sizes agree within a few per cent: the same recipe, other draws."""
     from fedgraph_flwr.data.datasets import load

@@ -81,6 +81,7 @@ def finished(folder: Path, *words: str) -> Finished:
     return Finished(cfg, run_inline(cfg))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "asks"),
     [
@@ -99,6 +100,7 @@ def test_what_files_tell_is_what_clients_tell(many, monkeypatch, tmp_path, words
     same_result(packed, asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "asks"),
     [

@@ -272,6 +272,7 @@ def test_a_finished_run_is_replaced_only_by_overwrite(words, tmp_path, capsys):
     assert compose([], out / "config.yaml").overwrite is False
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_dead_process_is_taken_over(words, tmp_path):
     out = tmp_path / "out"
     code = (

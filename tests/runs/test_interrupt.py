@@ -44,6 +44,7 @@ def test_without_checkpoints_nothing_waits_for_the_round(run, monkeypatch):
     assert seen == [False, False]
 
 
+@pytest.mark.slow
 def test_ctrl_c_early_leaves_a_run_that_can_be_resumed(run, tmp_path):
     graph = run("rounds=1").cfg.graph
     words = [f"graph={graph}", "rounds=4000", "model.hidden=8", f"out={tmp_path / 'run'}", "--quiet", "--no-report"]

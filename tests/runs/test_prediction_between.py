@@ -60,6 +60,7 @@ def accuracy_of(predictor) -> float:
     return float(np.mean(predictor.predict(graph).codes[graph.test_mask] == graph.y[graph.test_mask].numpy()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sampled(FORMS))
 def test_a_party_predicts_its_own_nodes_from_its_state_folder(method, nodes, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(nodes / "root"))

@@ -70,6 +70,7 @@ def test_the_round_may_be_chosen_by_the_loss(run):
     assert run(*words, "evaluation.patience=5").summary["best_round"] != best + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watch", ["metric", "loss"])
 def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run, watch):
     words = ["strategy=local", "train.lr=0.003" if watch == "metric" else "train.lr=0.05", "seed=2", "rounds=60"]
@@ -319,6 +320,7 @@ def _restart(grid, node, new_node, **config):
     grid.contexts[new_node] = context
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", [2, 77])
 @pytest.mark.parametrize("strategy", ["fedavg", "local"])  # private: the optimiser's moments, and the whole model
 def test_a_node_started_anew_goes_on_with_its_state_folder(run, monkeypatch, tmp_path, strategy, node):

@@ -179,6 +179,7 @@ KEYS += [
 ]
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.sampled_from(KEYS), st.text(max_size=20) | st.integers().map(str) | st.floats().map(str))
 def test_any_word_of_a_command_line_composes_or_is_refused_in_a_sentence(key, value):

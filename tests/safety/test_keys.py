@@ -241,6 +241,7 @@ def swapped(content, client, key):
     return changed
 
 
+@pytest.mark.slow
 def test_signed_and_pinned_keys_change_nothing_else(federate, caplog):
     plain, _ = federate(plain=True)
     caplog.set_level("INFO")

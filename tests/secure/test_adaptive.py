@@ -182,6 +182,7 @@ def test_distributed_bits_hold_the_noise_that_is_booked(groups):
     assert split[-1].std() == pytest.approx(expected, rel=5 / math.sqrt(2 * size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "clients", "z", "releases"), [(8, 20, 2.0, 3), (8, 60, 3.0, 8), (12, 20, 4.0, 4)])
 def test_distributed_epsilon_bounds_that_of_the_exact_distributions(bits, clients, z, releases):
     """Of a value that is moved by its whole norm and a bit by a half, both with Skellam noise, convolved on a grid."""

@@ -357,6 +357,7 @@ def test_a_client_that_lies_about_a_share_ends_the_run(run, monkeypatch):
         run(SECURE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedomd"])
 def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
     words = [f"strategy={method}", SECURE, "rounds=4", "strategy.fraction=0.75"]

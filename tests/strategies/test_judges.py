@@ -37,6 +37,7 @@ def test_a_panel_is_the_same_in_every_round(run):
     assert everyone.rounds[0]["scored_by"] == list(range(12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["strategy=fedavg"], ["strategy=ditto"], ["strategy=fedper"]])
 def test_clients_that_take_no_part_are_not_asked_and_a_resumed_run_is_the_same(run, words, monkeypatch):
     """Beyond who they are: they file no state, and a resumed run does not look for it."""

@@ -65,6 +65,7 @@ def test_interrupted_it_ends_its_children_keeps_what_there_is_and_goes_on(toy):
     assert len(left) == 12 - len(rows(path))
 
 
+@pytest.mark.slow
 def test_children_do_not_outlive_a_sweep_that_is_killed(toy):
     toy.write_text(TOY.replace("few: [train.local_steps=1]", "few: [rounds=100000]"))
     process = start(toy.parent, "toy.yaml", "--jobs", "1", "--only", "FedAvg")

@@ -26,6 +26,7 @@ def table() -> dict[str, dict[str, bool]]:
     return {row[0].split("`")[1]: {t: c == "yes" for t, c in zip(head[1:], row[1:], strict=True)} for row in rows}
 
 
+@pytest.mark.slow
 def test_the_table_has_every_method_and_task(table):
     assert set(table) == set(group_names("strategy"))
     assert all(set(row) == set(TASKS) for row in table.values())
