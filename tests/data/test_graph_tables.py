@@ -62,7 +62,7 @@ def test_numbers_of_graphs_are_targets(tables):
             GRAPHS.replace("m3,,val,\n", ""),
             r"atoms\.csv has nodes of graph 'm3', which .*molecules\.csv does not list",
         ),
-        (2, GRAPHS.replace("molecule", "name"), r"graph column 'molecule' unknown \(.*molecules\.csv\)"),
+        (2, GRAPHS.replace("molecule", "name"), r"graph column 'molecule' is unknown \(.*molecules\.csv\)"),
         (2, GRAPHS.replace("weight", "size"), "column 'size' is in both"),
         (0, ATOMS.replace("m3", ""), r"atoms\.csv, row 4: column 'molecule' is empty"),
         (1, BONDS.replace("m2,2,1", "m2,2,9"), r"bonds\.csv.*m2/9"),

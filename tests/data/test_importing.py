@@ -125,7 +125,7 @@ def test_wrong_files_are_one_sentence(tables, tmp_path):
     with pytest.raises(FedGraphError, match="no such table"):
         from_tables(tmp_path / "none.csv", edges)
     (tmp_path / "t.xlsx").write_text("")
-    with pytest.raises(FedGraphError, match=r"tables are \.csv"):
+    with pytest.raises(FedGraphError, match=r"unknown suffix: expected \.csv"):
         from_tables(nodes, tmp_path / "t.xlsx")
     (tmp_path / "t.parquet").write_text("no parquet")
     with pytest.raises(FedGraphError, match=r"t\.parquet cannot be read as a table"):

@@ -144,5 +144,5 @@ def test_what_is_missing_is_named(root, monkeypatch):
         FedGraphError, match=r"needs rdkit to read SMILES strings: pip install 'fedgraph-flwr\[molecules\]'"
     ):
         read("BBBP")
-    with pytest.raises(FedGraphError, match=r"dataset\.name 'QM9' unknown \(dataset=moleculenet\)"):
+    with pytest.raises(FedGraphError, match=r"dataset\.name 'QM9' is unknown \(dataset=moleculenet\)"):
         read("QM9")

@@ -222,7 +222,7 @@ class Strange:
         (lambda root: (nodes(root) / "distrib" / "other").mkdir(), "has 2 folders, expected one"),
         (
             lambda root: torch.save(Strange(), nodes(root) / "distrib/natural/data_1.pt"),
-            r"data_1\.pt holds no plain .*it names",
+            r"data_1\.pt does not hold a plain .*it names",
         ),
         (
             lambda root: torch.save([], nodes(root) / "distrib/natural/data_1.pt"),
