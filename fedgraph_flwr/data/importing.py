@@ -246,7 +246,7 @@ def from_tables(
     )
     links = (read_columns if in_chunks else read_table)(edges, columns.layout, treatment.say)
     where = str(nodes)
-    of_graphs: dict[str, Tensor] = {}
+    of_graphs: dict[str, Any] = {}
     if columns.graph:
         table, links, place, named = graph_tables.joined(
             table, links, columns, graphs, columns.layout, (where, str(edges))

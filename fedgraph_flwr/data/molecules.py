@@ -79,7 +79,7 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
         raise FedGraphError(
             "dataset=moleculenet needs rdkit to read SMILES strings: pip install 'fedgraph-flwr[molecules]'"
         ) from error
-    RDLogger.DisableLog("rdApp.*")
+    RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]
     name = str(params["name"])
     table, path = TABLES[name], folder / name / "raw" / TABLES[name].file
     if not path.is_file():

@@ -27,7 +27,7 @@ from fedgraph_flwr.config import Range, at_least
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, adjacency, dropout
-from fedgraph_flwr.models.readout import pooled
+from fedgraph_flwr.models.readout import has_graphs, pooled
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.walks import return_probabilities
@@ -128,7 +128,7 @@ class FedStar(Model):
             h = dropout(torch.relu(h), self.dropout, self.training)
             s = self.structure_step(structure, s, inputs)
         fused = self.fuse(torch.cat([h, s], 1))
-        return torch.relu(self.post(fused if inputs.item_index is None else pooled(fused, inputs, "sum")))
+        return torch.relu(self.post(pooled(fused, inputs, "sum") if has_graphs(inputs) else fused))
 
     @staticmethod
     def structure_step(conv: Any, s: Tensor, inputs: ChannelInputs) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import Linear, adjacency
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.models.readout import pooled
+from fedgraph_flwr.models.readout import has_graphs, pooled
 from fedgraph_flwr.models.stack import Norm, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -80,7 +80,7 @@ class GIN(Stack):
     def classify(self, h: Tensor, inputs: Any) -> Tensor:
         """Compute logits [N, C], or of graphs [G, C]."""
         h = self.dropped(h)
-        h = h if inputs.item_index is None else pooled(h, inputs, "sum")
+        h = pooled(h, inputs, "sum") if has_graphs(inputs) else h
         found: Tensor = self.head(self.dropped(torch.relu(self.post(h))))
         return found
 

@@ -95,6 +95,11 @@ class GraphReadout(nn.Module):
         return self.last(dropout(h, self.dropout, self.training))
 
 
+def has_graphs(inputs: Any) -> bool:
+    """Return whether the items of ``inputs`` are graphs, and not edges."""
+    return inputs.item_index is not None and inputs.item_index.dim() == 1
+
+
 def pooled(z: Tensor, inputs: Any, how: str) -> Tensor:
     """Return the sum, mean or maximum of the rows [N, H] of each graph's nodes, [G, H]."""
     if inputs.item_index is None:

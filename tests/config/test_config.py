@@ -94,7 +94,7 @@ WRONG = {
     "dataset=coar": "did you mean 'cora'",
     "partition=metiss": "did you mean 'metis'",
     "protocol=fedomt": "did you mean 'fedomd'",
-    "model=gnc": "did you mean 'gcn'",
+    "model=gcnn": "did you mean 'gcn'",
     "rounds=ten": "rounds=ten (override): expected an integer, 1 <= value <= 2147483647; the default is 100",
     "rounds=1.5": "rounds=1.5 (override): expected an integer",
     "train.lr=abc": "train.lr=abc (override): expected a number, 0 < value; the default is 0.01",

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from typing import Any
 
 import pytest
 
@@ -142,7 +143,7 @@ def test_a_limit_and_a_test_class_may_have_the_old_name_words(tmp_path, monkeypa
     with pytest.warns(FutureWarning, match="^words is now overrides: use the new name"):
         assert declaration("mine").limits[0].overrides == ["rounds=2"]
     with pytest.warns(FutureWarning, match="^words is now overrides"):
-        old = type("TestMine", (MethodContract,), {"words": ("strategy=mine",)})
+        old: Any = type("TestMine", (MethodContract,), {"words": ("strategy=mine",)})
     assert old.overrides == ("strategy=mine",)
     with pytest.raises(FedGraphError, match="words is the old name of overrides, and both are given"):
         type("TestMine", (MethodContract,), {"words": (), "overrides": ()})

@@ -77,7 +77,7 @@ class Terminal:
                 text=True,
                 timeout=PATIENCE,
             )
-            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}{self.logs()}"
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}{self.last_lines()}"
             return
         self.logs.append(log := self.folder / f"{len(self.logs)}.log")
         with log.open("w") as file:
@@ -118,7 +118,7 @@ class Terminal:
         if section == "Start three nodes on one machine":
             assert (self.folder / "runs" / "first" / "summary.json").is_file()
 
-    def logs(self) -> str:
+    def last_lines(self) -> str:
         """The last lines of all that stays."""
         return "".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for log in self.logs)
 

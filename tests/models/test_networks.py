@@ -319,8 +319,8 @@ def test_each_yaml_builds_its_network(name):
 
 
 def test_an_unknown_model_names_the_nearest():
-    with pytest.raises(FedGraphError, match=r"model 'gnc' is unknown.*did you mean 'gcn'"):
-        build(ModelConfig(name="gnc"), F, C)
+    with pytest.raises(FedGraphError, match=r"model 'gcnn' is unknown.*did you mean 'gcn'"):
+        build(ModelConfig(name="gcnn"), F, C)
 
 
 def test_a_key_of_another_model_is_refused():

@@ -31,7 +31,7 @@ def test_gin_is_pygs_layers_in_gcfls_order():
     client = GraphClient(compose([*SMALL, "dtype=float64"]), load_client(compose(SMALL), 0))
     client.model.eval()
     w = {name: tensor.detach() for name, tensor in client.model.state_dict().items()}
-    every = client.later[0][1]  # type: ignore[index]
+    every = client.later[0][1]
     h, edges = linear(w, "embed")(client.graph.x.double()), client.graph.edge_index
     for layer in range(3):
         inner = nn.Sequential(*(linear(w, f"layers.{layer}.mlp.{part}") for part in (0, 2)))
