@@ -40,7 +40,7 @@ from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.labels import LABELS, shares
 from fedgraph_flwr.methods.side import Side
 from fedgraph_flwr.methods.uplink import Groups, declared
-from fedgraph_flwr.numerics.losses import class_weights, task_grad
+from fedgraph_flwr.numerics.losses import class_weights, task_grad, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.distributed import DistributedNoise
@@ -207,6 +207,8 @@ class GraphClient(Side, NumPyClient):
     def task_loss(self, logits: Tensor) -> Tensor:
         """Return ``train.loss`` on the nodes of `batch`: logits [N, C] → a scalar."""
         predictions = self.task.read(logits, self.batch.nodes)
+        if self.batch.shares is not None:
+            return task_loss(predictions, self.batch.y, self.cfg.train, self.class_weights, self.batch.shares)
         return self.task.loss(predictions, self.batch.y, self.cfg, self.class_weights)
 
     def loss(self) -> Tensor:
@@ -232,7 +234,7 @@ class GraphClient(Side, NumPyClient):
 
     def _written_out(self) -> tuple[Tensor, dict[str, Tensor]] | None:
         """Return `loss` and its closed-form gradients where they exist, with the same bits as autograd."""
-        if not self.writes_out:
+        if not self.writes_out or self.batch.shares is not None:
             return None
         with torch.no_grad():
             cost = partial(

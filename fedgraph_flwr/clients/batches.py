@@ -1,10 +1,9 @@
 """Batches of training nodes and sampled neighbours (``train.sampler``): which nodes, which neighbours, in memory that is reused.
 
 An epoch deals the training nodes to ceil(V / ``train.batch_size``) batches of nearly equal size, by a permutation of its own.
-Epochs continue over the rounds: step s of round t is step (t - 1) S + s of the client. Both the permutation and the draws are
-functions of the seed, the client and the step, so a resumed run and every engine see the same batches.
 """
 
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgraph_flwr.clients.epochs import Epochs, Places
+from fedgraph_flwr.clients.subgraph_batches import ClusterBatches, SaintBatches
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
@@ -19,30 +20,41 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows, GraphInputs, Neighbours, batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
-from fedgraph_flwr.wire.messages import derive_seed
 
 
-def check_fanout(cfg: RunConfig, model: Model) -> None:
-    """Refuse a model that reads whole graphs, and a fan-out of another length than its layers.
+def check_model(cfg: RunConfig, model: Model) -> None:
+    """Refuse a model that the sampler has no batches for, and a fan-out of another length than its layers.
 
     Raises:
         FedGraphError: with what is accepted.
     """
-    hops, fanout = model.sampled_hops, cfg.train.fanout
+    sampler, hops, fanout = cfg.train.sampler, model.sampled_hops, cfg.train.fanout
+    what = f"train.sampler={sampler} does not support model={cfg.model.name}"
+    if sampler != "neighbors" and hops == 0:
+        raise FedGraphError(
+            f"{what}, which reads no edges: set train.sampler=neighbors with train.fanout=[], or a model such as sage or gcn"
+        )
+    if sampler == "clusters":
+        if not model.subgraphs:
+            raise FedGraphError(
+                f"{what}, which reads more than the edges between nodes: set train.sampler=none, or a model such as sage or gcn"
+            )
+        return
+    if sampler == "saint" and model.heterogeneous:
+        raise FedGraphError(f"{what}, which reads several types of nodes: set train.sampler=none or neighbors")
     if hops is None:
         norm = f" with model.norm={model.norm}" if getattr(model, "norm", "none") == "batch" else ""
         raise FedGraphError(
-            f"train.sampler={cfg.train.sampler} does not support model={cfg.model.name}{norm}, which needs a whole graph in every"
-            " step: set train.sampler=none, or a model such as sage or gcn"
+            f"{what}{norm}, which needs a whole graph in every step: set train.sampler=none, or a model such as sage or gcn"
         )
-    if len(fanout) != hops:
+    if sampler == "neighbors" and len(fanout) != hops:
         raise FedGraphError(
             f"train.fanout={fanout} has {len(fanout)} numbers, but model={cfg.model.name} with model.layers={cfg.model.layers}"
             f" reads neighbours in {hops} layers: set train.fanout to {hops} numbers, the first for neighbours of the batch"
         )
 
 
-class NeighbourBatches:
+class NeighbourBatches(Epochs):
     """Batches of one client.
 
     Args:
@@ -55,24 +67,22 @@ class NeighbourBatches:
         y: their labels [V].
 
     Raises:
-        FedGraphError: the model or the number of training nodes does not go with the configuration.
+        FedGraphError: there are fewer training nodes than a batch has.
     """
 
     def __init__(
         self, cfg: RunConfig, client: int, model: Model, graph: ClientGraph, inputs: Any, nodes: Tensor, y: Tensor
     ):
-        check_fanout(cfg, model)
         train, count = cfg.train, nodes.numel()
         if train.batch_size > count > 0:
             raise FedGraphError(
                 f"train.batch_size={train.batch_size} is larger than the {count} training nodes of client {client}: set it to at"
                 f" most {count}, or to 0 for all training nodes"
             )
-        self.cfg, self.client, self.y = cfg, client, y
+        super().__init__(cfg, client, max(-(-count // train.batch_size), 1) if train.batch_size else 1)
+        self.y = y
         self.nodes = nodes.cpu().numpy()
         self.device = nodes.device
-        self.per_epoch = max(-(-count // train.batch_size), 1) if train.batch_size else 1
-        self._dealt: tuple[int, list[NDArray[np.int64]]] = -1, []
         self.open(model, graph, inputs)
 
     def open(self, model: Model, graph: ClientGraph, inputs: Any) -> None:
@@ -88,29 +98,18 @@ class NeighbourBatches:
         train = self.cfg.train
         return NeighbourSampler(neighbours.indptr, neighbours.indices, train.fanout, stable=train.stable_draws)
 
-    @property
-    def steps(self) -> int:
-        """Steps per round."""
-        train = self.cfg.train
-        return train.local_epochs * self.per_epoch or train.steps_of(self.client)
+    def deal(self, random: np.random.Generator) -> Places:
+        """Return the training nodes of each batch, as places among all training nodes."""
+        return np.array_split(random.permutation(len(self.nodes)), self.per_epoch)
 
     def step(self, server_round: int, exchange: int, index: int) -> Batch:
-        """Return the batch of a step; its features are valid until the next batch.
-
-        Args:
-            server_round: of the current message.
-            exchange: number of earlier exchanges of the same phase in this round.
-            index: of the step in this local training.
-        """
+        """Return the batch of a step, by the arguments of `key`; its features are valid until the next batch."""
         places, key = self.drawn(server_round, exchange, index)
         return Batch(self.around(self.nodes[places], key), None, self.y[torch.from_numpy(places).to(self.device)])
 
     def drawn(self, server_round: int, exchange: int, index: int) -> tuple[NDArray[np.int64], int]:
         """Return the places of a step's items among all training items, and the key of its draws."""
-        epoch, part = divmod((max(server_round, 1) - 1) * self.steps + index, self.per_epoch)
-        earlier = [exchange] if exchange else []
-        key = derive_seed(self.cfg.seed, self.client, server_round, "sample", *earlier, index)
-        return self._parts(epoch)[part], key
+        return self.part(server_round, index), self.key(server_round, exchange, index)
 
     def around(self, seeds: NDArray[np.int64], key: int, neighbours: Neighbours | None = None) -> BatchInputs:
         """Return the inputs of different nodes, valid until the next batch.
@@ -125,13 +124,6 @@ class NeighbourBatches:
             given, sampler = neighbours, self.sampler_of(neighbours)
         block = sampler.sample(seeds, key)
         return batch_inputs(self.rows.take(block.nodes), given, block)
-
-    def _parts(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Return the batches of an epoch, as places among the training nodes."""
-        if self._dealt[0] != epoch:
-            random = np.random.default_rng(derive_seed(self.cfg.seed, self.client, "epoch", epoch))
-            self._dealt = epoch, np.array_split(random.permutation(len(self.nodes)), self.per_epoch)
-        return self._dealt[1]
 
 
 class TypedBatches(NeighbourBatches):
@@ -155,16 +147,23 @@ class Owner(Protocol):
 
     cfg: RunConfig
     graph: ClientGraph
+    file: Path | None
     model: Model
     inputs: Any
     train_nodes: Tensor
     batch: Batch
 
 
-def of(client: Owner) -> NeighbourBatches | None:
+def of(client: Owner) -> NeighbourBatches | ClusterBatches | SaintBatches | None:
     """Return the batches of a client; None without ``train.sampler``."""
-    if client.cfg.train.sampler == "none":
+    cfg, model, graph = client.cfg, client.model, client.graph
+    if cfg.train.sampler == "none":
         return None
-    data = client.graph, client.inputs, client.train_nodes, client.batch.y
-    kind = TypedBatches if client.model.heterogeneous else NeighbourBatches
-    return kind(client.cfg, client.graph.client, client.model, *data)
+    check_model(cfg, model)
+    items = client.inputs, client.train_nodes, client.batch.y
+    if cfg.train.sampler == "clusters":
+        return ClusterBatches(cfg, graph, model, *items, client.file)
+    if cfg.train.sampler == "saint":
+        return SaintBatches(cfg, graph, model, *items)
+    kind = TypedBatches if model.heterogeneous else NeighbourBatches
+    return kind(cfg, graph.client, model, graph, *items)

@@ -30,7 +30,8 @@ class Owner(Protocol):
 def model_inputs(client: Owner, graph: Any, variant: Mapping[str, Any]) -> Any:
     """Return the model's inputs of a graph.
 
-    With ``train.sampler=neighbors``, they are `GraphInputs`, which need no preparation, unless the client needs the whole pass.
+    With ``train.sampler=neighbors``, they are `GraphInputs`, which need no preparation, unless the client needs the whole pass or
+    the model prepares its features.
 
     Args:
         client: whose model and settings.
@@ -38,7 +39,8 @@ def model_inputs(client: Owner, graph: Any, variant: Mapping[str, Any]) -> Any:
         variant: keys that identify a derived graph in the cache.
     """
     model = client.model
-    if client.cfg.train.sampler == "neighbors" and not client.whole_pass and isinstance(graph, ClientGraph):
+    whole = client.whole_pass or model.prepares_features
+    if client.cfg.train.sampler == "neighbors" and not whole and isinstance(graph, ClientGraph):
         return model.graph_inputs(graph, client.device, client.dtype)
     if client.file is None or not isinstance(graph, ClientGraph):
         return model.prepare(graph, client.device, client.dtype)

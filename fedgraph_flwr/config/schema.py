@@ -240,6 +240,15 @@ class ModelConfig(Section, group="model"):
             raise FedGraphError(f"model.layers must be <= 1000, got {self.layers}")
 
 
+SAMPLERS = {
+    "none": ("local_epochs",),
+    "neighbors": ("batch_size", "fanout", "local_epochs", "stable_draws"),
+    "clusters": ("clusters", "clusters_per_batch", "local_epochs"),
+    "saint": ("batch_size", "local_epochs"),
+}
+"""Keys of ``train`` that each sampler reads; others refuse them."""
+
+
 @dataclass
 class TrainConfig(Section, group="train"):
     """Local training."""
@@ -259,25 +268,23 @@ class TrainConfig(Section, group="train"):
     class_weights: str = choice("local", ("local", "federated"))
     # focal: exponent; 0 is cross_entropy, and a large one would leave one node in a gradient
     focal_gamma: float = number(2.0, low=0, high=10)
-    # neighbors: steps on batches of training nodes and sampled neighbours; none: full-batch steps
-    sampler: str = choice("none", ("none", "neighbors"))
-    batch_size: int = 0  # with a sampler: maximum training nodes per step; 0: all
+    # batches of steps. none: the whole graph | neighbors: training nodes and sampled neighbours | clusters: parts of the graph by
+    # METIS, with the edges between them (Cluster-GCN) | saint: sampled edges' nodes, with the edges between them (GraphSAINT)
+    sampler: str = choice("none", tuple(SAMPLERS))
+    batch_size: int = 0  # neighbors: maximum training nodes per step, 0: all; saint: edges drawn per step
     # neighbors: neighbours per node and layer, from the batch on; -1: all
     fanout: list[int] = field(default_factory=lambda: [10, 10], metadata={"range": Range(-1)})
     # with a sampler, or of graphs: passes over the training nodes or graphs per round, instead of local_steps; 0: local_steps
     local_epochs: int = 0
     stable_draws: bool = False  # neighbors: a deleted edge changes only draws that held it; slower
+    clusters: int = number(10, low=1)  # clusters: number of parts of each client's graph
+    clusters_per_batch: int = number(2, low=1)  # clusters: parts per step
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if 0 in self.fanout:
             raise FedGraphError(f"train.fanout must list numbers >= 1, or -1 for all neighbours, got {self.fanout}")
-        if self.sampler == "none":
-            for key in ("batch_size", "stable_draws"):
-                if value := getattr(self, key):
-                    raise FedGraphError(
-                        f"train.{key}={value} has no effect with train.sampler=none: set train.sampler=neighbors"
-                    )
+        self._check_sampler()
         if self.local_epochs and self.local_steps_by_client:
             raise FedGraphError(
                 f"train.local_epochs={self.local_epochs} and train.local_steps_by_client both set a round's steps: leave one out"
@@ -285,6 +292,26 @@ class TrainConfig(Section, group="train"):
         if self.class_weights == "federated" and self.loss != "weighted":
             raise FedGraphError(
                 f"train.class_weights=federated has no effect with train.loss={self.loss}: set train.loss=weighted"
+            )
+
+    def _check_sampler(self) -> None:
+        """Refuse a key that the sampler does not read, and more clusters per batch than there are."""
+        for f in fields(self):
+            readers = [name for name, keys in SAMPLERS.items() if f.name in keys]
+            default = f.default if f.default_factory is MISSING else f.default_factory()
+            if readers and self.sampler not in readers and (value := getattr(self, f.name)) != default:
+                raise FedGraphError(
+                    f"train.{f.name}={value} has no effect with train.sampler={self.sampler}: set train.sampler="
+                    f"{' or '.join(readers)}"
+                )
+        if self.sampler == "saint" and not self.batch_size:
+            raise FedGraphError("train.sampler=saint draws train.batch_size edges per step: set it to >= 1, got 0")
+        if self.sampler == "saint" and self.class_weights == "federated":
+            raise FedGraphError("train.sampler=saint does not support train.class_weights=federated: set it to local")
+        if self.clusters_per_batch > self.clusters:
+            raise FedGraphError(
+                f"train.clusters_per_batch={self.clusters_per_batch} is more than train.clusters={self.clusters}: set it to at"
+                f" most {self.clusters}"
             )
 
     @property

@@ -33,6 +33,7 @@ MODELS = {
     "pna": "fedgraph_flwr.models.edge_networks:PNA",
     "transformer": "fedgraph_flwr.models.edge_networks:GraphTransformer",
     "mlp": "fedgraph_flwr.models.mlp:MLP",
+    "sign": "fedgraph_flwr.models.sign:SIGN",
     "sage": "fedgraph_flwr.models.sage:GraphSAGE",
     "fedhero": "fedgraph_flwr.models.fedhero:FedHERO",
     "fedstruct": "fedgraph_flwr.models.fedstruct:FedStruct",

@@ -48,6 +48,7 @@ class Model(nn.Module):
         head_prefixes: name prefixes of the parameters that `classify` reads.
         private: name prefixes of parameters that never travel, whatever a strategy shares.
         heterogeneous: whether it needs a heterogeneous graph.
+        prepares_features: whether its prepared features are not those of the graph, so that batches read the prepared ones.
         pools: whether it predicts graphs by itself where its inputs name the graph of each node; others get a readout.
         reads_edges: whether it reads edge features; its class then takes (F, C, D).
         stacks: whether it can run on many clients' graphs at once under `torch.func.vmap`: rows of zeros below a graph's
@@ -61,6 +62,7 @@ class Model(nn.Module):
     stacks: bool = False
     adjacency = staticmethod(gcn_adjacency)
     dense_features: bool = False
+    prepares_features: bool = False
     pools: bool = False
 
     def with_nodes(self, num_nodes: int) -> Self:
@@ -131,6 +133,11 @@ class Model(nn.Module):
     def sampled_hops(self) -> int | None:
         """Number of layers that read neighbours, each of which a batch samples separately; None: it cannot train in batches."""
         return None
+
+    @property
+    def subgraphs(self) -> bool:
+        """Whether it can train on a part of a graph: it reads features of nodes, and edges between them, and nothing else."""
+        return False
 
     def neighbours(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32

@@ -139,6 +139,11 @@ class Stack(Model):
             return None
         return sum(map(self.reads_neighbours, range(len(self.layers) + 1)))
 
+    @property
+    def subgraphs(self) -> bool:
+        """Whether it declares ``samples``, with edges to read; batch normalisation is over the nodes of the part."""
+        return vars(type(self)).get("samples", False) and self.after_hidden is None and self.sampled_hops != 0
+
     def at(self, inputs: Any, index: int) -> Any:
         """Return the inputs of a layer: in a sampled batch its own, else those of all layers."""
         if not isinstance(inputs, BatchInputs) or not self.reads_neighbours(index):

@@ -20,7 +20,9 @@ def class_weights(y: Tensor, num_classes: int) -> Tensor:
     return torch.where(count > 0, y.numel() / (count.clamp(min=1) * (count > 0).sum().clamp(min=1)), 0.0)
 
 
-def task_loss(logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | None = None) -> Tensor:
+def task_loss(
+    logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | None = None, shares: Tensor | None = None
+) -> Tensor:
     """Return the loss of predictions on training nodes.
 
     Args:
@@ -28,16 +30,22 @@ def task_loss(logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | Non
         y: labels [n].
         cfg: selects the loss.
         weights: class weights [C] for ``weighted``; None: `class_weights` of ``y``.
+        shares: factor of each node's term, instead of a mean over the nodes, [n].
     """
     if cfg.loss == "weighted":
         weights = class_weights(y, logits.size(1)) if weights is None else weights
-        return F.cross_entropy(logits, y, weights.to(logits))
+        if shares is None:
+            return F.cross_entropy(logits, y, weights.to(logits))
     if cfg.loss == "focal":
         log_p = F.log_softmax(logits, dim=1).gather(1, y.unsqueeze(1)).squeeze(1)  # [n]
         # 1 − p as −expm1(ln p), clamped: its power's gradient is finite where p rounds to 1, for γ < 1 too.
         miss = (-torch.expm1(log_p)).clamp(min=torch.finfo(logits.dtype).tiny)
-        return -(miss**cfg.focal_gamma * log_p).mean()
-    return F.cross_entropy(logits, y)
+        terms = -(miss**cfg.focal_gamma * log_p)
+        return terms.mean() if shares is None else terms @ shares
+    if shares is None:
+        return F.cross_entropy(logits, y)
+    weights = weights.to(logits) if weights is not None and cfg.loss == "weighted" else None
+    return F.cross_entropy(logits, y, weights, reduction="none") @ shares
 
 
 def task_grad(

@@ -44,20 +44,57 @@ def prepared(file: Path, cfg: RunConfig, variant: Mapping[str, Any], graph: Grap
         "dtype": cfg.dtype,
         **variant,
     }
-    key = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode()).hexdigest()[:16]
-    path = file.with_name(f"{file.stem}.{cfg.model.name.replace(':', '.')}-{key}{SUFFIX}")
-    content = read_digest(file) if is_mapped(file) else hashlib.blake2b(file.read_bytes()).hexdigest()
-    if path.is_file():
-        with contextlib.suppress(FedGraphError):  # damaged, or another version: prepare it again
-            tensors, values = read_tensors(path)
-            if values["content"] == content:
-                return _unpack(tensors, values, graph)
+    cache = _Cache(file, cfg.model.name.replace(":", "."), settings)
+    with contextlib.suppress(FedGraphError):  # damaged, or another version: prepare it again
+        if held := cache.read():
+            return _unpack(*held, graph)
     inputs = make()
     if packed := _pack(inputs, graph):
-        tensors, values = packed
-        with contextlib.suppress(FedGraphError):  # a read-only folder is not an error
-            write_tensors(path, tensors, values | {"content": content})
+        cache.write(*packed)
     return inputs
+
+
+def derived(file: Path, name: str, settings: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
+    """Return the tensor that ``make`` computes from a graph, cached like `prepared` inputs.
+
+    Args:
+        file: the graph's file.
+        name: of the tensor.
+        settings: everything else it depends on.
+        make: computes it.
+    """
+    cache = _Cache(file, name, settings)
+    with contextlib.suppress(FedGraphError):
+        if held := cache.read():
+            return held[0][name]
+    made = make()
+    cache.write({name: made}, {})
+    return made
+
+
+class _Cache:
+    """File with what was derived from a graph's file."""
+
+    def __init__(self, file: Path, name: str, settings: Mapping[str, Any]):
+        key = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode()).hexdigest()[:16]
+        self.path = file.with_name(f"{file.stem}.{name}-{key}{SUFFIX}")
+        self.content = read_digest(file) if is_mapped(file) else hashlib.blake2b(file.read_bytes()).hexdigest()
+
+    def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return its tensors and values; None if there is no file, or the graph is another.
+
+        Raises:
+            FedGraphError: the file is damaged.
+        """
+        if not self.path.is_file():
+            return None
+        tensors, values = read_tensors(self.path)
+        return (tensors, values) if values["content"] == self.content else None
+
+    def write(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Write the file; a read-only folder is not an error."""
+        with contextlib.suppress(FedGraphError):
+            write_tensors(self.path, tensors, values | {"content": self.content})
 
 
 def _pack(inputs: Any, graph: Graph) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

@@ -12,6 +12,8 @@ from scipy import sparse
 from fedgraph_flwr.config import PartitionConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.numerics import subgraphs
+from fedgraph_flwr.numerics.subgraphs import undirected
 from fedgraph_flwr.partition.stream import stream
 
 Groups = list[np.ndarray]
@@ -165,25 +167,14 @@ FREE = ("louvain", "planted")
 
 
 def simple_adjacency(graph: Graph) -> sparse.csr_matrix:
-    """Return the pattern of the undirected simple graph: symmetric, without loops; CSR [N, N] with sorted columns."""
+    """Return the pattern of the undirected simple graph, CSR [N, N]; see `undirected`."""
     source, target = graph.edge_index.numpy()
-    kept = source != target
-    rows = np.concatenate([source[kept], target[kept]])
-    cols = np.concatenate([target[kept], source[kept]])
-    matrix = sparse.csr_matrix((np.ones(rows.size, np.float32), (rows, cols)), shape=(graph.num_nodes, graph.num_nodes))
-    matrix.sum_duplicates()
-    return matrix
+    return undirected(source, target, graph.num_nodes)
 
 
 def _metis(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
     """Return the METIS part of each node [N]."""
-    import pymetis
-
-    adjacency = simple_adjacency(graph)
-    rows = pymetis.CSRAdjacency(adjacency.indptr, adjacency.indices)
-    seed = 2**31 - 1 if seed == 1 else seed  # METIS calls srand, for which 1 and 0 are the same seed
-    _, label = pymetis.part_graph(num_parts, rows, options=pymetis.Options(seed=seed))
-    return np.asarray(label)
+    return subgraphs.metis(simple_adjacency(graph), num_parts, seed)
 
 
 def _by_label(label: np.ndarray) -> Groups:

@@ -8,7 +8,7 @@ import psutil
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.batches import check_fanout
+from fedgraph_flwr.clients.batches import check_model
 from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.config import TASKS
 from fedgraph_flwr.config.engines import STACKING
@@ -243,6 +243,12 @@ def _check_sampler(cfg: RunConfig, client: type[GraphClient], model: models.Mode
         raise FedGraphError(
             f"{what} does not support task={cfg.task.name}: set train.sampler=none, or task to one of {', '.join(served)}"
         )
+    if cfg.train.sampler in ("clusters", "saint") and kind_of(cfg).ITEMS != "nodes":
+        raise FedGraphError(f"{what} does not support task={cfg.task.name} yet: set train.sampler=none or neighbors")
+    if cfg.train.sampler == "saint" and not kind_of(cfg).classes:
+        raise FedGraphError(
+            f"{what} does not support task={cfg.task.name} yet: set train.sampler=none, neighbors or clusters"
+        )
     if not client.samples:
         raise FedGraphError(
             f"{what} does not support strategy={cfg.strategy.name}, which needs a client's whole graph in every step: set"
@@ -253,7 +259,7 @@ def _check_sampler(cfg: RunConfig, client: type[GraphClient], model: models.Mode
             f"{what} does not support the part '{whole[0]}' of strategy={cfg.strategy.name}, which needs a client's whole graph:"
             " set train.sampler=none, or leave the part out"
         )
-    check_fanout(cfg, model)
+    check_model(cfg, model)
 
 
 def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:

@@ -28,11 +28,13 @@ class Batch(NamedTuple):
         inputs: inputs of the model.
         nodes: rows of its outputs that train, [V]; of pairs, their two ends [2, V]; None: all rows.
         y: their targets, [V].
+        shares: weight of each in a loss that is a weighted sum instead of a mean, [V]; None: a mean.
     """
 
     inputs: Any
     nodes: Tensor | None
     y: Tensor
+    shares: Tensor | None = None
 
 
 class Learner(Protocol):

@@ -73,7 +73,7 @@ def test_suggestions_know_the_users_own_data(own):
         "strategy.lr=0.1": "its name here is train.lr;",
         "model.hidden_channels=8": "its name here is model.hidden;",
         "epochs=5": "its name here is train.local_steps, optimiser steps per round",
-        "batch=5": "its name here is train.batch_size, with train.sampler=neighbors;",
+        "batch=5": "its name here is train.batch_size, with train.sampler=neighbors or saint;",
         "train.optim=adamw": "its name here is train.optimizer;",
         "evaluation.metric=roc_auc": "its name here is auc;",
         "train.loss=ce": "its name here is cross_entropy;",

@@ -46,6 +46,7 @@ REFUSED = {
     "simple_hgn": ["fedhgn", "model=simple_hgn"],
     **{name: ["fedavg", f"model={name}"] for name in ("gatv2", "gin", "gine", "multi_gine", "pna", "transformer")},
     "embedding": ["fedavg", "model=embedding", "task=links"],
+    "sign": ["fedavg", "model=sign"],
 }
 
 ELSEWHERE = """

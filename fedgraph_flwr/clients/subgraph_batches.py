@@ -1,0 +1,188 @@
+"""Batches that are parts of a client's graph (``train.sampler=clusters``, ``saint``)."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgraph_flwr.clients.epochs import Epochs, Places
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import ClientGraph, rows_of
+from fedgraph_flwr.data.many_graphs import MASKS
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows
+from fedgraph_flwr.numerics.prepared import derived
+from fedgraph_flwr.numerics.saint import EdgeSampler, ScaledEntries
+from fedgraph_flwr.numerics.subgraphs import Subgraphs, metis, undirected
+from fedgraph_flwr.tasks import Batch
+from fedgraph_flwr.wire.messages import derive_seed
+
+
+class TrainingRows:
+    """Training nodes of a client among the nodes of a batch.
+
+    Args:
+        num_nodes: N.
+        nodes: training nodes [V].
+        y: their labels [V].
+    """
+
+    def __init__(self, num_nodes: int, nodes: Tensor, y: Tensor):
+        self.y, self.device = y, nodes.device
+        self.place = np.full(num_nodes, -1)
+        self.place[nodes.cpu().numpy()] = np.arange(len(nodes))
+
+    def among(self, nodes: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return which of some nodes [n] train, as places among them, and their labels."""
+        places = self.place[nodes]
+        rows = np.flatnonzero(places >= 0)
+        return torch.from_numpy(rows).to(self.device), self.y[torch.from_numpy(places[rows]).to(self.device)]
+
+
+class ClusterBatches(Epochs):
+    """Unions of METIS parts of a client's graph, with the edges between their nodes (Chiang et al., KDD 2019, arXiv:1905.07953).
+
+    An epoch deals all parts to batches of at most ``train.clusters_per_batch``, by a permutation of its own; parts with training
+    nodes are dealt first, so that every batch has some. The model prepares the subgraph of a batch like a graph of its own: its
+    adjacency is normalised by the degrees within the batch, as in the paper. If a batch holds all parts, its inputs are those of
+    the whole graph.
+
+    Args:
+        cfg: the run's configuration.
+        graph: the client's graph.
+        model: its model.
+        inputs: the model's inputs of the whole graph.
+        nodes: training nodes [V].
+        y: their labels [V].
+        file: the graph's file, next to which the parts are cached; None: no cache.
+
+    Raises:
+        FedGraphError: there are more parts than nodes.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        graph: ClientGraph,
+        model: Model,
+        inputs: Any,
+        nodes: Tensor,
+        y: Tensor,
+        file: Path | None = None,
+    ):
+        if cfg.train.clusters > graph.num_nodes:
+            raise FedGraphError(
+                f"train.clusters={cfg.train.clusters} is more than the {graph.num_nodes} nodes of client {graph.client}: set it"
+                f" to at most {graph.num_nodes}"
+            )
+        self.graph, self.model, self.device = graph, model, nodes.device
+        self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
+        self.training = TrainingRows(graph.num_nodes, nodes, y)
+        label = parts_of(cfg, graph, file).numpy()
+        held, trained = np.unique(label), np.unique(label[nodes.cpu().numpy()])
+        self.members = {part: np.flatnonzero(label == part) for part in held.tolist()}
+        self.trained, self.others = trained, np.setdiff1d(held, trained)
+        batches = -(-len(held) // cfg.train.clusters_per_batch)
+        super().__init__(cfg, graph.client, max(min(batches, len(trained)), 1))
+        self.rows = FeatureRows(inputs.x, torch.device("cpu"), self.dtype)
+        source, target = graph.edge_index.numpy()
+        self.order = np.argsort(target, kind="stable")
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=graph.num_nodes))])
+        self.edges = Subgraphs(indptr, source[self.order])
+
+    def deal(self, random: np.random.Generator) -> Places:
+        """Return the parts of each batch."""
+        order = np.concatenate([random.permutation(self.trained), random.permutation(self.others)])
+        return [order[place :: self.per_epoch] for place in range(self.per_epoch)]
+
+    def step(self, server_round: int, exchange: int, index: int) -> Batch:
+        """Return the batch of a step, by the arguments of `key`; its features are valid until the next batch."""
+        parts = self.part(server_round, index)
+        nodes = np.sort(np.concatenate([self.members[part] for part in parts.tolist()]))
+        inputs = self.model.prepare(self.subgraph(nodes), self.device, self.dtype)
+        return Batch(inputs, *self.training.among(nodes))
+
+    def subgraph(self, nodes: NDArray[np.int64]) -> ClientGraph:
+        """Return the graph of some nodes, ascending, with their edges in the order of the whole graph's."""
+        found = self.edges.between(nodes)
+        position = self.order[found.position]
+        kept = np.argsort(position)
+        edge_index = torch.from_numpy(np.stack([found.col[kept], found.rows[kept]]))
+        graph = self.graph.with_edges(edge_index, torch.from_numpy(position[kept]))
+        held = torch.from_numpy(nodes)
+        fields = {key: rows_of(getattr(graph, key), held) for key in ("y", *MASKS)}
+        return replace(graph, x=self.rows.take(nodes), **fields)  # type: ignore[arg-type]
+
+
+def parts_of(cfg: RunConfig, graph: ClientGraph, file: Path | None) -> Tensor:
+    """Return the METIS part of each node of a client, int32 [N], computed once per client, seed and number of parts."""
+
+    def make() -> Tensor:
+        source, target = graph.edge_index.numpy()
+        seed = derive_seed(cfg.seed, graph.client, "clusters") % 2**31
+        label = metis(undirected(source, target, graph.num_nodes), cfg.train.clusters, seed)
+        return torch.from_numpy(label.astype(np.int32))
+
+    settings = {"task": cfg.task.name, "seed": cfg.seed, "clusters": cfg.train.clusters}
+    return make() if file is None else derived(file, "clusters", settings, make)
+
+
+class SaintBatches(Epochs):
+    """Nodes of sampled edges with all edges between them, by GraphSAINT (Zeng et al., ICLR 2020, arXiv:1907.04931).
+
+        loss = (1/V) Σ_v L_v / p_v,        (S H)_v = S_vv h_v + Σ_u S_vu (p_v / p_uv) h_u
+
+    v over the training nodes of the batch, S and V those of the whole graph, p as in `numerics.saint`. So the loss is an unbiased
+    estimate of the whole graph's where logits are given, and so is a layer's aggregate of given features, for a node in the
+    batch. An epoch has ceil(N / 2m) steps, as in the authors' code.
+
+    Args:
+        cfg: the run's configuration; ``train.batch_size`` is m.
+        graph: the client's graph.
+        model: its model.
+        inputs: the model's inputs of the whole graph.
+        nodes: training nodes [V].
+        y: their labels [V].
+
+    Raises:
+        FedGraphError: m is larger than the number of edges.
+    """
+
+    def __init__(self, cfg: RunConfig, graph: ClientGraph, model: Model, inputs: Any, nodes: Tensor, y: Tensor):
+        hops, self.device = model.sampled_hops, nodes.device
+        assert hops is not None
+        self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
+        self.neighbours = model.neighbours(graph, self.device, self.dtype)
+        indptr, indices, draws = self.neighbours.indptr, self.neighbours.indices, cfg.train.batch_size
+        count = len(indptr) - 1
+        pattern = undirected(indices.astype(np.int64), np.repeat(np.arange(count), np.diff(indptr)), count)
+        if draws > (most := max(pattern.nnz // 2, 1)):
+            raise FedGraphError(
+                f"train.batch_size={draws} is more than the {most} edges of client {graph.client}, of which train.sampler=saint"
+                f" draws: set it to at most {most}"
+            )
+        super().__init__(cfg, graph.client, -(-count // (2 * draws)))
+        self.hops = hops
+        self.sampler, self.edges = EdgeSampler(pattern, draws), Subgraphs(indptr, indices)
+        self.training = TrainingRows(count, nodes, y)
+        self.rows = FeatureRows(inputs.x, self.device, self.dtype)
+
+    def step(self, server_round: int, exchange: int, index: int) -> Batch:
+        """Return the batch of a step, by the arguments of `key`; its features are valid until the next batch."""
+        nodes = self.sampler.sample(self.key(server_round, exchange, index))
+        held = self.sampler.nodes(nodes)
+        found = self.edges.between(nodes)
+        target, source = found.rows, found.col
+        factor = np.ones(len(source))
+        proper = target != source
+        pairs = self.sampler.pairs(nodes[target[proper]], nodes[source[proper]])
+        factor[proper] = held[target[proper]] / pairs
+        layer = self.neighbours.layer(nodes, ScaledEntries.of(found, factor), len(nodes))
+        rows, y = self.training.among(nodes)
+        shares = torch.from_numpy(1 / held).to(self.device, self.dtype)[rows] / max(len(self.training.y), 1)
+        return Batch(BatchInputs(self.rows.take(nodes), (layer,) * self.hops), rows, y, shares)

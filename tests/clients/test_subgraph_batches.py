@@ -1,0 +1,274 @@
+"""Local steps on parts of a client's graph: equal to full batches where nothing is left out, and the same everywhere."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.utils import subgraph
+
+from fedgraph_flwr import models
+from fedgraph_flwr.clients import subgraph_batches
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.engine.ray import ray_session, run_ray
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.checks import check_method
+from tests.clients.test_batches import MODELS, ROOT, grads, graph, samples
+from tests.methods import small_runs as small
+from tests.methods.small_runs import small_runs
+from tests.support import call_fresh, same_result
+
+__all__ = ["graph"]
+
+CLUSTERS = ["train.sampler=clusters", "train.clusters=6", "train.clusters_per_batch=2"]
+SAINT = ["train.sampler=saint", "train.batch_size=5"]
+ALL = ["train.sampler=clusters", "train.clusters=4", "train.clusters_per_batch=4"]
+
+
+def client_of(graph, *words, file=None):
+    return GraphClient(compose([*words, "dtype=float64", "model.dropout=0", "model.hidden=8"]), graph, "cpu", file)
+
+
+def words_of(name):
+    params = [f"model.{key}={str(value).lower()}" for key, value in MODELS[name].items()]
+    return [f"model={name.split()[0]}", *params, *(["model.layers=3"] if name == "fedomd" else [])]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "mlp"])
+def test_all_parts_in_one_batch_are_the_full_batch(name, graph):
+    """Logits and gradients, to 1e-12; parts keep the order of nodes and edges."""
+    client = client_of(graph, *ALL, *words_of(name))
+    batch = next(client.batches())
+    found, expected = (client.model(inputs) for inputs in (batch.inputs, client.inputs))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert batch.nodes.equal(client.train_nodes)
+    assert batch.y.equal(client.y[client.train_nodes])
+    other = grads(expected, client.model)
+    for parameter, grad in grads(found, client.model).items():
+        torch.testing.assert_close(grad, other[parameter], rtol=0, atol=1e-12, msg=parameter)
+
+
+def nodes_of(client, index=0, server_round=1):
+    parts = client.sampled.part(server_round, index)
+    return np.sort(np.concatenate([client.sampled.members[part] for part in parts.tolist()]))
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_a_batch_is_pygs_subgraph(name, graph):
+    """PyG's own subgraph and layers, which normalise by the degrees within the batch."""
+    client = client_of(graph, *CLUSTERS, f"model={name}")
+    batch = next(client.batches())
+    nodes = torch.from_numpy(nodes_of(client))
+    assert 0 < len(nodes) < graph.num_nodes
+    edge_index, _ = subgraph(nodes, graph.edge_index, relabel_nodes=True, num_nodes=graph.num_nodes)
+    if name == "gcn":  # PyG adds parallel loops' weights, ours counts one loop per node
+        edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    layers = [GCNConv(5, 8), GCNConv(8, 3)] if name == "gcn" else [SAGEConv(5, 8), SAGEConv(8, 3)]
+    for layer, own in zip(layers, (client.model.layers[0], client.model.head), strict=True):
+        state = (
+            {"bias": own.bias, "lin.weight": own.weight.T}
+            if name == "gcn"
+            else {
+                "lin_l.weight": own.neighbours.weight.T,
+                "lin_l.bias": own.itself.bias,
+                "lin_r.weight": own.itself.weight.T,
+            }
+        )
+        layer.double().load_state_dict(state)
+    h = layers[0](graph.x[nodes].double(), edge_index).relu()
+    torch.testing.assert_close(client.model(batch.inputs), layers[1](h, edge_index), rtol=0, atol=1e-12)
+    train = graph.train_mask[nodes].nonzero().view(-1)
+    assert batch.nodes.equal(train)
+    assert batch.y.equal(graph.y[nodes][train])
+
+
+def test_an_epoch_deals_every_part_once_and_training_nodes_to_every_batch(graph):
+    """Only three nodes train, so that most parts have none; steps of a round continue the epoch of the one before."""
+    mask = torch.zeros(30, dtype=torch.bool)
+    mask[[2, 11, 29]] = True
+    few = type(graph)(**{**vars(graph), "train_mask": mask})
+    client = client_of(
+        few, "train.sampler=clusters", "train.clusters=8", "train.clusters_per_batch=2", "train.local_steps=1"
+    )
+    batches = client.sampled.per_epoch
+    assert 1 < batches <= 3
+    for epoch in range(3):
+        steps = range(1 + epoch * batches, 1 + (epoch + 1) * batches)
+        dealt = np.concatenate([client.sampled.part(server_round, 0) for server_round in steps])
+        np.testing.assert_array_equal(np.sort(dealt), sorted(client.sampled.members))
+        assert all(len(client.sampled.step(server_round, 0, 0).y) for server_round in steps)
+    members = np.concatenate(list(client.sampled.members.values()))
+    np.testing.assert_array_equal(np.sort(members), np.arange(30))
+
+
+def test_parts_are_computed_once_per_client_and_seed(graph, tmp_path, monkeypatch):
+    calls = []
+    metis = subgraph_batches.metis
+    monkeypatch.setattr(subgraph_batches, "metis", lambda *args: calls.append(args) or metis(*args))
+    file = tmp_path / "client_0000.safetensors"
+    graph.save(file)
+    first, again = (client_of(graph, *CLUSTERS, file=file) for _ in range(2))
+    assert len(calls) == 1
+    for part, nodes in first.sampled.members.items():
+        np.testing.assert_array_equal(again.sampled.members[part], nodes)
+    client_of(graph, *CLUSTERS, "seed=1", file=file)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (
+            ["train.clusters=5"],
+            r"train\.clusters=5 has no effect with train\.sampler=none: set train\.sampler=clusters",
+        ),
+        ([*CLUSTERS, "train.batch_size=4"], r"train\.batch_size=4 has no effect with train\.sampler=clusters"),
+        ([*CLUSTERS, "train.fanout=[5,5]"], r"train\.fanout=\[5, 5\] has no effect with train\.sampler=clusters"),
+        (
+            [*CLUSTERS, "train.clusters_per_batch=7"],
+            r"clusters_per_batch=7 is more than train\.clusters=6: set it to at most 6",
+        ),
+        ([*CLUSTERS, "train.clusters=0"], r"train\.clusters must be >= 1, got 0"),
+        (
+            [*CLUSTERS, "model=mlp"],
+            r"model=mlp, which reads no edges: set train\.sampler=neighbors with train\.fanout=\[\]",
+        ),
+        ([*CLUSTERS, "model=fedstar"], "does not support model=fedstar, which reads more than the edges between nodes"),
+        (["train.sampler=saint"], r"draws train\.batch_size edges per step: set it to >= 1, got 0"),
+        (
+            [*SAINT, "train.clusters=5"],
+            r"train\.clusters=5 has no effect with train\.sampler=saint: set train\.sampler=clusters",
+        ),
+        ([*SAINT, "train.stable_draws=true"], r"stable_draws=True has no effect with train\.sampler=saint"),
+        (
+            [*SAINT, "train.loss=weighted", "train.class_weights=federated"],
+            "does not support train.class_weights=federated",
+        ),
+        ([*SAINT, "model=mlp"], r"train\.sampler=saint does not support model=mlp, which reads no edges"),
+        ([*SAINT, "model.norm=batch"], r"model=gcn with model\.norm=batch, which needs a whole graph"),
+        ([*CLUSTERS, "strategy=fgssl"], r"train\.sampler=clusters does not support strategy=fgssl"),
+        ([*CLUSTERS, "strategy=moon"], "does not support the part 'moon' of strategy=moon"),
+        ([*CLUSTERS, "task=links"], r"train\.sampler=clusters does not support task=links yet"),
+    ],
+)
+def test_what_does_not_fit_is_refused(words, match):
+    with pytest.raises(FedGraphError, match=match):
+        check_method(compose(words))
+
+
+def test_more_parts_than_nodes_are_refused(graph):
+    with pytest.raises(FedGraphError, match=r"clusters=31 is more than the 30 nodes of client 0: set it to at most 30"):
+        client_of(graph, "train.sampler=clusters", "train.clusters=31")
+
+
+def test_more_edges_than_there_are_are_refused(graph):
+    with pytest.raises(FedGraphError, match=r"batch_size=999 is more than the \d+ edges of client 0, of which"):
+        client_of(graph, "train.sampler=saint", "train.batch_size=999")
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "weighted", "focal"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gine", "fedspa", "decoupled"])
+def test_saint_with_all_nodes_is_the_full_batch(name, loss, graph):
+    """Loss and gradients to 1e-12, where so many edges are drawn that every node is certain."""
+    words = [*words_of(name), f"train.loss={loss}"]
+    client, whole = client_of(graph, *SAINT, *words), client_of(graph, *words)
+    client.sampled.sampler.draws = 10**5
+    client.batch = next(client.batches())
+    assert len(client.batch.y) == 15
+    found, expected = client.loss(), whole.loss()
+    close = {"rtol": 0, "atol": 1e-7 if loss == "weighted" else 1e-12}  # class weights are float32
+    torch.testing.assert_close(found, expected, **close)
+    for loss_of, owner in ((found, client), (expected, whole)):
+        owner.model.zero_grad()
+        loss_of.backward()
+    for mine, other in zip(client.model.parameters(), whole.model.parameters(), strict=True):
+        if other.grad is not None:
+            torch.testing.assert_close(mine.grad, other.grad, **close)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "fedspa"])
+def test_saint_is_unbiased_for_a_linear_layer(name, graph):
+    """The mean over draws of Σ_v logits_v / (V p_v) is the full batch's mean over training nodes; so is that of the weights."""
+    client = client_of(graph, *SAINT, f"model={name}", "model.layers=1")
+    if name == "fedspa":
+        for parameter, value in client.model.named_parameters():
+            if "phi" in parameter:
+                value.data.zero_()  # its mixture is linear at α = 1/2
+    found = []
+    with torch.no_grad():
+        expected = torch.cat([client.model(client.inputs)[client.train_nodes].mean(0), torch.ones(1)])
+        for step in range(600):
+            batch = client.sampled.step(1, 0, step)
+            logits = client.model(batch.inputs)[batch.nodes]
+            found.append(torch.cat([batch.shares @ logits, batch.shares.sum()[None]]))
+    made = torch.stack(found)
+    assert ((made.mean(0) - expected).abs() < 4 * made.std(0) / len(made) ** 0.5).all()
+    assert made.std(0).min() > 0.01
+
+
+def test_a_saint_step_without_training_nodes_has_loss_zero(graph):
+    mask = torch.zeros(30, dtype=torch.bool)
+    client = client_of(type(graph)(**{**vars(graph), "train_mask": mask}), *SAINT)
+    client.batch = next(client.batches())
+    client.loss().backward()
+    assert not any(parameter.grad.any() for parameter in client.model.parameters())
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    with small_runs(tmp_path_factory.mktemp("parts")) as run:
+        yield run
+
+
+SAMPLERS = {"clusters": [*CLUSTERS, "train.local_steps=2"], "saint": [*SAINT, "train.local_steps=2"]}
+
+
+def reads_parts(strategy):
+    """Whether a method declares that it trains on batches, with a model that can read parts of a graph."""
+    return samples(strategy) and models.probe(compose([f"strategy={strategy}"]).model).subgraphs
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=() if name in {"fedomd", "scaffold"} else pytest.mark.slow)
+        for name in group_names("strategy")
+        if name != "central" and reads_parts(name)
+    ],
+)
+def test_every_method_that_samples_trains_on_parts(strategy, sampler, go):
+    run = go(strategy, *SAMPLERS[sampler], "rounds=2")
+    assert all(np.isfinite(array).all() for array in run.arrays.values())
+    assert len(run.rounds) == 2
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_resumed_run_and_clients_built_again_have_the_same_bits(sampler, go, monkeypatch):
+    """Epochs have three batches and a round two, so that the first round ends inside of an epoch."""
+    words = [*SAMPLERS[sampler], "checkpoint_every=1"]
+    whole, half = go("fedavg", *words), go("fedavg", *words, "rounds=1")
+    same_result(go("fedavg", *words, f"resume={half.out}", f"out={half.out}"), whole)
+    monkeypatch.setattr(InlineGrid, "_call", call_fresh)
+    same_result(go("fedavg", *words), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_ray_has_the_same_bits(sampler, go):
+    with pytest.MonkeyPatch.context() as patch, ray_session():
+        patch.setattr(small, "run_inline", run_ray)
+        ray = go("fedavg", *SAMPLERS[sampler], "engine=ray")
+    same_result(ray, go("fedavg", *SAMPLERS[sampler]))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_page_lists_the_methods_of_each_sampler(sampler):
+    """The table of docs/big-graphs.md follows the declarations."""
+    rows = Path(ROOT / "docs/big-graphs.md").read_text().splitlines()
+    (line,) = [row for row in rows if row.startswith(f"| `{sampler}` |")]
+    assert re.findall(r"\w+", line.split("|")[2]) == [name for name in group_names("strategy") if reads_parts(name)]
