@@ -107,10 +107,6 @@ class NeighbourBatches(Epochs):
         places, key = self.drawn(server_round, exchange, index)
         return Batch(self.around(self.nodes[places], key), None, self.y[torch.from_numpy(places).to(self.device)])
 
-    def drawn(self, server_round: int, exchange: int, index: int) -> tuple[NDArray[np.int64], int]:
-        """Return the places of a step's items among all training items, and the key of its draws."""
-        return self.part(server_round, index), self.key(server_round, exchange, index)
-
     def around(self, seeds: NDArray[np.int64], key: int, neighbours: Neighbours | None = None) -> BatchInputs:
         """Return the inputs of different nodes, valid until the next batch.
 

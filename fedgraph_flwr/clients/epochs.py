@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.numerics.blocks import BatchInputs, Neighbours
 from fedgraph_flwr.wire.messages import derive_seed
 
 Places = list[NDArray[np.int64]]
@@ -54,3 +55,11 @@ class Epochs:
         """
         earlier = [exchange] if exchange else []
         return derive_seed(self.cfg.seed, self.client, server_round, "sample", *earlier, index)
+
+    def drawn(self, server_round: int, exchange: int, index: int) -> tuple[NDArray[np.int64], int]:
+        """Return what a step's batch takes, with ``neighbors`` the places of its items among all training items, and its key."""
+        return self.part(server_round, index), self.key(server_round, exchange, index)
+
+    def around(self, seeds: NDArray[np.int64], key: int, neighbours: Neighbours | None = None) -> BatchInputs:
+        """Return the inputs of different nodes with sampled neighbours; only ``neighbors`` samples around given nodes."""
+        raise NotImplementedError

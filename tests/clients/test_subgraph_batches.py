@@ -190,7 +190,7 @@ def test_saint_with_all_nodes_is_the_full_batch(name, loss, graph):
             torch.testing.assert_close(mine.grad, other.grad, **close)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "fedspa"])
+@pytest.mark.parametrize("name", ["gcn", "sage", pytest.param("fedspa", marks=pytest.mark.slow)])
 def test_saint_is_unbiased_for_a_linear_layer(name, graph):
     """The mean over draws of Σ_v logits_v / (V p_v) is the full batch's mean over training nodes; so is that of the weights."""
     client = client_of(graph, *SAINT, f"model={name}", "model.layers=1")
@@ -208,6 +208,26 @@ def test_saint_is_unbiased_for_a_linear_layer(name, graph):
     made = torch.stack(found)
     assert ((made.mean(0) - expected).abs() < 4 * made.std(0) / len(made) ** 0.5).all()
     assert made.std(0).min() > 0.01
+
+
+def test_a_saint_step_divides_edges_and_losses_by_their_probabilities(graph):
+    """A dense matrix with entries S_vu p_v / p_uv, by a loop; probabilities are those of `test_saint`."""
+    client = client_of(graph, *SAINT, "model=sage", "model.layers=1")
+    batch, sampler = client.sampled.step(1, 0, 0), client.sampled.sampler
+    nodes = sampler.sample(client.sampled.key(1, 0, 0))
+    held = sampler.nodes(np.arange(30))
+    matrix = np.zeros((30, 30))
+    np.add.at(matrix, tuple(graph.edge_index.numpy()[::-1]), 1)
+    matrix /= np.maximum(matrix.sum(1, keepdims=True), 1)
+    for v, u in zip(*matrix.nonzero(), strict=True):
+        if v != u:
+            matrix[v, u] *= held[v] / sampler.pairs(np.array([v]), np.array([u]))[0]
+    x, head = graph.x[nodes].double(), client.model.head
+    mean = torch.from_numpy(matrix[np.ix_(nodes, nodes)]) @ x
+    expected = x @ head.itself.weight + head.itself.bias + mean @ head.neighbours.weight
+    torch.testing.assert_close(client.model(batch.inputs), expected, rtol=0, atol=1e-12)
+    shares = 1 / held[nodes][batch.nodes.numpy()] / 15
+    np.testing.assert_allclose(batch.shares.numpy(), shares, rtol=1e-12)
 
 
 def test_a_saint_step_without_training_nodes_has_loss_zero(graph):
