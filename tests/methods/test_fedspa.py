@@ -375,7 +375,7 @@ def test_folds_take_turns_through_rounds():
     assert used == [0, 1, 2, 0]
     client = folded("strategy.folds=3", "train.local_steps=2")
     client.server_round = 2
-    assert [nodes.tolist() for _, nodes, _ in client.batches()] == [client.folds[k][1].tolist() for k in (2, 0)]
+    assert [batch.nodes.tolist() for batch in client.batches()] == [client.folds[k][1].tolist() for k in (2, 0)]
 
 
 def test_folds_kept_on_disk_are_those_of_the_graph(tmp_path):
