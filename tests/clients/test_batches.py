@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 SAMPLED = ["train.sampler=neighbors", "train.batch_size=4"]
 EVERY = [*SAMPLED, "train.fanout=[-1,-1]"]
 
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "gcn": {},
     "sage": {},
     "sage head": {"head": True},

@@ -14,8 +14,8 @@ NODES, DRAWS = 5, 3  # node 4 has no neighbour
 
 @pytest.fixture
 def sampler():
-    pattern = undirected(*np.concatenate([PAIRS, PAIRS[:2], [[3, 3]]]).T, NODES)  # parallel edges and loops count once
-    return EdgeSampler(pattern, DRAWS)
+    source, target = np.concatenate([PAIRS, PAIRS[:2], [[3, 3]]]).T  # parallel edges and loops count once
+    return EdgeSampler(undirected(source, target, NODES), DRAWS)
 
 
 def test_probabilities_equal_those_of_all_sequences_of_draws(sampler):
