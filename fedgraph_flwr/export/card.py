@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr import partition
+from fedgraph_flwr.data.schema import EDGE, NODE
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds
 from fedgraph_flwr.runs.prediction import Predictor
 from fedgraph_flwr.secure import accounting
+from fedgraph_flwr.tasks import Task
 
 _SHOWN = (
     "test-accuracy",
@@ -57,14 +59,14 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
     cfg = predictor.cfg
     whose = "the shared model" if predictor.client is None else f"the model of client {predictor.client}"
     secagg = "; updates by secure aggregation" if cfg.privacy.secagg else ""
+    attr = "edge_attr, " if predictor.meaning.columns(EDGE) else ""
     private = "No differential privacy"
     if "privacy" in found:
         private = accounting.spent_text(found["privacy"], cfg.privacy.scores)
     lines = [
         f"# {cfg.strategy.name} on {escaped(cfg.data_name)}: {whose}",
         "",
-        f"A {escaped(cfg.model.name)} of {cfg.model.layers} layers, {cfg.model.hidden} wide, for node classification with"
-        f" {len(predictor.meaning.classes)} classes: {', '.join(map(escaped, predictor.meaning.classes))}.",
+        f"A {escaped(cfg.model.name)} of {cfg.model.layers} layers, {cfg.model.hidden} wide, for {_task(predictor)}.",
         "",
         "## Use",
         "",
@@ -72,11 +74,19 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
         "import torch",
         "from model import CLASSES, load",
         *(["from preprocess import read"] if tables else []),
-        *(['x, edge_index, ids = read("nodes.csv", "edges.csv")'] if tables else []),
-        "logits = load()(torch.as_tensor(x), torch.as_tensor(edge_index))   # [N, C]",
+        *([f'x, edge_index, {attr}ids = read("nodes.csv", "edges.csv")'] if tables else []),
+        *_use(network.readout[0], bool(attr)),
         "```",
         "",
         "Needs torch and torch_geometric" + (", and pandas for tables." if tables else "."),
+        *(
+            [
+                "",
+                "These tables become features only by `fedgraph-flwr predict`: edges have counts, or a table holds many graphs.",
+            ]
+            if predictor.meaning.columns(NODE) and not tables
+            else []
+        ),
         *(
             ["", "You can pass known labels as `y` and `known`. Edges between these nodes are then typed."]
             if network.labels
@@ -99,11 +109,11 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
         "",
         "## Scores",
         "",
-        *([f"None: {predictor.unscored}."] if predictor.unscored else _scores(found)),
+        *([f"None: {predictor.unscored}."] if predictor.unscored else _scores(found, predictor.task)),
         "",
         "## Limits",
         "",
-        "- Scores are for nodes of the training graphs. Scores on other graphs may differ.",
+        f"- Scores are for {predictor.task.ITEMS} of the training graphs. Scores on other graphs may differ.",
         "- A node's prediction depends on its neighbours. A missing edge changes it.",
         "- Features must be computed as in training (`preprocessing.json`), and edges must have the same direction.",
         *_limits(predictor, found),
@@ -126,28 +136,47 @@ def _data(predictor: Predictor) -> list[str]:
             found = [describe(partition.load_client(cfg, index)) for index in range(partition.num_clients(cfg))]
     if not found:
         return [f"{cfg.num_clients} clients. Their graphs were not available when this card was written."]
-    names = [escaped(name) for name in predictor.meaning.classes]
-    lines = [
-        f"| client | nodes | edges | features | training nodes | {' | '.join(names)} |",
-        "|" + "---|" * (5 + len(names)),
-    ]
+    of_nodes = cfg.task.name == "nodes"
+    names = ["training nodes", *map(escaped, predictor.meaning.classes)] if of_nodes else []
+    head = ["client", "nodes", "edges", "features", *names]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for index, graph in enumerate(found):
         numbers = [
             graph.get("client", index),
             graph["nodes"],
             graph["edges"],
             graph["features"],
-            graph["train"],
-            *graph["labels"],
+            *([graph["train"], *graph["labels"]] if of_nodes else []),
         ]
         lines.append(f"| {' | '.join(map(str, numbers))} |")
     return lines
 
 
-def _scores(found: dict[str, Any]) -> list[str]:
+def _task(predictor: Predictor) -> str:
+    """Return what the model predicts."""
+    classes, task = predictor.meaning.classes, predictor.cfg.task.name
+    kind = "node classification" if task == "nodes" else f"task={task}"
+    return f"{kind} with {len(classes)} classes: {', '.join(map(escaped, classes))}" if predictor.task.classes else kind
+
+
+def _use(readout: str, edge_attr: bool) -> list[str]:
+    """Return the lines of Python that call the model."""
+    given = "torch.as_tensor(x), torch.as_tensor(edge_index)" + (", torch.as_tensor(edge_attr)" if edge_attr else "")
+    more = "" if edge_attr else ", None"
+    return {
+        "": [f"logits = load()({given})   # [N, C]"],
+        "nodes": [f"outputs = load()({given})   # [N, T]"],
+        "edges": [f"logits = load()({given})   # [E, C]; edges to other parties: nodes whose features are 0"],
+        "pairs": [f"scores = load()({given}{more}, pairs)   # [V], of pairs of nodes [2, V]"],
+        "graphs": [f"outputs = load()({given}{more}, graph)   # [G, W], graph: of each node [N]"],
+    }[readout]
+
+
+def _scores(found: dict[str, Any], task: type[Task]) -> list[str]:
     """Return a table of test scores, one row per client, and their mean."""
     clients = found.get("clients", {})
-    shown = [key for key in _SHOWN if key in clients]
+    names = _SHOWN if task.classes else tuple(f"test-{name}" for name in task.METRICS)
+    shown = [key for key in names if key in clients]
     if not shown:
         return ["Not available when this card was written."]
     lines = [f"| client | {' | '.join(key.removeprefix('test-').replace('_', ' ') for key in shown)} |"]

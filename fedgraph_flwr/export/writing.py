@@ -10,11 +10,11 @@ MODEL_CARD.md        data statistics, method, privacy spent, scores, limits
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,19 +24,25 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import is_own
+from fedgraph_flwr.config import RunConfig, TaskConfig, compose, is_own, typed
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.data.graph import Graph, write_bytes
-from fedgraph_flwr.data.prediction_input import InputSpec, from_pyg
+from fedgraph_flwr.data.graph import ClientGraph, write_bytes
+from fedgraph_flwr.data.prediction_input import InputSpec
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema
+from fedgraph_flwr.data.tables import TableLayout
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.export.card import model_card, scores
+from fedgraph_flwr.export.plain.items import READOUTS, Items
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.runs.checks import client_class
-from fedgraph_flwr.runs.prediction import Predictions, Predictor, names_of
+from fedgraph_flwr.runs.prediction import Predictor, TaskPredictor, as_client
+from fedgraph_flwr.tasks import Task, task_class
+from fedgraph_flwr.tasks.edges import Edges
+from fedgraph_flwr.tasks.graphs import OfGraphs
+from fedgraph_flwr.tasks.targets import Regression
 
 MODULES = Path(__file__).parent / "plain"
-NAMES = ("stack", "decoupled", "acm", "fedspa")
+NAMES = ("stack", "decoupled", "acm", "fedspa", "edge_network")
 """Names of the modules in `MODULES`."""
 
 PACKAGE = __name__.partition(".")[0]
@@ -53,7 +59,7 @@ ARGUMENTS = {arguments}
 
 
 def load(folder: Path = FOLDER) -> torch.nn.Module:
-    """Return the trained model, ready to predict: ``load()(x, edge_index)`` gives logits [N, C], in the order of `CLASSES`."""
+    """Return the trained model, ready to predict: ``{use}`` gives {gives}."""
     raw = (folder / "{file}").read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + size])
@@ -63,7 +69,7 @@ def load(folder: Path = FOLDER) -> torch.nn.Module:
         if name != "__metadata__":
             start, end = (8 + size + place for place in entry["data_offsets"])
             weights[name] = torch.frombuffer(bytearray(raw[start:end]), dtype=kinds[entry["dtype"]]).reshape(entry["shape"])
-    net = {net}(**ARGUMENTS).to(torch.{dtype})
+    net = {made}.to(torch.{dtype})
     net.load_state_dict(weights)
     return net.eval()
 '''
@@ -83,25 +89,24 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise FedGraphError(f"--out {folder} contains other files: pass a new folder")
     plain = predictor.plain()
-    meaning, columns = predictor.meaning, predictor.meaning.columns(NODE)
-    if meaning.schema and (
-        EDGE in meaning.schema.nodes or meaning.schema.tables.time or meaning.schema.tables.edge_label
-    ):
-        raise FedGraphError(
-            f"{predictor.source} was trained with edge columns, which exported code does not support yet: use"
-            " `fedgraph-flwr predict`"
-        )
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()}
-    _check(plain, weights, predictor)
-    dtype = predictor.cfg.dtype
+    plain = replace(plain, weights={name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()})
+    meaning, cfg = predictor.meaning, predictor.cfg
+    columns = {} if _needs_package(meaning) else meaning.columns(NODE)
+    stats = predictor.target_stats if predictor.task.targets else torch.zeros(2, 0, dtype=torch.float64)
+    made = Exported(plain, cfg.dtype, meaning, predictor.client, predictor.round, cfg.task, predictor.threshold, stats)
+    _check(made, predictor)
     source = _source(plain)
-    write_bytes(folder / "model.py", _module(source, plain, meaning, dtype).encode())
-    write_bytes(folder / WEIGHTS, save(weights))
+    write_bytes(folder / "model.py", _module(source, made).encode())
+    write_bytes(folder / WEIGHTS, save(dict(plain.weights)))
     index = {
         "module": plain.module,
         "arguments": plain.arguments,
         "labels": plain.labels,
-        "dtype": dtype,
+        "reads_edges": plain.reads_edges,
+        "readout": plain.readout,
+        "task": asdict(cfg.task),
+        "target_stats": stats.tolist(),
+        "dtype": cfg.dtype,
         "classes": list(meaning.classes),
         "num_features": meaning.num_features,
         "schema": meaning.schema.to_dict() if meaning.schema else {},
@@ -114,6 +119,8 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         preprocessing = {"undirected": meaning.undirected, "classes": list(meaning.classes)}
         preprocessing |= {"tables": meaning.schema.tables.to_dict() if meaning.schema else {}}
         preprocessing |= {"columns": {name: column.to_dict() for name, column in columns.items()}}
+        preprocessing |= {"edge_columns": {name: column.to_dict() for name, column in meaning.columns(EDGE).items()}}
+        preprocessing |= {"parallel": predictor.predicts_edges}
         write_bytes(folder / "preprocessing.json", json.dumps(preprocessing, indent=1).encode())
         write_bytes(folder / "preprocess.py", (MODULES / "preprocess.py").read_bytes())
     if meaning.schema:
@@ -127,19 +134,64 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     return folder
 
 
-def _module(source: str, plain: Plain, meaning: InputSpec, dtype: str) -> str:
-    """Return the text of ``model.py``: a module of `plain`, and code that loads these weights."""
-    text, _, rest = source.partition('"""\n\n')
-    needed = ["import json", "from pathlib import Path"] + ([] if "\nimport torch\n" in source else ["import torch"])
-    docstring = f"{text}\n\nWritten by `fedgraph-flwr export`; needs only torch and torch_geometric.\n"
-    imports = "\n".join(needed)
-    net = plain.module.partition(":")[2] or "Net"
+def _needs_package(meaning: InputSpec) -> bool:
+    """Return whether tables become features only with this package: window counts, or many graphs in a table."""
+    tables = meaning.schema.tables if meaning.schema else TableLayout()
+    return bool(tables.windows or tables.graph)
+
+
+def _module(source: str, made: "Exported") -> str:
+    """Return the text of ``model.py``: a module, a readout of items if the task has one, and code that loads these weights."""
+    plain, own = made.plain, is_own(made.plain.module)
+    net = f"{plain.module.partition(':')[2] or 'Net'}(**ARGUMENTS)"
+    constants, items = "", ""
+    if plain.readout[0]:
+        constants, items = f"READOUT = {plain.readout!r}\n", (MODULES / "items.py").read_text()
+        scale = ""
+        if made.in_unit:
+            constants, scale = constants + f"SCALE = {made.target_stats.tolist()}\n", ", SCALE"
+        net = f"Items({net}, *READOUT{scale})"
+    use, gives = USES[plain.readout[0]]
     loader = _LOADER.format(
-        classes=list(meaning.classes), arguments=plain.arguments, file=WEIGHTS, dtype=dtype, net=net
+        classes=list(made.meaning.classes),
+        arguments=f"{plain.arguments}\n{constants}".rstrip(),
+        file=WEIGHTS,
+        dtype=made.dtype,
+        made=net,
+        use=use,
+        gives="numbers [N, T] or [G, T], in the unit of the data" if made.in_unit else gives,
     )
-    if is_own(plain.module):  # `from __future__` and a docstring stay first
-        return f"{source}\n\n{imports}\nimport torch\n{loader}"
-    return f'{docstring}"""\n\n{imports}\n{rest}{loader}'
+    (doc, imports, body), (_, more, further) = _parts(source), _parts(items)
+    needed = "import json\nimport torch\nfrom pathlib import Path\nfrom typing import Any"
+    if own:  # `from __future__` and a docstring stay first
+        extra = [line for line in more if line not in needed]
+        return "\n".join([f"{source}\n", needed, *extra, "", further, loader])
+    known = "\n".join(imports)
+    lines = sorted(
+        line for line in {*more, *needed.splitlines()[:3:2], "import torch"} if line not in known.splitlines()
+    )
+    standard = [line for line in lines if line in ("import json", "from pathlib import Path", "from typing import Any")]
+    docstring = f'{doc}\n\nWritten by `fedgraph-flwr export`; needs only torch and torch_geometric.\n"""\n'
+    rest = [line for line in lines if line not in standard]
+    return "\n".join([docstring, *standard, *imports, *rest, "", body, further, loader]).replace("\n\n\n\n", "\n\n\n")
+
+
+USES = {
+    "": ("load()(x, edge_index)", "logits [N, C], in the order of `CLASSES`"),
+    "nodes": ("load()(x, edge_index)", "logits [N, T]"),
+    "edges": ("load()(x, edge_index, edge_attr)", "logits [E, C] of all edges, in the order of `CLASSES`"),
+    "pairs": ("load()(x, edge_index, edge_attr, pairs)", "scores [V] of pairs of nodes [2, V]"),
+    "graphs": ("load()(x, edge_index, edge_attr, graph)", "outputs [G, W], by the graph of each node [N]"),
+}
+"""Call of an exported model and its result, by readout."""
+
+
+def _parts(source: str) -> tuple[str, list[str], str]:
+    """Split the text of one of our modules into docstring (without its end), imports and the rest."""
+    doc, _, rest = source.partition('"""\n\n')
+    lines = rest.splitlines()
+    count = next((i for i, line in enumerate(lines) if line and not line.startswith(("import ", "from "))), len(lines))
+    return doc, [line for line in lines[:count] if line], "\n".join(["", *lines[count:], ""])
 
 
 def _source(plain: Plain) -> str:
@@ -166,14 +218,14 @@ def _source(plain: Plain) -> str:
     return text
 
 
-def _check(plain: Plain, weights: dict[str, Tensor], predictor: Predictor) -> None:
+def _check(made: "Exported", predictor: Predictor) -> None:
     """Check that what is written computes what the network does, on a graph drawn for it.
 
     Raises:
         FedGraphError: it does not, as for a network that changes its base's layers and not what it says of them.
     """
     graph = predictor.probe()
-    ours, theirs = predictor.logits(graph), run_plain(plain, weights, graph, predictor.cfg.dtype)
+    ours, theirs = predictor.outputs(graph)[0], made.outputs(graph)[0]
     if not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
         if client_class(predictor.cfg).predict is not GraphClient.predict:
             raise FedGraphError(
@@ -186,24 +238,50 @@ def _check(plain: Plain, weights: dict[str, Tensor], predictor: Predictor) -> No
         )
 
 
-def run_plain(plain: Plain, weights: dict[str, Tensor], graph: Graph, dtype: str) -> Tensor:
-    """Logits [N, C] of an exported network, computed by this package's own copy of its module."""
+def module_of(plain: Plain, dtype: str) -> torch.nn.Module:
+    """Return an exported model from this package's own copy of its module, whose numbers are standardised."""
     if is_own(plain.module):
         kind = locate(plain.module)
     elif plain.module in NAMES:
         kind = importlib.import_module(f"fedgraph_flwr.export.plain.{plain.module}").Net
     else:
         raise FedGraphError(f"{INDEX} names the module '{plain.module}', expected one of: {', '.join(NAMES)}")
-    net = kind(**plain.arguments)
-    net.to(getattr(torch, dtype)).load_state_dict(weights)
-    net.eval()
-    known = {"y": graph.y, "known": graph.train_mask} if plain.labels else {}
-    with torch.no_grad():
-        return net(graph.x.to(getattr(torch, dtype)), graph.edge_index, **known)
+    net: torch.nn.Module = kind(**plain.arguments)
+    if plain.readout[0]:
+        net = Items(net, *plain.readout)
+    net.to(getattr(torch, dtype)).load_state_dict(plain.weights)
+    return net.eval()
 
 
 @dataclass(frozen=True)
-class Exported:
+class PlainInputs:
+    """Inputs of an exported model; fields of items as in `numerics.inputs.Inputs`."""
+
+    x: Tensor
+    edge_index: Tensor
+    edge_attr: Tensor | None
+    known: dict[str, Tensor]
+    item_index: Tensor | None = None
+    item_attr: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What a task needs of a client to prepare the inputs of its items."""
+
+    plain: Plain
+    dtype: torch.dtype
+    device: ClassVar[torch.device] = torch.device("cpu")
+
+    def inputs_of(self, graph: Any, **variant: Any) -> PlainInputs:
+        """Return the inputs of a graph."""
+        known = {"y": graph.y, "known": graph.train_mask} if self.plain.labels else {}
+        attr = graph.edge_attr.to(self.dtype) if graph.num_edge_features else None
+        return PlainInputs(graph.x.to(self.dtype), graph.edge_index, attr, known)
+
+
+@dataclass(frozen=True)
+class Exported(TaskPredictor):
     """An exported folder, loaded back; predicts as `Predictor` does.
 
     Attributes:
@@ -212,7 +290,9 @@ class Exported:
         meaning: what features and classes mean.
         client: whose it was; None: the shared one.
         round: after which it was taken.
-        threshold: as `Predictor.threshold`.
+        prediction_task: keys of its task.
+        best_threshold: as `Predictor.threshold`.
+        stats: as `Predictor.target_stats`.
     """
 
     name: ClassVar[str] = "exported network"
@@ -223,16 +303,54 @@ class Exported:
     meaning: InputSpec
     client: int | None
     round: int
-    threshold: float | None
+    prediction_task: TaskConfig
+    best_threshold: float | None
+    stats: Tensor
 
-    def predict(self, graph: Any, ids: Sequence[Any] | None = None) -> Predictions:
-        """As `Predictor.predict`."""
-        graph = graph if isinstance(graph, Graph) else from_pyg(graph, self.meaning)
-        return Predictions(names_of(graph, ids), self.logits(graph), self.meaning.classes, self.threshold)
+    @property
+    def cfg(self) -> RunConfig:  # type: ignore[override]
+        """The default configuration of its task."""
+        task = self.prediction_task
+        return task_class(task.name).for_prediction(replace(_defaults(task.name), task=task))
 
-    def logits(self, graph: Graph) -> Tensor:
-        """Logits [N, C]."""
-        return run_plain(self.plain, self.plain.weights, graph, self.dtype)
+    @property
+    def threshold(self) -> float | None:
+        """As stored."""
+        return self.best_threshold
+
+    @property
+    def target_stats(self) -> Tensor:
+        """As stored."""
+        return self.stats
+
+    @property
+    def in_unit(self) -> bool:
+        """Whether its outputs are standardised numbers, which ``model.py`` gives in the unit of the data."""
+        return issubclass(self.task, Regression)
+
+    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+        """As `TaskPredictor.outputs`, by the exported module."""
+        own = as_client(self.as_graph(graph), self.client, len(self.meaning.classes) if self.predicts_edges else 0)
+        if not isinstance(own, ClientGraph):
+            raise FedGraphError("exported models read graphs with one type of nodes, got a heterogeneous graph")
+        task, net = self.task(self.cfg, own), module_of(self.plain, self.dtype)
+        reader: Any = _Reader(self.plain, getattr(torch, self.dtype))
+
+        def compute(inputs: PlainInputs) -> Tensor:
+            given = (inputs.x, inputs.edge_index)
+            if not self.plain.readout[0]:
+                return net(*given, *([inputs.edge_attr] if self.plain.reads_edges else []), **inputs.known)
+            return net(*given, inputs.edge_attr, inputs.item_index, inputs.item_attr, **inputs.known)
+
+        with torch.no_grad():
+            inputs = reader.inputs_of(task.graph if isinstance(task, Edges | OfGraphs) else own)
+            later = task.later(reader, inputs)
+            return (compute(inputs) if later is None else task.predictions(compute, inputs, later)), task
+
+
+@functools.cache
+def _defaults(task: str) -> RunConfig:
+    return compose([f"task={task}"])
 
 
 def load_export(folder: Path) -> Exported:
@@ -251,7 +369,22 @@ def load_export(folder: Path) -> Exported:
         weights = load_file(folder / WEIGHTS)
         schema = Schema.from_dict(index["schema"], str(folder)) if index["schema"] else None
         meaning = InputSpec(tuple(index["classes"]), index["num_features"], schema, index["undirected"], str(folder))
-        plain = Plain(index["module"], index["arguments"], weights, index["labels"])
-        return Exported(plain, index["dtype"], meaning, index["client"], index["round"], index["threshold"])
+        readout, arguments = index.get("readout", ("", {}))
+        if readout and readout not in READOUTS:
+            raise FedGraphError(
+                f"{INDEX} names the readout '{sanitize(readout, 40)}', expected one of: {', '.join(READOUTS)}"
+            )
+        plain = Plain(
+            index["module"],
+            index["arguments"],
+            weights,
+            index["labels"],
+            index.get("reads_edges", False),
+            (readout, arguments),
+        )
+        task = TaskConfig(**vars(typed(TaskConfig, index.get("task", {"name": "nodes"}), f"{folder / INDEX}: task")))
+        stats = torch.tensor(index.get("target_stats", [[], []]), dtype=torch.float64)
+        client, done = index["client"], index["round"]
+        return Exported(plain, index["dtype"], meaning, client, done, task, index["threshold"], stats)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FedGraphError(f"{folder} contains no exported model ({first_line(error)})") from error

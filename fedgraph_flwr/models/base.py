@@ -188,6 +188,10 @@ class Model(nn.Module):
             )
         raise FedGraphError(f"a {type(self).__name__} cannot be exported: {why}")
 
+    def plain_of_graphs(self) -> Plain:
+        """As `plain`, of a model that `pools`, where it predicts graphs."""
+        return self.plain()
+
     def names(self, prefix: str) -> list[str]:
         """Return the names of the tensors that a prefix, or ``head``, matches, in the model's order."""
         return [name for name in self.state_dict() if name.startswith(self._prefixes([prefix]))]

@@ -36,7 +36,8 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.in_blocks import Step
 from fedgraph_flwr.models.layers import Linear, glorot, no_adjacency
-from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.models.plain import Plain, torch_layout
+from fedgraph_flwr.models.readout import READOUT
 from fedgraph_flwr.models.stack import Norm, Stack
 from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ, BatchInputs, EdgeNeighbours
 from fedgraph_flwr.numerics.draws import Entries
@@ -104,11 +105,13 @@ class EdgeNetwork(Stack):
 
     Attributes:
         loops: whether each node also sends itself a message, with edge features of zero.
+        exported_as: kind of its convolutions in `export.plain.edge_network`.
     """
 
     reads_edges = True
     adjacency = staticmethod(no_adjacency)
     loops: bool = False
+    exported_as: str = ""
 
     def __init__(
         self,
@@ -260,11 +263,26 @@ class EdgeNetwork(Stack):
         return self.classify_hidden(h, inputs)
 
     def plain(self, layers: Any = None) -> Plain:
-        """Refuse: exported code does not read edge features."""
-        raise FedGraphError(
-            f"a {type(self).__name__} cannot be exported: exported models do not read edge features yet; use"
-            " `fedgraph-flwr predict`"
-        )
+        """Export the model; subclasses add arguments of their convolutions."""
+        hidden, outputs = self.head.weight.shape
+        arguments = {
+            "kind": self.exported_as,
+            "num_features": self.embed.weight.size(0),
+            "num_outputs": outputs,
+            "num_edge_features": self.num_edge_features,
+            "hidden": hidden,
+            "layers": len(self.layers),
+            "norm": self.norm,
+            "reverse": self.reverse,
+            "residual": self.residual,
+            "edge_updates": self.edge_updates,
+        }
+        weights = {name: w for name, w in torch_layout(self).items() if not name.startswith(READOUT)}
+        return Plain("edge_network", arguments | self.exported_options(), weights, reads_edges=True)
+
+    def exported_options(self) -> dict[str, Any]:
+        """Return further arguments of the exported convolutions."""
+        return {}
 
 
 def mlp(num_in: int, num_out: int) -> nn.Module:
@@ -334,6 +352,7 @@ class GINE(EdgeNetwork):
     """GINE of ``layers`` convolutions."""
 
     samples = True
+    exported_as = "gine"
 
     def corrections(self, inputs: EdgeFeatureBatch) -> dict[str, Tensor]:
         """Scale messages, so that their sum is unbiased."""
@@ -353,6 +372,7 @@ class PNA(EdgeNetwork):
     """
 
     samples = True
+    exported_as = "pna"
 
     def corrections(self, inputs: EdgeFeatureBatch) -> dict[str, Tensor]:
         """Scale by the degrees of the graph; extremes and deviations are those of the drawn messages."""
@@ -371,6 +391,10 @@ class PNA(EdgeNetwork):
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
         """`PNAConv`."""
         return PNAConv(num_in, num_out, num_edge_features, self.delta)
+
+    def exported_options(self) -> dict[str, Any]:
+        """δ."""
+        return {"delta": self.delta}
 
 
 class Attention(EdgeNetwork):
@@ -392,12 +416,17 @@ class Attention(EdgeNetwork):
         self.attention: dict[str, Any] = {"heads": heads, "dropout": common["dropout"]}
         super().__init__(*sizes, **common)
 
+    def exported_options(self) -> dict[str, Any]:
+        """Number of heads."""
+        return {"heads": self.attention["heads"]}
+
 
 class GATv2(Attention):
     """GATv2 of ``layers`` convolutions. Each node also attends to itself, with zero edge features."""
 
     loops = True
     samples = True
+    exported_as = "gatv2"
 
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
         """Return PyG's ``GATv2Conv``."""
@@ -411,6 +440,7 @@ class GraphTransformer(Attention):
     """The graph transformer of ``layers`` convolutions; a node reads itself with separate weights."""
 
     samples = True
+    exported_as = "transformer"
 
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
         """Return PyG's ``TransformerConv``."""

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import Linear, adjacency
-from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.models.readout import has_graphs, pooled
+from fedgraph_flwr.models.plain import Plain, PlainLayer, plain_linear, torch_layout
+from fedgraph_flwr.models.readout import has_graphs, of_graphs, pooled
 from fedgraph_flwr.models.stack import Norm, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -84,6 +83,33 @@ class GIN(Stack):
         found: Tensor = self.head(self.dropped(torch.relu(self.post(h))))
         return found
 
+    def plain_layer(self, layer: Any) -> PlainLayer:
+        """Return PyG's GINConv, or a linear layer."""
+        if isinstance(layer, Linear):
+            return plain_linear(layer)
+        num_in, num_out = layer.mlp[0].weight.shape
+        weights = {f"nn.{name}": w for name, w in torch_layout(layer.mlp).items()}
+        return "gin", {"num_in": num_in, "num_out": num_out}, weights | {"eps": layer.mlp[0].bias.new_zeros(1)}
+
     def plain(self, layers: Any = None) -> Plain:
-        """Refuse: exported code has no such layers yet."""
-        raise FedGraphError("a GIN cannot be exported yet: use `fedgraph-flwr predict`")
+        """Export the stack for nodes."""
+        return self._plain([self.post, self.head])
+
+    def plain_of_graphs(self) -> Plain:
+        """Export the convolutions, and the layers after the sum as a readout."""
+        weights = {"first": plain_linear(self.post)[2], "last": plain_linear(self.head)[2]}
+        named = {f"{layer}.{key}": w for layer, own in weights.items() for key, w in own.items()}
+        return self._plain([]).with_readout("graphs", of_graphs(self.post, self.head, "sum"), named)
+
+    def _plain(self, last: list[Any]) -> Plain:
+        """Return the embedding, the convolutions and linear layers, with ReLU after all but the first and the final one."""
+        made = [self.plain_layer(layer) for layer in (self.embed, *self.layers, *last)]
+        convolutions, hidden = len(self.layers), self.embed.weight.size(1)
+        between = ["none", *["relu"] * convolutions, *["relu"] * (len(last) - 1)]
+        norms = [["none", hidden], *[[self.norm, hidden]] * convolutions, *[["none", hidden]] * (len(last) - 1)]
+        weights = {f"layers.{i}.{name}": w for i, (_, _, own) in enumerate(made) for name, w in own.items()}
+        weights |= {
+            f"norms.{i + 1}.{name}": w for i, norm in enumerate(self.norms) for name, w in norm.state_dict().items()
+        }
+        arguments = {"layers": [[kind, own] for kind, own, _ in made], "activations": between, "norms": norms}
+        return Plain("stack", arguments, weights)

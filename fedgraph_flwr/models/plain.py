@@ -1,9 +1,11 @@
 """Description of a model for `export`: the module of plain PyG that computes the same, and the weights in its layout."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
+
+from fedgraph_flwr.models.layers import Linear
 
 
 @dataclass(frozen=True)
@@ -13,14 +15,27 @@ class Plain:
     Attributes:
         module: the file's name, or ``module:Class`` of a file that imports torch and PyG only; the export contains a copy of it.
         arguments: as JSON holds them.
-        weights: of that module, by name.
+        weights: of that module, by name; with a readout, of `export.plain.items.Items` around it.
         labels: whether it also reads the labels of nodes for which they are known.
+        reads_edges: whether it also reads edge features.
+        readout: name and arguments of a readout of `export.plain.items`; "" for a model that predicts nodes.
     """
 
     module: str
     arguments: dict[str, Any]
     weights: dict[str, Tensor]
     labels: bool = False
+    reads_edges: bool = False
+    readout: tuple[str, dict[str, Any]] = ("", {})
+
+    def with_readout(self, name: str, arguments: dict[str, Any], weights: dict[str, Tensor]) -> "Plain":
+        """Return it with a readout of its outputs; ``weights`` are those of the readout."""
+        own = {f"net.{key}": tensor for key, tensor in self.weights.items()}
+        return replace(
+            self,
+            readout=(name, arguments),
+            weights=own | {f"readout.{key}": tensor for key, tensor in weights.items()},
+        )
 
 
 PlainLayer = tuple[str, dict[str, Any], dict[str, Tensor]]
@@ -44,3 +59,9 @@ def plain_gcn(layer: Any) -> PlainLayer:
 def of_modules(name: str, modules: Any) -> dict[str, Tensor]:
     """Return the state of a module under ``name``."""
     return {f"{name}.{key}": tensor for key, tensor in modules.state_dict().items()}
+
+
+def torch_layout(model: Any) -> dict[str, Tensor]:
+    """Return a module's state, by name, with the weights [F, H] of each `Linear` as torch has them, [H, F]."""
+    turned = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, Linear)}
+    return {name: tensor.T if name in turned else tensor for name, tensor in model.state_dict().items()}

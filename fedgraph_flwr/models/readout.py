@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, dropout, glorot
-from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.models.plain import Plain, torch_layout
 from fedgraph_flwr.numerics.blocks import GraphInputs
 
 READOUT = "readout."
@@ -50,6 +49,17 @@ class EdgeReadout(nn.Module):
         if self.edge is not None:
             h = h + inputs.item_attr @ self.edge
         return self.last(dropout(h.relu(), self.dropout, self.training))
+
+    def plain(self, net: Plain) -> Plain:
+        """Return an exported model with this readout."""
+        (width, hidden), features = self.source.weight.shape, 0 if self.edge is None else self.edge.size(0)
+        sizes = {
+            "width": width,
+            "hidden": hidden,
+            "num_outputs": self.last.weight.size(1),
+            "num_edge_features": features,
+        }
+        return net.with_readout("edges", sizes, torch_layout(self))
 
 
 class RelationRows(nn.Module):
@@ -94,6 +104,16 @@ class GraphReadout(nn.Module):
         h = self.first(pooled(z, inputs, self.pool)).relu()
         return self.last(dropout(h, self.dropout, self.training))
 
+    def plain(self, net: Plain) -> Plain:
+        """Return an exported model with this readout."""
+        return net.with_readout("graphs", of_graphs(self.first, self.last, self.pool), torch_layout(self))
+
+
+def of_graphs(first: Any, last: Any, pool: str) -> dict[str, Any]:
+    """Return the arguments of an exported readout of graphs, of two `Linear` layers."""
+    (width, hidden), outputs = first.weight.shape, last.weight.size(1)
+    return {"width": width, "hidden": hidden, "num_outputs": outputs, "pool": pool}
+
 
 def has_graphs(inputs: Any) -> bool:
     """Return whether the items of ``inputs`` are graphs, and not edges."""
@@ -137,8 +157,9 @@ class OfItems(Model):
         return None
 
     def plain(self) -> Plain:
-        """Refuse: exported code predicts nodes."""
-        raise FedGraphError("a model of edges, relations or graphs cannot be exported yet: use `fedgraph-flwr predict`")
+        """Export the model with its readout."""
+        found: Plain = self.readout.plain(super().plain())  # type: ignore[operator]
+        return found
 
 
 def attach(model: Model, readout: nn.Module) -> Model:

@@ -11,6 +11,7 @@ requirements: `GraphClient.needs_others`, `predicts_with`, `tunes`.
 import contextlib
 import dataclasses
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -191,40 +192,32 @@ def write_frame(frame: Any, path: Path) -> None:
     write_bytes(path, writers[path.suffix](frame))
 
 
-@dataclass
-class Predictor:
-    """Trained model with the specification of its input.
+class TaskPredictor(ABC):
+    """Predictions of a task from a model's outputs.
 
     Attributes:
-        cfg: configuration of its run.
+        cfg: configuration of its run; of an exported model, its task.
         client: client whose model it is; None for the shared model.
-        tensors: parameters by name; for a client, including private ones.
-        memory: state of the method that its prediction reads.
-        round: round of the parameters.
         meaning: features and classes that the model expects.
-        file: the client's graph file, if it is on this machine.
     """
 
     cfg: RunConfig
     client: int | None
-    tensors: Mapping[str, Tensor]
-    memory: Tree
-    round: int
     meaning: InputSpec
-    file: Path | None = None
 
     @property
-    def name(self) -> str:
-        """Name of the method."""
-        return self.cfg.strategy.name
+    @abstractmethod
+    def threshold(self) -> float | None:
+        """Threshold of the second of two classes; None if unknown."""
 
     @property
-    def unscored(self) -> str:
-        """Why these predictions differ from the scored ones; empty if they do not."""
-        kept = (*client_class(self.cfg).predicts_with, *Parts(self.cfg.strategy).predicts_with)
-        if self.client is not None or not kept:
-            return ""
-        return f"this is only the shared model; scored predictions also use state of each client ({', '.join(kept)})"
+    @abstractmethod
+    def target_stats(self) -> Tensor:
+        """Mean and standard deviation by which the run standardised its targets, float64 [2, T]."""
+
+    @abstractmethod
+    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+        """Return the model's outputs for a graph's items [V, W], and the task with their targets and masks in this order."""
 
     @property
     def source(self) -> str:
@@ -279,7 +272,7 @@ class Predictor:
         stats = self.target_stats
         unknown = torch.full((graph.num_nodes, stats.size(1)), torch.nan)
         graph = replace(graph, targets=unknown, target_stats=stats)
-        outputs, task = self._predicted(graph)
+        outputs, task = self.outputs(graph)
         if not isinstance(task, Targets):
             raise TypeError(f"task={self.cfg.task.name} predicts no targets")
         layout = self.meaning.schema.tables if self.meaning.schema else TableLayout()
@@ -289,33 +282,13 @@ class Predictor:
             values, items = values[task.order.argsort()], _names_of_graphs(graph, ids)
         return TargetPredictions(items, values.numpy(), tuple(names))
 
-    @cached_property
-    def target_stats(self) -> Tensor:
-        """Mean and standard deviation by which the run standardised its targets, float64 [2, T].
-
-        Raises:
-            FedGraphError: no client's graph of the run is on this machine.
-        """
-        from fedgraph_flwr import partition
-
-        graph = self.own
-        if graph is None and not self.cfg.on_fleet:
-            with contextlib.suppress(FedGraphError):
-                graph = partition.load_client(self.cfg, 0)  # all clients have the same
-        if graph is None:
-            raise FedGraphError(
-                f"{self.source}: the unit of the predictions is in the clients' files, and none is here: predict with --node at"
-                " a party, or restore the client files"
-            )
-        return scale_of(graph)
-
     def logits(self, graph: Any) -> Tensor:
         """Return logits [V, C] of a graph's items, as used by `predict`."""
         return self.items(graph)[0]
 
     def items(self, graph: Any) -> tuple[Tensor, Task]:
         """Return logits [V, C] of a graph's items, and the task with their targets and masks in this order."""
-        (logits, task), classes = self._predicted(self.as_graph(graph)), len(self.meaning.classes)
+        (logits, task), classes = self.outputs(self.as_graph(graph)), len(self.meaning.classes)
         if logits.shape[1] != classes:
             raise FedGraphError(f"{self.source} names {classes} classes, but its model predicts {logits.shape[1]}")
         return logits, task
@@ -368,15 +341,7 @@ class Predictor:
                 " node table, or leave their pairs out"
             )
         rows = torch.tensor([[place[end] for end in pair] for pair in named]).reshape(-1, 2).T
-        return PairPredictions(named.T, self.task.read(self._predicted(graph)[0], rows).numpy())
-
-    def network(self, graph: Any) -> models.Model:
-        """Return the trained model for graphs with the features of this one."""
-        with same_process_state():
-            client = self._with_parameters(client_class(self.cfg), self.as_graph(graph))
-            if self.client is not None:
-                client.model.load_state_dict(client.personal_parameters(), strict=False)
-        return client.model.cpu().eval()
+        return PairPredictions(named.T, self.task.read(self.outputs(graph)[0], rows).numpy())
 
     def as_graph(self, graph: Any) -> Graph | HeteroGraph:
         """Convert a PyG graph; other graphs are returned unchanged.
@@ -388,6 +353,65 @@ class Predictor:
         if issubclass(self.task, OfGraphs) and isinstance(made, Graph) and not made.graph_id.numel():
             return replace(made, graph_id=torch.zeros(made.num_nodes, dtype=torch.int64))  # one graph
         return made
+
+
+@dataclass
+class Predictor(TaskPredictor):
+    """Trained model with the specification of its input.
+
+    Attributes:
+        cfg: configuration of its run.
+        client: client whose model it is; None for the shared model.
+        tensors: parameters by name; for a client, including private ones.
+        memory: state of the method that its prediction reads.
+        round: round of the parameters.
+        meaning: features and classes that the model expects.
+        file: the client's graph file, if it is on this machine.
+    """
+
+    cfg: RunConfig
+    client: int | None
+    tensors: Mapping[str, Tensor]
+    memory: Tree
+    round: int
+    meaning: InputSpec
+    file: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the method."""
+        return self.cfg.strategy.name
+
+    @property
+    def unscored(self) -> str:
+        """Why these predictions differ from the scored ones; empty if they do not."""
+        kept = (*client_class(self.cfg).predicts_with, *Parts(self.cfg.strategy).predicts_with)
+        if self.client is not None or not kept:
+            return ""
+        return f"this is only the shared model; scored predictions also use state of each client ({', '.join(kept)})"
+
+    @cached_property
+    def target_stats(self) -> Tensor:
+        """As `TaskPredictor.target_stats`; all clients have the same.
+
+        Raises:
+            FedGraphError: no client's graph of the run is on this machine.
+        """
+        graph = self._example
+        if graph is None:
+            raise FedGraphError(
+                f"{self.source}: the unit of the predictions is in the clients' files, and none is here: predict with --node at"
+                " a party, or restore the client files"
+            )
+        return scale_of(graph)
+
+    def network(self, graph: Any) -> models.Model:
+        """Return the trained model for graphs with the features of this one."""
+        with same_process_state():
+            client = self._with_parameters(client_class(self.cfg), self.as_graph(graph))
+            if self.client is not None:
+                client.model.load_state_dict(client.personal_parameters(), strict=False)
+        return client.model.cpu().eval()
 
     @cached_property
     def own(self) -> Any:
@@ -401,14 +425,26 @@ class Predictor:
         return None
 
     @cached_property
+    def _example(self) -> Any:
+        """A graph of the run: the client's, else client 0's of a simulation; None if neither is on this machine."""
+        from fedgraph_flwr import partition
+
+        if self.own is not None or self.cfg.on_fleet:
+            return self.own
+        with contextlib.suppress(FedGraphError):
+            return partition.load_client(self.cfg, 0)
+        return None
+
+    @cached_property
     def threshold(self) -> float | None:
         """Threshold of the second of two classes with the best F1 on the client's validation nodes; None if unknown."""
-        if self.own is None or len(self.meaning.classes) != 2:
+        if self.own is None or not self.task.classes or len(self.meaning.classes) != 2:
             return None
-        logits, task = self._predicted(self.own)
+        logits, task = self.outputs(self.own)
         return metrics.threshold(logits, task.y, task.masks["val"])
 
-    def _predicted(self, graph: Any) -> tuple[Tensor, Task]:
+    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+        """As `TaskPredictor.outputs`, by a client of the run's method."""
         with same_process_state():
             client = self._ready(graph)
             shared = self.client is None and self.cfg.strategy.personal
@@ -420,10 +456,10 @@ class Predictor:
         Raises:
             FedGraphError: it is of another kind or task, or the method cannot predict here.
         """
-        if not self.task.classes:
+        if self.task is Triples:
             raise FedGraphError(
-                f"{self.source} was trained for task={self.cfg.task.name}, but only classifiers can be"
-                " exported: use `fedgraph-flwr predict`"
+                f"{self.source} cannot be exported: the model of task=triples predicts nothing after the run, whose scores are"
+                " ranks of triples"
             )
         with same_process_state():
             if needed := client_class(self.cfg).lacks(self.cfg):
@@ -434,30 +470,53 @@ class Predictor:
             client.model.eval()
             if self.client is not None:
                 client.model.load_state_dict(client.personal_parameters(), strict=False)
-            return client.model.plain()
+            pools = issubclass(self.task, OfGraphs) and client.model.pools
+            return self.task.exported(client.model.plain_of_graphs() if pools else client.model.plain())
 
     def probe(self) -> Graph:
-        """Return a small random graph with as many features and classes, to compare two models."""
-        rng = torch.Generator().manual_seed(0)
-        nodes, features, classes = 24, self.meaning.num_features, len(self.meaning.classes)
-        if models.network(self.cfg.model).reads_edges:
-            raise FedGraphError(
-                f"{self.source} cannot be exported: exported models do not read edge features yet; use `fedgraph-flwr predict`"
-            )
+        """Return a small random graph as the run's clients have, to compare two models.
+
+        Raises:
+            FedGraphError: the model needs a heterogeneous graph, or edge features of unknown number.
+        """
+        rng, nodes, features = torch.Generator().manual_seed(0), 24, self.meaning.num_features
         if not isinstance(features, int):
             raise FedGraphError(
                 f"{self.source} is a model for heterogeneous graphs, which cannot be exported yet: use `fedgraph-flwr predict`"
             )
-        mask = torch.rand(nodes, generator=rng) < 0.5
+        size = 8 if issubclass(self.task, OfGraphs) else nodes  # nodes of a graph
+        item = torch.arange(nodes) // size if size < nodes else torch.arange(nodes)
+        mask = (torch.rand(nodes, generator=rng) < 0.5)[item]
+        start = torch.randint(nodes // size, (4 * nodes,), generator=rng) * size
+        classes = max(len(self.meaning.classes), 1)
+        data: dict[str, Any] = {}
+        if width := self._num_edge_features():
+            data["edge_attr"] = torch.randn(4 * nodes, width, generator=rng)
+        if self.task.targets:
+            stats = self.target_stats
+            data |= {"target_stats": stats, "targets": torch.full((nodes, stats.size(1)), torch.nan)}
         return Graph(
             x=torch.randn(nodes, features, generator=rng),
-            edge_index=torch.randint(nodes, (2, 4 * nodes), generator=rng),
-            y=torch.randint(classes, (nodes,), generator=rng),
+            edge_index=torch.randint(size, (2, 4 * nodes), generator=rng) + start,
+            y=torch.randint(classes, (nodes,), generator=rng)[item],
             train_mask=mask,
             val_mask=~mask,
             test_mask=torch.zeros_like(mask),
             num_classes=classes,
+            graph_id=item if size < nodes else torch.zeros(0, dtype=torch.int64),
+            **data,
         )
+
+    def _num_edge_features(self) -> int:
+        """D of the run's graphs; 0 if neither model nor task reads edge features."""
+        if not (models.network(self.cfg.model).reads_edges or self.task.reads_edges):
+            return 0
+        if self._example is None:
+            raise FedGraphError(
+                f"{self.source} reads edge features, whose number is in the clients' files, and none is here: export with --node"
+                " at a party, or restore the client files"
+            )
+        return int(self._example.num_edge_features)
 
     def _ready(self, graph: Any) -> GraphClient:
         """Return a client that is ready to predict a graph, with threads and random state as in the run."""
@@ -480,7 +539,7 @@ class Predictor:
             )
         client = self._with_parameters(kind, self.own if tunes else graph)
         if tunes and graph is not self.own:
-            client.inputs = client.model.prepare(_as_client(graph, client.graph), client.device, client.dtype)
+            client.inputs = client.model.prepare(as_client(graph, client.graph), client.device, client.dtype)
             client.later = []
         return client
 
@@ -510,13 +569,11 @@ class Predictor:
         )
 
     def _with_parameters(self, kind: type[GraphClient], graph: Any) -> GraphClient:
-        own = _as_client(graph, self.client)
+        own = as_client(graph, self.client, len(self.meaning.classes) if self.predicts_edges else 0)
         typed = models.network(self.cfg.model).heterogeneous
         if isinstance(own, HeteroGraph) != typed:
             kinds = ("homogeneous", "heterogeneous")
             raise FedGraphError(f"{self.source} expects a {kinds[typed]} graph, got a {kinds[not typed]} one")
-        if self.task is Edges:
-            own = replace(own, num_edge_classes=len(self.meaning.classes))
         client = kind(self.task.for_prediction(self.cfg), own)
         client.model.load_state_dict(self._fitting(client.model, own), strict=False)
         if memory := {key: tree for key, tree in self.memory.items() if key != GRAPH}:
@@ -658,8 +715,10 @@ def _input_spec(run: Path) -> InputSpec:
         ) from error
 
 
-def _as_client(graph: Any, client: Any) -> Any:
-    """Convert a graph to a client's graph with the client's index, or 0."""
+def as_client(graph: Any, client: Any, edge_classes: int = 0) -> Any:
+    """Convert a graph to a client's graph with the client's index, or 0, and with a number of classes of edges, if not 0."""
+    if edge_classes:
+        graph = replace(graph, num_edge_classes=edge_classes)
     if isinstance(graph, ClientGraph | HeteroClientGraph):
         return graph
     index = client if isinstance(client, int) else getattr(client, "client", 0)

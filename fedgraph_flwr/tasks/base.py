@@ -17,6 +17,7 @@ from fedgraph_flwr.config import EvaluationConfig, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
+from fedgraph_flwr.models.plain import Plain
 
 _NONE = torch.zeros(0)
 
@@ -242,6 +243,11 @@ class Task:
     def for_prediction(cls, cfg: RunConfig) -> RunConfig:
         """The configuration under which the network reads all that it may read once the run is over."""
         return cfg
+
+    @classmethod
+    def exported(cls, plain: Plain) -> Plain:
+        """Return an exported model with what makes the task's predictions of its outputs."""
+        return plain
 
     @classmethod
     def check(cls, cfg: RunConfig) -> None:

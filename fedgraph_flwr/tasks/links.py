@@ -23,6 +23,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.curves import Curves
+from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.tasks import pairs, ranking
 from fedgraph_flwr.tasks.base import Batch, Learner, Task
 from fedgraph_flwr.wire.messages import derive_seed
@@ -167,6 +168,11 @@ class Links(Task):
     def for_prediction(cls, cfg: RunConfig) -> RunConfig:
         """No edge is hidden."""
         return replace(cfg, split=replace(cfg.split, train=1.0, val=0.0, test=0.0))
+
+    @classmethod
+    def exported(cls, plain: Plain) -> Plain:
+        """Add the scores of pairs."""
+        return plain.with_readout("pairs", {}, {})
 
     @classmethod
     def check(cls, cfg: RunConfig) -> None:

@@ -13,6 +13,7 @@ from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics, targets
+from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.tasks.base import Task
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "huber": F.huber_loss, "mae": F.l1_loss}
@@ -61,6 +62,11 @@ class Targets(Task):
     def shown(self, y: Tensor, floor: int) -> Tensor:
         """Return scored targets [V, T] without columns that have fewer known entries than the floor."""
         return y.masked_fill((~y.isnan()).sum(0) < floor, torch.nan)
+
+    @classmethod
+    def exported(cls, plain: Plain) -> Plain:
+        """Add the unit of the data."""
+        return plain if plain.readout[0] else plain.with_readout("nodes", {}, {})
 
     def part_of(self) -> np.ndarray:
         """Return the part that each item belongs to [V]; one part, except in the pooled graph of Central."""

@@ -361,13 +361,6 @@ def test_what_does_not_fit_is_refused_before_the_run(words, match):
         check_method(compose([*WORDS, *words]))
 
 
-@pytest.mark.parametrize("model", ["multi_gine", "gcn"])
-def test_export_is_refused(model, tmp_path):
-    run = fg.run(out=str(tmp_path / "run"), model=model, **PAYMENTS)
-    with pytest.raises(FedGraphError, match="cannot be exported"):
-        run.export(tmp_path / "exported")
-
-
 def test_graphs_that_do_not_fit_are_refused():
     graph = random_graph()
     with pytest.raises(FedGraphError, match="task=edges needs labels of edges, which the graph does not have"):

@@ -9,7 +9,6 @@ from fedgraph_flwr.config import TASKS, compose
 from fedgraph_flwr.data.prediction_input import InputSpec
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.prediction import Predictor
-from fedgraph_flwr.tasks import kind_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,73 +33,80 @@ COMMON = {
 
 STORED = "test_predictions_of_stored_graphs_are_those_that_were_scored"
 
-SHOWN = {
-    ("nodes", "Ray"): "engine/test_ray.py::test_ray_gives_the_parameters_of_the_inline_engine",
-    (
-        "nodes",
-        "Flower's simulation",
-    ): "engine/test_flower.py::test_the_simulation_gives_the_parameters_of_the_inline_engine",
-    ("nodes", "fleet"): "engine/test_fleet.py::test_a_fleet_gives_the_parameters_of_the_inline_engine",
-    ("nodes", "resume"): "runs/test_interrupt.py::test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result",
-    ("nodes", "DP, secure sums"): "methods/test_protections.py::test_",
-    ("nodes", "report"): "report/test_contents.py::test_",
-    ("nodes", "own tables"): "runs/test_prediction.py::test_tables_become_what_the_client_file_holds",
-    (
-        "nodes",
-        "predict, stored",
-    ): "runs/test_prediction.py::test_every_method_predicts_its_own_nodes_as_they_were_scored",
-    ("nodes", "predict, new"): "runs/test_new_nodes.py::test_new_nodes_are_predicted_in_the_stored_graph",
-    ("nodes", "export"): "export/test_export.py::test_the_folders_give_our_logits_without_our_package",
-    (
-        "nodes-regression",
-        "own tables",
-    ): "tasks/test_targets.py::test_tables_with_targets_become_predictions_in_their_unit",
-    (
-        "nodes-regression",
-        "predict, stored",
-    ): "tasks/test_targets.py::test_tables_with_targets_become_predictions_in_their_unit",
-    (
-        "nodes-regression",
-        "predict, new",
-    ): "tasks/test_targets.py::test_tables_with_targets_become_predictions_in_their_unit",
-    (
-        "nodes-multilabel",
-        "own tables",
-    ): "tasks/test_targets.py::test_new_tables_without_targets_get_probabilities_of_yes",
-    (
-        "nodes-multilabel",
-        "predict, new",
-    ): "tasks/test_targets.py::test_new_tables_without_targets_get_probabilities_of_yes",
-    **{
-        (task, "fleet"): "engine/test_tasks.py::test_a_fleet_gives_the_parameters_of_the_inline_engine"
-        for task in ("nodes-regression", "nodes-multilabel", "links")
-    },
-    (
-        "edges",
-        "fleet",
-    ): "tasks/test_edges_tables.py::test_three_banks_score_new_payments_and_a_fleet_trains_the_same_bits",
-    ("edges", "own tables"): "tasks/test_edges_tables.py::test_an_import_keeps_labels_stages_and_counts_of_edges",
-    ("edges", "predict, stored"): "tasks/test_edges.py::test_predictions_list_edges_as_they_were_scored",
-    (
-        "edges",
-        "predict, new",
-    ): "tasks/test_edges_tables.py::test_new_payments_are_scored_by_their_ids_in_the_order_of_the_table",
-    ("links", "predict, stored"): "tasks/test_links.py::test_pairs_are_scored_once_the_run_is_over",
-    ("graphs", "own tables"): "data/test_graph_tables.py::test_from_tables_to_predicted_new_graphs",
-    ("graphs", "predict, stored"): f"tasks/test_graphs.py::{STORED}",
-    ("graphs", "predict, new"): "data/test_graph_tables.py::test_from_tables_to_predicted_new_graphs",
-    ("graphs-regression", "own tables"): "data/test_graph_tables.py::test_numbers_of_graphs_are_targets",
-    (
-        "graphs-regression",
-        "predict, stored",
-    ): "tasks/test_graphs.py::test_predictions_of_stored_graphs_are_those_that_were_scored",
-    ("graphs-regression", "predict, new"): "tasks/test_graphs.py::test_one_new_graph_is_predicted",
-} | {
-    (task, feature): f"tasks/{file}.py::{name}"
-    for task, file in BY_TASK.items()
-    for feature, name in COMMON.items()
-    if (task, feature) != ("triples", "report")
-}
+SHOWN = (
+    {
+        ("nodes", "Ray"): "engine/test_ray.py::test_ray_gives_the_parameters_of_the_inline_engine",
+        (
+            "nodes",
+            "Flower's simulation",
+        ): "engine/test_flower.py::test_the_simulation_gives_the_parameters_of_the_inline_engine",
+        ("nodes", "fleet"): "engine/test_fleet.py::test_a_fleet_gives_the_parameters_of_the_inline_engine",
+        ("nodes", "resume"): "runs/test_interrupt.py::test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result",
+        ("nodes", "DP, secure sums"): "methods/test_protections.py::test_",
+        ("nodes", "report"): "report/test_contents.py::test_",
+        ("nodes", "own tables"): "runs/test_prediction.py::test_tables_become_what_the_client_file_holds",
+        (
+            "nodes",
+            "predict, stored",
+        ): "runs/test_prediction.py::test_every_method_predicts_its_own_nodes_as_they_were_scored",
+        ("nodes", "predict, new"): "runs/test_new_nodes.py::test_new_nodes_are_predicted_in_the_stored_graph",
+        ("nodes", "export"): "export/test_export.py::test_the_folders_give_our_logits_without_our_package",
+        (
+            "nodes-regression",
+            "own tables",
+        ): "tasks/test_targets.py::test_tables_with_targets_become_predictions_in_their_unit",
+        (
+            "nodes-regression",
+            "predict, stored",
+        ): "tasks/test_targets.py::test_tables_with_targets_become_predictions_in_their_unit",
+        (
+            "nodes-regression",
+            "predict, new",
+        ): "tasks/test_targets.py::test_tables_with_targets_become_predictions_in_their_unit",
+        (
+            "nodes-multilabel",
+            "own tables",
+        ): "tasks/test_targets.py::test_new_tables_without_targets_get_probabilities_of_yes",
+        (
+            "nodes-multilabel",
+            "predict, new",
+        ): "tasks/test_targets.py::test_new_tables_without_targets_get_probabilities_of_yes",
+        **{
+            (task, "fleet"): "engine/test_tasks.py::test_a_fleet_gives_the_parameters_of_the_inline_engine"
+            for task in ("nodes-regression", "nodes-multilabel", "links")
+        },
+        (
+            "edges",
+            "fleet",
+        ): "tasks/test_edges_tables.py::test_three_banks_score_new_payments_and_a_fleet_trains_the_same_bits",
+        ("edges", "own tables"): "tasks/test_edges_tables.py::test_an_import_keeps_labels_stages_and_counts_of_edges",
+        ("edges", "predict, stored"): "tasks/test_edges.py::test_predictions_list_edges_as_they_were_scored",
+        (
+            "edges",
+            "predict, new",
+        ): "tasks/test_edges_tables.py::test_new_payments_are_scored_by_their_ids_in_the_order_of_the_table",
+        ("links", "predict, stored"): "tasks/test_links.py::test_pairs_are_scored_once_the_run_is_over",
+        ("graphs", "own tables"): "data/test_graph_tables.py::test_from_tables_to_predicted_new_graphs",
+        ("graphs", "predict, stored"): f"tasks/test_graphs.py::{STORED}",
+        ("graphs", "predict, new"): "data/test_graph_tables.py::test_from_tables_to_predicted_new_graphs",
+        ("graphs-regression", "own tables"): "data/test_graph_tables.py::test_numbers_of_graphs_are_targets",
+        (
+            "graphs-regression",
+            "predict, stored",
+        ): "tasks/test_graphs.py::test_predictions_of_stored_graphs_are_those_that_were_scored",
+        ("graphs-regression", "predict, new"): "tasks/test_graphs.py::test_one_new_graph_is_predicted",
+    }
+    | {
+        (task, "export"): "export/test_export_tasks.py::test_an_exported_folder_predicts_as_the_run"
+        for task in ("nodes-regression", "nodes-multilabel", "edges", "links", "graphs", "graphs-regression")
+    }
+    | {
+        (task, feature): f"tasks/{file}.py::{name}"
+        for task, file in BY_TASK.items()
+        for feature, name in COMMON.items()
+        if (task, feature) != ("triples", "report")
+    }
+)
 
 
 def table() -> dict[tuple[str, str], str]:
@@ -126,18 +132,13 @@ def test_a_cell_says_yes_where_a_test_shows_it():
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_what_is_refused_is_one_error(task):
-    """Exports of other tasks than nodes, and predictions of triples."""
+    """Predictions and exports of triples."""
     refused = {feature for (name, feature), word in table().items() if name == task and word == "no"}
-    assert refused == (set() if task == "nodes" else {"export"}) | (
-        {"predict, stored", "predict, new"} if task == "triples" else set()
-    )
-    cfg = compose([f"task={task}", *(["model=gcn"] if task != "triples" else [])])
-    predictor = Predictor(cfg, None, {}, {}, 0, InputSpec(("0", "1"), 3))
-    if "export" in refused:
-        kind = kind_of(cfg)
-        with pytest.raises(FedGraphError, match="export"):
-            kind.network(cfg, 3, 2).plain() if kind.classes else predictor.plain()
+    assert refused == ({"export", "predict, stored", "predict, new"} if task == "triples" else set())
     if task == "triples":
+        predictor = Predictor(compose([f"task={task}"]), None, {}, {}, 0, InputSpec(("0", "1"), 3))
+        with pytest.raises(FedGraphError, match="cannot be exported"):
+            predictor.plain()
         for call in (lambda: predictor.predict(None), lambda: predictor.predict_pairs(None, [])):
             with pytest.raises(FedGraphError, match=r"task=triples.*the ranks of its triples are scores of the run"):
                 call()

@@ -2,6 +2,7 @@
 
 from preprocess import read
 x, edge_index, ids = read("new_customers.csv", "new_payments.csv")
+x, edge_index, edge_attr, ids = read("new_customers.csv", "new_payments.csv")      # of a model that reads edge columns
 """
 
 import csv
@@ -29,9 +30,10 @@ def read(
     id_column: str = "",
     source_column: str = "",
     target_column: str = "",
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
     """Return features float32 [N, F], edges int64 [2, E] and ids [N] of a node table and an edge table (CSV or Parquet).
 
+    With columns of edges, their features float32 [E, D] come before the ids. Edges are then in the order of the table's rows.
     Columns that are not given have the names used in training.
     """
     spec = json.loads((FOLDER / "preprocessing.json").read_text())
@@ -46,9 +48,13 @@ def read(
         raise ValueError(
             f"{edges} names nodes that are not in {nodes}, such as '{missing[0]}'; add them or remove the edges"
         )
+    x, rows = features(table, spec["columns"]), np.arange(ends.shape[1])
     if spec["undirected"]:
-        ends = np.concatenate([ends, ends[::-1]], axis=1)
-    return features(table, spec["columns"]), np.unique(ends, axis=1).astype(np.int64), ids
+        proper = np.flatnonzero(ends[0] != ends[1])
+        ends, rows = np.concatenate([ends, ends[::-1][:, proper]], axis=1), np.concatenate([rows, proper])
+    if carried := spec.get("edge_columns"):
+        return x, ends.astype(np.int64), features(links, carried)[rows], ids
+    return x, (ends if spec.get("parallel") else np.unique(ends, axis=1)).astype(np.int64), ids
 
 
 def table_of(path: Any, separator: str = "", encoding: str = "") -> pd.DataFrame:

@@ -3,9 +3,15 @@
 from typing import Any
 
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
-LAYERS = {"gcn": GCNConv, "sage": SAGEConv, "gat": GATConv, "linear": nn.Linear}
+
+def gin(num_in: int, num_out: int) -> nn.Module:
+    """PyG's GINConv with two linear layers."""
+    return GINConv(nn.Sequential(nn.Linear(num_in, num_out), nn.ReLU(), nn.Linear(num_out, num_out)))
+
+
+LAYERS = {"gcn": GCNConv, "sage": SAGEConv, "gat": GATConv, "gin": gin, "linear": nn.Linear}
 ACTIVATIONS = {"relu": nn.ReLU, "elu": nn.ELU, "none": nn.Identity}
 NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
