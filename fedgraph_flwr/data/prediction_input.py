@@ -1,7 +1,7 @@
 """Input of predictions: tables, graph files and PyG objects, encoded as in training; labels are optional."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.columns import Treatment, as_words, features
 from fedgraph_flwr.data.edge_columns import log_counts
-from fedgraph_flwr.data.graph import Graph, check_dtypes, pack_words, read_header, unpack_words
+from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words, read_header, unpack_words
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
 from fedgraph_flwr.data.importing import (
     Columns,
@@ -234,9 +234,10 @@ def _joined(
     if stored.has_edge_data:
         joined = edge_data(links, carried, columns, where[1], treatment)
         if columns.seconds:
-            both = torch.cat([stored.edge_index, ends], dim=1).numpy()
-            time = torch.cat([stored.edge_time, joined.fields["edge_time"]]).numpy()
-            counts = log_counts(both, time, columns.seconds)[stored.edge_index.size(1) :]
+            far, far_time = _ends_elsewhere(stored, n + k)
+            both = np.concatenate([stored.edge_index.numpy(), far, ends.numpy()], axis=1)
+            time = np.concatenate([stored.edge_time.numpy(), far_time, joined.fields["edge_time"].numpy()])
+            counts = log_counts(both, time, columns.seconds)[-ends.size(1) :] if ends.size(1) else np.zeros((0, 0))
             joined = with_columns(joined, torch.from_numpy(counts))
         added = joined.fields
     ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data)
@@ -247,7 +248,7 @@ def _joined(
     none = torch.zeros(k, dtype=torch.bool)
     graph = Graph(
         x=longer,
-        edge_index=edges if data else edges.unique(dim=1),
+        edge_index=edges if data or spec.parallel else edges.unique(dim=1),
         y=torch.cat([stored.y, torch.full((k,), -1)]),
         train_mask=torch.cat([stored.train_mask, none]),
         val_mask=torch.cat([stored.val_mask, none]),
@@ -264,8 +265,46 @@ def _joined(
     found = NewNodes(graph, union.index.to_numpy(), rows, note)
     if not spec.parallel:
         return found
+    if isinstance(stored, ClientGraph):
+        found = replace(found, graph=_with_cut_edges(graph, stored))
     place = stored.edge_index.size(1) + order.argsort().numpy()
     return replace(found, edges=place, edge_ids=_edge_ids(links, columns, where[1]))
+
+
+def _ends_elsewhere(stored: Graph, start: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ends [2, K] and times [K] of stored edges to and from other parties; their nodes count from ``start``."""
+    if not isinstance(stored, ClientGraph):
+        return np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    parts = stored.cut_out, stored.cut_in, stored.foreign
+    ids = [f"{node}" for cut in parts[:2] for node in cut[1].tolist()]
+    if stored.foreign_id.numel():  # records that are not matched count, too, as at import
+        names = unpack_words(stored.foreign_id)
+        ids += [f"{party}\x1f{name}" for party, name in zip(stored.foreign[1].tolist(), names, strict=True)]
+    far = start + np.unique(np.array(ids, dtype=str), return_inverse=True)[1].astype(np.int64)
+    own = torch.cat([part[0] for part in parts]).numpy()
+    leaves = np.concatenate([np.repeat([True, False], [p.size(1) for p in parts[:2]]), stored.foreign_out.numpy()])
+    time = torch.cat([stored.cut_out_edge_time, stored.cut_in_edge_time, stored.foreign_edge_time]).numpy()
+    return np.where(leaves, [own, far], [far, own]), time
+
+
+def _with_cut_edges(graph: Graph, stored: ClientGraph) -> ClientGraph:
+    """Return a graph joined to a client's as that client's, with the edges to and from other clients as messages."""
+    new, count = graph.num_nodes - stored.num_nodes, stored.num_global_nodes
+    fresh = torch.arange(count, count + new)
+    cut: dict[str, Any] = {key: getattr(stored, key) for key in ("cut_out", "cut_in", "cut_out_owner", "cut_in_owner")}
+    cut |= {
+        f"{key}_edge_{name}": getattr(stored, f"{key}_edge_{name}")
+        for key in ("cut_out", "cut_in")
+        for name in ("attr", "time")
+    }
+    return ClientGraph(
+        **{f.name: getattr(graph, f.name) for f in fields(graph)},
+        **cut,
+        node_id=torch.cat([stored.node_id, fresh]),
+        client=stored.client,
+        num_clients=stored.num_clients,
+        num_global_nodes=count + new,
+    )
 
 
 def _edge_ids(links: Any, columns: Columns, where: str) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Edges of a party's own tables: import with labels, times and counts, and predictions of new rows by their ids."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
+from fedgraph_flwr.data.importing import Columns
+from fedgraph_flwr.data.prediction_input import new_nodes
 from fedgraph_flwr.runs.prediction import load_predictor
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.testing import assert_same_arrays
@@ -102,6 +105,42 @@ def test_new_payments_between_stored_accounts_are_scored_within_the_stored_graph
     found = pd.read_csv(work / "few_scored.csv")
     assert found["edge"].tolist() == table["ref"].tolist()
     assert found["target"].tolist() == table["target"].tolist()
+
+
+def test_new_payments_read_stored_payments_with_other_parties(work):
+    """Accounts 15 to 19 belong to another party: the whole graph without their features and mutual edges predicts the same."""
+    pd.DataFrame({"id": [99], "age": [5]}).to_csv(work / "one.csv", index=False)
+    table = payments(10, 190, 3).drop(columns="fraud").assign(source=99)
+    table["target"] %= 15
+    table.to_csv(work / "few.csv", index=False)
+    predictor = load_predictor(work / "run", 0)
+    spec, whole = dataclasses.replace(predictor.meaning, parallel=True), predictor.own
+    source, target = whole.edge_index
+    mine, x = (source < 15).int() + (target < 15).int(), whole.x.clone()
+    x[15:] = 0
+    inner, out, into = ((mine == 2), (mine == 1) & (source < 15), (mine == 1) & (target < 15))
+    kept, inner = (mine > 0).nonzero().view(-1), inner.nonzero().view(-1)
+    part = dataclasses.replace(
+        whole.with_edges(whole.edge_index[:, inner], inner),
+        **{key: getattr(whole, key)[:15] for key in ("x", "y", "train_mask", "val_mask", "test_mask", "ids", "node_id")},
+        cut_out=whole.edge_index[:, out],
+        cut_in=whole.edge_index[:, into].flip(0),
+        **{f"cut_{way}_{key}": getattr(whole, key)[rows] for way, rows in (("out", out), ("in", into))
+           for key in ("edge_attr", "edge_time", "edge_y", "edge_split")},
+    )  # fmt: skip
+    stored = dataclasses.replace(whole.with_edges(whole.edge_index[:, kept], kept), x=x)
+    dropped = dataclasses.replace(part, **{
+        f.name: f.default_factory() for f in dataclasses.fields(part) if f.name.startswith("cut_")
+    })  # fmt: skip
+    chances = []
+    for graph in (stored, part, dropped):
+        given = work / "one.csv", work / "few.csv", Columns.of(spec.schema.tables), spec, graph, "it", spec.treatment()
+        read = new_nodes(*given)
+        chances.append((predictor.predict_edges(read).probabilities, read.graph.edge_attr[read.edges]))
+    for found, expected in zip(chances[1], chances[0], strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert not np.allclose(chances[2][0], chances[0][0], atol=1e-3)
+    assert not np.allclose(chances[2][1], chances[0][1], atol=1e-3)
 
 
 def test_predictions_of_the_stored_graph_are_those_that_were_scored(work):
