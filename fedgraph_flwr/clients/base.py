@@ -279,7 +279,8 @@ class GraphClient(Side, NumPyClient):
         self.steps = 0
         for batch in self.batches():
             self.batch = batch
-            self.check_step(self.task.steps_on(batch.y))
+            if self.policy.min_nodes:
+                self.check_step(self.task.steps_on(batch.y))
             loss = parts.gradient(self, optimizer)
             self.update(optimizer)
             self.steps += 1
@@ -397,7 +398,7 @@ class GraphClient(Side, NumPyClient):
         return max(getattr(self.params, "min_nodes", 0), self.policy.min_nodes)
 
     def check_step(self, nodes: int) -> None:
-        """Refuse a step on so few training nodes that its gradient could reveal them.
+        """Refuse a step on so few training nodes that its gradient could reveal them, or whose dropout leaves a unit so few.
 
         Raises:
             FedGraphError: the policy requires more.
@@ -407,6 +408,7 @@ class GraphClient(Side, NumPyClient):
                 f"client {self.graph.client} has {nodes} training {self.task.ITEMS} in a step, but its node's policy requires at"
                 f" least {self.policy.min_nodes} (min_nodes): lower num_clients, or change min_nodes in the policy"
             )
+        self.policy.check_dropout(self.cfg.model.dropout, min(nodes, self.graph.num_nodes))
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 

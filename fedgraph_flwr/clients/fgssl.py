@@ -166,9 +166,10 @@ class FGSSLClient(GraphClient):
     def anchors(self) -> tuple[Tensor, Tensor]:
         """Return the rows of the nodes in L_C, and their labels."""
         rows = torch.arange(len(self.batch.y), device=self.device) if self.batch.nodes is None else self.batch.nodes
-        if rows.numel() <= self.params.anchors:
+        count = max(self.params.anchors, self.least)  # a great weight of L_C would leave the gradient of so few nodes
+        if rows.numel() <= count:
             return rows, self.batch.y
-        chosen = torch.randperm(rows.numel())[: self.params.anchors].to(self.device)
+        chosen = torch.randperm(rows.numel())[:count].to(self.device)
         return rows[chosen], self.batch.y[chosen]
 
     def view(self, edges: float, columns: float) -> Any:

@@ -48,6 +48,7 @@ class Respondent(Protocol):
     device: torch.device
     dtype: torch.dtype
     batch: Any
+    task: Any
     policy: Policy
     class_weights: Tensor | None
     keyring: Keyring
@@ -163,7 +164,7 @@ def take_class_weights(client: Respondent, group: Arrays) -> None:
     Raises:
         FedGraphError: they are missing or negative, do not match this graph's classes, or leave too few training nodes.
     """
-    check_arrays(group, {"w": (client.graph.num_classes,)}, "the server")
+    check_arrays(group, {"w": (client.task.width,)}, "the server")
     if (group["w"] < 0).any():
         raise FedGraphError(f"the server sent class weights {group['w'].tolist()}, expected no negative value")
     weights = group["w"].astype(np.float64)[client.batch.y.cpu().numpy()]

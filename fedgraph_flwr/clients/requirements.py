@@ -1,11 +1,18 @@
-"""Checks of what a method requires of the model, with an error message for the user."""
+"""Checks of what a method requires of the model, the task and the sampler, with an error message for the user.
+
+The server makes them before any client starts, and a node those of the task and the sampler before it builds a client: the limits
+of a policy are those of the combinations that a method supports.
+"""
 
 from typing import Any
 
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr import models
+from fedgraph_flwr.clients.parts import Parts
+from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.tasks import Task, kind_of, task_class, unread_key
 
 
 def one_type(cfg: RunConfig, model: Model) -> None:
@@ -50,4 +57,94 @@ def one_adjacency(cfg: RunConfig, inputs: Any) -> None:
         raise FedGraphError(
             f"strategy={cfg.strategy.name} replaces the edges under the model, but model={cfg.model.name} reads more of a"
             " graph than its adjacency matrix: set model= to gcn, sage, acm or decoupled"
+        )
+
+
+def tasks_of(cfg: RunConfig, client: Any) -> frozenset[str]:
+    """The tasks that a method serves: those of its client that all of its parts serve, too."""
+    if not any(part.of_nodes for part in Parts(cfg.strategy).all):
+        return client.serves
+    return frozenset(name for name in client.serves if task_class(name).ITEMS == Task.ITEMS)
+
+
+def check_task(cfg: RunConfig, client: Any) -> None:
+    """Refuse a task that the method does not serve, and keys that the task does not know.
+
+    Raises:
+        FedGraphError: with what is accepted.
+    """
+    task, served = kind_of(cfg), tasks_of(cfg, client)
+    if unread := unread_key(cfg):
+        key, readers = unread
+        raise FedGraphError(
+            f"task={cfg.task.name} does not read task.{key}={getattr(cfg.task, key)}: leave the key out, or set task to"
+            f" {' or '.join(readers)}"
+        )
+    if cfg.task.name not in served:
+        raise FedGraphError(
+            f"strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to {' or '.join(sorted(served))}, or"
+            " another strategy (docs/tasks.md lists those for each task)"
+        )
+    if cfg.train.local_epochs and cfg.train.sampler == "none" and not task.passes:
+        raise FedGraphError(
+            f"train.local_epochs={cfg.train.local_epochs} has no effect with train.sampler=none and task={cfg.task.name}: set"
+            " train.sampler=neighbors, or train.local_steps"
+        )
+    for part in Parts(cfg.strategy).all:
+        if cfg.task.name not in part.serves:
+            raise FedGraphError(
+                f"the part '{part.name}' of strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to"
+                f" {' or '.join(sorted(part.serves))}, or leave the part out"
+            )
+    if not task.classes:
+        of_classes = {
+            f"train.loss={cfg.train.loss}": cfg.train.loss != "cross_entropy",
+            "evaluation.confusion=true": cfg.evaluation.confusion,
+            f"adversary.kind={cfg.adversary.kind}": cfg.adversary.kind == "label_flip" or cfg.adversary.backdoor,
+            f"attack={cfg.attack.name}": cfg.attack.name != "none",
+        }
+        if asked := [key for key, holds in of_classes.items() if holds]:
+            raise FedGraphError(f"{asked[0]} needs classes of nodes, and task={cfg.task.name} has none: leave it out")
+        if cfg.evaluation.own:
+            raise FedGraphError(
+                f"evaluation.metrics={list(cfg.evaluation.own.values())} read logits of classes, and task={cfg.task.name} has"
+                f" none: expected evaluation.metric to be one of {', '.join(task.METRICS)}"
+            )
+    if models.network(cfg.model).heterogeneous and not task.typed:
+        raise FedGraphError(f"task={cfg.task.name} is for graphs of one type of nodes, got model={cfg.model.name}")
+    if task.ITEMS == Task.ITEMS and not models.network(cfg.model).head_prefixes:
+        raise FedGraphError(
+            f"model={cfg.model.name} learns a vector of each training node and predicts no others, so task={cfg.task.name} cannot"
+            " use it: set another model, or task to links or triples"
+        )
+    task.check(cfg)
+
+
+def check_sampler(cfg: RunConfig, client: Any) -> None:
+    """Refuse a sampler that the task, the method, or one of its parts cannot train with.
+
+    Raises:
+        FedGraphError: with what is accepted.
+    """
+    what = f"train.sampler={cfg.train.sampler}"
+    if not kind_of(cfg).samples:
+        served = [name for name in TASKS if task_class(name).samples]
+        raise FedGraphError(
+            f"{what} does not support task={cfg.task.name}: set train.sampler=none, or task to one of {', '.join(served)}"
+        )
+    if cfg.train.sampler in ("clusters", "saint") and kind_of(cfg).ITEMS != "nodes":
+        raise FedGraphError(f"{what} does not support task={cfg.task.name} yet: set train.sampler=none or neighbors")
+    if cfg.train.sampler == "saint" and not kind_of(cfg).classes:
+        raise FedGraphError(
+            f"{what} does not support task={cfg.task.name} yet: set train.sampler=none, neighbors or clusters"
+        )
+    if not client.samples:
+        raise FedGraphError(
+            f"{what} does not support strategy={cfg.strategy.name}, which needs a client's whole graph in every step: set"
+            " train.sampler=none, or a strategy such as fedavg (docs/big-graphs.md lists those for each sampler)"
+        )
+    if whole := [part.name for part in Parts(cfg.strategy).all if not part.samples]:
+        raise FedGraphError(
+            f"{what} does not support the part '{whole[0]}' of strategy={cfg.strategy.name}, which needs a client's whole graph:"
+            " set train.sampler=none, or leave the part out"
         )

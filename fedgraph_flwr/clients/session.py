@@ -24,6 +24,7 @@ from flwr.common.logger import log
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import messages_of
 from fedgraph_flwr.clients.private_state import checkpoint, restore, snapshot
+from fedgraph_flwr.clients.requirements import check_sampler, check_task
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, from_run_config, one_of
@@ -358,6 +359,10 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
             f"strategy.client={sanitize(cfg.strategy.client, 80)} is not a client: expected a subclass of GraphClient"
         )
     protections.check(cfg, declared(kind, cfg))
+    if not _simulated(context):
+        check_task(cfg, kind)
+        if cfg.train.sampler != "none":
+            check_sampler(cfg, kind)
     graph = load_graph(cfg, context)
     if graph.client in cfg.adversary.clients:
         kind = _malicious(kind, cfg, context)
@@ -404,7 +409,7 @@ def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: 
         shell.task = SimpleNamespace(width=task.outputs(cfg, classes))  # type: ignore[assignment]
         try:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
-                sizes.append(shell.build_model())
+                sizes.append(shell.build_model().with_nodes(graph.num_nodes + extra))
         except (AttributeError, NotImplementedError, RuntimeError) as error:
             if cfg.model.name in policy.networks or cfg.strategy.client in policy.strategies:
                 log(DEBUG, "model=%s is not counted on the meta device: %r", cfg.model.name, error)

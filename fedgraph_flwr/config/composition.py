@@ -38,7 +38,7 @@ from fedgraph_flwr.config.schema import (
     instance,
     is_own,
 )
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.moved import KEYS as OLD_KEYS
 from fedgraph_flwr.moved import rename_nested
 
@@ -131,7 +131,8 @@ def compose(
     requested = dict(given)
     given = laid_over(_parse(defaults), given)
     layers = [*_layers(given), ("override", _resolved(_nest(given)))]
-    return _fitting(_build(layers, places, not foreign), requested)
+    cfg = _build(layers, places, not foreign)
+    return cfg if foreign else _fitting(cfg, requested)
 
 
 def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
@@ -215,8 +216,23 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
         given = shlex.split(overrides)
     except ValueError as error:
         raise FedGraphError(f"cannot split overrides into key=value ({error})") from error
+    if foreign and (dataset := _parse([*plain, *given]).get("dataset")) is not None:
+        _check_known(str(dataset))
     clients = [f"num_clients={run_config['num-clients']}"] if "num-clients" in run_config else []
     return compose([*plain, *given], base or None, clients, foreign=foreign)
+
+
+def _check_known(dataset: str) -> None:
+    """Refuse a dataset that only a file of this machine could define: neither its content nor its existence is for a server.
+
+    Raises:
+        FedGraphError: without the names that this machine has.
+    """
+    if not is_own(dataset) and group_path("dataset", dataset) is None:
+        raise FedGraphError(
+            f"the server's dataset={sanitize(dataset, 80)} has no file in conf/dataset: a node opens no imported graph for a"
+            " server"
+        )
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # without the C library, slower

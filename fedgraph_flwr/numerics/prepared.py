@@ -27,6 +27,9 @@ VERSION = 4
 
 SUFFIX = ".prepared"
 
+MAX_FILES = 32
+"""Cached files per graph: a server that sends ever new settings must not fill a party's disk."""
+
 
 def prepared(file: Path, cfg: RunConfig, variant: Mapping[str, Any], graph: Graph, make: Callable[[], Any]) -> Any:
     """Return the result of ``make``, cached next to the graph's file if the folder is writable.
@@ -77,6 +80,7 @@ class _Cache:
 
     def __init__(self, file: Path, name: str, settings: Mapping[str, Any]):
         key = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode()).hexdigest()[:16]
+        self.file = file
         self.path = file.with_name(f"{file.stem}.{name}-{key}{SUFFIX}")
         self.content = read_digest(file) if is_mapped(file) else hashlib.blake2b(file.read_bytes()).hexdigest()
 
@@ -95,6 +99,15 @@ class _Cache:
         """Write the file; a read-only folder is not an error."""
         with contextlib.suppress(FedGraphError):
             write_tensors(self.path, tensors, values | {"content": self.content})
+            _remove_old(self.file, self.path)
+
+
+def _remove_old(file: Path, kept: Path) -> None:
+    """Delete the oldest cached files of a graph beyond `MAX_FILES`, but not the new one."""
+    others = [path for path in file.parent.glob(f"{file.stem}.*{SUFFIX}") if path != kept]
+    with contextlib.suppress(OSError):  # another process deletes them too
+        for path in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: len(others) - MAX_FILES + 1]:
+            path.unlink()
 
 
 def _pack(inputs: Any, graph: Graph) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

@@ -10,7 +10,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.batches import check_model
 from fedgraph_flwr.clients.parts import Parts
-from fedgraph_flwr.config import TASKS
+from fedgraph_flwr.clients.requirements import check_sampler, check_task, tasks_of
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import locate, method_params, own_keys
 from fedgraph_flwr.config.parts import key_names
@@ -24,7 +24,7 @@ from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.strategies import aggregators, privacy
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.tasks import Task, kind_of, probe, task_class, unread_key
+from fedgraph_flwr.tasks import probe
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 MAX_PARAMETERS = 2**16
@@ -62,9 +62,10 @@ def check_method(cfg: RunConfig) -> None:
         _check_secagg(cfg)
     model = probe(cfg)
     _check_released_buffers(cfg, model)
-    _check_task(cfg, sides[1])
+    check_task(cfg, sides[1])
     if cfg.train.sampler != "none":
-        _check_sampler(cfg, sides[1], model)
+        check_sampler(cfg, sides[1])
+        check_model(cfg, model)
     for side in (*sides, Parts(cfg.strategy)):
         side.check(cfg, model)
     if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # a prefix may belong to a disabled part
@@ -165,101 +166,10 @@ def not_stacked(cfg: RunConfig) -> str:
     return refusal(cfg, client_class(cfg), probe(cfg))
 
 
-def tasks_of(cfg: RunConfig, client: type[GraphClient]) -> frozenset[str]:
-    """The tasks that a method serves: those of its client that all of its parts serve, too."""
-    if not any(part.of_nodes for part in Parts(cfg.strategy).all):
-        return client.serves
-    return frozenset(name for name in client.serves if task_class(name).ITEMS == Task.ITEMS)
-
-
 def served(cfg: RunConfig) -> frozenset[str]:
     """Return the tasks that a run's method serves with all of its parts."""
     parts = [part.serves for part in Parts(cfg.strategy).all]
     return tasks_of(cfg, client_class(cfg)).intersection(*parts)
-
-
-def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
-    """Refuse a task that the method does not serve, and keys that the task does not know.
-
-    Raises:
-        FedGraphError: with what is accepted.
-    """
-    task, served = kind_of(cfg), tasks_of(cfg, client)
-    if unread := unread_key(cfg):
-        key, readers = unread
-        raise FedGraphError(
-            f"task={cfg.task.name} does not read task.{key}={getattr(cfg.task, key)}: leave the key out, or set task to"
-            f" {' or '.join(readers)}"
-        )
-    if cfg.task.name not in served:
-        raise FedGraphError(
-            f"strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to {' or '.join(sorted(served))}, or"
-            " another strategy (docs/tasks.md lists those for each task)"
-        )
-    if cfg.train.local_epochs and cfg.train.sampler == "none" and not task.passes:
-        raise FedGraphError(
-            f"train.local_epochs={cfg.train.local_epochs} has no effect with train.sampler=none and task={cfg.task.name}: set"
-            " train.sampler=neighbors, or train.local_steps"
-        )
-    for part in Parts(cfg.strategy).all:
-        if cfg.task.name not in part.serves:
-            raise FedGraphError(
-                f"the part '{part.name}' of strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to"
-                f" {' or '.join(sorted(part.serves))}, or leave the part out"
-            )
-    if not task.classes:
-        of_classes = {
-            f"train.loss={cfg.train.loss}": cfg.train.loss != "cross_entropy",
-            "evaluation.confusion=true": cfg.evaluation.confusion,
-            f"adversary.kind={cfg.adversary.kind}": cfg.adversary.kind == "label_flip" or cfg.adversary.backdoor,
-            f"attack={cfg.attack.name}": cfg.attack.name != "none",
-        }
-        if asked := [key for key, holds in of_classes.items() if holds]:
-            raise FedGraphError(f"{asked[0]} needs classes of nodes, and task={cfg.task.name} has none: leave it out")
-        if cfg.evaluation.own:
-            raise FedGraphError(
-                f"evaluation.metrics={list(cfg.evaluation.own.values())} read logits of classes, and task={cfg.task.name} has"
-                f" none: expected evaluation.metric to be one of {', '.join(task.METRICS)}"
-            )
-    if models.network(cfg.model).heterogeneous and not task.typed:
-        raise FedGraphError(f"task={cfg.task.name} is for graphs of one type of nodes, got model={cfg.model.name}")
-    if task.ITEMS == Task.ITEMS and not models.network(cfg.model).head_prefixes:
-        raise FedGraphError(
-            f"model={cfg.model.name} learns a vector of each training node and predicts no others, so task={cfg.task.name} cannot"
-            " use it: set another model, or task to links or triples"
-        )
-    task.check(cfg)
-
-
-def _check_sampler(cfg: RunConfig, client: type[GraphClient], model: models.Model) -> None:
-    """Refuse a sampler that the task, the method, one of its parts or the model cannot train with.
-
-    Raises:
-        FedGraphError: with what is accepted.
-    """
-    what = f"train.sampler={cfg.train.sampler}"
-    if not kind_of(cfg).samples:
-        served = [name for name in TASKS if task_class(name).samples]
-        raise FedGraphError(
-            f"{what} does not support task={cfg.task.name}: set train.sampler=none, or task to one of {', '.join(served)}"
-        )
-    if cfg.train.sampler in ("clusters", "saint") and kind_of(cfg).ITEMS != "nodes":
-        raise FedGraphError(f"{what} does not support task={cfg.task.name} yet: set train.sampler=none or neighbors")
-    if cfg.train.sampler == "saint" and not kind_of(cfg).classes:
-        raise FedGraphError(
-            f"{what} does not support task={cfg.task.name} yet: set train.sampler=none, neighbors or clusters"
-        )
-    if not client.samples:
-        raise FedGraphError(
-            f"{what} does not support strategy={cfg.strategy.name}, which needs a client's whole graph in every step: set"
-            " train.sampler=none, or a strategy such as fedavg (docs/big-graphs.md lists those for each sampler)"
-        )
-    if whole := [part.name for part in Parts(cfg.strategy).all if not part.samples]:
-        raise FedGraphError(
-            f"{what} does not support the part '{whole[0]}' of strategy={cfg.strategy.name}, which needs a client's whole graph:"
-            " set train.sampler=none, or leave the part out"
-        )
-    check_model(cfg, model)
 
 
 def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:

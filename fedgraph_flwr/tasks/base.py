@@ -46,6 +46,7 @@ class Learner(Protocol):
     model: Any
     device: torch.device
     dtype: torch.dtype
+    policy: Any
     server_round: int
     exchange: int
 
@@ -151,6 +152,11 @@ class Task:
         return self.outputs(self.cfg, self.num_classes(self.graph))
 
     @property
+    def compared(self) -> int:
+        """Numbers of pairs that a step or a scoring compares at once, which a node's policy bounds; 0: it compares none."""
+        return 0
+
+    @property
     def variant(self) -> dict[str, Any]:
         """Keys on which `graph` depends besides the client's file, for cached inputs."""
         return {}
@@ -201,7 +207,7 @@ class Task:
         return self.cfg.train.local_epochs * self.per_epoch or self.cfg.train.steps_of(client)
 
     def steps_on(self, y: Tensor) -> int:
-        """Number of the client's own items behind a step, from the step's targets."""
+        """Number of the client's own items behind a step, from the step's targets; fewer if some weigh more than others."""
         return y.size(0)
 
     @staticmethod

@@ -71,6 +71,16 @@ class Links(Task):
         """``model.hidden``."""
         return cfg.model.hidden
 
+    @property
+    def compared(self) -> int:
+        """Outputs of the pairs of a step, or stored pairs of a scoring, `STORED` numbers each."""
+        task, train = self.cfg.task, self.items["train"].shape[1]
+        taken = max(round(task.disjoint * train), 1) if task.disjoint else train
+        if self.cfg.train.batch_size:  # of a sampler
+            taken = min(self.cfg.train.batch_size, train)
+        scored = max(self.items[split].shape[1] for split in metrics.SPLITS)
+        return max(taken * (1 + task.negatives) * self.cfg.model.hidden, scored * task.candidates * STORED)
+
     def step(self, whole: Batch, index: int, client: Learner) -> Batch:
         """A share of the training pairs, which the network does not see in this step, and pairs without an edge.
 
@@ -204,8 +214,11 @@ class Ranked(NamedTuple):
 MAX_PAIRS = 2**26
 """Pairs without an edge that a client holds at once."""
 
+STORED = 8
+"""Numbers that a drawn pair needs while others are drawn."""
+
 ROWS = 2**20
-"""Negatives that are scored at a time."""
+"""Negatives that are scored at a time, with outputs of up to 64 numbers; fewer of wider ones."""
 
 
 class ScoredLinks:
@@ -267,7 +280,7 @@ def _values(z: Tensor, ranked: Ranked) -> dict[str, float]:
 def _against(z: Tensor, ranked: Ranked) -> np.ndarray:
     """Scores of each edge's negatives [P, K]; NaN for those that are an edge after all."""
     size, count = ranked.targets.shape
-    rows = max(ROWS // max(count, 1), 1)
+    rows = max(ROWS // max(count * max(z.size(1) // 64, 1), 1), 1)
     blocks = [
         torch.einsum("pw,pkw->pk", z[ranked.sources[i : i + rows]], z[ranked.targets[i : i + rows]]).numpy()
         for i in range(0, size, rows)

@@ -47,13 +47,30 @@ class Targets(Task):
     def entries(self, given: Tensor) -> Tensor:
         """Return targets as the loss reads them, float64 [N, T]."""
 
+    def steps_on(self, y: Tensor) -> int:
+        """Number of entries behind the gradient of a column: (Σ w)² / Σ w² of their weights; the fewest over columns with any."""
+        weights = self.weights(y).masked_fill(y.isnan(), 0)
+        behind = weights.sum(0).square() / weights.square().sum(0)
+        known = behind[~behind.isnan()]
+        return int(known.amin() + 1e-6) if known.numel() else 0
+
+    def weights(self, y: Tensor) -> Tensor:
+        """Return the weights of entries [V, T] in the loss, float64 [V, T], up to a factor per column."""
+        return torch.ones_like(y, dtype=torch.float64)
+
     @abstractmethod
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return predictions as a user reads them, from outputs [V, T]: numbers in the unit of the data, or probabilities."""
 
     @abstractmethod
-    def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
-        """Return all scores of outputs [V, T] against targets [V, T] as the loss reads them, with their chance levels."""
+    def values(self, outputs: np.ndarray, y: np.ndarray, floor: int = 0) -> dict[str, float]:
+        """Return all scores of outputs [V, T] against targets [V, T] as the loss reads them, with their chance levels.
+
+        Args:
+            outputs: of the model.
+            y: NaN where unknown.
+            floor: smallest number of items behind a score.
+        """
 
     def scorer(self, floor: int) -> "ScoredTargets":
         """Return validation and test items without entries that too few items share; see `shown`."""
@@ -103,7 +120,7 @@ class Regression(Targets):
                 f"task.loss={cfg.task.loss} does not compare numbers: set task.loss to one of {', '.join(LOSSES)}"
             )
 
-    def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    def values(self, outputs: np.ndarray, y: np.ndarray, floor: int = 0) -> dict[str, float]:
         """Return RMSE, MAE and R² in the unit of the data."""
         units = (self.in_units(torch.from_numpy(array)).numpy() for array in (outputs, y))
         return targets.regression(*units)
@@ -151,13 +168,19 @@ class MultiLabel(Targets):
         factor = predictions.new_tensor(given).expand_as(predictions)[known] if given else None
         return F.binary_cross_entropy_with_logits(predictions[known], y[known].to(predictions), pos_weight=factor)
 
+    def weights(self, y: Tensor) -> Tensor:
+        """Return ``task.positive_weights`` of positives, and 1 of negatives, the larger of the two being 1."""
+        given = torch.tensor(self.cfg.task.positive_weights or [1.0], dtype=torch.float64, device=y.device)
+        weights = torch.where(y > 0, given, 1.0)
+        return weights / given.clamp(min=1)
+
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return probabilities."""
         return outputs.sigmoid()
 
-    def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    def values(self, outputs: np.ndarray, y: np.ndarray, floor: int = 0) -> dict[str, float]:
         """Return the scores of `targets.multilabel`."""
-        return targets.multilabel(outputs, y)
+        return targets.multilabel(outputs, y, floor)
 
     def shown(self, y: Tensor, floor: int) -> Tensor:
         """Return scored targets without the entries of a class that has fewer of them in its column than the floor."""
@@ -174,7 +197,7 @@ class ScoredTargets:
     """
 
     def __init__(self, task: Targets, floor: int):
-        self.task = task
+        self.task, self.floor = task, floor
         self.parts: list[dict[str, tuple[Tensor, Tensor]]] = []
         part = torch.from_numpy(task.part_of())
         for p in range(int(part.max()) + 1 if part.numel() else 1):
@@ -197,7 +220,7 @@ class ScoredTargets:
                 values: dict[str, float] = {}
                 if len(rows):
                     read = outputs[rows].double()
-                    values = self.task.values(read.numpy(), y.numpy())
+                    values = self.task.values(read.numpy(), y.numpy(), self.floor)
                     values["loss"] = float(self.task.loss(read, y, self.task.cfg))
                 for key in ("count", "loss", *names):
                     value = float(len(rows)) if key == "count" else values.get(key, float("nan"))

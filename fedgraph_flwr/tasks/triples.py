@@ -175,6 +175,8 @@ class Triples(Task):
                 f" fit: set task.batch_size to at most {MAX_ITEMS // task.negatives}"
             )
         taken = np.sort(rng.permutation(train.shape[1])[:size])
+        taken = taken[frequent(train[1, taken], client.policy.min_nodes)]
+        size = taken.size
         heads = rng.random(size) < 0.5
         triples = train[:, taken]
         drawn, free = self._replacements(triples, heads, self.owner[taken], rng)
@@ -183,6 +185,12 @@ class Triples(Task):
         y = np.column_stack([np.ones(size), np.where(free, 0, -1)])
         device = client.device
         return Batch(whole.inputs, torch.from_numpy(items).to(device), torch.from_numpy(y).to(device, client.dtype))
+
+    @property
+    def compared(self) -> int:
+        """Outputs of the entities that a step compares."""
+        task, train = self.cfg.task, self.items["train"].shape[1]
+        return min(task.batch_size or train, train) * (1 + task.negatives) * self.cfg.model.hidden
 
     def _replacements(
         self, triples: np.ndarray, heads: np.ndarray, owner: np.ndarray, rng: np.random.Generator
@@ -238,10 +246,10 @@ class Triples(Task):
         return -(F.logsigmoid(margin + predictions[:, 0]) + apart).mean()
 
     def scorer(self, floor: int) -> "ScoredTriples":
-        """Validation and test triples; a split of fewer triples than the floor is not scored."""
+        """Validation and test triples, without those of a relation that has fewer of them in a split than the floor."""
         return ScoredTriples(self, floor)
 
-    def ranked(self, outputs: Tensor, party: Party, split: str, filtered: bool = True) -> "Ranks":
+    def ranked(self, outputs: Tensor, party: Party, split: str, filtered: bool = True, floor: int = 0) -> "Ranks":
         """Rank the heads, then the tails of a split's triples among the party's entities.
 
         Args:
@@ -249,11 +257,11 @@ class Triples(Task):
             party: whose triples they are.
             split: ``val`` or ``test``.
             filtered: whether candidates that complete another known triple are left out.
+            floor: triples of a relation with fewer of them are left out.
         """
         every = np.concatenate([party.items[name] for name in SPLITS], axis=1)
-        found = [
-            self._ranked_side(outputs, party.entities, party.items[split], every, side, filtered) for side in (0, 2)
-        ]
+        scored = party.items[split][:, frequent(party.items[split][1], floor)]
+        found = [self._ranked_side(outputs, party.entities, scored, every, side, filtered) for side in (0, 2)]
         return Ranks(*(np.concatenate(values) for values in zip(*found, strict=True)))
 
     def _ranked_side(
@@ -329,7 +337,7 @@ class ScoredTriples:
 
     Args:
         task: the client's.
-        floor: a split of fewer triples is not scored.
+        floor: triples of a relation with fewer of them in a split are not scored.
     """
 
     def __init__(self, task: Triples, floor: int):
@@ -343,13 +351,23 @@ class ScoredTriples:
         found: dict[str, list[float]] = {}
         for party in self.task.parties:
             for split in metrics.SPLITS:
-                count = party.items[split].shape[1]
-                shown = count if count >= self.floor else 0
-                values = values_of(self.task.ranked(outputs, party, split)) if shown else {}
+                shown = int(frequent(party.items[split][1], self.floor).sum())
+                values = values_of(self.task.ranked(outputs, party, split, floor=self.floor)) if shown else {}
                 for key in ("count", "loss", *names):
                     value = float(shown) if key == "count" else values.get(key, float("nan"))
                     found.setdefault(f"{split}-{key}", []).append(value)
         return found
+
+
+def frequent(relations: np.ndarray, floor: int) -> np.ndarray:
+    """Mark triples whose relation [P] occurs at least ``floor`` times, bool [P].
+
+    A relation's vector follows from its triples only: of a rare one, the gradient would show single triples. Ranks under vectors
+    that a server chooses would count them.
+    """
+    if floor <= 1:
+        return np.ones(relations.size, dtype=bool)
+    return np.asarray(np.bincount(relations, minlength=1)[relations] >= floor)
 
 
 def values_of(found: Ranks) -> dict[str, float]:

@@ -84,7 +84,9 @@ class Fleet:
 
     def start_node(self, node: int, *options: str, **more: str) -> None:
         """Node ``node`` with its client file, a state folder and a policy for the code and small graphs of tests."""
-        (policy := self.folder / "policy_of_tests.yaml").write_text("modules: [tests]\nmin_nodes: 0\n")
+        (policy := self.folder / "policy_of_tests.yaml").write_text(
+            "modules: [tests]\nmin_nodes: 0\nsamplers: [none, neighbors]\n"
+        )
         settings = {"graph": self.files[node], "state": self.folder / f"state_{node}", "policy": policy} | more
         settings |= {"server": f"{self.host}:{self.port}", "key": self.keys / f"node_{node}"}
         words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]

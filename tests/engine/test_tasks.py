@@ -27,7 +27,7 @@ def fleet(tmp_path_factory):
         replace(graph, targets=targets).save(folder / "graphs" / f"client_{client:04d}.safetensors")
     made = Fleet(folder, folder / "graphs")
     policy = folder / "policy.yaml"
-    policy.write_text(f"modules: [tests]\nmin_nodes: 0\ntasks: [{', '.join(TASKS)}]\n")
+    policy.write_text(f"modules: [tests]\nmin_nodes: 0\nsamplers: [none, neighbors]\ntasks: [{', '.join(TASKS)}]\n")
     try:
         made.start_superlink()
         for node in range(3):

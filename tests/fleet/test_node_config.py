@@ -27,7 +27,7 @@ def nodes(run, monkeypatch, tmp_path):
         def go(*words):
             with monkeypatch.context() as patch:
                 patch.setattr(InlineGrid, "__init__", configured)
-                return run("rounds=2", *words)
+                return run("rounds=2", "model.dropout=0", *words)
 
         return go
 

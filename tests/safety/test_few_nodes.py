@@ -23,7 +23,10 @@ from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
 
 def made(kind, *words, graph=None, **policy):
     """A client of a fleet's node."""
-    client = kind(compose(["num_clients=3", "model.hidden=8", *words]), client_graph(0, 40) if graph is None else graph)
+    client = kind(
+        compose(["num_clients=3", "model.hidden=8", "model.dropout=0", *words]),
+        client_graph(0, 40) if graph is None else graph,
+    )
     client.policy = Policy(**policy)
     return client
 

@@ -51,7 +51,7 @@ def node(client_files, tmp_path):
 
     def make(*words, policy=None, size=12, state=False, **config):
         folder = Path(client_files((size, 16, 20)).partition("=")[2])
-        cfg = compose(["num_clients=3", "rounds=5", "model.hidden=8", *words])
+        cfg = compose(["num_clients=3", "rounds=5", "model.hidden=8", "model.dropout=0", *words])
         values = {"graph": str(folder / "client_0000.safetensors"), **config}
         if policy is not None:
             (tmp_path / "policy.yaml").write_text(policy if isinstance(policy, str) else json.dumps(policy))
@@ -431,7 +431,7 @@ def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
         ({"overrides": "dataset.name=${oc.env:HOME}"}, "contains '${': a node resolves no variables for a server"),
         ({"config": '{"dataset": {"name": "${oc.env:HOME}"}}'}, "contains '${'"),
         ({"overrides": "strategy=../../../../etc/passwd"}, "strategy '../../../../etc/passwd' is unknown"),
-        ({"overrides": "dataset=../secrets"}, "dataset '../secrets' is unknown"),
+        ({"overrides": "dataset=../secrets"}, "dataset=../secrets has no file in conf/dataset"),
         ({"overrides": "'"}, "cannot split overrides into key=value"),
         (
             {"overrides": "strategy.client=subprocess:Popen"},
@@ -468,7 +468,7 @@ def test_a_fleet_under_policies_runs(run, monkeypatch, tmp_path):
     """All clients with a policy that fits, to the same parameters; with one that does not, without that client."""
     from tests.support import assert_same_arrays
 
-    words = ["rounds=2", "strategy.min_clients=2"]
+    words = ["rounds=2", "strategy.min_clients=2", "model.dropout=0"]
     whole = run(*words)
     files = [Path(whole.cfg.graph) / f"client_{i:04d}.safetensors" for i in range(3)]
     (tmp_path / "policy.yaml").write_text("strategies: [fedavg]\nmin_clients: 2\nphases: [train, evaluate]\n")

@@ -12,13 +12,14 @@ from torch_geometric.nn import GCNConv
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.requirements import tasks_of
 from fedgraph_flwr.config import SplitConfig, compose, group_names
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
-from fedgraph_flwr.runs.checks import check_method, client_class, tasks_of
+from fedgraph_flwr.runs.checks import check_method, client_class
 from fedgraph_flwr.runs.prediction import load_predictor
 from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks.edges import Edges, with_foreign_ends

@@ -12,12 +12,13 @@ from torch_geometric.nn import GCNConv
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.requirements import tasks_of
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
-from fedgraph_flwr.runs.checks import check_method, client_class, tasks_of
+from fedgraph_flwr.runs.checks import check_method, client_class
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.tasks import links, pairs
 from fedgraph_flwr.testing import assert_same_arrays
