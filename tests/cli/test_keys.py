@@ -29,6 +29,7 @@ def leaves(section, prefix=""):
             yield f"{prefix}{f.name}", value
 
 
+@pytest.mark.slow
 def test_every_key_is_there_with_its_default_and_a_meaning():
     keys = [key for group in sections() for key in keys_of(group)]
     assert {key.name: key.default for key in keys} == dict(leaves(RunConfig()))

@@ -102,6 +102,7 @@ def test_full_fanout_equals_the_full_batch(name, layers, graph):
     assert found.keys() == expected.keys() | found.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gcn", "sage", "decoupled", "fedspa", "projected_gcn"])
 def test_linear_layers_are_unbiased(name, graph, monkeypatch):
     """Without ReLU, the mean of sampled logits is that of the whole graph; FedSPA's mixture is linear at α = 1/2."""

@@ -118,6 +118,7 @@ def test_words_against_the_schema_are_one_sentence(tables, capsys, words, messag
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_federated_statistics_are_those_of_all_rows_together(tables, tmp_path, capsys):
     words = ("--classes", "ok,fraud", "--scale", "income=log", "--scale", "balance=robust")
     for bank in BANKS:

@@ -151,7 +151,7 @@ def test_a_fleet_gives_the_bits_of_the_inline_engine_and_its_parties_predict(fol
     try:
         machines.start()
         for number, form in enumerate(FORMS):
-            fixed = ["num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+            fixed = ["num_clients=3", "rounds=2", "model.hidden=8", "checkpoint_every=0"]
             run = machines.run(tmp_path / f"fleet{number}", f"strategy={form[0]}", *fixed, *form[1:])
             inline = train("partitioned", *form, *fixed)
             for name, array in inline.arrays.items():

@@ -182,6 +182,7 @@ def test_an_exchange_is_one_call_an_actor_and_the_model_goes_once(both, monkeypa
     assert max(len(pickle.dumps(call.letters)) for call in calls) < 2000
 
 
+@pytest.mark.slow
 def test_a_client_that_raises_fails_alone(both):
     ray, inline = both("strategy.client=tests.engine.misbehaving:Raising", "strategy.min_clients=1")
     assert ray.summary["failures"] == inline.summary["failures"]

@@ -126,6 +126,7 @@ def test_a_connection_is_written_beside_others_and_moves_with_its_fleet(tmp_path
         operating.connect("fleet", "127.0.0.1:2", tmp_path / "other" / "ca.crt")
 
 
+@pytest.mark.slow
 def test_status_names_the_server_that_does_not_answer(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     with socket.socket() as bound:

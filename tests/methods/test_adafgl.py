@@ -189,6 +189,7 @@ def test_labels_of_other_nodes_are_not_read():
     assert torch.equal(one.predict(), two.predict())
 
 
+@pytest.mark.slow
 def test_stage_2_sends_nothing_and_stage_1_is_fedavg(run, monkeypatch):
     with recorded_messages(monkeypatch) as messages:
         finished = run(*WORDS, "rounds=4")
@@ -211,6 +212,7 @@ def test_stage_2_sends_nothing_and_stage_1_is_fedavg(run, monkeypatch):
     assert losses[-1] < losses[2]
 
 
+@pytest.mark.slow
 def test_stage_2_survives_fresh_clients_a_cohort_and_a_resumption(run, monkeypatch):
     words = [*WORDS, "rounds=5", "strategy.fraction=0.67", "strategy.extractor_rounds=2", "model.dropout=0.5"]
     whole = run(*words)

@@ -213,6 +213,7 @@ def test_the_encoder_is_scored_as_fedavg_is(run, words):
     assert mine[2] != theirs[2]
 
 
+@pytest.mark.slow
 def test_fresh_clients_a_cohort_and_a_resumption_end_alike(run, monkeypatch):
     words = [*WORDS, "strategy.fraction=0.67", "rounds=4", "model.dropout=0.5"]
     whole = run(*words)

@@ -193,6 +193,7 @@ def test_every_node_s_embedding_leaves_the_client_and_the_server_sums_gradients(
     assert any(np.allclose(total, array, rtol=1e-5, atol=1e-9) for array in received)
 
 
+@pytest.mark.slow
 def test_fresh_clients_and_a_resumption_give_the_same(run, monkeypatch):
     words = [*KEYS, "rounds=3", "strategy.generator_rounds=2"]
     whole = run(*words)

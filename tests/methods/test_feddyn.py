@@ -31,6 +31,7 @@ def test_rounds_by_hand(run, rule, fraction):
     np.testing.assert_allclose(vector(finished.arrays), x, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_it_ends_where_the_mean_gradient_is_zero(run):
     words = ["train.weight_decay=1", "rounds=40", "train.local_steps_by_client=[8,12,10]", "strategy.alpha=1"]
     x = vector(run(*WORDS, "strategy=feddyn", *words).arrays)

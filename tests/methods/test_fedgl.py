@@ -160,6 +160,7 @@ def test_nodes_are_told_of_in_one_round_of_every(run, monkeypatch):
     assert values == [True] * 3 + [False] * 3 + [True] * 3
 
 
+@pytest.mark.slow
 def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):
     words = [*WORDS, "strategy.fraction=0.67", "rounds=3", "strategy.every=2"]
     whole = run(*words)

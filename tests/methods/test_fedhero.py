@@ -372,6 +372,7 @@ def test_straight_through_gradient_is_that_of_the_score():
     torch.testing.assert_close(straight, expected)
 
 
+@pytest.mark.slow
 def test_bernoulli_draws_each_candidate_with_its_score_at_inference_only():
     graph = make_graph()
     model, plain = make_model(latent="bernoulli", candidates=2), make_model()
@@ -389,6 +390,7 @@ def test_bernoulli_draws_each_candidate_with_its_score_at_inference_only():
     assert np.abs(draws - score).max() < 0.1  # five standard deviations of 600 draws
 
 
+@pytest.mark.slow
 def test_gaug_draws_edges_by_their_probability_and_learns_to_rebuild_the_graph(monkeypatch):
     graph, model = make_graph(), make_model(metric="gaug")
     inputs = prepared(model, graph)

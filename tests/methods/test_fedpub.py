@@ -186,6 +186,7 @@ def test_a_round_by_hand_and_no_mask_in_any_message(run, monkeypatch):
         assert not torch.equal(masks[0], torch.ones_like(masks[0]))
 
 
+@pytest.mark.slow
 def test_a_strong_penalty_empties_the_masks(run):
     finished = run("strategy=fedpub", "strategy.lam1=1", "rounds=60", "checkpoint_every=60", "train.optimizer=sgd")
     kept = [read_tensors(path)[0] for path in (finished.out / "state").rglob("round_*.safetensors")]

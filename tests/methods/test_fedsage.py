@@ -406,6 +406,7 @@ def test_secure_sums_hide_single_peers_and_change_nothing_else(run, monkeypatch)
     assert all(array.dtype == np.uint64 for record in found for array in from_record(record).values())
 
 
+@pytest.mark.slow
 def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):
     words = [*WORDS, "strategy.generator_rounds=2", "strategy.fraction=0.67", "rounds=3"]
     whole = run(*words)

@@ -290,6 +290,7 @@ def test_high_frequency_area_on_a_ring():
     assert high_frequency_area(graph) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("kind", ["batch", "per_node"])
 def test_fisher_diagonal_by_finite_differences(profile, kind):

@@ -171,6 +171,7 @@ def test_blocks_of_columns_and_the_form_of_the_rows_change_nothing(train, monkey
             np.testing.assert_allclose(array, one[key], atol=1e-12, rtol=0, err_msg=f"{bound} {key}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["per_row", "per_block", "global"])
 def test_pruning_travels_and_p_of_n_prunes_nothing(train, mode):
     whole, kept, cut = (train(f"strategy.prune={p}", f"strategy.prune_mode={mode}") for p in (0, N, 2))
@@ -328,6 +329,7 @@ def test_resuming_goes_on_as_if_nothing_had_happened(train, name):
         np.testing.assert_array_equal(a[key], b[key], err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

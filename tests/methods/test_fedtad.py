@@ -208,6 +208,7 @@ def test_both_optimisers_go_on_from_round_to_round(monkeypatch):
             assert all(t.item() == steps * server.server_round for t in counts)
 
 
+@pytest.mark.slow
 def test_the_generator_goes_on_after_a_resumption(run):
     words = ["strategy=fedtad", "model.hidden=8", "strategy.fraction=0.67"]
     whole = run(*words, "rounds=4")

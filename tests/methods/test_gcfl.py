@@ -227,6 +227,7 @@ def test_the_last_gradient_is_what_plain_descent_moves_by(run, monkeypatch):
         assert content["metrics"]["gradient-norm"] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plus", [[], ["strategy.plus=true", "strategy.length=2"]])
 def test_split_runs_resume_with_a_part_of_the_clients(run, plus):
     words = [*ALWAYS, *plus, "strategy.fraction=0.75", "checkpoint_every=1", "seed=1"]

@@ -220,6 +220,7 @@ def test_out_beside_resume_is_refused(words, tmp_path, capsys):
 # --- a folder has one run ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stored_configuration_makes_a_folder_of_its_own(words, tmp_path, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.chdir(tmp_path)

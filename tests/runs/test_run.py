@@ -58,6 +58,7 @@ def test_patience_stops_and_keeps_the_best_parameters(run):
     assert finished.summary["best_round"] == 1
 
 
+@pytest.mark.slow
 def test_the_round_may_be_chosen_by_the_loss(run):
     words = ["train.lr=0.05", "rounds=30", "model.dropout=0", "seed=2"]
     rounds = run(*words).rounds

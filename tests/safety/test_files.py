@@ -189,6 +189,7 @@ def test_any_word_of_a_command_line_composes_or_is_refused_in_a_sentence(key, va
     assert cfg is None or compose([], to_json(cfg)) == cfg
 
 
+@pytest.mark.slow
 @settings(QUICK, max_examples=8)
 @given(
     st.fixed_dictionaries(

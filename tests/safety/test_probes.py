@@ -180,6 +180,7 @@ def test_the_judge_knows_a_dishonest_answer():
         assert dishonest("train", honest, wrong)
 
 
+@pytest.mark.slow
 @forms
 def test_whole_rounds_with_a_wrong_answer_end_well_or_with_a_sentence(probes, go, form, monkeypatch):
     """A few replies, refused and not, are really given in a run."""

@@ -116,6 +116,7 @@ def test_the_norms_are_those_of_an_independent_computation(run, silent, monkeypa
     assert len(seen) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.8])
 def test_the_quantile_of_given_norms_is_reached(quantile):
     """200 clients whose updates have log-normal norms, with the noise of z = 1."""
@@ -135,6 +136,7 @@ def test_the_quantile_of_given_norms_is_reached(quantile):
     assert np.mean(shares) == pytest.approx(quantile, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0.001, 100.0])
 def test_a_run_reaches_its_quantile_from_either_side(run, monkeypatch, first):
     words = [UNIFORM, "rounds=60", "model.hidden=4", "evaluation.every=60"]

@@ -712,6 +712,7 @@ def test_identities_become_edges_or_one_node(tmp_path):
     assert all(bool((g.node_id.diff() > 0).all()) for g in overlapping)
 
 
+@pytest.mark.slow
 def test_shared_customers_are_those_of_an_overlapping_partition(tmp_path, run):
     """Nodes and edges of the files are those of `cut`, and FedGL, which exchanges over shared nodes, has the same bits."""
     made = customers(tmp_path, {"B": {f"B{i:04d}": f"A{i:04d}" for i in range(5)}, "C": {"C0001": "A0001"}})

@@ -102,6 +102,7 @@ WORDS = [
 LIAR = ["adversary.kind=sign_flip", "adversary.clients=[1]"]
 
 
+@pytest.mark.slow
 def test_one_liar_of_three_ruins_the_mean_and_not_the_median(run):
     def accuracy(*words, clients=3):
         return run(*WORDS, *words, sizes=(0,) * clients).summary["test_accuracy"]

@@ -197,6 +197,7 @@ def test_no_score_and_no_loss_travels_where_none_is_wanted(run, monkeypatch, cap
     assert "not covered" not in shown
 
 
+@pytest.mark.slow
 def test_noised_scores_are_means_with_the_models_noise_and_count_as_releases(run, capsys):
     """2 scores of 3 clients: noise of deviation z √2 / 3 on each mean, one release for each of 30 rounds beside its model."""
     words = [

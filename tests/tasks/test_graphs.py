@@ -72,6 +72,7 @@ def test_walks_tell_cycles_apart_and_sums_over_neighbours_do_not():
     assert len({(int(n), round(float(row[0]), 3)) for n, row in zip(size, outputs, strict=True)}) == len(set(size))
 
 
+@pytest.mark.slow
 def test_a_sum_counts_edges_and_a_mean_cannot():
     """The mean degree is the same for all sizes, so that it says little of the number of edges."""
     found = {}

@@ -238,6 +238,7 @@ def planted(*words: str) -> GraphClient:
     return made
 
 
+@pytest.mark.slow
 def test_rotations_complete_a_ring_and_a_symmetric_score_does_not():
     """Held-out triples of a ring: RotatE ranks them first unless the second tail of a query counts, too."""
     words = ["dataset.entities=24", "dataset.relations=6", "train.local_steps=120", "train.lr=0.03"]

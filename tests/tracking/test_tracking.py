@@ -51,6 +51,7 @@ def test_tensorboard_reads_back_what_was_told():
     assert "config/text_summary" in found.Tags()["tensors"]
 
 
+@pytest.mark.slow
 def test_mlflow_holds_figures_keys_and_files(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="no mlflow here")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path / 'store'}")
