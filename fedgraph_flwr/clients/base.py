@@ -403,11 +403,7 @@ class GraphClient(Side, NumPyClient):
         Raises:
             FedGraphError: the policy requires more.
         """
-        if nodes < self.policy.min_nodes:
-            raise FedGraphError(
-                f"client {self.graph.client} has {nodes} training {self.task.ITEMS} in a step, but its node's policy requires at"
-                f" least {self.policy.min_nodes} (min_nodes): lower num_clients, or change min_nodes in the policy"
-            )
+        self.policy.check_step(self.graph.client, nodes, self.task.ITEMS)
         self.policy.check_dropout(self.cfg.model.dropout, min(nodes, self.graph.num_nodes))
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------

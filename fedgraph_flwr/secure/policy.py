@@ -181,6 +181,23 @@ class Policy:
         if count > self.max_parameters:
             raise _refused(f"{what} of {count} parameters", f"at most {self.max_parameters} (max_parameters)")
 
+    def check_step(self, client: int, nodes: int, items: str) -> None:
+        """Refuse a step on so few training items that its gradient could reveal them.
+
+        Args:
+            client: index of the node's client.
+            nodes: number of items in the step.
+            items: what the task calls them.
+
+        Raises:
+            FedGraphError: the policy requires more.
+        """
+        if nodes < self.min_nodes:
+            raise FedGraphError(
+                f"client {client} has {nodes} training {items} in a step, but its node's policy requires at least"
+                f" {self.min_nodes} (min_nodes): lower num_clients, or change min_nodes in the policy"
+            )
+
     def check_dropout(self, rate: float, nodes: int) -> None:
         """Refuse a rate of dropout that leaves a hidden unit so few nodes that its gradient reveals some of them.
 
