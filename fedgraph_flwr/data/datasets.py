@@ -310,7 +310,7 @@ def source_of(cfg: DatasetConfig) -> Source | None:
         return SOURCES.get(cfg.name)
     if collection not in SOURCES:
         raise unknown("dataset.collection", str(collection), SOURCES)
-    if not re.fullmatch(r"[\w-][\w.-]*", cfg.name):
+    if not re.fullmatch(r"[\w-][\w.-]*(\+[\w-][\w.-]*)*", cfg.name):
         raise FedGraphError(
             f"dataset.name='{cfg.name}' must be the name of a dataset of {collection}, of letters, digits, '.', '_' and '-'"
         )
@@ -320,6 +320,24 @@ def source_of(cfg: DatasetConfig) -> Source | None:
     source = replace(source, files=source.names.get(cfg.name, source.files))
     folder, more, *files = (text.replace("{name}", cfg.name) for text in (source.folder, source.more, *source.files))
     return replace(source, folder=folder, more=more, files=tuple(files))
+
+
+def is_several(cfg: DatasetConfig) -> bool:
+    """Return whether a config names several datasets of a collection, such as ``MUTAG+BZR``."""
+    return bool(cfg.params.get("collection")) and "+" in cfg.name
+
+
+def load_each(cfg: DatasetConfig) -> list[Graph]:
+    """Load the datasets of `is_several`, each with its own features and classes.
+
+    Raises:
+        FedGraphError: a name is listed twice, or as of `load`.
+    """
+    names = cfg.name.split("+")
+    if len(set(names)) < len(names):
+        raise FedGraphError(f"dataset.name={cfg.name} lists a dataset twice: each is one client, so name each once")
+    found = [load(replace(cfg, name=name)) for name in names]
+    return [graph for graph in found if isinstance(graph, Graph)]
 
 
 def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph | HeteroGraph:
@@ -333,6 +351,8 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     Raises:
         FedGraphError: the name is unknown, or its files are missing, unreadable or hold an invalid graph.
     """
+    if is_several(cfg):
+        raise FedGraphError(f"dataset.name={cfg.name} names several datasets, one per client: set partition=given")
     path = own_path(cfg)
     source = source_of(cfg)
     if cfg.source:

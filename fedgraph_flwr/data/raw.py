@@ -157,8 +157,9 @@ def ieee_fraud(folder: Path, params: dict[str, Any]) -> Graph:
 def tu(folder: Path, params: dict[str, Any]) -> Graph:
     """Read a dataset of TU Dortmund (Morris et al., 2020) by PyG's reader: many graphs, with a class or numbers each.
 
-    Features are the nodes' attributes (``attributes``) and labels as one-hot columns. Without any, they are the in-degree as
-    one-hot columns, up to ``degrees`` (null: the largest). Edges have their attributes and labels likewise.
+    Features are the nodes' attributes (``attributes``; null: only without labels) and labels as one-hot columns. Without any,
+    they are the in-degree as one-hot columns, up to ``degrees`` (null: the largest). Edges have their attributes and labels
+    likewise.
     """
     from torch_geometric.datasets import TUDataset
     from torch_geometric.io import read_tu_data
@@ -173,7 +174,8 @@ def tu(folder: Path, params: dict[str, Any]) -> Graph:
         raise FedGraphError(f"{files / f'{name}_graph_indicator.txt'} must list the nodes of one graph after the other")
     counts = torch.diff(slices["edge_index"])
     edges = data.edge_index + (size.cumsum(0) - size).repeat_interleave(counts)
-    attributes = slice(None) if params["attributes"] else slice(sizes["num_node_attributes"], None)
+    reads = params["attributes"] if params["attributes"] is not None else not sizes["num_node_labels"]
+    attributes = slice(None) if reads else slice(sizes["num_node_attributes"], None)
     x = torch.zeros(len(of), 0) if data.x is None else data.x[:, attributes]
     if not x.size(1):
         degree = torch.bincount(edges[1], minlength=len(of))

@@ -22,12 +22,14 @@ RELATIONS = "relations"
 """The partition that assigns edges to clients by their labels."""
 
 
-def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
-    """Return the clients of a configuration: assign, cut and split the graph, and flip edges.
+def make(graph: Graph | list[Graph], cfg: RunConfig) -> list[ClientGraph]:
+    """Return the clients of a configuration: assign, cut and split the graph, and flip edges; of several graphs, one each.
 
     Raises:
         FedGraphError: as `assign` and `split_graph`, or a client without a training node.
     """
+    if isinstance(graph, list):
+        return [_alone(own, index, len(graph), cfg) for index, own in enumerate(graph)]
     whole = splits_whole(cfg)
     if graph.edge_split.numel() and not whole:  # the data's own split, which is not asked for
         graph = replace(graph, edge_split=graph.edge_split[:0])
@@ -40,6 +42,14 @@ def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
         clients = cut(graph, assign(graph, cfg.partition, cfg.num_clients, seed))
     clients = with_target_stats([split_client(client, cfg) for client in clients])
     return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
+
+
+def _alone(graph: Graph, client: int, num_clients: int, cfg: RunConfig) -> ClientGraph:
+    """Return the client that holds a whole graph, which its own training items standardise."""
+    if splits_whole(cfg):
+        graph = split_graph(graph, cfg.split, cfg.seed)
+    own = replace(cut(graph, [torch.arange(graph.num_nodes)])[0], client=client, num_clients=num_clients)
+    return flip_edges(with_target_stats([split_client(own, cfg)])[0], cfg.dataset.edge_flip, cfg.seed)
 
 
 def with_target_stats(clients: Sequence[ClientGraph]) -> list[ClientGraph]:
@@ -261,6 +271,11 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
     omitted. For disjoint clients this is the original graph with each client's masks. Separately imported clients, each with
     its own numbering, are concatenated. Where clients share nodes and each edge is one client's, ``edge_part`` names the client.
     """
+    if len(sizes := {(c.num_features, c.num_classes, c.num_edge_features) for c in clients}) > 1:
+        raise FedGraphError(
+            f"clients have different numbers of features, classes and edge features, {sorted(sizes)}, so their graphs cannot be"
+            " pooled (strategy=central): use another strategy"
+        )
     if all(c.num_nodes == c.num_global_nodes and not c.shared for c in clients):
         starts = np.cumsum([0, *(c.num_nodes for c in clients)]).tolist()
         clients = [

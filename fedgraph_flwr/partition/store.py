@@ -53,11 +53,15 @@ VERSION = 1
 
 MODULES = {
     "Graph": "fedgraph_flwr.partition.clients",
+    "list": "fedgraph_flwr.partition.clients",
     "ClientGraph": "fedgraph_flwr.partition.clients",
     "HeteroGraph": "fedgraph_flwr.partition.hetero",
     "HeteroClientGraph": "fedgraph_flwr.partition.hetero",
 }
-"""Functions for a type of graph: ``make(graph, cfg) -> list of client graphs`` and ``pool(clients) -> client graph``."""
+"""Functions for a type of graph, or for a list with one graph per client.
+
+They are ``make(graph, cfg) -> list of client graphs`` and ``pool(clients) -> client graph``.
+"""
 
 MANIFEST = "partition.json"
 
@@ -109,7 +113,7 @@ def _fill(folder: Path, cfg: RunConfig) -> None:
         clients = _make(cfg)
     else:
         graph = _source(cfg)
-        if out_of_core.applies(graph, cfg):
+        if not isinstance(graph, list) and out_of_core.applies(graph, cfg):
             partial = folder.with_suffix(".partial")
             nodes = out_of_core.make_files(graph, cfg, partial)
             out_of_core.finish(partial, folder, _description(partial, nodes, {}, cfg), MANIFEST)
@@ -156,7 +160,7 @@ def resolved(cfg: RunConfig) -> RunConfig:
         folder = _given(cfg)
         name = read_header(files(folder)[0])[1].get("name") or folder.absolute().name
         cfg = dataclasses.replace(cfg, dataset=DatasetConfig(name))
-    if _pooled(cfg) or not (cfg.graph or cfg.partition.merge == "random_merge"):
+    if _pooled(cfg) or not (cfg.graph or _decides(cfg)):
         return cfg
     dataset = cfg.dataset
     if "clients" in dataset.params and dataset.params["clients"] is None:
@@ -389,9 +393,14 @@ def _relevant(cfg: RunConfig) -> dict[str, Any]:
     if cfg.graph:
         return {"graph": str(Path(cfg.graph).expanduser().absolute()), "pooled": _pooled(cfg)}
     groups: dict[str, Any] = {n: dataclasses.asdict(getattr(cfg, n)) for n in ("dataset", "split", "partition")}
-    decided = cfg.partition.merge == "random_merge" and cfg.dataset.params.get("clients", 0) is not None
+    decided = _decides(cfg) and cfg.dataset.params.get("clients", 0) is not None
     groups |= {"num_clients": 0 if decided else cfg.num_clients, "seed": cfg.seed, "pooled": _pooled(cfg)}
     return groups | ({"private_schema": True} if cfg.strategy.private_schema else {})
+
+
+def _decides(cfg: RunConfig) -> bool:
+    """Return whether the partition or the datasets determine the number of clients."""
+    return cfg.partition.merge == "random_merge" or datasets.is_several(cfg.dataset)
 
 
 def content(cfg: RunConfig) -> list[str]:
@@ -503,7 +512,9 @@ def _make(cfg: RunConfig) -> Sequence[Any]:
 
 
 def _source(cfg: RunConfig) -> Any:
-    """Load the graph that is partitioned."""
+    """Load the graph that is partitioned; with ``partition=given``, a list of several datasets, one per client."""
+    if datasets.is_several(cfg.dataset) and cfg.partition.name == "given":
+        return datasets.load_each(cfg.dataset)
     return datasets.load(cfg.dataset, seed=grouping_seed(cfg.split, cfg.seed), num_clients=cfg.num_clients)
 
 

@@ -30,6 +30,7 @@ from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, GRAPH, LAST
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
+from fedgraph_flwr.data.datasets import is_several
 from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tensors, unpack_words, write_bytes
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.importing import Columns
@@ -633,6 +634,9 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
         log(WARNING, "%s: %s: --client 0..%d", run, found.unscored, clients - 1)
     if client is not None and found.own is not None and found.own.schema:
         found.meaning = replace(found.meaning, schema=fitted_schema(found.own.schema, str(run)))
+    elif is_several(cfg.dataset) and found.own is not None:  # clients differ in features and classes
+        names = tuple(map(str, range(found.own.num_classes)))
+        found.meaning = replace(found.meaning, classes=names, num_features=found.own.num_features)
     return found
 
 

@@ -41,6 +41,7 @@ from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop, Stage
+from fedgraph_flwr.strategies.model_sizes import may_differ
 from fedgraph_flwr.strategies.parts import server_parts
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.reducing import Reduced, reduce
@@ -159,12 +160,12 @@ class GraphStrategy(Side, FlowerFedAvg):
 
     def build_model(self) -> models.Model:
         """The network for the clients' graphs, initialised from torch's global generator."""
-        sizes = self.num_features(), self.agreed("num_classes"), self.agreed("num_edge_features") or 0
+        sizes = self.num_features(), self.size("num_classes"), self.size("num_edge_features") or 0
         return kind_of(self.cfg).network(self.cfg, *sizes)
 
     def num_features(self) -> Any:
         """Return F, the number of features, which determines the shapes of the shared parameters."""
-        return self.agreed("num_features")
+        return self.size("num_features")
 
     def setup(self) -> None:
         """Run the exchanges before round 1."""
@@ -254,6 +255,31 @@ class GraphStrategy(Side, FlowerFedAvg):
                 )
         self._agreed[key] = first[1]
         return first[1]
+
+    def size(self, key: str) -> Any:
+        """Return one of `model_sizes.SIZES`: that of all clients, or of the first one where no shared parameter depends on it.
+
+        Raises:
+            FedGraphError: two clients differ, and a shared parameter would have another shape.
+        """
+        return self.descriptions[0].get(key) if self._differ else self.agreed(key)
+
+    @property
+    def class_counts(self) -> list[int]:
+        """The numbers of classes that clients have, ascending: one, unless they may differ as in `size`."""
+        key = "num_classes"
+        return sorted({values[key] for values in self.descriptions}) if self._differ else [self.agreed(key)]
+
+    @property
+    def descriptions(self) -> list[dict[str, Any]]:
+        """What clients tell of themselves."""
+        return [info.description for info in self.clients.values()]
+
+    @property
+    def _differ(self) -> bool:
+        if "differ" not in self._agreed:
+            self._agreed["differ"] = may_differ(self.cfg, self.descriptions)
+        return bool(self._agreed["differ"])
 
     def weights(self, clients: list[int]) -> list[float]:
         """Return unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum.

@@ -306,7 +306,7 @@ class Loop:
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the round's record of training."""
         prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
-        return training_record(replies, prefixes, self.cfg, self.strategy.agreed("num_classes"))
+        return training_record(replies, prefixes, self.cfg, self.strategy.class_counts)
 
     def _spent(self) -> dict[str, Any]:
         """Return the record of the privacy budget."""
@@ -349,13 +349,13 @@ class Loop:
         method, evaluation = self.strategy, self.cfg.evaluation
         for reply in replies:
             method.counted.setdefault(reply.client, counts_of(reply.metrics))
-        nodes, classes = method.nodes_of(replies), method.agreed("num_classes")
+        nodes, classes = method.nodes_of(replies), method.class_counts
         scores = scores_of(replies, self.cfg, classes, "", nodes)
         if self.cfg.strategy.personal:
             shared = scores_of(replies, self.cfg, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
         if evaluation.confusion:
-            scores |= confusion_of(replies, classes)
+            scores |= confusion_of(replies, method.agreed("num_classes"))
         if evaluation.clients != "all":
             scores["scored_by"] = [reply.client for reply in replies]
         if method.privacy and self.cfg.privacy.scores == "noised":

@@ -30,7 +30,7 @@ class ReplyReader:
 
     def __init__(self, method: Method):
         self.method, self.cfg = method, method.cfg
-        self._scores: dict[str, dict[str, NumberField]] = {}
+        self._scores: dict[tuple[str, int], dict[str, NumberField]] = {}
         self._resolved: dict[tuple[str, str], dict[str, Any]] = {}
         self._model: tuple[Arrays, dict[str, ArrayField]] | None = None  # fields of the current shared parameters
 
@@ -94,7 +94,7 @@ class ReplyReader:
             return own
         declared = self.method.uplink_of.get(phase)
         if phase == EVALUATE:
-            return ReplySchema(numbers=self._score_fields())
+            return ReplySchema(numbers=self._score_fields(client))
         if declared is None:
             raise NotImplementedError(f"{type(self.method).__name__} declares no uplink for its phase '{phase}'")
         numbers = self._fields(phase, METRICS, declared[METRICS], client) if METRICS in declared else {}
@@ -134,9 +134,9 @@ class ReplyReader:
         if self.cfg.privacy.scores == "exact":
             numbers["train-loss"] = NumberField(optional=True)
         if self.method.scores_due:
-            numbers |= self._score_fields()
+            numbers |= self._score_fields(client)
         if self.cfg.evaluation.trained:
-            numbers |= self._score_fields_of("trained-")
+            numbers |= self._score_fields_of("trained-", client)
         return numbers
 
     @property
@@ -144,17 +144,20 @@ class ReplyReader:
         """Number of scores per client: one, or the number of clients in the pooled graph."""
         return range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
 
-    def _score_fields(self) -> dict[str, NumberField]:
-        fields = self._score_fields_of("") | (self._score_fields_of("global-") if self.cfg.strategy.personal else {})
+    def _score_fields(self, client: int | None) -> dict[str, NumberField]:
+        fields = self._score_fields_of("", client)
+        fields |= self._score_fields_of("global-", client) if self.cfg.strategy.personal else {}
         if self.cfg.evaluation.confusion:
             fields[CONFUSION] = NumberField(-LARGEST, LARGEST, length=self.method.agreed("num_classes") ** 2)
         return fields
 
-    def _score_fields_of(self, prefix: str) -> dict[str, NumberField]:
-        if prefix not in self._scores:
-            classes = self.method.agreed("num_classes")
-            self._scores[prefix] = score_fields(self.cfg, classes, prefix, self._parts)
-        return self._scores[prefix]
+    def _score_fields_of(self, prefix: str, client: int | None) -> dict[str, NumberField]:
+        classes, *more = self.method.class_counts
+        if more and client is not None:
+            classes = self.method.clients[client].description["num_classes"]
+        if (key := (prefix, classes)) not in self._scores:
+            self._scores[key] = score_fields(self.cfg, classes, prefix, self._parts)
+        return self._scores[key]
 
     def _model_fields(self) -> dict[str, ArrayField]:
         """Return the fields of the shared parameters."""

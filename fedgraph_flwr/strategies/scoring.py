@@ -1,6 +1,6 @@
 """Scores that clients send, and the part of a round's record that they fill."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -84,22 +84,24 @@ def counts_of(scores: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def scores_of(
-    replies: Iterable[Reply], cfg: RunConfig, classes: int, prefix: str = "", nodes: list[float] | None = None
+    replies: Iterable[Reply], cfg: RunConfig, classes: Sequence[int], prefix: str = "", nodes: list[float] | None = None
 ) -> dict[str, Any]:
     """Return scores by client, and their means.
 
     Args:
         replies: replies with scores, in client order.
         cfg: the run's configuration.
-        classes: C, on which some metrics depend.
+        classes: C of the clients, on which some metrics depend: those that all of them have.
         prefix: prefix of the scores' names (``trained-`` for each client's model after local training).
         nodes: number of nodes per part, if they weight the means.
     """
     scored = list(replies)
+    wanted = [kind_of(cfg).wanted(cfg.evaluation, count) for count in classes]
+    common = [name for name in wanted[0] if all(name in names for names in wanted)]
     per_client = {
         f"{split}-{key}": [v for r in scored for v in as_list(r.metrics.get(f"{prefix}{split}-{key}", []))]
         for split in metrics.SPLITS
-        for key in (*KEYS, *kind_of(cfg).wanted(cfg.evaluation, classes))
+        for key in (*KEYS, *common)
     }
     return {"metrics": metrics.averages(per_client, nodes), "clients": per_client}
 
@@ -115,7 +117,9 @@ def confusion_of(replies: Iterable[Reply], classes: int) -> dict[str, list[list[
     return known | ({"confusion_below": below.tolist()} if below.any() else {})
 
 
-def training_record(replies: Iterable[Reply], prefixes: Iterable[str], cfg: RunConfig, classes: int) -> dict[str, Any]:
+def training_record(
+    replies: Iterable[Reply], prefixes: Iterable[str], cfg: RunConfig, classes: Sequence[int]
+) -> dict[str, Any]:
     """Return the mean training loss, and means of further scores under their prefix, such as ``trained_test_accuracy``."""
     trained = list(replies)
     losses = [float(reply.metrics["train-loss"]) for reply in trained if "train-loss" in reply.metrics]

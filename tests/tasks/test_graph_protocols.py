@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import GINConv, global_add_pool
 
 import fedgraph_flwr as fg
+from fedgraph_flwr.cli import main
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
@@ -89,3 +91,76 @@ def test_clusters_part_and_only_convolutions_travel(tmp_path: Path):
     assert run.summary["strategy"] == "gcfl"
     models = read_tensors(tmp_path / "run/models_final.safetensors")[0]
     assert {name.split("/")[1].split(".")[0] for name in models} == {"layers"}
+
+
+def write(root: Path, name: str, labels: int, classes: int) -> None:
+    """Paths of three nodes and single edges, with these numbers of node labels and classes, in TU Dortmund's format."""
+    sizes = [2 + number % 2 for number in range(18)]
+    starts = [sum(sizes[:number]) for number in range(18)]
+    pairs = [(start + i, start + i + 1) for start, size in zip(starts, sizes, strict=True) for i in range(1, size)]
+    folder = root / "TUDataset" / name / "raw"
+    folder.mkdir(parents=True)
+    texts = {
+        "A": "".join(f"{u}, {v}\n{v}, {u}\n" for u, v in pairs),
+        "graph_indicator": "".join(f"{number + 1}\n" * size for number, size in enumerate(sizes)),
+        "graph_labels": "".join(f"{number % classes}\n" for number in range(18)),
+        "node_labels": "".join(f"{node % labels}\n" for node in range(sum(sizes))),
+    }
+    for part, text in texts.items():
+        (folder / f"{name}_{part}.txt").write_text(text)
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A run whose clients hold one data set each: four features and two classes, five features and three."""
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
+    write(tmp_path, "ONE", 4, 2)
+    write(tmp_path, "TWO", 5, 3)
+    keys = {"dataset": "tu", "dataset.name": "ONE+TWO", "partition": "given", "rounds": 2, "model.hidden": 8}
+    return keys | {"protocol": "fedstar", "split.train": 0.5, "split.val": 0.25, "split.test": 0.25, "progress": False}
+
+
+@pytest.mark.parametrize("strategy", ["fedstar", "fedavg"])
+def test_each_dataset_is_a_client_with_its_own_features_and_classes(strategy, two, tmp_path):
+    fg.run(**two, strategy=strategy, out=tmp_path / "run")
+    cfg = compose([f"{key}={value}" for key, value in (two | {"strategy": strategy}).items() if key != "progress"])
+    clients = [load_client(cfg, index) for index in range(2)]
+    assert [(own.num_features, own.num_classes, own.name) for own in clients] == [(4, 2, "ONE"), (5, 3, "TWO")]
+    shared = read_tensors(tmp_path / "run/model_final.safetensors")[0]
+    assert {name.split(".")[0] for name in shared} == (
+        {"structure", "structure_convs"} if strategy == "fedstar" else {"layers"}
+    )
+    for index, classes in enumerate((2, 3)):
+        out = tmp_path / f"{index}.csv"
+        assert main(["predict", str(tmp_path / "run"), "--client", str(index), "--out", str(out)]) == 0
+        table = pd.read_csv(out)
+        assert len(table) == 18
+        assert [name for name in table if name.startswith("p_")] == [f"p_{number}" for number in range(classes)]
+
+
+def test_parameters_whose_shape_differs_are_not_shared(two):
+    with pytest.raises(FedGraphError, match="client 1 has num_features=5, client 0 has num_features=4"):
+        fg.run(**two, strategy="fedavg", **{"strategy.private": ["head"]})
+    with pytest.raises(FedGraphError, match=r"cannot be pooled \(strategy=central\)"):
+        fg.run(**two, strategy="central")
+    with pytest.raises(
+        FedGraphError, match=r"dataset\.name=ONE\+TWO names several datasets, one per client: set partition=given"
+    ):
+        fg.run(**two | {"partition": "random"})
+    with pytest.raises(FedGraphError, match=r"dataset\.name=ONE\+ONE lists a dataset twice"):
+        fg.run(**two | {"dataset.name": "ONE+ONE"})
+
+
+def test_the_groups_are_fedstars():
+    cfg = compose(["protocol=fedstar", "dataset=tu-biochem"])
+    check_method(cfg)
+    assert cfg.dataset.name.split("+")[7:] == ["ENZYMES", "DD", "PROTEINS"]
+    assert (cfg.partition.name, cfg.evaluation.select, cfg.model.layers, cfg.model.name) == (
+        "given",
+        "last",
+        3,
+        "fedstar",
+    )
+    assert (cfg.model.params["walks"], cfg.model.params["degrees"]) == (16, 16)
+    rules = compose(["protocol=gcfl", "strategy=gcfl", "dataset=tu-chem"])
+    assert (rules.partition.name, rules.strategy.params["eps2"]) == ("given", 0.28)
