@@ -89,7 +89,7 @@ def majority(overrides: Sequence[str]) -> float:
     scores: dict[str, list[float]] = {}
     for task in tasks:
         width = task.width
-        constant = torch.zeros(len(task.y) if task.targets else task.graph.num_nodes, width)
+        constant = torch.zeros(task.num_rows, width)
         if label is not None:
             constant = F.one_hot(label, width).float().expand(task.y.numel(), -1)
         found = task.scorer(0).score(constant, task.wanted(cfg.evaluation, width), cfg.evaluation.own)

@@ -157,6 +157,11 @@ class Task:
         return 0
 
     @property
+    def num_rows(self) -> int:
+        """Number of rows of the outputs that `scorer` reads."""
+        return self.graph.num_nodes
+
+    @property
     def variant(self) -> dict[str, Any]:
         """Keys on which `graph` depends besides the client's file, for cached inputs."""
         return {}

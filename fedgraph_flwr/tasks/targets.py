@@ -72,6 +72,11 @@ class Targets(Task):
             floor: smallest number of items behind a score.
         """
 
+    @property
+    def num_rows(self) -> int:
+        """One per item."""
+        return len(self.y)
+
     def scorer(self, floor: int) -> "ScoredTargets":
         """Return validation and test items without entries that too few items share; see `shown`."""
         return ScoredTargets(self, floor)

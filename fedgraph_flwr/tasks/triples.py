@@ -245,6 +245,11 @@ class Triples(Task):
         apart = (share * F.logsigmoid(-margin - wrong)).sum(1)
         return -(F.logsigmoid(margin + predictions[:, 0]) + apart).mean()
 
+    @property
+    def num_rows(self) -> int:
+        """Entities and relations."""
+        return self.num_nodes + self.num_relations
+
     def scorer(self, floor: int) -> "ScoredTriples":
         """Validation and test triples, without those of a relation that has fewer of them in a split than the floor."""
         return ScoredTriples(self, floor)

@@ -15,6 +15,7 @@ from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
+from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks import triples
 from fedgraph_flwr.tasks.decoders import DECODERS
 from fedgraph_flwr.testing import assert_same_arrays
@@ -341,6 +342,12 @@ def test_every_method_that_serves_triples_is_scored(strategy, tmp_path):
 def test_what_does_not_fit_is_refused_before_the_run(words, match):
     with pytest.raises(FedGraphError, match=match):
         check_method(compose([*WORDS, *words]))
+
+
+def test_the_sweeps_chance_level_is_that_of_a_random_order():
+    """With n entities left of each query: the mean of (1 + 1/2 + ... + 1/n) / n, near that of all 16 entities."""
+    given = [f"{key}={value}" for key, value in SMALL.items() if key != "progress"]
+    assert sum(1 / k for k in range(1, 17)) / 16 <= majority(given) < 0.3
 
 
 def test_scores_without_a_bound_are_not_noised():
