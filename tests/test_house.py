@@ -57,6 +57,13 @@ def imports() -> grimp.ImportGraph:
     return grimp.build_graph("fedgraph_flwr", exclude_type_checking_imports=False, cache_dir=None)
 
 
+def test_no_file_has_marks_of_a_merge():
+    found = subprocess.run(
+        ["git", "grep", "-lE", "^(<{7}|>{7}) "], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert not found.stdout
+
+
 def test_no_import_circle(imports):
     graph = nx.DiGraph()
     graph.add_edges_from((m, other) for m in imports.modules for other in imports.find_modules_directly_imported_by(m))
