@@ -3,9 +3,11 @@
     python -m benchmarks.sampling [--nodes 1000000] [--degree 30] [--fanout 15,10] [--seeds 1024] [--batches 20]
     python -m benchmarks.sampling --step [--nodes 100000] ..: how a training step of GraphSAGE divides
 
-A thread that sampled and gathered one batch ahead could save at most the share that ``--step`` prints.
+``--step`` also prints steps without and with a thread that makes the next batch (`clients.batches.in_order`): time on the clock,
+and CPU time of the main thread, which is the time of a step where another core is free.
 
-One thread, in CPU time. Degrees are geometric around the mean; sources are uniform, or proportional to degree with ``--skewed``.
+Otherwise one thread, in CPU time. Degrees are geometric around the mean; sources are uniform, or proportional to degree with
+``--skewed``.
 """
 
 import argparse
@@ -18,11 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgraph_flwr.clients.batches import in_order
 from fedgraph_flwr.models.layers import mean_adjacency
 from fedgraph_flwr.models.sage import GraphSAGE
-from fedgraph_flwr.numerics.blocks import MatrixNeighbours, batch_inputs
+from fedgraph_flwr.numerics.blocks import FeatureRows, MatrixNeighbours, batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler, RowBuffer, has_numba
 from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.tasks import Batch
 
 Csr = tuple[NDArray[np.int64], NDArray[np.int32]]
 
@@ -77,35 +81,76 @@ def rate(batch: Callable[[int], int], batches: int) -> float:
     return statistics.median(found[2:])
 
 
-def step_shares(csr: Csr, x: Tensor, fanout: list[int], batches: list[NDArray[np.int64]]) -> dict[str, float]:
-    """Return CPU seconds per training step of GraphSAGE (64 hidden, 10 classes) by part, medians after two batches."""
-    indptr, indices = csr
-    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-    edges = torch.from_numpy(np.stack([indices.astype(np.int64), rows]))
-    neighbours = MatrixNeighbours(SparseMatrix(mean_adjacency(edges, len(x))))
-    sampler, buffer = NeighbourSampler(neighbours.indptr, neighbours.indices, fanout), RowBuffer(x)
-    model = GraphSAGE(x.size(1), 10, hidden=64, layers=len(fanout), dropout=0.5)
-    optimizer, y = torch.optim.Adam(model.parameters()), torch.arange(len(batches[0])) % 10
-    found: dict[str, list[float]] = {"sample": [], "gather": [], "train": []}
-    for index, seeds in enumerate(batches):
-        times = [time.process_time()]
-        block = sampler.sample(seeds, index)
-        times.append(time.process_time())
-        features = buffer.take(block.nodes)
-        times.append(time.process_time())
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(batch_inputs(features, neighbours, block)), y).backward()
-        optimizer.step()
-        times.append(time.process_time())
-        for name, spent in zip(found, np.diff(times), strict=True):
-            found[name].append(spent)
-    return {name: statistics.median(spent[2:]) for name, spent in found.items()}
+class Steps:
+    """Training steps of GraphSAGE (64 hidden, 10 classes) on batches.
+
+    Args:
+        csr: of in-neighbours.
+        x: features [N, F].
+        fanout: neighbours per hop.
+        batches: nodes of each step [B].
+    """
+
+    def __init__(self, csr: Csr, x: Tensor, fanout: list[int], batches: list[NDArray[np.int64]]):
+        indptr, indices = csr
+        rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        edges = torch.from_numpy(np.stack([indices.astype(np.int64), rows]))
+        self.neighbours = MatrixNeighbours(SparseMatrix(mean_adjacency(edges, len(x))))
+        self.sampler = NeighbourSampler(self.neighbours.indptr, self.neighbours.indices, fanout)
+        self.rows = FeatureRows(x, torch.device("cpu"), torch.float32, buffers=2)
+        self.model = GraphSAGE(x.size(1), 10, hidden=64, layers=len(fanout), dropout=0.5)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.batches, self.y = batches, torch.arange(len(batches[0])) % 10
+
+    def batch(self, index: int) -> Batch:
+        """Return the batch of a step."""
+        block = self.sampler.sample(self.batches[index], index)
+        return Batch(batch_inputs(self.rows.take(block.nodes), self.neighbours, block), None, self.y)
+
+    def train(self, batch: Batch) -> None:
+        """Take a step."""
+        self.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(self.model(batch.inputs), batch.y).backward()
+        self.optimizer.step()
+
+    def shares(self) -> dict[str, float]:
+        """Return CPU seconds per step by part, medians after two steps."""
+        found: dict[str, list[float]] = {"sample": [], "gather": [], "matrices": [], "train": []}
+        for index, seeds in enumerate(self.batches):
+            times = [time.process_time()]
+            block = self.sampler.sample(seeds, index)
+            times.append(time.process_time())
+            features = self.rows.take(block.nodes)
+            times.append(time.process_time())
+            inputs = batch_inputs(features, self.neighbours, block)
+            times.append(time.process_time())
+            self.train(Batch(inputs, None, self.y))
+            times.append(time.process_time())
+            for name, spent in zip(found, np.diff(times), strict=True):
+                found[name].append(spent)
+        return {name: statistics.median(spent[2:]) for name, spent in found.items()}
+
+    def seconds(self, ahead: bool) -> tuple[float, float]:
+        """Return time on the clock, and CPU time of this thread, per step after the first two, means."""
+        for index, batch in enumerate(in_order(self.batch, len(self.batches), ahead)):
+            if index == 2:
+                start = time.perf_counter(), time.thread_time()
+            self.train(batch)
+        count = len(self.batches) - 2
+        return (time.perf_counter() - start[0]) / count, (time.thread_time() - start[1]) / count
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("nodes", 1_000_000), ("degree", 30), ("seeds", 1024), ("batches", 20), ("features", 100)):
+    for name, default in (
+        ("nodes", 1_000_000),
+        ("degree", 30),
+        ("seeds", 1024),
+        ("batches", 20),
+        ("features", 100),
+        ("turns", 3),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--fanout", default="15,10")
     parser.add_argument("--skewed", action="store_true")
@@ -119,9 +164,14 @@ def main() -> None:
     print(f"{args.nodes:,} nodes, {len(csr[1]):,} edges, fan-out {fanout}, {args.seeds} seeds, numba: {has_numba()}")
     x = torch.rand(args.nodes, args.features)
     if args.step:
-        spent = step_shares(csr, x, fanout, batches)
+        steps = Steps(csr, x, fanout, batches)
+        spent = steps.shares()
         for name, seconds in spent.items():
             print(f"{name:<20} {1000 * seconds:6.1f} ms of CPU a step  {seconds / sum(spent.values()):5.2f} of a step")
+        turns = [(steps.seconds(False), steps.seconds(True)) for _ in range(args.turns)]
+        for name, times in zip(("without a thread", "with a thread"), zip(*turns, strict=True), strict=True):
+            clock, own = (1000 * statistics.median(part) for part in zip(*times, strict=True))
+            print(f"{name:<20} {clock:6.1f} ms on the clock, {own:6.1f} ms of CPU in the main thread")
         return
     sizes = []
 

@@ -261,8 +261,8 @@ class GraphClient(Side, NumPyClient):
     def batches(self) -> Iterator[Batch]:
         """Yield the batch of each of `local_steps`: all training nodes, or what the task draws of its items."""
         whole = Batch(self.inputs, self.train_nodes, self.batch.y)
-        for index in range(self.local_steps):
-            yield self.task.step(whole, index, self)
+        ahead = isinstance(self.sampled, batches.NeighbourBatches)
+        yield from batches.in_order(lambda index: self.task.step(whole, index, self), self.local_steps, ahead)
 
     def train(self) -> float:
         """Train locally with the chosen parts, and return the last loss."""

@@ -3,6 +3,8 @@
 An epoch deals the training nodes to ceil(V / ``train.batch_size``) batches of nearly equal size, by a permutation of its own.
 """
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +22,35 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows, GraphInputs, Neighbours, batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
+
+AHEAD = 1 << 22
+"""Bytes of a batch's features from which a thread makes the next batch; smaller ones take less time than they would wait."""
+
+
+def in_order(make: Callable[[int], Batch], steps: int, ahead: bool) -> Iterator[Batch]:
+    """Yield the batch of each step; a thread makes big ones while the step before trains, since kernels release Python's lock.
+
+    Batches are the same either way. An error is raised at its own step, and the thread ends with the iterator.
+
+    Args:
+        make: index of a step → its batch, valid until the next but one is made.
+        steps: number of steps.
+        ahead: whether a thread may make batches.
+    """
+    if not steps:
+        return
+    batch = make(0)
+    features = getattr(batch.inputs, "x", None)
+    if not (ahead and isinstance(features, Tensor) and features.nbytes >= AHEAD):
+        yield batch
+        yield from map(make, range(1, steps))
+        return
+    with ThreadPoolExecutor(1, "batches") as pool:
+        for index in range(1, steps):
+            following = pool.submit(make, index)
+            yield batch
+            batch = following.result()
+        yield batch
 
 
 def check_model(cfg: RunConfig, model: Model) -> None:
@@ -91,7 +122,7 @@ class NeighbourBatches(Epochs):
         blockwise = isinstance(inputs, GraphInputs)
         self.neighbours = inputs.neighbours if blockwise else model.neighbours(graph, self.device, dtype)
         self.sampler = self.sampler_of(self.neighbours)
-        self.rows = FeatureRows(inputs.x, self.device, dtype)
+        self.rows = FeatureRows(inputs.x, self.device, dtype, buffers=2)  # one is read while the next is filled
 
     def sampler_of(self, neighbours: Neighbours) -> NeighbourSampler:
         """Return what draws these neighbours."""
@@ -103,12 +134,12 @@ class NeighbourBatches(Epochs):
         return np.array_split(random.permutation(len(self.nodes)), self.per_epoch)
 
     def step(self, server_round: int, exchange: int, index: int) -> Batch:
-        """Return the batch of a step, by the arguments of `key`; its features are valid until the next batch."""
+        """Return the batch of a step, by the arguments of `key`; its features are valid until the next batch but one."""
         places, key = self.drawn(server_round, exchange, index)
         return Batch(self.around(self.nodes[places], key), None, self.y[torch.from_numpy(places).to(self.device)])
 
     def around(self, seeds: NDArray[np.int64], key: int, neighbours: Neighbours | None = None) -> BatchInputs:
-        """Return the inputs of different nodes, valid until the next batch.
+        """Return the inputs of different nodes, valid until the next batch but one.
 
         Args:
             seeds: the nodes.

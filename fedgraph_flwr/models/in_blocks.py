@@ -9,6 +9,7 @@ Outputs equal those of the pass over the whole graph up to rounding (1e-12 in fl
 of neighbours are taken in another order.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.mapped import require_space
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.blocks import FeatureRows, GraphInputs, row_blocks
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 
@@ -71,12 +73,20 @@ def _room(nodes: int, width: int, dtype: torch.dtype) -> Tensor:
     """Return memory [N, width], or a temporary file that vanishes with the tensor.
 
     Raises:
-        FedGraphError: the disk is too small.
+        FedGraphError: the disk is full, or the folder is not writable.
     """
     size = nodes * width * dtype.itemsize
     if size <= BUDGET:
         return torch.empty(nodes, width, dtype=dtype)
-    require_space(Path(tempfile.gettempdir()), size, "the hidden features of a client")
-    with tempfile.TemporaryFile() as file:
-        kind = np.float64 if dtype == torch.float64 else np.float32
-        return torch.from_numpy(np.memmap(file, kind, "w+", shape=(nodes, width)))
+    folder, kind = Path(tempfile.gettempdir()), np.float64 if dtype == torch.float64 else np.float32
+    require_space(folder, size, "the hidden features of a client")
+    try:
+        with tempfile.TemporaryFile() as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)  # writing to a map ends the process where the disk is full
+            return torch.from_numpy(np.memmap(file, kind, "w+", shape=(nodes, width)))
+    except OSError as error:
+        raise FedGraphError(
+            f"cannot write the hidden features of a client to {folder}: {error.strerror or error}; set TMPDIR to a folder with"
+            " more free space"
+        ) from error

@@ -61,24 +61,28 @@ class GraphInputs:
 
 
 class FeatureRows:
-    """Rows of features: gathered into a reused buffer if they are dense, or as a sparse matrix of the rows.
+    """Rows of features: gathered into reused buffers if they are dense, or as a sparse matrix of the rows.
 
     Args:
         x: [N, F].
         device: where rows are used.
         dtype: type of dense rows.
+        buffers: number of buffers, which calls fill in turn.
     """
 
-    def __init__(self, x: Tensor | SparseMatrix, device: torch.device, dtype: torch.dtype):
-        sparse = isinstance(x, SparseMatrix)
-        self.device = device
-        self.dense = None if sparse else RowBuffer(x.cpu(), dtype)  # type: ignore[union-attr]
-        self.sparse = _csr(x) if sparse else None  # type: ignore[arg-type]
+    def __init__(self, x: Tensor | SparseMatrix, device: torch.device, dtype: torch.dtype, buffers: int = 1):
+        self.device, self.dense, self.sparse = device, [], None
+        if isinstance(x, SparseMatrix):
+            self.sparse = _csr(x)
+        else:
+            source = x.cpu()
+            self.dense = [RowBuffer(source, dtype) for _ in range(buffers)]
 
     def take(self, nodes: NDArray[np.int64]) -> Tensor | SparseMatrix:
-        """Return rows [n, F], valid until the next call."""
-        if self.dense is not None:
-            return self.dense.take(nodes).to(self.device)
+        """Return rows [n, F], valid until the next ``buffers`` calls."""
+        if self.dense:
+            self.dense.append(self.dense.pop(0))
+            return self.dense[-1].take(nodes).to(self.device)
         assert self.sparse is not None
         return BlockMatrix.of(self.sparse[nodes]).to(self.device)
 

@@ -1,7 +1,11 @@
 """Local steps on batches with sampled neighbours: equal to full batches where nothing is left out, and the same everywhere."""
 
+import contextlib
 import re
+import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +13,9 @@ import pytest
 import torch
 
 from fedgraph_flwr import models
+from fedgraph_flwr.clients import batches
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.batches import NeighbourBatches, in_order
 from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.config import ModelConfig, compose, group_names
 from fedgraph_flwr.data.graph import ClientGraph
@@ -19,6 +25,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.blocks import batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.runs.checks import check_method, client_class
+from fedgraph_flwr.tasks import Batch
 from tests.methods import small_runs as small
 from tests.methods.small_runs import small_runs
 from tests.support import call_fresh, same_result
@@ -250,6 +257,62 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_has_the_same_bits(go):
     """Epochs have more than two steps, so that the first round ends inside of one."""
     whole, half = go("fedavg", *WORDS, "checkpoint_every=1"), go("fedavg", *WORDS, "checkpoint_every=1", "rounds=1")
     same_result(go("fedavg", *WORDS, "checkpoint_every=1", f"resume={half.out}", f"out={half.out}"), whole)
+
+
+@pytest.mark.parametrize("task", [[], ["task=links"]], ids=["nodes", "links"])
+def test_a_thread_that_makes_the_next_batch_changes_no_bit(task, go, monkeypatch):
+    """It makes every batch but the first of each round, into the buffer that the step before does not read."""
+    whole, made_by = go("fedavg", *WORDS, *task, "train.local_steps=4"), []
+    monkeypatch.setattr(batches, "AHEAD", 1)
+    step = NeighbourBatches.around
+
+    def around(self, *args):
+        made_by.append(threading.current_thread().name.startswith("batches"))
+        return step(self, *args)
+
+    monkeypatch.setattr(NeighbourBatches, "around", around)
+    same_result(go("fedavg", *WORDS, *task, "train.local_steps=4"), whole)
+    assert len(made_by) >= 8
+    assert made_by == len(made_by) // 4 * [False, True, True, True]
+
+
+def of_step(index, failing=None):
+    if index == failing:
+        raise FedGraphError(f"step {index} failed")
+    return Batch(SimpleNamespace(x=torch.ones(1)), None, torch.tensor([index]))
+
+
+def names():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_error_is_raised_at_its_own_step_and_the_thread_ends(ahead, monkeypatch):
+    monkeypatch.setattr(batches, "AHEAD", 1)
+    found = []
+    failing = in_order(partial(of_step, failing=2), 5, ahead)
+    with pytest.raises(FedGraphError, match="step 2 failed"):
+        found.extend((int(batch.y), len(names())) for batch in failing)
+    assert found == [(0, int(ahead)), (1, int(ahead))]
+    assert not names()
+    assert [int(batch.y) for batch in in_order(of_step, 3, ahead)] == [0, 1, 2]
+    assert not list(in_order(of_step, 0, ahead))
+
+
+def test_the_thread_ends_when_a_step_is_interrupted(graph, monkeypatch):
+    monkeypatch.setattr(batches, "AHEAD", 1)
+    client = GraphClient(compose([*SAMPLED, "train.local_steps=4"]), graph, "cpu")
+    seen = []
+
+    def interrupted(optimizer):
+        seen.extend(names())
+        raise KeyboardInterrupt
+
+    client.update = interrupted
+    with contextlib.suppress(KeyboardInterrupt):
+        client.train()
+    assert len(seen) == 1
+    assert not names()
 
 
 def test_batches_do_not_depend_on_the_client_object(go, monkeypatch):

@@ -50,7 +50,14 @@ def _rounds(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [[], ["model=gine"], ["train.sampler=neighbors", "train.batch_size=5", "train.fanout=[3,2]"]]
+    "words",
+    [
+        [],
+        ["model=gine"],
+        ["train.sampler=neighbors", "train.batch_size=5", "train.fanout=[3,2]"],
+        ["train.sampler=clusters", "train.clusters=4", "train.clusters_per_batch=2"],
+        ["train.sampler=saint", "train.batch_size=6"],
+    ],
 )
 def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path, words):
     words = ["rounds=3", *words]
