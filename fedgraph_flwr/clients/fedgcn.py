@@ -18,10 +18,12 @@ Leaves the client, unprotected through the server: s_v^i [F] for each node of an
 two hops also z_u [F] and d_u of each of its nodes with an edge to another client. Then FedAvg's uploads. A sum of one node is
 that node's features. With ``min_nodes=g`` (or the policy's value, 5 on a fleet, if larger), sums s_v^i over fewer than g nodes
 are left out. So are rows z_u computed from fewer than g nodes that the receiver does not own. The difference of two sums over
-almost the same nodes can still reveal one node.
+almost the same nodes can still reveal one node. The ids of its nodes also leave, so that the server can refuse a node of two
+clients.
 
 Cost: setup moves 4 F bytes (8 in float64) per pair of a client's boundary node and another client, up and down. With two hops
-it does so twice. A round moves the same as FedAvg's. A client stores Â X of its nodes and of its external neighbours.
+it does so twice. It sends 4 bytes per node. A round moves the same as FedAvg's. A client stores Â X of its nodes and of its
+external neighbours.
 """
 
 from functools import cached_property
@@ -37,7 +39,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgcn
-from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Boundary, Params, incoming, outgoing
+from fedgraph_flwr.methods.fedgcn import DEGREES, OWNED, ROWS, SUMS, Boundary, Params, incoming, outgoing
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.gcn import GCN, SmoothInputs
 from fedgraph_flwr.models.layers import adjacency
@@ -101,14 +103,14 @@ class FedGCNClient(GraphClient):
 
     @phase
     def sums(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Reply with s_v^i of external nodes, by owner; zeros for sums over too few nodes."""
+        """Reply with s_v^i of external nodes, by owner, zeros for sums over too few nodes; and with the ids of own nodes."""
         x = self.scaled
         sent = {}
         for peer in self.outgoing.peers:
             edges = self.outgoing.of_peer(peer)
             enough = np.diff(edges.tocsr().indptr) >= self.least
             sent[str(peer)] = self.packed((edges @ x) * enough[:, None])
-        return {SUMS: sent}, {}
+        return {SUMS: sent, OWNED: {"ids": self.graph.node_id.numpy().astype(np.int32)}}, {}
 
     @phase
     def smooth(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:

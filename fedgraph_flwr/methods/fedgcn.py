@@ -1,7 +1,7 @@
 """FedGCN: its keys, names on the wire, and a client's cut edges as both of their ends see them.
 
 Edges i → k join nodes of client i with nodes of client k. Arrays from i to k follow the order of k's nodes (sums) or of i's nodes
-(rows) at these edges, ascending by global id. Both clients know this order, so no id travels.
+(rows) at these edges, ascending by global id. Both clients know this order, so no id travels between them.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,13 @@ from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.methods.uplink import Once, Relay, Uplink, model_only
+from fedgraph_flwr.methods.uplink import Individual, Once, Relay, Uplink, model_only
 
 SUMS, ROWS, DEGREES = "sums", "rows", "degrees"
 """Groups, up by receiver and down by sender: partial sums [b, F]; rows of Â X [b, F] and degrees [b] of those nodes."""
+
+OWNED = "owned"
+"""Group, up: global ids of the client's nodes, by which the server finds nodes that two clients have."""
 
 
 @dataclass
@@ -79,7 +82,13 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the model; once, sums over neighbours for the clients that own or neighbour them."""
     if not params.hops:
         return model_only(cfg, params)
+    ids = "the server refuses a node that two clients have"
     why = "the server forwards them to the clients at the other end of cut edges"
     smooth = {ROWS: Relay(why=why), DEGREES: Relay(why=why)} if params.hops == 2 else {}
     extend = {"extend": Once()} if params.hops == 2 else {}
-    return {**model_only(cfg, params), "sums": Once({SUMS: Relay(why=why)}), "smooth": Once(smooth), **extend}
+    return {
+        **model_only(cfg, params),
+        "sums": Once({SUMS: Relay(why=why), OWNED: Individual(why=ids)}),
+        "smooth": Once(smooth),
+        **extend,
+    }

@@ -109,13 +109,14 @@ def check_unused(cfg: RunConfig) -> None:
 
 
 def with_folder(cfg: RunConfig) -> RunConfig:
-    """Return the configuration with its result folder as an absolute path."""
+    """Return the configuration with the folders of runs as absolute paths: a fleet's server runs in another folder."""
     if not cfg.out:
         cfg = resolved(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
         data = cfg.engine if cfg.on_fleet else cfg.dataset.name
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{data}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
-    return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))
+    folders = {key: getattr(cfg, key) for key in ("out", "resume", "evaluate")}
+    return dataclasses.replace(cfg, **{key: str(Path(path).absolute()) for key, path in folders.items() if path})
 
 
 def _unused(folder: Path) -> Path:

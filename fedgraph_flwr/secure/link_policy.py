@@ -27,6 +27,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from filelock import FileLock, Timeout
 
 from fedgraph_flwr.config import at_least, one_of, typed
 from fedgraph_flwr.data.graph import write_bytes
@@ -36,6 +37,9 @@ from fedgraph_flwr.secure.link_rules import MATCHES, ONE_SIDED, LinkRules
 
 LINK_CLIENT = "fedgraph_flwr.clients.link:LinkClient"
 """Client of link runs, about which ``link`` decides instead of ``strategies``."""
+
+LOCK_TIMEOUT = 60.0
+"""Seconds to wait for another process that reads and writes the record of runs."""
 
 
 @dataclass
@@ -227,25 +231,41 @@ def book_link(policy: Path, peers: Mapping[int, str], keyring: Keyring, hours: f
         now: seconds since 1970.
 
     Raises:
-        FedGraphError: the last run with a peer is too recent.
+        FedGraphError: the last run with a peer is too recent, or the record cannot be read or written.
     """
-    now = time.time() if now is None else now
     path = policy.with_name(f"{policy.stem}.links.json")
     try:
-        record = {str(k): float(v) for k, v in json.loads(path.read_text()).items()} if path.is_file() else {}
-    except (OSError, ValueError, AttributeError) as error:
+        with FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT):  # else two runs at once would both pass
+            now = time.time() if now is None else now
+            record = _read_record(path, hours)
+            for client in peers:
+                name = _peer(client, keyring)
+                if (passed := now - record.get(name, 0.0)) < 3600 * hours:
+                    raise FedGraphError(
+                        f"the last link run with client {client} ('{sanitize(peers[client], 60)}') was {passed / 3600:.1f} hours"
+                        f" ago: this node's policy accepts one in {hours:g} hours (link: hours)"
+                    )
+                record[name] = now
+            write_bytes(path, (json.dumps(record, indent=1) + "\n").encode())
+    except (OSError, Timeout) as error:
+        raise FedGraphError(
+            f"cannot lock {path}, the record of link runs: the folder of the policy must be writable, and no other process may"
+            f" hold the lock for {LOCK_TIMEOUT:g} s"
+        ) from error
+
+
+def _read_record(path: Path, hours: float) -> dict[str, float]:
+    """Return the time of the last run with each peer.
+
+    Raises:
+        FedGraphError: the file is damaged.
+    """
+    try:
+        return {str(k): float(v) for k, v in json.loads(path.read_text()).items()} if path.is_file() else {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise FedGraphError(
             f"{path} is damaged: move it away if no link run took place in the last {hours:g} hours"
         ) from error
-    for client in peers:
-        name = _peer(client, keyring)
-        if (passed := now - record.get(name, 0.0)) < 3600 * hours:
-            raise FedGraphError(
-                f"the last link run with client {client} ('{sanitize(peers[client], 60)}') was {passed / 3600:.1f} hours ago:"
-                f" this node's policy accepts one in {hours:g} hours (link: hours)"
-            )
-        record[name] = now
-    write_bytes(path, (json.dumps(record, indent=1) + "\n").encode())
 
 
 def _peer(client: int, keyring: Keyring) -> str:

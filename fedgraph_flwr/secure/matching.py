@@ -24,6 +24,7 @@ field's arithmetic and no secret in it except the value itself, on the party's o
 """
 
 import hashlib
+import importlib.util
 import secrets
 from collections.abc import Iterable, Sequence
 
@@ -40,6 +41,9 @@ POINT, REPLY = 32, 16
 
 FEWEST = 64
 """Least size of a padded set."""
+
+MANY = 20_000
+"""Least number of Jacobi symbols for which numba is loaded: they take a second in Python, as loading does."""
 
 Bytes = NDArray[np.uint8]
 
@@ -60,22 +64,41 @@ def jacobi(a: int, n: int = P) -> int:
     return sign if n == 1 else 0
 
 
-def on_curve(u: int) -> bool:
-    """Return whether u is the coordinate of a point of Curve25519: v² = u³ + A u² + u has a solution."""
-    return jacobi(((u + A) * u + 1) * u) == 1
+def points(values: Iterable[bytes], purpose: bytes) -> list[bytes]:
+    """Return the point of each value, 32 bytes: its first hash that is on the curve (two on average).
 
-
-def point(value: bytes, purpose: bytes) -> bytes:
-    """Return the point of a value, 32 bytes: the first hash on the curve (two on average)."""
+    A number u is the coordinate of a point of Curve25519 if v² = u³ + A u² + u has a solution v.
+    """
     start = hashlib.sha256(purpose)
-    start.update(value)
+    values = list(values)
+    found, left = [b""] * len(values), list(range(len(values)))
     for counter in range(256):
-        drawn = start.copy()
-        drawn.update(bytes([counter]))
-        u = int.from_bytes(drawn.digest(), "little") % 2**255
-        if u < P and on_curve(u):
-            return u.to_bytes(POINT, "little")
+        drawn = []
+        for place in left:
+            digest = start.copy()
+            digest.update(values[place])
+            digest.update(bytes([counter]))
+            drawn.append(int.from_bytes(digest.digest(), "little") % 2**255)
+        symbols = _symbols([((u + A) * u + 1) * u % P for u in drawn])
+        rest = []
+        for place, u, symbol in zip(left, drawn, symbols, strict=True):
+            if u < P and symbol == 1:
+                found[place] = u.to_bytes(POINT, "little")
+            else:
+                rest.append(place)
+        if not (left := rest):
+            return found
     raise AssertionError("256 hashes off the curve")  # probability 2^-256
+
+
+def _symbols(numbers: Sequence[int]) -> Iterable[int]:
+    """Return the Jacobi symbols of numbers below P, by numba where it is installed and there are enough to pay for its start."""
+    if len(numbers) < MANY or importlib.util.find_spec("numba") is None:
+        return map(jacobi, numbers)
+    from fedgraph_flwr.secure import squares_numba
+
+    rows = np.frombuffer(b"".join(u.to_bytes(32, "little") for u in numbers), "<u8").reshape(-1, 4)
+    return squares_numba.symbols(rows, np.frombuffer(P.to_bytes(32, "little"), "<u8")).tolist()
 
 
 def bucket(size: int) -> int:
@@ -100,7 +123,7 @@ class Mask:
         Shapes: masks [bucket, 32], places [n].
         """
         padded = bucket(len(values))
-        made = [self._times(point(value, purpose)) for value in values]
+        made = [self._times(point) for point in points(values, purpose)]
         made += [X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(padded - len(values))]
         order = shuffled(padded)
         return as_rows(made, POINT)[order], np.argsort(order)[: len(values)]
@@ -132,8 +155,8 @@ def prove(secret: bytes, places: Iterable[int], values: Iterable[bytes], purpose
         purpose: as of `point`.
     """
     made = [
-        _proof_key(secret, place).exchange(X25519PublicKey.from_public_bytes(point(value, purpose)))
-        for place, value in zip(places, values, strict=True)
+        _proof_key(secret, place).exchange(X25519PublicKey.from_public_bytes(point))
+        for place, point in zip(places, points(values, purpose), strict=True)
     ]
     return as_rows(made, POINT)
 

@@ -6,8 +6,8 @@
     train     FedAvg
 
 The server relays. It learns how many nodes of two clients are joined by edges, and can read the sums that it relays.
-`fedgraph_flwr.clients.fedgcn` documents what they reveal. Leaves a client: those sums, degrees of nodes at cut edges, and
-FedAvg's uploads.
+`fedgraph_flwr.clients.fedgcn` documents what they reveal. It learns the owner of each id, and refuses a node of two clients.
+Leaves a client: those sums, degrees of nodes at cut edges, ids of its nodes, and FedAvg's uploads.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,10 @@ from flwr.common.logger import log
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fedgcn
-from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Params
+from fedgraph_flwr.methods.fedgcn import DEGREES, OWNED, ROWS, SUMS, Params
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.fedgrad import relayed
+from fedgraph_flwr.strategies.owners import check_owners
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField
 
 
@@ -36,8 +37,10 @@ class FedGCN(GraphStrategy):
         return True
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
-        """Return rows for any other client, or degrees of as many nodes."""
+        """Return rows for any other client, degrees of as many nodes, or ids of the client's nodes."""
         some = range(1, LARGEST + 1)
+        if group == OWNED:
+            return {"ids": ArrayField((some,), "int32", 0, LARGEST)}
         rows = ArrayField((some, self.agreed("num_features")), self.cfg.dtype, optional=True)
         degrees = ArrayField((some,), "int64", 0, LARGEST, optional=True)
         return dict.fromkeys((str(k) for k in self.clients if k != client), degrees if group == DEGREES else rows)
@@ -47,7 +50,9 @@ class FedGCN(GraphStrategy):
         if not self.params.hops:
             return
         replies = self.request_all("sums")
-        if not any(reply.groups.get(SUMS) for reply in replies):
+        if any(reply.groups.get(SUMS) for reply in replies):
+            check_owners({reply.client: reply.groups[OWNED]["ids"] for reply in replies})
+        else:
             log(
                 WARNING,
                 "no client has sums for another, which happens if no edges cross clients: strategy=%s equals FedAvg here",

@@ -39,6 +39,7 @@ from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
+from fedgraph_flwr.strategies.owners import check_owners
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import Arrays, Reply, to_record
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
@@ -159,11 +160,7 @@ class FedStruct(FedGrad):
         largest, owner = max(int(ids.max()) for ids in self.nodes.values()), np.full(self.num_nodes, -1, np.int32)
         for client, ids in self.nodes.items():
             owner[ids[ids < owner.size]] = client
-        if twice := _claimed_twice(self.nodes):
-            raise RunFailed(
-                f"clients {twice[0]} and {twice[1]} both have node {twice[2]}: each node belongs to one party; link all parties"
-                " again, or partition into disjoint clients"
-            )
+        check_owners(self.nodes)
         if largest >= owner.size or (owner < 0).any():
             raise RunFailed(f"the clients' nodes are not 0 to {largest}, each once: check node_id of their graphs")
         keys = np.stack([r.groups["identity"]["key"] for r in replies])
@@ -239,12 +236,3 @@ class FedStruct(FedGrad):
         """Restore S and the optimiser's moments."""
         super().load(tree)
         self.s = tree["s"]
-
-
-def _claimed_twice(nodes: Mapping[int, np.ndarray]) -> tuple[int, int, int] | None:
-    """Return two clients and the lowest node that both have; None if there is none."""
-    ids = np.concatenate([nodes[client] for client in sorted(nodes)])
-    owner = np.repeat(sorted(nodes), [nodes[client].size for client in sorted(nodes)])
-    order = np.argsort(ids, kind="stable")
-    same = np.flatnonzero(np.diff(ids[order]) == 0)
-    return (int(owner[order[same[0]]]), int(owner[order[same[0] + 1]]), int(ids[order[same[0]]])) if same.size else None

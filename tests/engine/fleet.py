@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,10 +125,28 @@ class Fleet:
 
     def run(self, out: Path, *words: str) -> Finished:
         """Run to the end."""
-        process = self.begin(out, *words)
-        if process.wait(PATIENCE):
-            raise RuntimeError(self.log(next(name for name, one in self.processes.items() if one is process)))
+        self.wait(self.begin(out, *words))
         return finished(out)
+
+    def wait(self, process: "subprocess.Popen[bytes]") -> None:
+        """Wait for the end of a process, however long: as long as it or a node logs something now and then.
+
+        Raises:
+            RuntimeError: it failed; with its log.
+            TimeoutError: nothing was logged for `PATIENCE` seconds.
+        """
+        name = next(name for name, one in self.processes.items() if one is process)
+        before, since = -1, time.monotonic()
+        while process.poll() is None:
+            logs = [path for path in self.folder.glob("*.log") if path.stem != "superlink"]  # which logs heartbeats
+            size = sum(path.stat().st_size for path in logs)
+            if size != before:
+                before, since = size, time.monotonic()
+            elif time.monotonic() - since > PATIENCE:
+                raise TimeoutError(f"{name}: nothing was logged for {PATIENCE:g} s: {self.log(name)}")
+            time.sleep(0.2)
+        if process.returncode:
+            raise RuntimeError(self.log(name))
 
     def log(self, name: str) -> str:
         """What a process printed so far."""
@@ -161,12 +180,12 @@ r.urlopen("https://{self.host}:{self.superlink_port}/health", timeout=2, context
         command = [*self.within("superlink"), sys.executable, "-c", script]
         return not subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode
 
-    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, command: list[str], cwd: Path = ROOT) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [*self.within(name), *command],
                 env=self.environment,
-                cwd=ROOT,
+                cwd=cwd,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

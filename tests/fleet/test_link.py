@@ -1,7 +1,10 @@
 """`fedgraph-flwr link` on a fleet: what a node's policy accepts, consent, the record of runs, and three SuperNodes."""
 
+import contextlib
 import json
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import date
 
@@ -9,11 +12,18 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from filelock import FileLock
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.cli.link import link_overrides
+from fedgraph_flwr.clients import session
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods.link import STEP
+from fedgraph_flwr.secure import link_policy
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.link_policy import (
     Consent,
@@ -148,6 +158,32 @@ def test_one_run_a_day_and_peer(tmp_path, keys):
         book_link(policy, {1: "b"}, ours, 24)
 
 
+def test_of_two_runs_at_once_one_is_booked(tmp_path, keys, monkeypatch):
+    """Both read the record before either has written it, unless the first holds a lock."""
+    reading, read = threading.Barrier(2), link_policy._read_record
+
+    def slowly(*args):
+        record = read(*args)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            reading.wait(0.3)  # for the other run, which waits for the lock
+        return record
+
+    monkeypatch.setattr(link_policy, "_read_record", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(book_link, tmp_path / "policy.yaml", {1: "b"}, ring(keys), 24) for _ in range(2)]
+    (refused,) = filter(None, (run.exception() for run in runs))
+    assert "was 0.0 hours ago" in str(refused)
+
+
+def test_a_record_that_another_process_holds_is_one_error(tmp_path, keys, monkeypatch):
+    monkeypatch.setattr(link_policy, "LOCK_TIMEOUT", 0.1)
+    with (
+        FileLock(tmp_path / "policy.links.lock"),
+        pytest.raises(FedGraphError, match=r"cannot lock .*policy\.links\.json, the record of link runs"),
+    ):
+        book_link(tmp_path / "policy.yaml", {1: "b"}, ring(keys), 24)
+
+
 def test_a_node_that_lists_strategies_lets_its_link_policy_decide(tmp_path):
     from fedgraph_flwr.config import configuration
 
@@ -182,6 +218,41 @@ def test_rules_travel_as_keys_of_the_run(run, tmp_path, monkeypatch):
     assert phases["announce"]["exchanges"] == 1
     assert phases["train"]["bytes_up_by_group"].keys() <= {"metrics"}
     assert asdict(LinkPolicy())["match"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", ["introduce", "double", "match"])
+def test_a_party_that_leaves_is_named_and_nothing_is_written(left, run, tmp_path, monkeypatch):
+    """Then all link again: the files are those of `--simulate`."""
+    made = banks(tmp_path, accounts=8, payments=10)
+    for client, bank in enumerate(BANKS):
+        made.client(bank).save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "graphs").iterdir())}
+    (policy := tmp_path / "policy.yaml").write_text(
+        "min_nodes: 0\nlink: {match: [payments], min_shared: 1, hours: 0}\n"
+    )
+    call, steps, away = InlineGrid._call, iter(range(100)), LinkRules().phases[1:].index(left)
+
+    def node(self, message):
+        client = message.metadata.dst_node_id - 1
+        if client == 1 and message.content["config"]["phase"] == STEP and next(steps) == away:
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+        settings = {"graph": tmp_path / f"graphs/client_{client:04d}.safetensors", "policy": policy}
+        self.contexts[client + 1].node_config = {key: str(path) for key, path in settings.items()}
+        session.forget(self.run_id)  # every message reaches another process
+        return call(self, message)
+
+    monkeypatch.setattr(InlineGrid, "_call", node)
+    words = [f"graph={tmp_path / 'graphs'}", *link_overrides(LinkRules())]
+    with pytest.raises(RunFailed, match="client 1"):
+        run(*words)
+    assert not list((tmp_path / "graphs").glob("linked_*"))
+    assert {path: path.read_bytes() for path in before} == before
+    run(*words)
+    assert cli.main(["link", "--simulate", *map(str, before), "--out", str(tmp_path / "linked")]) == 0
+    for path in before:
+        written = ClientGraph.load(path.with_name(f"linked_{path.name}"))
+        assert written.linking == ClientGraph.load(tmp_path / "linked" / path.name).linking
 
 
 @pytest.mark.fleet

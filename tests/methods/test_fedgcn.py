@@ -10,6 +10,7 @@ import torch
 from fedgraph_flwr.clients.fedgcn import FedGCNClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods.fedgcn import OWNED
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.wire.messages import MODEL, from_record
 from tests.methods.worlds import WORDS, edges_of, world
@@ -26,7 +27,7 @@ def relay(clients: list[FedGCNClient], phase: str, inbox: Any) -> Any:
         groups, numbers = getattr(client, phase)(inbox.get(client.graph.client, {}), {})
         assert numbers == {}
         for group, arrays in groups.items():
-            for receiver, array in arrays.items():
+            for receiver, array in arrays.items() if group != OWNED else ():
                 values[int(receiver)].setdefault(group, {})[str(client.graph.client)] = array
     return values
 

@@ -182,7 +182,8 @@ def test_an_edge_that_the_other_party_denies_names_both(method, tmp_path, monkey
         run_inline(with_folder(compose(overrides)))
 
 
-def test_a_node_that_two_parties_claim_names_both(tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", ["fedgcn", pytest.param("fedstruct", marks=pytest.mark.slow)])
+def test_a_node_that_two_parties_claim_names_both(method, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
     write_parts(tmp_path)
     graph = ClientGraph.load(tmp_path / "parts/client_0001.safetensors")
@@ -192,7 +193,7 @@ def test_a_node_that_two_parties_claim_names_both(tmp_path, monkeypatch):
     graph.save(tmp_path / "parts/client_0001.safetensors")
     words = [
         f"graph={tmp_path / 'parts'}",
-        "strategy=fedstruct",
+        f"strategy={method}",
         "num_clients=3",
         "rounds=1",
         f"out={tmp_path / 'run'}",
@@ -226,6 +227,13 @@ def test_a_method_that_cannot_predict_new_nodes_says_what_to_do(method):
     """Their features are learned per node, or what generated neighbours and edges is not kept after training."""
     with pytest.raises(FedGraphError, match=r"use `fedgraph-flwr predict` with its run, or repeat the run"):
         check_method(compose([f"strategy={method}", "evaluate=runs/mine"]))
+
+
+def test_folders_of_runs_are_absolute_for_servers_that_run_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = with_folder(compose(["strategy=fedgcn", "evaluate=runs/mine", "out=runs/again"]))
+    assert (cfg.evaluate, cfg.out, cfg.resume) == (str(tmp_path / "runs/mine"), str(tmp_path / "runs/again"), "")
+    assert with_folder(compose(["resume=runs/mine"])).resume == str(tmp_path / "runs/mine")
 
 
 def test_evaluation_leaves_the_trained_run_and_needs_one(tmp_path):

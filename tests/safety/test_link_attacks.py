@@ -9,7 +9,7 @@ from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.link_rules import LinkRules
 from fedgraph_flwr.secure.linking import LinkParty, simulate
-from fedgraph_flwr.secure.matching import REPLY, Mask, as_rows, bucket, commitment, point, shuffled
+from fedgraph_flwr.secure.matching import REPLY, Mask, as_rows, bucket, commitment, points, shuffled
 from tests.data.linked_banks import BANKS, banks
 
 PAYMENTS = LinkRules()
@@ -44,7 +44,7 @@ class Multiples(LinkParty):
         if peer:
             return sent
         scalars = [Mask() for _ in range(self.pairs[peer]["masks"].shape[0])]
-        masks = as_rows([s._times(point(self.known, self._purpose(peer))) for s in scalars], 32)
+        masks = as_rows([s._times(points([self.known], self._purpose(peer))[0]) for s in scalars], 32)
         self.scalars = scalars
         self.pairs[peer]["masks"] = masks[::-1]
         return sent | {"commitment": commitment(masks)}
@@ -199,9 +199,9 @@ class Distinct(LinkParty):
             return sent
         values = self.values(peer)[1]
         self.scalars = [Mask() for _ in range(bucket(len(values)))]
-        points = [point(value, self._purpose(peer)) for value in values]
-        points += [Mask()._times(points[0]) for _ in range(len(self.scalars) - len(values))]
-        masks = as_rows([s._times(p) for s, p in zip(self.scalars, points, strict=True)], 32)
+        made = points(values, self._purpose(peer))
+        made += [Mask()._times(made[0]) for _ in range(len(self.scalars) - len(values))]
+        masks = as_rows([s._times(p) for s, p in zip(self.scalars, made, strict=True)], 32)
         self.pairs[peer]["masks"] = masks[shuffled(len(masks))]
         return sent | {"commitment": commitment(masks)}
 

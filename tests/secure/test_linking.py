@@ -23,18 +23,21 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.link import LinkClient
 from fedgraph_flwr.config import SplitConfig, compose
+from fedgraph_flwr.data.columns import Treatment
 from fedgraph_flwr.data.graph import read_digest, unpack_words
-from fedgraph_flwr.data.importing import client_graph
+from fedgraph_flwr.data.importing import Columns, client_graph, from_tables
 from fedgraph_flwr.data.linking import canonical
+from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.link import ENVELOPES
 from fedgraph_flwr.partition import client_files
 from fedgraph_flwr.partition.clients import cut
+from fedgraph_flwr.secure import matching
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.link_policy import LinkPolicy
 from fedgraph_flwr.secure.link_rules import LinkRules
 from fedgraph_flwr.secure.linking import LinkParty, _bytes, simulate
-from fedgraph_flwr.secure.matching import Mask, bucket, on_curve, shared
+from fedgraph_flwr.secure.matching import A, Mask, P, bucket, jacobi, points, shared
 from fedgraph_flwr.secure.sealed import Sealer
 from tests.data.linked_banks import BANKS, KEY, banks
 from tests.safety.fuzz import typed_client
@@ -524,7 +527,37 @@ def test_sets_are_padded_to_powers_of_two_with_points_that_match_nothing():
     distinct = first.masks([b"a", b"b"], b"purpose")[0], second.masks([b"b", b"c"], b"purpose")[0]
     own, other = shared(second.double(distinct[0], "one"), first.double(distinct[1], "two"))
     assert own.size == other.size == 1
-    assert all(on_curve(int.from_bytes(row.tobytes(), "little")) for row in masks)
+    assert all(on_curve(row.tobytes()) for row in masks)
+
+
+def on_curve(coordinate):
+    """Euler's criterion: v² = u³ + A u² + u has a solution."""
+    u = int.from_bytes(coordinate, "little")
+    return pow(u**3 + A * u**2 + u, (P - 1) // 2, P) == 1
+
+
+def test_values_have_points_on_the_curve(monkeypatch):
+    values = [b"%d" % i for i in range(40)]
+    found = points(values, b"purpose")
+    assert len(set(found)) == 40
+    assert all(map(on_curve, found))
+    assert found[7] == points(values[7:8], b"purpose")[0] != points(values[7:8], b"another")[0]
+
+
+@pytest.mark.slow
+def test_numba_finds_the_points_of_python(monkeypatch):
+    pytest.importorskip("numba")
+    from fedgraph_flwr.secure.squares_numba import symbols
+
+    drawn = np.random.default_rng(0)
+    numbers = [int.from_bytes(drawn.bytes(32), "little") % P for _ in range(2000)]
+    numbers += [0, 1, 2, 4, P - 1, *(2**k for k in (63, 64, 65, 128, 192, 254))]
+    words = [np.frombuffer(b"".join(n.to_bytes(32, "little") for n in each), "<u8") for each in (numbers, [P])]
+    assert symbols(words[0].reshape(-1, 4), words[1]).tolist() == [jacobi(number) for number in numbers]
+    values = [b"%d" % i for i in range(100)]
+    expected = points(values, b"purpose")
+    monkeypatch.setattr(matching, "MANY", 1)
+    assert points(values, b"purpose") == expected
 
 
 def test_a_point_of_small_order_is_refused():
@@ -746,6 +779,51 @@ def write(made, bank):
     for path, table in zip(paths, (made.nodes[bank], made.books[bank]), strict=True):
         table.to_csv(path, index=False)
     return paths
+
+
+@pytest.mark.parametrize("one_sided", ["drop", "stub"])
+def test_a_payment_that_one_bank_booked_twice_is_one_edge_and_a_counted_record(tmp_path, one_sided):
+    made = banks(tmp_path, accounts=4, payments=0)
+    for table in made.nodes.values():
+        table["part"] = "train"
+    row = {"from_bank": "A", "source": "A0000", "to_bank": "B", "target": "B0001", "date": "2026-01-01", "amount": 5}
+    rows = pd.DataFrame([row | {"ref": "r", "time": time, "risk": 0.0, "label": "ok"} for time in (3, 4)])
+    made.books = {"A": rows, "B": rows[:1], "C": rows[:0].assign(from_bank="C", to_bank="C")}
+    made.books["C"].loc[0] = rows.loc[0].to_dict() | {"from_bank": "C", "to_bank": "C", "source": "C0", "target": "C0"}
+    made.books["C"]["source"] = made.books["C"]["target"] = "C0000"
+    parties = link([made.client(bank) for bank in BANKS], LinkRules(one_sided=one_sided))
+    first, second = (party.result() for party in parties[:2])
+    assert first.cut_out.size(1) == second.cut_in.size(1) == 1
+    assert (
+        first.cut_out_edge_time.tolist() == second.cut_in_edge_time.tolist() == [3]
+    )  # the first copy, as its source has it
+    assert parties[0].report()[0].startswith("client 1 ('b'): 2 records, 1 shared, 1 one-sided")
+    assert first.num_nodes == 4 + (
+        one_sided == "stub"
+    )  # the second copy leads to a node without features, or is left out
+
+
+def test_books_of_different_forms_share_all_payments(tmp_path):
+    """Ids with and without zeros, spaces, capitals; UTF-8 and Windows-1252; dates and amounts as each country writes them."""
+    (tmp_path / "a_nodes.csv").write_text("id,age,label\n0017,30,ok\n0018,40,fraud\n")
+    (tmp_path / "b_nodes.csv").write_bytes("id;age;label\n9;30;ok\nMüller 3;40;fraud\n".encode("cp1252"))
+    rows = [("0017", "9", "2026-02-01", "1234.50", "r 1"), ("0018", "müller3", "2026-02-28", "7", "Straße")]
+    lines = [",".join(["Bank A", source, "bank b", target, *rest]) for source, target, *rest in rows]
+    (tmp_path / "a_edges.csv").write_text("\n".join(["fb,source,tb,target,date,amount,ref", *lines]) + "\n")
+    rows = [("17", " 009", "01.02.2026", "1.234,50", "R1"), ("018 ", "MÜLLER 3", "28.02.2026", "7,00", "STRASSE")]
+    lines = [";".join(["BANK A", source, "Bank B", target, *rest]) for source, target, *rest in rows]
+    (tmp_path / "b_edges.csv").write_bytes("\n".join(["fb;source;tb;target;date;amount;ref", *lines]).encode("cp1252"))
+    columns = Columns(party_columns="fb,tb", match_columns="date:date,amount:amount,ref", id_form="number")
+    schema, files = None, []
+    for client, bank in enumerate("ab"):
+        treatment = Treatment(scaling="none", schema=schema)
+        tables = tmp_path / f"{bank}_nodes.csv", tmp_path / f"{bank}_edges.csv"
+        graph = from_tables(*tables, columns, classes=("ok", "fraud"), treatment=treatment, own_party=f"bank {bank}")
+        schema = schema or Schema.from_dict(graph.schema["agreed"], "import")
+        files.append(client_graph(graph, client, 2))
+    parties = link(files)
+    assert [party.report()[0].split(": ")[1] for party in parties] == ["2 records, 2 shared, 0 one-sided (drop)"] * 2
+    assert [party.result().cut_out.size(1) for party in parties] == [2, 0]
 
 
 def test_a_differing_label_is_counted_and_the_sources_counts(tmp_path):
