@@ -115,8 +115,8 @@ def with_folder(cfg: RunConfig) -> RunConfig:
         data = cfg.engine if cfg.on_fleet else cfg.dataset.name
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{data}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
-    folders = {key: getattr(cfg, key) for key in ("out", "resume", "evaluate")}
-    return dataclasses.replace(cfg, **{key: str(Path(path).absolute()) for key, path in folders.items() if path})
+    out, resume, evaluate = (str(Path(path).absolute()) if path else "" for path in (cfg.out, cfg.resume, cfg.evaluate))
+    return dataclasses.replace(cfg, out=out, resume=resume, evaluate=evaluate)
 
 
 def _unused(folder: Path) -> Path:

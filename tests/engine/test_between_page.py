@@ -35,7 +35,7 @@ def folders(tmp_path):
     """A folder per bank with its tables alone, and with what the parties share: the schema, and public keys."""
     script = ROOT / "examples" / "banks" / "linked_tables.py"
     subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "all"), "--accounts", "60"], check=True, timeout=PATIENCE
+        [sys.executable, str(script), str(tmp_path / "all"), "--accounts", "100"], check=True, timeout=PATIENCE
     )
     for bank in BANKS:
         (tmp_path / bank / "crossing").mkdir(parents=True)
@@ -48,8 +48,8 @@ def folders(tmp_path):
 @pytest.mark.slow
 def test_three_banks_import_link_train_and_predict_by_the_commands_of_the_page(folders, tmp_path, monkeypatch):
     (graphs := tmp_path / "graphs").mkdir()
-    for node in range(3):
-        (graphs / f"client_{node:04d}.safetensors").touch()  # a fleet of so many nodes
+    for client in range(3):
+        (graphs / f"client_{client:04d}.safetensors").touch()  # a fleet of so many nodes
     fleet = Fleet(tmp_path, graphs)
 
     def here(words, folder):
