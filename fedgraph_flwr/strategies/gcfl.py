@@ -8,14 +8,15 @@
 
 from memory of the paper, hence without its numbers of equations; p_i by ``strategy.weighting``. At first all clients are one
 cluster; ε1 = 0 keeps it so, and that is FedAvg. No cluster is split in the first ``warmup`` rounds, or with fewer than three
-members in the round. In GCFL+, each member needs d norms first. A split empties the series of all clients. All of this is as in
-the authors' code. Where paper and code differ, the code compares an unweighted mean with ε1 (``mean=uniform``). For the series
-it sends the norm of the last step's gradient (``series=gradient``). It shares only graph convolutions, as
-``protocol=gcfl`` does. The code also uses 1 + cos: a cut needs weights that are not negative. DTW is that of the code's library,
-see `methods.gcfl`. Ours: an absent client keeps its cluster and receives its cluster's model when it is
-back. Its updates are compared by the last round in which both clients of a pair trained (cos = 0 if there is none). A split
-therefore assigns it to a side, too. Leaves a client: see `fedgraph_flwr.clients.gcfl`. Cost on the server: n² |θ| products for
-n clients, and their n models once they are split. A cut takes n³ steps (2.4 s for 200 clients), a warped pair d².
+members in the round. In GCFL+, each member needs d norms first. A split empties the series of all clients. All of this is as
+in the authors' code. Where paper and code differ, the code compares an unweighted mean with ε1 (``mean=uniform``). For the
+series it sends the norm of the last step's gradient (``series=gradient``). It shares only graph convolutions, as
+``protocol=gcfl`` does. The code also uses 1 + cos: a cut needs weights that are not negative. DTW is that of the code's
+library, see `methods.gcfl`. Ours: of several clusters that could be split in one round of GCFL+, the oldest is split; the code
+has the order of its cuts. An absent client keeps its cluster and receives its cluster's model when it is back. Its updates are
+compared by the last round in which both clients of a pair trained (cos = 0 if there is none). A split therefore assigns it to
+a side, too. Leaves a client: see `fedgraph_flwr.clients.gcfl`. Cost on the server: n² |θ| products for n clients, and their n
+models once they are split. A cut takes n³ steps (2.4 s for 200 clients), a warped pair d².
 """
 
 from logging import INFO
