@@ -386,5 +386,5 @@ def load_export(folder: Path) -> Exported:
         stats = torch.tensor(index.get("target_stats", [[], []]), dtype=torch.float64)
         client, done = index["client"], index["round"]
         return Exported(plain, index["dtype"], meaning, client, done, task, index["threshold"], stats)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (AttributeError, OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FedGraphError(f"{folder} contains no exported model ({first_line(error)})") from error

@@ -1,6 +1,7 @@
 """Exported models of every task predict what `predict` does, and so does their model.py without this package's tasks."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,11 @@ def test_an_exported_folder_predicts_as_the_run(name, tmp_path):
     probabilities = 1 / (1 + np.exp(-found)) if task.endswith("multilabel") else found
     np.testing.assert_allclose(probabilities, predicted(predictor, graph), rtol=1e-5, atol=1e-5)
     assert f"task={task}" in (tmp_path / "out/MODEL_CARD.md").read_text() or task == "nodes"
+    index = json.loads((tmp_path / "out/export.json").read_text())
+    for wrong in ({"task": 5}, {"task": {"name": "all"}}, {"readout": ["os", {}]}, {"target_stats": "x"}):
+        (tmp_path / "out/export.json").write_text(json.dumps(index | wrong))
+        with pytest.raises(FedGraphError):
+            load_export(tmp_path / "out")
 
 
 def test_models_of_triples_are_refused():
