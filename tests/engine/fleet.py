@@ -86,7 +86,7 @@ class Fleet:
     def start_node(self, node: int, *options: str, **more: str) -> None:
         """Node ``node`` with its client file, a state folder and a policy for the code and small graphs of tests."""
         (policy := self.folder / "policy_of_tests.yaml").write_text(
-            "modules: [tests]\nmin_nodes: 0\nsamplers: [none, neighbors]\n"
+            "modules: [tests]\nmin_nodes: 0\nsamplers: [none, neighbors, clusters, saint]\n"
         )
         settings = {"graph": self.files[node], "state": self.folder / f"state_{node}", "policy": policy} | more
         settings |= {"server": f"{self.host}:{self.port}", "key": self.keys / f"node_{node}"}
