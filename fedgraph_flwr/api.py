@@ -409,7 +409,8 @@ def _with_graphs(
     cfg = configuration(overrides, keys, given)
     if not here(cfg):
         raise FedGraphError(
-            f"graphs=[...] requires a simulation, but engine={cfg.engine} is a fleet, whose nodes have their own graphs"
+            f"graphs=[...] requires a simulation, but engine={cfg.engine} is a fleet, whose nodes have their own"
+            " graphs: set engine=inline or ray, or leave graphs out"
         )
     if cfg.num_clients != len(graphs):
         raise FedGraphError(f"num_clients={cfg.num_clients}, but graphs has {len(graphs)}: leave it out")

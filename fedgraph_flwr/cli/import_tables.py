@@ -404,7 +404,7 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
     if not args.nodes and (args.own_party or args.party_columns or args.party_prefix):
         raise FedGraphError(
             "--own-party, --party-columns and --party-prefix apply to --nodes and --edges: edges between parties join nodes of"
-            " one type, so leave them out, or import the table of these edges and of their nodes alone"
+            " one type, so leave them out, or import only the table of these edges and that of their nodes"
         )
     if not args.nodes and (args.graph_table or args.graph_column):
         raise FedGraphError("--graph-column and --graph-table apply to --nodes and --edges: leave them out")

@@ -39,7 +39,9 @@ def register(commands: Any) -> None:
     consent.add_argument(
         "--new-consent", type=Path, metavar="FILE", help="write a consent to these rules, not yet signed"
     )
-    consent.add_argument("--parties", type=int, metavar="M", help="number of parties of --new-consent")
+    consent.add_argument(
+        "--parties", type=int, metavar="M", help="number of parties that the consent of --new-consent covers"
+    )
     consent.add_argument("--purpose", default="", metavar="TEXT", help="purpose of the link run")
     consent.add_argument("--expires", default="", metavar="DAY", help="last day of the consent, such as 2026-12-31")
     consent.add_argument("--sign-consent", type=Path, metavar="FILE", help="add this party's signature to a consent")
@@ -178,7 +180,9 @@ def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:
     for path in files:
         graph = partition.load(path)
         if graph.client in found:
-            raise FedGraphError(f"{found[graph.client][0]} and {path} are both client {graph.client}: import one again")
+            raise FedGraphError(
+                f"{found[graph.client][0]} and {path} are both client {graph.client}: import one again with another --client"
+            )
         found[graph.client] = path, graph
     ordered = [found[client] for client in sorted(found)]
     for path, graph in ordered:

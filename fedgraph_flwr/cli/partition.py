@@ -79,7 +79,9 @@ def convert(args: argparse.Namespace) -> int:
     from fedgraph_flwr.partition.fedgb import read
 
     if not args.out or args.overrides:
-        raise FedGraphError("--fedgb FOLDER needs --out DIR and no key=value: its clients and their splits are given")
+        raise FedGraphError(
+            "--fedgb FOLDER needs --out DIR and takes no key=value, since the variant fixes clients and splits"
+        )
     clients, task = read(args.fedgb)
     check_out(args.out)
     store.write_given(args.out, clients)

@@ -212,7 +212,10 @@ class FedSPAClient(GraphClient):
                 outside the first. Equal masks, or the difference of two sums, would reveal this client's values.
         """
         if self.sealer is None:
-            raise RunFailed(f"client {self.graph.client} should mask its Fisher diagonals but has published no key")
+            raise RunFailed(
+                f"the server requests masked Fisher diagonals of client {self.graph.client}, which has published no key in this"
+                " run: expected phase 'publish_key' first; start a new run"
+            )
         clients = [int(client) for client in self.peers["clients"]]
         self._may_sum(clients)
         peers = keys_of(self.peers["clients"], self.peers["keys"])
@@ -225,13 +228,16 @@ class FedSPAClient(GraphClient):
         return mask(weighted, self.sealer, clients, step)
 
     def _may_sum(self, clients: list[int]) -> None:
-        who = f"client {self.graph.client} should join a sum in round {self.server_round} with {clients}"
+        who = f"round {self.server_round}: the server asks client {self.graph.client} to join a sum over clients {clients}"
         if len(set(clients)) < len(clients) or self.graph.client not in clients:
-            raise RunFailed(f"{who}: expected this client and others, each once")
+            raise RunFailed(f"{who}, expected this client and others, each once")
         if len(clients) < self.policy.min_clients:
-            raise RunFailed(f"{who}: its node's policy requires at least {self.policy.min_clients} (min_clients)")
+            raise RunFailed(f"{who}, but its node's policy requires at least {self.policy.min_clients} (min_clients)")
         if self.summed[:1] == [self.server_round] and not set(clients) < set(self.summed[1:]):
-            raise RunFailed(f"{who} after {self.summed[1:]}: expected only some of those, after a loss")
+            raise RunFailed(
+                f"{who} after one over {self.summed[1:]}, expected fewer of the same clients: a second sum is only for a round"
+                " that lost clients"
+            )
 
     def save(self) -> Tree:
         """Return the state of `deviate` and `share_again` in this round, and the key of the run."""

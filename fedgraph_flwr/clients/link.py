@@ -69,7 +69,7 @@ class LinkClient(GraphClient):
         """Take one step: read the others' envelopes of the last one, and reply with those of this one."""
         phases = self.party.rules.phases
         if self.exchange + 1 >= len(phases):
-            raise RunFailed(f"the server requests step {self.exchange + 1} of link, which has {len(phases) - 1}")
+            raise RunFailed(f"the server requests step {self.exchange + 1} of link, which has {len(phases) - 1} steps")
         before, step = phases[self.exchange], phases[self.exchange + 1]
         if before == ANNOUNCE:
             self.meet(groups)

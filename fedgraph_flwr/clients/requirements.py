@@ -111,7 +111,10 @@ def check_task(cfg: RunConfig, client: Any) -> None:
                 f" none: expected evaluation.metric to be one of {', '.join(task.METRICS)}"
             )
     if models.network(cfg.model).heterogeneous and not task.typed:
-        raise FedGraphError(f"task={cfg.task.name} is for graphs of one type of nodes, got model={cfg.model.name}")
+        raise FedGraphError(
+            f"task={cfg.task.name} is for graphs with one node type, but model={cfg.model.name} reads several:"
+            " set a model for one type, such as model=gcn"
+        )
     if task.ITEMS == Task.ITEMS and not models.network(cfg.model).head_prefixes:
         raise FedGraphError(
             f"model={cfg.model.name} learns a vector of each training node and predicts no others, so task={cfg.task.name} cannot"

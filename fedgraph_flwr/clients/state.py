@@ -51,7 +51,9 @@ class StateFolder:
         state, values = self._read("last")
         version = values.get("version")
         if type(version) is not int or version < 0:
-            raise FedGraphError(f"{self._file('last')} has version {version!r}, expected a whole number from 0")
+            raise FedGraphError(
+                f"{self._file('last')} has version {version!r}, expected a whole number from 0: restore the file"
+            )
         return state, version
 
     def write_asked(self, record: dict[str, Any]) -> None:
@@ -122,7 +124,10 @@ class StateFolder:
         try:
             yield
         except (FedGraphError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise FedGraphError(f"{self._file(name)} holds no state of this client: {first_line(error)}") from error
+            raise FedGraphError(
+                f"{self._file(name)} holds no state of this client in this run ({first_line(error)}): restore the file, or start"
+                " a new run"
+            ) from error
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
@@ -134,5 +139,8 @@ class StateFolder:
         state, values = read_tensors(self._file(name))
         for key, expected in self.owner.items():
             if values.get(key) != expected:
-                raise FedGraphError(f"{self._file(name)} has {key}={values.get(key)}, expected {expected}")
+                raise FedGraphError(
+                    f"{self._file(name)} has {key}={values.get(key)}, expected {expected}: give each node its own state"
+                    " folder"
+                )
         return state, values

@@ -13,7 +13,7 @@ import numpy as np
 from fedgraph_flwr.config import number
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.payments import ColumnKeys, Ints, Payments, as_graph, computed, keys_of
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, first_line
 
 HEADER = (
     "Timestamp,From Bank,Account,To Bank,Account,Amount Received,Receiving Currency,Amount Paid,Payment Currency,"
@@ -59,7 +59,9 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
             pd.to_datetime(table[TIME], format="%Y/%m/%d %H:%M").to_numpy().astype("datetime64[s]").astype(np.int64)
         )
     except ValueError as error:
-        raise FedGraphError(f"{path} has a row that is no payment: {error}") from error
+        raise FedGraphError(
+            f"{path} has a row that is not a payment ({first_line(error)}): fetch the file again"
+        ) from error
     amount, label = table[PAID].to_numpy(), table[LABEL].to_numpy()
     if table.isna().to_numpy().any() or not np.isin(label, (0, 1)).all() or not (amount >= 0).all():
         raise FedGraphError(

@@ -62,11 +62,17 @@ def _check_plain(graph: Graph) -> None:
     if graph.targets.numel():
         _tensor(graph.targets, "targets", torch.float32, (n, None))
         if bool(graph.targets.isinf().any()):
-            raise FedGraphError("targets must be finite, or NaN where unknown")
+            node, column = (int(i) for i in graph.targets.isinf().nonzero()[0])
+            raise FedGraphError(
+                f"targets must be finite, or NaN where unknown; node {node} has {float(graph.targets[node, column])} in column"
+                f" {column}"
+            )
     if graph.target_stats.numel():
         _tensor(graph.target_stats, "target_stats", torch.float64, (2, graph.num_targets))
         if not bool(graph.target_stats.isfinite().all()) or not bool((graph.target_stats[1] > 0).all()):
-            raise FedGraphError("target_stats must be finite means and standard deviations above 0")
+            raise FedGraphError(
+                f"target_stats must be finite means and standard deviations above 0, got {graph.target_stats.tolist()}"
+            )
     _labelled(graph.graph_id, "graph_id", n)
     if graph.graph_id.numel():
         check_many(graph)
@@ -133,7 +139,7 @@ def _check_typed(graph: HeteroGraph) -> None:
             raise FedGraphError(f"node type {kind!r} must have a node count of at least 0, got {count!r}")
     for key in ("x", "node_id"):
         if not isinstance(getattr(graph, key, {}), dict):
-            raise FedGraphError(f"{key} must be a dict keyed by node type")
+            raise FedGraphError(f"{key} must be a dict keyed by node type, got {type(getattr(graph, key)).__name__}")
     _length(graph.y, "y", graph.counts[graph.target])
     for (a, relation, b), index in graph.edges.items():
         _edges(index, f"edges of '{relation}'", graph.counts[a], graph.counts[b])

@@ -155,7 +155,8 @@ def _block_edges(y: np.ndarray, spec: Csbm, homophily: float, rng: np.random.Gen
     different = classes * spec.degree * (1 - homophily) / ((classes - 1) * n)
     if max(same, different) > 1:
         raise FedGraphError(
-            f"dataset.degree {spec.degree:g} is too high for a client of {n} nodes: lower it or raise the nodes"
+            f"dataset.degree {spec.degree:g} is too high for a client of {n} nodes: lower it, or raise dataset.nodes or"
+            " dataset.nodes_per_client"
         )
     members = [np.flatnonzero(y == c) for c in range(classes)]
     found = []

@@ -137,7 +137,10 @@ def read_sums(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_text())
         if report["format"] != FORMAT:
-            raise FedGraphError(f"{path} has format {report['format']}, expected {FORMAT}: write it again")
+            raise FedGraphError(
+                f"{path} has format {report['format']}, expected {FORMAT}: write it again with `fedgraph-flwr import --statistics"
+                f" {path}`"
+            )
         report["schema"] = Schema.from_dict(report["schema"], str(path))
         report["sums"] = dict(report["sums"])
         return report

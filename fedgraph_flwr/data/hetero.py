@@ -321,5 +321,5 @@ def load_graph(path: Source) -> Graph | HeteroGraph:
         return _KINDS[values["kind"]].unpack(path, tensors, values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FedGraphError(
-            f"{path} does not hold a valid {values.get('kind', 'graph')}: {first_line(error)}"
+            f"{path} does not hold a valid {values.get('kind', 'graph')} ({first_line(error)}): write the file again"
         ) from error

@@ -171,7 +171,7 @@ def check_unknown_at_prediction(columns: Columns, nodes: Sequence[str], edges: S
     if twice:
         name, role = twice[0]
         raise FedGraphError(
-            f"{where}: column '{name}' of {role} has another role, too: leave it out of the features, or of {role}"
+            f"{where}: column '{name}' of {role} also has another role: leave it out of the features, or of {role}"
         )
 
 
@@ -413,7 +413,8 @@ def edge_data(
     agreed = treatment.schema.edge_classes if treatment.schema else ()
     if edge_classes and agreed and tuple(edge_classes) != agreed:
         raise FedGraphError(
-            f"--edge-classes {','.join(edge_classes)} differ from those of {treatment.where}: {','.join(agreed)}"
+            f"--edge-classes {','.join(edge_classes)} differ from those of {treatment.where}, {','.join(agreed)}: leave the"
+            " option out"
         )
     classes: Sequence[str] = agreed or edge_classes
     if columns.edge_label:
@@ -533,7 +534,8 @@ class Ids:
         """
         texts = as_words(_column(table, column, where, "id"))
         if (texts == "").any():
-            raise FedGraphError(f"{where}: row {int((texts == '').argmax()) + 1} has no id in column '{column}'")
+            row = int((texts == "").argmax()) + 1
+            raise FedGraphError(f"{where}: row {row} has no id in column '{column}'; every node needs one")
         self._keep(texts, where)
 
     @classmethod
@@ -554,7 +556,9 @@ class Ids:
         if not self.index.is_unique:
             second = int(self.index.duplicated().argmax())
             first = int((texts == texts[second]).argmax())
-            raise FedGraphError(f"{where}: id '{texts[second]}' is repeated in rows {first + 1} and {second + 1}")
+            raise FedGraphError(
+                f"{where}: id '{texts[second]}' is repeated in rows {first + 1} and {second + 1}; each node needs its own"
+            )
         self.where = where
 
     def positions(self, table: Any, column: str, where: str, first: int = 0) -> np.ndarray:
@@ -568,7 +572,8 @@ class Ids:
         if (found < 0).any():
             row = int((found < 0).argmax())
             raise FedGraphError(
-                f"{where}: row {first + row + 1} names '{texts[row]}' in column '{column}', which is not an id of {self.where}"
+                f"{where}: row {first + row + 1} names '{texts[row]}' in column '{column}', which is not an id of {self.where}:"
+                " add the node, or remove the row"
             )
         return found.astype(np.int64)
 
@@ -688,7 +693,8 @@ def group_codes(table: Any, column: str, where: str) -> Tensor:
         return torch.zeros(0, dtype=torch.int64)
     texts = as_words(_column(table, column, where, "client"))
     if (texts == "").any():
-        raise FedGraphError(f"{where}: row {int((texts == '').argmax()) + 1} has no client in column '{column}'")
+        row = int((texts == "").argmax()) + 1
+        raise FedGraphError(f"{where}: row {row} has no client in column '{column}': assign every node to a client")
     distinct, inverse = np.unique(texts, return_inverse=True)
     rank = {name: number for number, name in enumerate(sorted(map(str, distinct), key=natural))}
     return torch.from_numpy(np.array([rank[str(name)] for name in distinct], dtype=np.int64)[inverse])
@@ -824,7 +830,7 @@ def check_data(data: Any, where: str) -> None:
         if not isinstance(getattr(data, key, None), Tensor):
             raise FedGraphError(f"{where}: the Data has no tensor '{key}'; x, edge_index and y are required")
     if not data.num_nodes:
-        raise FedGraphError(f"{where} has no nodes")
+        raise FedGraphError(f"{where} has no nodes, expected at least 1")
     if data.y.is_floating_point() or data.y.numel() != data.num_nodes:
         raise FedGraphError(f"{where}: y must be one integer per node, got {data.y.dtype} {list(data.y.shape)}")
     check_dtypes(data, where)
@@ -881,7 +887,9 @@ def saved_features(kind: str, x: Tensor, where: str, treatment: Treatment) -> Fe
     agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else columns
     if dict(agreed) != columns:
         expected = f"{agreed['x'].width} columns x" if "x" in agreed else f"columns {', '.join(agreed) or 'none'}"
-        raise FedGraphError(f"{where} has {x.size(1)} columns x, but {treatment.where} has {expected}")
+        raise FedGraphError(
+            f"{where} has {x.size(1)} columns x, but {treatment.where} has {expected}: save the object with those columns"
+        )
     warn_unscaled(x, names, treatment.say)
     return Features(columns, columns, x)
 

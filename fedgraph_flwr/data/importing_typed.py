@@ -166,9 +166,10 @@ def from_hetero_data(
         raise unknown("target node type", target, data.node_types, where)
     y = getattr(data[target], "y", None)
     if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != data[target].num_nodes:
-        raise FedGraphError(f"{where}: '{target}' must have one integer label y per node")
+        got = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else "none"
+        raise FedGraphError(f"{where}: '{target}' must have one integer label y per node, got {got}")
     if not data[target].num_nodes:
-        raise FedGraphError(f"{where} has no nodes of type '{target}'")
+        raise FedGraphError(f"{where} has no nodes of type '{target}', expected at least 1")
     for kind in (*data.node_types, *data.edge_types):
         name = ":".join(kind) if isinstance(kind, tuple) else kind
         check_dtypes(data[kind], f"{where}, '{name}'")

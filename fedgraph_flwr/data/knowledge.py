@@ -42,7 +42,7 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
     numbers = found[0][1]
     rows = np.concatenate([rows for rows, _ in found])
     if not len(rows):
-        raise FedGraphError(f"{files[0].parent}: the files hold no triple")
+        raise FedGraphError(f"{files[0].parent}: the files hold no triple: fetch them again")
     if numbers:
         ends, relation = rows[:, :2].T.astype(np.int64), rows[:, 2].astype(np.int64)
         count = int(ends.max()) + 1

@@ -206,7 +206,8 @@ def _cut(
         for key in data:
             if key not in found.data and chosen.size:
                 raise FedGraphError(
-                    f"edges of client {graph.client} and client {client} carry different data ({key}): import with one schema"
+                    f"edges of client {graph.client} and client {client} carry different data ({key}): import both with"
+                    " one --schema FILE"
                 )
             if chosen.size:
                 data[key].append(found.data[key][torch.from_numpy(chosen)])

@@ -97,13 +97,13 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
         )
     y = torch.from_numpy(answers.to_numpy(dtype=np.float32, copy=True))
     if not table.numbers and not bool(((y == 0) | (y == 1) | y.isnan()).all()):
-        raise FedGraphError(f"{path} has an answer that is neither 0 nor 1, nor empty: fetch the file again")
+        raise FedGraphError(f"{path} has a label that is not 0, 1 or empty: fetch the file again")
     graphs = [_graph(str(smiles)) for smiles in rows.iloc[:, table.smiles]]
     kept = [place for place, graph in enumerate(graphs) if graph[0].size(0)]
     if len(kept) < len(graphs):
         log(
             WARNING,
-            "%s: %d of %d SMILES strings are no molecule and are left out",
+            "%s: %d of %d SMILES strings do not describe a molecule and are left out",
             name,
             len(graphs) - len(kept),
             len(graphs),

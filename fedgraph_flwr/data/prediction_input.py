@@ -222,7 +222,9 @@ def _joined(
     treatment.check_names({NODE: names, EDGE: carried})
     x = features(NODE, table, names, where[0], treatment).x
     if x.size(1) != stored.num_features:
-        raise FedGraphError(f"{where[0]} has {x.size(1)} features, {where[2]} has {stored.num_features}")
+        raise FedGraphError(
+            f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features}: pass the table columns of the run"
+        )
     old = Ids.of(unpack_words(stored.ids), where[2])
     rows = old.index.get_indexer(own.index)
     fresh = rows < 0

@@ -170,8 +170,12 @@ def tu(folder: Path, params: dict[str, Any]) -> Graph:
     data, slices, sizes = read_tu_data(str(files), name)
     of = np.loadtxt(files / f"{name}_graph_indicator.txt", dtype=np.int64, ndmin=1) - 1
     size = torch.from_numpy(np.bincount(of))
-    if (np.diff(of) < 0).any():
-        raise FedGraphError(f"{files / f'{name}_graph_indicator.txt'} must list the nodes of one graph after the other")
+    if (falls := np.flatnonzero(np.diff(of) < 0)).size:
+        line = int(falls[0]) + 2
+        raise FedGraphError(
+            f"{files / f'{name}_graph_indicator.txt'}, line {line}: graph {of[line - 1] + 1} after graph {of[line - 2] + 1},"
+            " expected graph numbers in ascending order: fetch the dataset again"
+        )
     counts = torch.diff(slices["edge_index"])
     edges = data.edge_index + (size.cumsum(0) - size).repeat_interleave(counts)
     reads = params["attributes"] if params["attributes"] is not None else not sizes["num_node_labels"]

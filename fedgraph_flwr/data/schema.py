@@ -273,7 +273,9 @@ class Schema:
             FedGraphError: the given classes differ.
         """
         if given and set(given) != set(self.classes):
-            raise FedGraphError(f"--classes {','.join(given)} differ from those of {where}: {','.join(self.classes)}")
+            raise FedGraphError(
+                f"--classes {','.join(given)} differ from those of {where}, {','.join(self.classes)}: leave the option out"
+            )
         return self.classes
 
 

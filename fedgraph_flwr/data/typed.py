@@ -178,7 +178,7 @@ def typed_graph(
             source, target = (source[0] or "SCHEMA", source[1]), ("SCHEMA", target[1])
         target = (target[0] or relation, target[1])
         if not source[0]:
-            raise FedGraphError(f"{name}: the subject {subject} has no node type")
+            raise FedGraphError(f"{name}: the subject {subject} has no node type: fetch the dataset again")
         found.setdefault((source[0], relation, target[0]), []).append((source[1], target[1]))
 
     names: dict[str, set[str]] = {}

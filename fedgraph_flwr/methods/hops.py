@@ -382,7 +382,10 @@ class RowMessage:
             ):
                 parts = (arrays["values"], arrays["columns"], starts)
                 return RowMessage(nodes, sp.csr_matrix(parts, shape=(nodes.size, columns)))
-        raise FedGraphError(f"{nodes.size} rows from another client are not rows of a sparse or dense matrix")
+        raise FedGraphError(
+            f"the message of another client does not hold {nodes.size} rows of a sparse or dense matrix, got arrays"
+            f" {', '.join(sorted(arrays))}"
+        )
 
 
 class HopExchange:
@@ -534,7 +537,7 @@ class HopExchange:
         if not self.pruning.active("per_block"):
             return rows
         if self.owner is None:
-            raise FedGraphError("strategy.prune_mode=per_block needs the owner of every node")
+            raise FedGraphError("strategy.prune_mode=per_block needs the owner of every node: set per_row or global")
         return top_per_block(rows, self.owner, self.pruning.keep * int((self.owner == receiver).sum()))
 
 

@@ -174,8 +174,8 @@ class EdgeNetwork(Stack):
         width = graph.num_edge_features
         if width != self.num_edge_features or (width and len(graph.edge_attr) != graph.num_edges):
             raise FedGraphError(
-                f"the network reads {self.num_edge_features} features of each of {graph.num_edges} edges, but the graph has"
-                f" {width} of {len(graph.edge_attr)}: import every graph of a run by the same schema"
+                f"the model reads {self.num_edge_features} features of each of {graph.num_edges} edges, but the graph has"
+                f" {width} of {len(graph.edge_attr)}: import every graph of a run with the same schema"
             )
 
     def hidden(self, inputs: Any, layers: Any = None) -> list[Tensor]:

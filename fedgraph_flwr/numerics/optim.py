@@ -227,7 +227,9 @@ def _check_fit(tensors: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
         number = name.rpartition("/")[2]
         of = parameters[int(number)] if number.isdecimal() and int(number) < len(parameters) else None
         if of is None or (tensor.shape != of.shape and tensor.numel() != 1) or not tensor.is_floating_point():
-            raise FedGraphError(f"'{name}' of the optimiser's state matches no parameter")
+            raise FedGraphError(
+                f"'{name}' of the optimiser's state, of shape {list(tensor.shape)}, matches no parameter of this run's model"
+            )
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainConfig) -> Optimizer:

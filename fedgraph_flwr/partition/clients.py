@@ -139,8 +139,14 @@ def _checked(groups: Any, num_nodes: int, name: str) -> list[np.ndarray]:
             f"partition={name} did not return a list of arrays of node ids ({first_line(error)})"
         ) from error
     kept = [group for group in found if group.size]
-    if not kept or any(g.dtype.kind not in "iu" or g[0] < 0 or g[-1] >= num_nodes for g in kept):
-        raise FedGraphError(f"partition={name} must return lists of node ids, integers from 0 to {num_nodes - 1}")
+    if not kept:
+        raise FedGraphError(f"partition={name} returned no node, expected lists of node ids")
+    for g in kept:
+        if g.dtype.kind not in "iu" or g[0] < 0 or g[-1] >= num_nodes:
+            raise FedGraphError(
+                f"partition={name} must return lists of node ids, integers from 0 to {num_nodes - 1}, got {g[0]}..{g[-1]}"
+                f" ({g.dtype})"
+            )
     return [group.astype(np.int64) for group in kept]
 
 
@@ -319,7 +325,7 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
             data[key] = torch.cat(held)
             if len(data[key]) != edges.size(1):
                 raise FedGraphError(
-                    f"some clients' edges have {key}, others' do not: import them by one schema, with the same columns"
+                    f"some clients' edges have {key}, others' do not: import them with one schema and the same columns"
                 )
     return ClientGraph(
         x=whole("x"),

@@ -114,8 +114,15 @@ def _split(folder: Path, client: int) -> list[Tensor]:
     masks = [read_pickled(folder / f"{split}_{client}.pt") for split in SPLITS]
     for split, mask in zip(SPLITS, masks, strict=True):
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.dim() != 1:
-            raise FedGraphError(f"{folder / f'{split}_{client}.pt'} must hold a tensor of one bool per node or graph")
+            raise FedGraphError(
+                f"{folder / f'{split}_{client}.pt'} must hold a tensor of one bool per node or graph, got {_kind(mask)}"
+            )
     return masks
+
+
+def _kind(value: Any) -> str:
+    """Return the type and shape of a value, for messages."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _fitting(masks: Sequence[Tensor], count: int, path: Path) -> Sequence[Tensor]:
@@ -145,7 +152,7 @@ def _integers(data: Any, key: str, size: int | None, path: Path) -> Tensor:
         or values.is_complex()
         or values.dtype == torch.bool
     ):
-        raise FedGraphError(f"{path}: {key} must be a tensor of integers")
+        raise FedGraphError(f"{path}: {key} must be a tensor of integers, got {_kind(values)}")
     if size is not None and values.numel() != size:
         raise FedGraphError(f"{path}: {key} has {values.numel()} entries, expected {size}")
     return values.to(torch.int64) if size is None else values.reshape(-1).to(torch.int64)
@@ -154,7 +161,7 @@ def _integers(data: Any, key: str, size: int | None, path: Path) -> Tensor:
 def _features(data: Any, path: Path) -> Tensor:
     x = getattr(data, "x", None)
     if not isinstance(x, Tensor) or x.dim() != 2 or x.is_complex():
-        raise FedGraphError(f"{path}: x must be a tensor of numbers [n, F]")
+        raise FedGraphError(f"{path}: x must be a tensor of real numbers [n, F], got {_kind(x)}")
     return x.to(torch.float32)
 
 
@@ -201,7 +208,10 @@ def _global_ids(data: Any, count: int, path: Path) -> Tensor:
     else:
         ids = _integers(data, "global_map", count, path)
     if (count and int(ids.min()) < 0) or ids.unique().numel() < count:
-        raise FedGraphError(f"{path}: global_map must give each of the {count} nodes its own id of at least 0")
+        raise FedGraphError(
+            f"{path}: global_map must give each of the {count} nodes its own id of at least 0, got {ids.unique().numel()}"
+            f" different ids from {int(ids.min())}"
+        )
     return ids
 
 
@@ -281,10 +291,13 @@ def _graphs(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) ->
     held = read_pickled(path, [ACCEPTED])
     graphs = getattr(held, "graphs", None)
     if not isinstance(graphs, list) or not graphs:
-        raise FedGraphError(f"{path} must hold FedGB's list of at least one graph")
+        raise FedGraphError(f"{path} must hold FedGB's list of at least one graph, got graphs={graphs!r:.60}")
     attr = [getattr(graph, "edge_attr", None) for graph in graphs]
     if any(own is None for own in attr) and not all(own is None for own in attr):
-        raise FedGraphError(f"{path}: only some of its graphs have edge_attr")
+        without = next(place for place, own in enumerate(attr) if own is None)
+        raise FedGraphError(
+            f"{path}: graph {without} has no edge_attr, but others have: expected it in all graphs or none"
+        )
     answers: dict[str, Any]
     if manifest["task"] == "graph_reg":
         targets = torch.cat([_targets(graph, path) for graph in graphs])
@@ -297,7 +310,11 @@ def _graphs(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) ->
         if x.size(1) != pairs[0][0].size(1) or (
             index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x)
         ):
-            raise FedGraphError(f"{path}: graph {place} has other features than graph 0, or an edge to a missing node")
+            raise FedGraphError(
+                f"{path}: graph {place} has {len(x)} nodes of {x.size(1)} features and edges of nodes"
+                f" {index.flatten().tolist()[:6]}, expected {pairs[0][0].size(1)} features as in graph 0, and nodes in"
+                f" 0..{len(x) - 1}"
+            )
     graph = from_graphs(
         pairs,
         edge_attr=[own.view(len(own), -1) for own in attr if own is not None] or None,
@@ -312,12 +329,14 @@ def _targets(graph: Any, path: Path) -> Tensor:
     """Return the numbers of a graph [1, T], NaN where it has none."""
     y, mask = getattr(graph, "y", None), getattr(graph, "y_mask", None)
     if not isinstance(y, Tensor) or not y.is_floating_point():
-        raise FedGraphError(f"{path}: y of graph_reg must be a tensor of floats")
+        raise FedGraphError(f"{path}: y of graph_reg must be a tensor of floats, got {_kind(y)}")
     y = y.reshape(1, -1).to(torch.float32)
     if mask is None:
         return y
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.numel() != y.numel():
-        raise FedGraphError(f"{path}: y_mask must hold one bool per number of y")
+        raise FedGraphError(
+            f"{path}: y_mask must hold one bool for each of {y.numel()} numbers in y, got {_kind(mask)}"
+        )
     return y.masked_fill(~mask.reshape(1, -1), torch.nan)
 
 

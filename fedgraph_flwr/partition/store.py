@@ -128,8 +128,8 @@ def _given(cfg: RunConfig) -> Path:
     check(folder)
     if cfg.dataset.edge_flip:
         raise FedGraphError(
-            f"dataset.edge_flip={cfg.dataset.edge_flip} does not apply to the client files of graph={folder}, which are"
-            " made: pass it to `fedgraph-flwr partition`"
+            f"dataset.edge_flip={cfg.dataset.edge_flip} does not apply to graph={folder}, whose client files already"
+            " exist: pass it to `fedgraph-flwr partition`, which writes them"
         )
     return folder
 
@@ -243,7 +243,9 @@ def check(folder: Path) -> None:
         )
     for index, path in enumerate(paths):
         if path.name != f"client_{index:04d}.safetensors":
-            raise FedGraphError(f"graph={folder} has no client_{index:04d}.safetensors, but has {path.name}")
+            raise FedGraphError(
+                f"graph={folder} has no client_{index:04d}.safetensors, but has {path.name}: expected consecutive numbers from 0"
+            )
     first: dict[str, Any] = {}
     headers = [read_header(path) for path in paths]
     check_same((str(path), values.get("schema", {})) for path, (_, values) in zip(paths, headers, strict=True))
@@ -260,7 +262,9 @@ def check(folder: Path) -> None:
         first = first or found
         for key, value in found.items():
             if value != first[key]:
-                raise FedGraphError(f"{path} has {key} {value}, but {paths[0].name} has {first[key]}: they must agree")
+                raise FedGraphError(
+                    f"{path} has {key} {value}, but {paths[0].name} has {first[key]}: use the files of one partition"
+                )
 
 
 def write(folder: Path, clients: Sequence[Any], cfg: RunConfig, packed: bool = False) -> None:

@@ -151,7 +151,9 @@ def load_run(folder: Path) -> FinishedRun:
     try:
         summary = json.loads((folder / SUMMARY).read_bytes()) if (folder / SUMMARY).is_file() else {}
     except ValueError as error:
-        raise FedGraphError(f"{folder / SUMMARY} is not a valid summary of a run ({error})") from error
+        raise FedGraphError(
+            f"{folder / SUMMARY} is not a valid summary of a run ({error}): restore it, or repeat the run"
+        ) from error
     scored = [record for record in records if "metrics" in record]
     cfg = compose([], folder / CONFIG)
     if cfg.on_fleet:  # parties have their own graphs, whatever the configuration says

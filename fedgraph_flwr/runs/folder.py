@@ -175,7 +175,9 @@ def read_rounds(path: Path, skip: int = 0) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict) or type(record.get("round")) is not int:
-            raise FedGraphError(f"{path}: line {number} is not a record of a round")
+            raise FedGraphError(
+                f"{path}, line {number}: expected a record of a round, got {line[:60]!r}: restore the file, or repeat the run"
+            )
         records.append(record)
     return records
 

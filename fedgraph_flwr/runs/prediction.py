@@ -700,7 +700,9 @@ def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
     try:
         return compose([], run / CONFIG), json.loads((run / SUMMARY).read_bytes())
     except ValueError as error:
-        raise FedGraphError(f"{run / SUMMARY} is not a valid summary of a run ({first_line(error)})") from error
+        raise FedGraphError(
+            f"{run / SUMMARY} is not a valid summary of a run ({first_line(error)}): repeat the run"
+        ) from error
 
 
 def _input_spec(run: Path) -> InputSpec:

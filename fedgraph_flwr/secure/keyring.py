@@ -91,7 +91,8 @@ class Keyring:
         """
         if keys.get(self.client) != own:
             raise RunFailed(
-                f"client {self.client} received a list of keys in which its own differs from the one it published"
+                f"client {self.client} received a list of keys in which its own differs from the one it published: the"
+                " server replaced it; start a new run"
             )
         if self.report:
             self.report(exchange, fingerprint(self.run, exchange, keys), sorted(keys))
@@ -107,15 +108,15 @@ class Keyring:
                 f"{received}, which peers= of its --node-config does not pin: expected a file node_{peer}.pub"
             )
         if signature is None:
-            raise RunFailed(f"{received} that is not signed: that party must set key= in its --node-config")
+            raise RunFailed(f"{received} that is not signed: start that party's node with key= in its --node-config")
         raw = signature.tobytes()
         dss = encode_dss_signature(int.from_bytes(raw[:_HALF], "big"), int.from_bytes(raw[_HALF:], "big"))
         try:
             pinned.verify(dss, self._statement(exchange, peer, key), ECDSA(SHA384()))
         except InvalidSignature as error:
             raise RunFailed(
-                f"{received} that is not signed for this run by the pinned key: the server, or the sender of the replies of "
-                f"client {peer}, made it"
+                f"{received} without a valid signature of the pinned key for this run: the server, or whoever replies as"
+                f" client {peer}, replaced it"
             ) from error
 
     def _statement(self, exchange: str, client: int, key: bytes) -> bytes:

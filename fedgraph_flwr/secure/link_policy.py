@@ -128,7 +128,10 @@ class Consent:
 
     def __post_init__(self) -> None:
         if type(self.parties) is not int or type(self.max_ids) is not int or not str(self.purpose).strip():
-            raise FedGraphError("consent needs a number of parties, a purpose and a whole number max_ids")
+            raise FedGraphError(
+                f"a consent needs a whole number of parties, a purpose and a whole number max_ids, got {self.parties!r},"
+                f" {self.purpose!r} and {self.max_ids!r}"
+            )
         LinkRules(match=self.match, one_sided=self.one_sided, entities=self.entities, max_ids=self.max_ids)
         try:
             date.fromisoformat(self.expires)
@@ -195,11 +198,13 @@ def check_consent(path: str, rules: LinkRules, keyring: Keyring, clients: int, t
     for key in ("match", "one_sided", "entities"):
         if getattr(consent, key) != getattr(rules, key):
             raise FedGraphError(
-                f"{where} is for {key}={getattr(consent, key)}, the run has {key}={getattr(rules, key)}"
+                f"{where} is for {key}={getattr(consent, key)}, but the run has {key}={getattr(rules, key)}: change the run, or"
+                " sign a new consent"
             )
     if rules.max_ids > consent.max_ids or consent.parties != clients:
         raise FedGraphError(
-            f"{where} is for {consent.parties} parties and max_ids={consent.max_ids}, the run has {clients} and {rules.max_ids}"
+            f"{where} is for {consent.parties} parties and max_ids={consent.max_ids}, but the run has {clients} and"
+            f" {rules.max_ids}: change the run, or sign a new consent"
         )
     if keyring.own is None or keyring.pins is None:
         raise FedGraphError(f"{where} is verified by pinned keys: start this node with --key and --peers")
@@ -211,7 +216,9 @@ def check_consent(path: str, rules: LinkRules, keyring: Keyring, clients: int, t
 
 def _verify(where: str, consent: Consent, client: int, key: EllipticCurvePublicKey | None, signature: str) -> None:
     if key is None:
-        raise FedGraphError(f"{where}: no key of client {client} is pinned (--peers)")
+        raise FedGraphError(
+            f"{where}: no key of client {client} is pinned, so its signature cannot be verified: add node_{client}.pub to --peers"
+        )
     try:
         key.verify(bytes.fromhex(signature), consent.statement + f"\n{client}".encode(), ECDSA(SHA384()))
     except (InvalidSignature, ValueError) as error:

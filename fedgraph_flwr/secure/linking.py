@@ -55,7 +55,7 @@ from fedgraph_flwr.data.linking import (
 )
 from fedgraph_flwr.data.parties import fold, normal_ids
 from fedgraph_flwr.data.schema import Schema, agreed_schema
-from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
+from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.link_rules import ANNOUNCE, LinkRules
 from fedgraph_flwr.secure.matching import (
@@ -159,7 +159,7 @@ class LinkParty:
         if not isinstance(graph, ClientGraph):
             raise FedGraphError(
                 f"the file of client {self.client} holds a heterogeneous graph; link matches edges of graphs with one node type:"
-                " import the nodes and edges of one type alone"
+                " import only the nodes and edges of one type"
             )
         if "link" in graph.linking or graph.cut_out.numel() or graph.cut_in.numel():
             raise FedGraphError(
@@ -204,13 +204,15 @@ class LinkParty:
         """
         if sorted(announced) != list(range(self.graph.num_clients)):
             raise RunFailed(
-                f"link needs all {self.graph.num_clients} clients, got announcements of {sorted(announced)}"
+                f"link needs announcements of all {self.graph.num_clients} clients, got those of {sorted(announced)}"
             )
         statements = {k: _announced(arrays) for k, arrays in announced.items()}
         session = hashlib.sha256(b"fedgraph link" + b"".join(statements[k] for k in sorted(statements))).digest()
         self.keyring.check(ANNOUNCE, _announced(self._public), statements, signatures)
         if self.session not in (b"", session):
-            raise RunFailed(f"client {self.client} received other announcements than before: start a new link run")
+            raise RunFailed(
+                f"client {self.client} received other announcements than at the start of this link run: start a new one"
+            )
         self.sealer.meet({k: arrays["key"].tobytes() for k, arrays in announced.items()})
         self.nodes = [int(announced[k]["nodes"][0]) for k in sorted(announced)]
         self.session = session
@@ -229,20 +231,24 @@ class LinkParty:
         order = self.rules.phases
         if [before, phase] != order[self.done : self.done + 2]:
             raise RunFailed(
-                f"client {self.client} is asked for phase '{sanitize(phase, 40)}' of link after '{order[self.done]}': each phase"
-                " comes once and in order"
+                f"the server requests phase '{sanitize(phase, 40)}' of link from client {self.client} after phase"
+                f" '{order[self.done]}', expected '{(order[self.done + 1 :] or ['no further phase'])[0]}'"
             )
         inbox: dict[int, Arrays] = {}
         if before != ANNOUNCE:
             if sorted(envelopes) != self.peers:
-                raise RunFailed(f"client {self.client} needs a message of every peer, got those of {sorted(envelopes)}")
+                raise RunFailed(
+                    f"client {self.client} needs messages of clients {self.peers} in phase '{before}' of link, got those of"
+                    f" {sorted(envelopes)}"
+                )
             inbox = {k: self._opened(k, before, envelopes[k]) for k in self.peers}
             for peer, arrays in inbox.items():
                 try:
                     getattr(self, f"_take_{before}")({peer: arrays})
                 except _INVALID as error:
                     raise RunFailed(
-                        f"client {self.client} received an invalid message in phase '{before}' of link from client {peer}"
+                        f"client {peer} sent client {self.client} an invalid message in phase '{before}' of link"
+                        f" ({sanitize(first_line(error), 120)}): install the same version of fedgraph-flwr at both"
                     ) from error
         make: Callable[[int], Arrays] | None = getattr(self, f"_make_{phase}", None)
         sent = {k: self._sealed(k, phase, make(k)) for k in self.peers} if make else {}
@@ -262,7 +268,8 @@ class LinkParty:
             return load(content[8 : 8 + size])
         except (KeyError, SafetensorError) as error:
             raise RunFailed(
-                f"client {peer} sealed an invalid message for client {self.client} in phase '{step}'"
+                f"client {peer} sent client {self.client} an envelope in phase '{step}' of link that holds no arrays: install the"
+                " same version of fedgraph-flwr at both"
             ) from error
 
     def _sealed(self, peer: int, step: str, arrays: Arrays) -> NDArray[np.uint8]:
@@ -304,7 +311,7 @@ class LinkParty:
                     raise RunFailed(
                         f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(own[key]))} here,"
                         f" {sanitize(_text(other[key]))} there; import both with the same options (--match-columns, --id-form,"
-                        " --undirected, --time-column, --edge-label-column), and link with the same"
+                        " --undirected, --time-column, --edge-label-column), and link them with the same options"
                     )
             if own["schema"] and other["schema"]:
                 schemas = (
@@ -313,7 +320,10 @@ class LinkParty:
                 )
                 first, second = schemas
                 if difference := first.difference(second):
-                    raise RunFailed(f"clients {self.client} and {peer} have different schemas: {sanitize(difference)}")
+                    raise RunFailed(
+                        f"clients {self.client} and {peer} have different schemas ({sanitize(difference)}): import both with one"
+                        " --schema FILE"
+                    )
         names = {k: str(values["name"]) for k, values in {**found, self.client: own}.items()}
         self.names = dict(sorted({**self.names, **names}.items()))
         for client, name in self.names.items():
@@ -339,7 +349,7 @@ class LinkParty:
             graph = self.graph
             if self.rules.match == "ids":
                 if not len(graph.ids):
-                    raise FedGraphError(f"the file of client {self.client} has no ids: import its tables again")
+                    raise FedGraphError(f"the file of client {self.client} has no ids of nodes: import it from tables")
                 ids = normal_ids(unpack_words(graph.ids), id_form(graph))
                 self._values[peer] = np.arange(len(ids)), [str(word).encode() for word in ids]
             else:
@@ -349,8 +359,8 @@ class LinkParty:
                 self._values[peer] = rows, record_keys(graph, rows, self.names[peer])
             if len(self._values[peer][1]) > self.rules.max_ids:
                 raise RunFailed(
-                    f"client {self.client} has {len(self._values[peer][1])} records for client {peer}, at most"
-                    f" {self.rules.max_ids} are accepted (max_ids)"
+                    f"client {self.client} has {len(self._values[peer][1])} records for client {peer}, expected at most"
+                    f" {self.rules.max_ids} (--max-ids)"
                 )
         return self._values[peer]
 
@@ -372,7 +382,10 @@ class LinkParty:
             self._check_size(peer, size)
             committed = _shape(arrays["commitment"], (32,))
             if np.array_equal(committed, commitment(self.pairs[peer]["masks"])):
-                raise RunFailed(f"client {peer} sent back the commitment of client {self.client}: no masks are sent")
+                raise RunFailed(
+                    f"client {peer} copied the commitment of client {self.client}, expected one to its own masks: no masks are"
+                    " sent"
+                )
             self.pairs[peer] |= {"size": np.array([size]), "commitment": committed}
 
     def _check_size(self, peer: int, size: int) -> None:
@@ -393,7 +406,9 @@ class LinkParty:
             pair = self.pairs[peer]
             masks = _shape(arrays["masks"], (int(pair["size"][0]), 32))
             if not np.array_equal(commitment(masks), pair["commitment"]):
-                raise RunFailed(f"client {peer} sent other masks than it committed to before it saw those of others")
+                raise RunFailed(
+                    f"client {peer} sent client {self.client} masks that do not match its commitment: no replies are sent"
+                )
             doubled = self._mask(peer).double(masks, f"client {peer}")
             pair["doubled"] = doubled[shuffled(len(doubled))] if self.rules.dry_run else doubled
 
@@ -417,12 +432,13 @@ class LinkParty:
             RunFailed: they are the own rows sent back, or other rows than those committed to.
         """
         if np.array_equal(rows, self._replies(peer)):
-            raise RunFailed(f"client {peer} sent back the replies of client {self.client}: no rows are sent")
+            raise RunFailed(
+                f"client {peer} copied the replies of client {self.client}, expected its own: no rows are sent"
+            )
         nonce = _shape(arrays["nonce"], (32,)).tobytes()
         if not np.array_equal(self._binding(peer, self.client, nonce, rows), self.pairs[peer]["binding"]):
             raise RunFailed(
-                f"client {peer} sent other replies than it committed to before it saw those of client {self.client}: no rows"
-                " are sent"
+                f"client {peer} sent client {self.client} replies that do not match its commitment: no rows are sent"
             )
 
     def _make_seal(self, peer: int) -> Arrays:
@@ -477,8 +493,8 @@ class LinkParty:
             wrong = (_shape(arrays["tags"], expected.shape) != expected).any(axis=1)
             if wrong.any():
                 raise RunFailed(
-                    f"client {peer} does not know {int(wrong.sum())} of the {wrong.size} records that client {self.client} seems"
-                    " to share with it: no rows are sent"
+                    f"client {peer} could not prove that it holds {int(wrong.sum())} of the {wrong.size} records that client"
+                    f" {self.client} matched with it: no rows are sent"
                 )
 
     def _by_mask(self, peer: int) -> tuple[Ints, Ints]:
@@ -496,7 +512,8 @@ class LinkParty:
         own = self._ordered(peer)
         if not np.array_equal(arrays["position"], self.pairs[peer]["places"][own]):
             raise RunFailed(
-                f"clients {self.client} and {peer} matched different records: one replied to the masks in another order"
+                f"clients {self.client} and {peer} matched different records: one of them replied to the masks in another order;"
+                " nothing is written"
             )
         return own
 
@@ -644,7 +661,7 @@ class LinkParty:
                 rows = np.concatenate([rows, arrays["alone_row"]])
             least = -1 if self._overlaps else 0
             if not 0 <= count <= most or (rows.size and not least <= rows.min() <= rows.max() < max(count, 1)):
-                raise RunFailed(f"client {peer} sent rows of nodes that it does not have")
+                raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
             self.pairs[peer]["match"] = arrays
 
     def _checked_alone(self, peer: int, arrays: Arrays) -> Ints:
@@ -663,11 +680,13 @@ class LinkParty:
             own = getattr(self.graph, f"foreign_{key}").numpy()
             values = _shape(arrays[f"alone_{key}"], (size, *own.shape[1:]), own.dtype.kind)
             if values.dtype != own.dtype:
-                raise RunFailed(f"client {peer} sent {key} of another type")
+                raise RunFailed(
+                    f"client {peer} sent {key} of type {values.dtype}, expected {own.dtype}: nothing is written"
+                )
             self._check_data(peer, key, values)
         if size > self.rules.max_ids:
             raise RunFailed(
-                f"client {peer} disclosed {size} records, at most {self.rules.max_ids} are accepted (max_ids)"
+                f"client {peer} disclosed {size} records, expected at most {self.rules.max_ids} (--max-ids)"
             )
         return rows
 
@@ -688,7 +707,7 @@ class LinkParty:
             alone = len(self.values(peer)[0]) - own.size
             rows = _shape(arrays["row"], (alone,), "i").astype(np.int64)
             if rows.size and not -1 <= rows.min() <= rows.max() < int(self.pairs[peer]["match"]["count"][0]):
-                raise RunFailed(f"client {peer} sent rows of nodes that it does not have")
+                raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
             self.pairs[peer]["resolve"] = {"row": rows}
 
     # --- the linked file ----------------------------------------------------------------------------------------------
@@ -710,7 +729,10 @@ class LinkParty:
                     edges[peer] = self._edges(peer, start)
             numbers = numbering(places.copy(), self.client, counts, given)
             if (numbers.ids < 0).any() or np.unique(numbers.ids).size < numbers.ids.size:
-                raise RunFailed(f"client {self.client} received inconsistent owners of shared nodes")
+                raise RunFailed(
+                    f"client {self.client} received inconsistent owners of shared nodes: two nodes have one number, or one has"
+                    " none; nothing is written"
+                )
             self._done = linked(graph, numbers, edges)
         return self._done
 
@@ -724,7 +746,7 @@ class LinkParty:
             return
         if any(_has(self.graph, key) for key in DATA):
             raise FedGraphError(
-                "edges of these files carry data, which edges between equal identities do not have: pass --entities overlap"
+                "edges of these files carry data, but the edges that link equal identities have none: pass --entities overlap"
             )
         directions = np.repeat([True, False], own.size)
         edges[peer] = Edges(np.tile(own, 2), directions, start + np.tile(far, 2))
@@ -747,7 +769,10 @@ class LinkParty:
             received = torch.from_numpy(np.array(arrays[key])) if key in arrays else values[:0]
             taken = torch.from_numpy(~sends)
             if received.shape != values[taken].shape or received.dtype != values.dtype:
-                raise RunFailed(f"client {peer} sent {key} of other edges than those that start there")
+                raise RunFailed(
+                    f"client {peer} sent {key} {list(received.shape)} of type {received.dtype}, expected"
+                    f" {list(values[taken].shape)} of type {values.dtype}, a row per edge that starts there: nothing is written"
+                )
             self._check_data(peer, key, received.numpy())
             if key == "edge_y":
                 self.counts.setdefault(peer, PairCount()).conflicts = int((values[taken] != received).sum())
@@ -771,7 +796,7 @@ class LinkParty:
         """
         low, high = {"edge_y": (-1, max(self.graph.num_edge_classes, 1) - 1)}.get(key, (-(2**62), 2**62))
         if not np.isfinite(values).all():
-            raise RunFailed(f"client {peer} sent {key} that are not finite")
+            raise RunFailed(f"client {peer} sent {key} with values that are not finite: nothing is written")
         if key != "edge_attr" and values.size and not low <= values.min() <= values.max() <= high:
             raise RunFailed(
                 f"client {peer} sent {key} from {values.min()} to {values.max()}, expected {low} to {high}: nothing is written"

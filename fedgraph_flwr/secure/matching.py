@@ -138,7 +138,9 @@ class Mask:
         try:
             made = [self._times(raw[i : i + POINT])[:REPLY] for i in range(0, len(raw), POINT)]
         except ValueError as error:
-            raise RunFailed(f"{sender} sent a mask that is no point of the curve's large group") from error
+            raise RunFailed(
+                f"{sender} sent a mask of small order, expected a point of the curve's prime-order group"
+            ) from error
         return as_rows(made, REPLY)
 
     def _times(self, u: bytes) -> bytes:
@@ -173,7 +175,9 @@ def agreed(secret: bytes, places: Iterable[int], points: Bytes, sender: str) -> 
             for place, row in zip(places, points, strict=True)
         ]
     except ValueError as error:
-        raise RunFailed(f"{sender} sent a point that is none of the curve's large group") from error
+        raise RunFailed(
+            f"{sender} sent a point of small order, expected one of the curve's prime-order group"
+        ) from error
 
 
 def _proof_key(secret: bytes, place: int) -> X25519PrivateKey:
@@ -206,7 +210,7 @@ def shared(local: Bytes, remote: Bytes) -> tuple[NDArray[np.int64], NDArray[np.i
     names = [np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1]))).ravel() for rows in (local, remote)]
     for values in names:
         if np.unique(values).size < values.size:
-            raise RunFailed("a set of masks holds one value twice: its sender altered it")
+            raise RunFailed("a set of masks holds one value twice, expected distinct ones: its sender altered it")
     _, first, second = np.intersect1d(names[0], names[1], assume_unique=True, return_indices=True)
     order = np.argsort(first)
     return first[order].astype(np.int64), second[order].astype(np.int64)

@@ -330,7 +330,7 @@ def read_policy(path: str) -> Policy:
             f"policy={path} of --node-config contains '${{', which is not resolved: write the value itself"
         )
     if not isinstance(body, dict):
-        raise FedGraphError(f"policy={path} of --node-config must hold keys and values")
+        raise FedGraphError(f"policy={path} of --node-config must hold keys and values, such as min_nodes: 10")
     body = rename_keys(body, POLICY_KEYS, dict.fromkeys(POLICY_KEYS, path))  # type: ignore[arg-type]
     if isinstance(required := body.get("required_config"), dict):
         body["required_config"] = rename_config(required, dict.fromkeys(KEYS, path))
@@ -359,7 +359,9 @@ def _value(client: Any, key: str) -> Any:
         sections = [client.params, *(getattr(node, part) for part in chosen(vars(node)))]
         found = next((getattr(section, name) for section in sections if hasattr(section, name)), None)
     if found is None:
-        raise FedGraphError(f"required_config of this node's policy has {key}, which this run does not define")
+        raise FedGraphError(
+            f"required_config of this node's policy has {key}, which this run does not define: correct the key"
+        )
     return found
 
 
@@ -406,7 +408,7 @@ class Ledger:
         found = hashlib.sha256(json.dumps(items).encode()).hexdigest()
         if self.config not in ("", found):
             raise FedGraphError(
-                "the server changed the configuration of this run: a node accepts only that of the first message"
+                "the server changed the configuration of this run: a node accepts only that of the first message; start a new run"
             )
         self.config = found
 

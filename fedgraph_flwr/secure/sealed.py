@@ -111,7 +111,9 @@ class Sealer:
 
     def _key_of(self, peer: int) -> bytes:
         if peer not in self.peers:
-            raise RunFailed(f"client {self.client} has no public key of client {peer}")
+            raise RunFailed(
+                f"client {self.client} received no public key of client {peer}, which it needs to encrypt for it"
+            )
         return self.peers[peer]
 
     def _derive(self, peer: int, info: bytes) -> bytes:
@@ -120,7 +122,9 @@ class Sealer:
             try:
                 self._agreed[peer] = self._key.exchange(X25519PublicKey.from_public_bytes(self._key_of(peer)))
             except ValueError as error:
-                raise RunFailed(f"client {self.client} received an invalid public key of client {peer}") from error
+                raise RunFailed(
+                    f"client {self.client} received an invalid public key of client {peer}: expected X25519"
+                ) from error
         return HKDF(SHA256(), 32, salt=None, info=info).derive(self._agreed[peer])
 
 

@@ -86,7 +86,7 @@ def _given(overrides: Sequence[str]) -> dict[str, list[str]]:
             raise FedGraphError(f"'{word}': {key} is given twice; pass several values as {key}=A,B")
         given[key] = expand(value)
         if len(set(given[key])) < len(given[key]):
-            raise FedGraphError(f"'{word}' contains a value twice")
+            raise FedGraphError(f"'{word}' contains a value twice: list each value once")
     return given
 
 

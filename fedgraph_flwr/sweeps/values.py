@@ -33,10 +33,10 @@ def expand(text: str) -> list[str]:
             values.append(text[begin:place].strip())
             begin = place + 1
     if depth or quote:
-        raise FedGraphError(f"'{text}': unbalanced bracket or quote")
+        raise FedGraphError(f"'{text}': unbalanced bracket or quote: close each one")
     values.append(text[begin:].strip())
     if "" in values and len(values) > 1:
-        raise FedGraphError(f"'{text}' contains an empty value between commas")
+        raise FedGraphError(f"'{text}' contains an empty value: remove the extra comma, or write '' for an empty text")
     return [one for value in values for one in _range(value)]
 
 

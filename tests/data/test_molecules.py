@@ -133,7 +133,7 @@ def test_another_table_is_refused(root):
     ):
         read("BBBP")
     path.write_text("num,name,p_np,smiles\n1,a,2,CC\n")
-    with pytest.raises(FedGraphError, match="has an answer that is neither 0 nor 1, nor empty"):
+    with pytest.raises(FedGraphError, match="has a label that is not 0, 1 or empty"):
         read("BBBP")
 
 

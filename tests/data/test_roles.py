@@ -26,16 +26,16 @@ EDGES = ["--edge-label-column", "bad", "--edge-columns", "amount"]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([*EDGES[:3], "amount,bad"], "column 'bad' of --edge-label-column has another role"),
+        ([*EDGES[:3], "amount,bad"], "column 'bad' of --edge-label-column also has another role"),
         (
             ["--predict-columns", "income", "--feature-columns", "income,age"],
-            "column 'income' of --predict-columns has",
+            "column 'income' of --predict-columns also has",
         ),
         (
             ["--label-column", "rich", "--feature-columns", "rich,age"],
-            "column 'rich' of --label-column has another role",
+            "column 'rich' of --label-column also has another role",
         ),
-        (["--predict-columns", "income,rich", "--label-column", "rich"], "column 'rich' of --predict-columns has"),
+        (["--predict-columns", "income,rich", "--label-column", "rich"], "column 'rich' of --predict-columns also has"),
         ([*EDGES, "--edge-classes", "0,1,0"], "--edge-classes names '0' twice"),
         (["--label-column", "rich", "--edge-classes", "0,1"], "--edge-classes has no effect without labels of edges"),
         ([*EDGES, "--until", "1,2"], "--until 1,2 has no effect with --split ratio"),

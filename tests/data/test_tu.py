@@ -82,7 +82,7 @@ def test_numbers_of_graphs_are_targets(root):
 
 def test_nodes_out_of_order_are_refused(root):
     write(root, "MIXED", graph_indicator="1\n2\n1\n2\n2\n2\n3\n3\n")
-    with pytest.raises(FedGraphError, match="must list the nodes of one graph after the other"):
+    with pytest.raises(FedGraphError, match="line 3: graph 1 after graph 2, expected graph numbers in ascending order"):
         read("MIXED")
 
 

@@ -97,8 +97,20 @@ def test_consent_of_all_parties_is_accepted_by_each(signed, keys):
     ("change", "rules", "clients", "today", "message"),
     [
         ({}, IDS, 2, date(2027, 1, 1), "expired on 2026-12-31"),
-        ({}, replace(IDS, entities="edges"), 2, TODAY, "is for entities=overlap, the run has entities=edges"),
-        ({}, replace(IDS, max_ids=2_000_000), 2, TODAY, "max_ids=1000000, the run has 2 and 2000000"),
+        (
+            {},
+            replace(IDS, entities="edges"),
+            2,
+            TODAY,
+            "is for entities=overlap, but the run has entities=edges: change the run",
+        ),
+        (
+            {},
+            replace(IDS, max_ids=2_000_000),
+            2,
+            TODAY,
+            "max_ids=1000000, but the run has 2 and 2000000: change the run",
+        ),
         ({}, IDS, 3, TODAY, "is for 2 parties"),
         ({"purpose": "another one"}, IDS, 2, TODAY, "is not signed by client 0's key"),
         ({"expires": "2030-01-01"}, IDS, 2, TODAY, "is not signed by client 0's key"),

@@ -772,7 +772,7 @@ def test_a_client_goes_on_from_its_private_state():
     kept = fresh.sealer
     restore(fresh, unflatten(flatten(snapshot(first))))
     assert fresh.sealer is kept, "a resumed run keeps its new key"
-    with pytest.raises(FedGraphError, match="has published no key"):
+    with pytest.raises(FedGraphError, match="which has published no key in this run"):
         FedSPAClient(cfg, client_graph(0)).share()
 
 

@@ -254,7 +254,10 @@ def test_wrong_messages_are_refused():
             client.receive(good | {1: odd})
     narrow = {"nodes": client.nodes[:2].astype(np.int32), "dense": np.ones((1, N))}
     for arrays in (narrow, narrow | {"values": np.ones(3)}, {"nodes": client.nodes[:2]}):
-        with pytest.raises(FedGraphError, match="2 rows from another client are not rows of a sparse or dense matrix"):
+        with pytest.raises(
+            FedGraphError,
+            match="the message of another client does not hold 2 rows of a sparse or dense matrix, got arrays",
+        ):
             RowMessage.of(arrays, N)
 
 

@@ -153,5 +153,5 @@ def test_reverse_messages_tell_senders_from_receivers(name):
 def test_another_number_of_edge_features_is_refused():
     g = graph()
     g.edge_attr = torch.zeros(E, D + 1)
-    with pytest.raises(FedGraphError, match="the network reads 4 features of each of 40 edges, but the graph has 5"):
+    with pytest.raises(FedGraphError, match="the model reads 4 features of each of 40 edges, but the graph has 5"):
         network("gine").prepare(g)

@@ -124,7 +124,7 @@ def test_a_line_that_is_no_record_is_named(words, tmp_path):
     lines = (out / "rounds.jsonl").read_text().splitlines(keepends=True)
     for wrong in ("half\n", "[1]\n", "[" * 100_000 + "\n"):
         (out / "rounds.jsonl").write_text("".join([lines[0], wrong, lines[2]]))
-        with pytest.raises(FedGraphError, match=r"rounds\.jsonl: line 2 is not a record"):
+        with pytest.raises(FedGraphError, match=r"rounds\.jsonl, line 2: expected a record of a round, got"):
             resume(out)
     (out / "rounds.jsonl").write_text("".join(lines[1:]))
     with pytest.raises(FedGraphError, match="has no records of some rounds before 3"):
@@ -358,9 +358,12 @@ FORGED = {
         _tensors(lambda t: t.update({"arrays": torch.ones(1)})),
         "'arrays' is a branch|below a tensor",
     ),
-    "a parameter less": (_tensors(lambda t: t.pop(_first(t))), "is missing, the model's is float32"),
+    "a parameter less": (_tensors(lambda t: t.pop(_first(t))), "is missing, but the model of this run has float32"),
     "a parameter more": (_tensors(lambda t: t.update({"arrays/x": torch.ones(1)})), "the model's is missing"),
-    "another shape": (_tensors(lambda t: t.update({_first(t): torch.ones(1)})), r"is float32 \[1\], the model's is"),
+    "another shape": (
+        _tensors(lambda t: t.update({_first(t): torch.ones(1)})),
+        r"is float32 \[1\], but the model of this run has",
+    ),
     "another dtype": (_tensors(lambda t: t.update({_first(t): t[_first(t)].double()})), "is float64"),
 }
 

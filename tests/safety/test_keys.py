@@ -54,7 +54,8 @@ def test_a_changed_key_is_refused(place, by):
     changed = bytearray(keys[1])
     changed[place] ^= by
     with pytest.raises(
-        RunFailed, match=r"client 0 received a public key of client 1 \(announce\) that is not signed for"
+        RunFailed,
+        match=r"client 0 received a public key of client 1 \(announce\) without a valid signature of the pinned key",
     ):
         check(0, {**keys, 1: bytes(changed)}, signatures)
 
@@ -64,14 +65,14 @@ def test_a_changed_signature_is_refused(place, by):
     keys, signatures = exchange()
     changed = signatures["1"].copy()
     changed[place] ^= by
-    with pytest.raises(RunFailed, match="not signed for this run by the pinned key"):
+    with pytest.raises(RunFailed, match="without a valid signature of the pinned key for this run"):
         check(0, keys, {**signatures, "1": changed})
 
 
 @given(st.binary(max_size=200))
 def test_whatever_a_server_sends_as_a_signature_is_a_sentence(raw):
     keys, signatures = exchange()
-    with pytest.raises(RunFailed, match="not signed for this run by the pinned key"):
+    with pytest.raises(RunFailed, match="without a valid signature of the pinned key for this run"):
         check(0, keys, {**signatures, "1": np.frombuffer(raw, np.uint8)})
 
 
@@ -88,7 +89,7 @@ def test_what_a_signature_binds():
         ),
     ]
     for words, found, signed in wrong:
-        with pytest.raises(RunFailed, match="not signed for this run by the pinned key"):
+        with pytest.raises(RunFailed, match="without a valid signature of the pinned key for this run"):
             check(0, found, signed, **words)
 
 
@@ -98,7 +99,9 @@ def test_who_is_not_pinned_does_not_sign_or_is_not_oneself():
         RunFailed, match=r"client 2 \(announce\), which peers= of its --node-config does not pin: expected"
     ):
         check(0, keys, signatures, pins={1: PINS[1]})
-    with pytest.raises(RunFailed, match=r"client 2 \(announce\) that is not signed: that party must set key= in its"):
+    with pytest.raises(
+        RunFailed, match=r"client 2 \(announce\) that is not signed: start that party's node with key= in its"
+    ):
         check(0, keys, {"1": signatures["1"]})
     for found in (keys, {1: keys[1], 2: keys[2]}):
         with pytest.raises(RunFailed, match="list of keys in which its own differs from the one it published"):
@@ -259,16 +262,16 @@ def test_signed_and_pinned_keys_change_nothing_else(federate, caplog):
 
 def test_a_server_that_swaps_keys_is_refused_where_they_are_pinned(federate, caplog):
     federate(swap=Sealer(1).public)
-    found = (
-        r"client 0 received a public key of client 1 \(\w+( \d+)*\) that is not signed for this run by the pinned key"
-    )
+    found = r"client 0 received a public key of client 1 \(\w+( \d+)*\) without a valid signature of the pinned key for this run"
     assert re.search(found, caplog.text)
     assert "envelope" not in caplog.text
 
 
 def test_who_does_not_sign_is_refused_where_keys_are_pinned(federate, caplog):
     federate(keys=(0, 2, 3))
-    message = r"received a public key of client 1 \(\w+( \d+)*\) that is not signed: that party must set key= in its"
+    message = (
+        r"received a public key of client 1 \(\w+( \d+)*\) that is not signed: start that party's node with key= in its"
+    )
     assert len(re.findall("client [023] " + message, caplog.text)) >= 3
 
 

@@ -85,7 +85,7 @@ def test_a_peer_that_knows_one_record_gets_no_rows_of_others(files):
     parties[1].victim = parties[0]
     phases = []
     with pytest.raises(
-        RunFailed, match=r"client 1 does not know .* records that client 0 seems to share with it"
+        RunFailed, match=r"client 1 could not prove that it holds .* records that client 0 matched with it"
     ) as refused:
         simulate(parties, lambda phase, messages: phases.append(phase))
     shared, records = len(set(parties[0].values(1)[1]) & set(parties[1].values(0)[1])), len(parties[0].values(1)[1])
@@ -121,7 +121,8 @@ def test_a_server_that_asks_for_a_phase_again_is_refused(files, before, phase):
             parties[0].step(phase, inbox, before)
 
     with pytest.raises(
-        RunFailed, match=f"client 0 is asked for phase '{phase}' of link after 'double': each phase comes once"
+        RunFailed,
+        match=f"the server requests phase '{phase}' of link from client 0 after phase 'double', expected 'prove'",
     ):
         simulate(parties, relay)
     assert asked
@@ -135,7 +136,10 @@ def test_a_server_that_skips_a_phase_is_refused(files):
         if step == "double":
             parties[0].step("match", {k: messages[k, 0] for k in (1, 2)}, "double")
 
-    with pytest.raises(RunFailed, match="client 0 is asked for phase 'match' of link after 'double'"):
+    with pytest.raises(
+        RunFailed,
+        match="the server requests phase 'match' of link from client 0 after phase 'double', expected 'prove'",
+    ):
         simulate(parties, relay)
 
 
@@ -165,7 +169,7 @@ def changed_match(change):
     [
         (lambda m: m | {"edge_y": m["edge_y"] + 7}, "client 1 sent edge_y from 7 to 8, expected -1 to 1: nothing"),
         (lambda m: m | {"edge_time": m["edge_time"] - 2**62 - 10**7}, "client 1 sent edge_time from -46"),
-        (lambda m: m | {"count": m["count"] * 0 + 10**9}, "client 1 sent rows of nodes that it does not have"),
+        (lambda m: m | {"count": m["count"] * 0 + 10**9}, "client 1 sent row numbers outside the range of its nodes"),
     ],
 )
 def test_data_that_break_training_are_refused(files, change, message):

@@ -341,7 +341,9 @@ def test_no_second_sum_of_a_round_but_over_those_left(adding):
         assert isinstance(reply, str), clients
     again = asked.request("share_again", 1, {"peers": peers([0, 1], 28)})
     asked.restart()
-    assert "after [0, 1]: expected only some of those" in asked.request("share_again", 1, {"peers": peers([0, 2], 32)})
+    assert "after one over [0, 1], expected fewer of the same clients" in asked.request(
+        "share_again", 1, {"peers": peers([0, 2], 32)}
+    )
     for name, share in from_record(again["fisher"]).items():  # fresh masks: what differs is as random as a share
         difference = share - from_record(first["fisher"])[name]
         assert difference.dtype == np.uint64
@@ -371,7 +373,7 @@ def test_a_party_says_with_how_many_it_adds_up(adding):
     asked, peers, first = adding("strategy.min_clients=3", policy={"min_clients": 3})
     assert not isinstance(first, str)
     reply = asked.request("share_again", 1, {"peers": peers([0, 1], 28)})
-    assert "with [0, 1]: its node's policy requires at least 3 (min_clients)" in reply
+    assert "over clients [0, 1], but its node's policy requires at least 3 (min_clients)" in reply
 
 
 def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node):

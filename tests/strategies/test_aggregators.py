@@ -168,7 +168,7 @@ def test_clients_that_fail_may_leave_too_few(run, monkeypatch):
 
     monkeypatch.setattr(GraphClient, "train", fails)
     assert len(run().rounds) == 3
-    with pytest.raises(RunFailed, match=r"2 clients replied, and strategy.aggregator=median .* at least 3"):
+    with pytest.raises(RunFailed, match=r"2 clients replied, but strategy.aggregator=median .* at least 3"):
         run("strategy.aggregator=median")
 
 

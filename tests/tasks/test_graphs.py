@@ -249,7 +249,7 @@ def test_a_graph_has_one_answer():
     ("given", "match"),
     [
         (["task=graphs", "dataset=csbm"], "needs many graphs, but 'csbm' is one"),
-        (["task=nodes", "dataset=cycles"], "'cycles' holds many graphs with one answer each"),
+        (["task=nodes", "dataset=cycles"], "'cycles' holds many graphs with one label each"),
         (["task=graphs", "dataset=planted-counts"], "has 2 numbers per graph: set task=graphs-regression"),
         (["task=graphs-regression", "dataset=cycles"], "needs targets, which 'cycles' does not have"),
     ],
