@@ -199,6 +199,16 @@ def renamed(new: str) -> Any:
     return call
 
 
+def renamed_attribute(new: str) -> property:
+    """Return a property that warns and reads the attribute's new name, for one release."""
+
+    def read(self: Any) -> Any:
+        warnings.warn(f"read {new} instead: the next release removes the old name", FutureWarning, 2)
+        return getattr(self, new)
+
+    return property(read)
+
+
 def rename_keys(
     given: Mapping[str, Any], names: Mapping[str, str], places: Mapping[str, str] | None = None, warn: bool = True
 ) -> dict[str, Any]:

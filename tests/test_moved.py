@@ -10,8 +10,11 @@ import pytest
 
 from fedgraph_flwr import moved
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.data.prediction_input import InputSpec
 from fedgraph_flwr.moved import HOOKS, MOVED, PACKAGE, successor
+from fedgraph_flwr.runs.prediction import Predictor
 
 EVERY = """
 import contextlib, importlib, pkgutil, warnings, fedgraph_flwr
@@ -28,6 +31,13 @@ def forgotten(monkeypatch):
     """No old name was imported before."""
     for old in MOVED:
         monkeypatch.delitem(sys.modules, f"{PACKAGE}.{old}", raising=False)
+
+
+def test_an_old_attribute_warns_and_reads_the_new_one():
+    spec = InputSpec(("ok", "fraud"), 3)
+    predictor = Predictor(RunConfig(), None, {}, {}, 0, spec)
+    with pytest.warns(FutureWarning, match="read input_spec instead"):
+        assert predictor.meaning is spec
 
 
 @pytest.mark.parametrize("old", sorted(MOVED))

@@ -155,7 +155,7 @@ def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
 
     from fedgraph_flwr.data.schema import Schema
 
-    spec = predictor.meaning
+    spec = predictor.input_spec
     if args.schema:
         schema = Schema.load(args.schema)
         if len(schema.classes) != len(spec.classes):
@@ -167,7 +167,7 @@ def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
     elif args.graph and spec.schema is None:
         spec = spec.as_imported(args.graph)
     spec = replace(spec, undirected=spec.undirected or args.undirected)
-    return replace(predictor, meaning=spec)
+    return replace(predictor, input_spec=spec)
 
 
 def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
@@ -180,7 +180,7 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
 
     if bool(args.nodes) != bool(args.edges):
         raise FedGraphError("incomplete input: pass both --nodes FILE and --edges FILE, or --graph FILE")
-    spec = replace(predictor.meaning, parallel=getattr(predictor, "predicts_edges", False))
+    spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
     stored = graph_file(args.graph, spec) if args.graph else None
     if not args.nodes and stored is not None:
         return stored, None, None

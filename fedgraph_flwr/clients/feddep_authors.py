@@ -81,7 +81,10 @@ class FedDEPAuthorsClient(GraphClient):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require a network that reads generated embeddings."""
         if not isinstance(model, LinearFusedSAGE):
-            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=linear_fused_sage, got {cfg.model.name}")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} needs model=linear_fused_sage, got model={cfg.model.name}: set"
+                " model=linear_fused_sage"
+            )
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

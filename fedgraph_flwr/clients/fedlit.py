@@ -49,7 +49,9 @@ class FedLITClient(GraphClient):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require a model with one branch per type."""
         if not isinstance(model, FedLIT):
-            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedlit, got {cfg.model.name}")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} needs model=fedlit, got model={cfg.model.name}: set model=fedlit"
+            )
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,9 @@ class FedStructClient(FedGradClient):
         """Require a model with a structure branch that fits the features."""
         super().check(cfg, model)
         if not isinstance(model, FedStruct):
-            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedstruct, got model={cfg.model.name}")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} needs model=fedstruct, got model={cfg.model.name}: set model=fedstruct"
+            )
         features = method_params(cls, cfg).features
         if isinstance(model.g, torch.nn.Identity) and features != "hop2vec":
             raise FedGraphError(

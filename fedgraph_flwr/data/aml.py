@@ -1,7 +1,7 @@
 """IBM's synthetic payments for anti money laundering (Altman et al., NeurIPS 2023), from Kaggle's CSV files.
 
 Each row of ``<name>_Trans.csv`` is a payment: time, bank and account that pay, bank and account that receive, amount and currency
-received, amount and currency paid, format, and whether it is laundering. Accounts are nodes and have no features of their own.
+received, amount and currency paid, format, and whether it is laundering. Accounts are nodes without features.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
         params: keys of the dataset, and its name.
 
     Raises:
-        FedGraphError: a key that is not accepted, another header, or a row that is no payment.
+        FedGraphError: a key that is not accepted, another header, or a row that is not a payment.
     """
     import pandas as pd
 

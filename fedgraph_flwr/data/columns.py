@@ -42,7 +42,7 @@ SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 
 MAX_CATEGORIES = 50
 FLOOR = 5
-"""Minimum number of rows for a category of its own and for a shared statistic."""
+"""Minimum number of rows for a separate category and for a shared statistic."""
 
 FAR = 100.0
 """Ratio of magnitudes above which unscaled features get a warning."""

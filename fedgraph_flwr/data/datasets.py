@@ -42,7 +42,7 @@ Sizes = tuple[int, int, int, int]
 class Source:
     """Origin and expected sizes of a dataset.
 
-    Of a collection, such as TU's, ``{name}`` in ``folder`` and ``files`` is the name of one dataset.
+    For a collection such as TU's, ``{name}`` in ``folder`` and ``files`` is the name of one dataset.
 
     Attributes:
         kind: ``generated``, ``download`` (on first use), ``typed`` (likewise) or ``files`` (placed by hand).
@@ -432,7 +432,7 @@ def is_available(name: str) -> bool:
 
 
 def _present(source: Source, file: str) -> bool:
-    """Return whether a file is there; of a collection, that of any of its datasets."""
+    """Return whether a file exists; for a collection, whether that of any of its datasets does."""
     return any(data_root().glob(f"{source.folder}/{file}".replace("{name}", "*")))
 
 

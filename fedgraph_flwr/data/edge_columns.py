@@ -23,7 +23,7 @@ def window_counts(source: Ints, target: Ints, time: Ints, num_nodes: int, window
     Args:
         source: node that each edge leaves [E].
         target: node that each edge reaches [E].
-        time: of each edge, in seconds [E].
+        time: time of each edge in seconds [E].
         num_nodes: N.
         window: W, in seconds.
         causal: whether only earlier edges count, as is known when the edge is made.
@@ -68,7 +68,7 @@ def ports(source: Ints, target: Ints, time: Ints) -> Ints:
     Args:
         source: node that each edge leaves [E].
         target: node that each edge reaches [E].
-        time: of each edge [E].
+        time: time of each edge [E].
     """
     return np.stack([_ranks(target, source, time), _ranks(source, target, time)], axis=1)
 

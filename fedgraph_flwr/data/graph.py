@@ -247,7 +247,7 @@ class Graph:
 
         Args:
             edge_index: the new edges [2, E'].
-            order: of each, the place of the edge whose data it carries [E'].
+            order: for each edge, the place of the edge whose data it carries [E'].
         """
         data: dict[str, Any] = {key: rows_of(getattr(self, key), order) for key in EDGE_FIELDS}
         return replace(self, edge_index=edge_index, **data)
@@ -574,7 +574,7 @@ _INDICES = {"indices": "source", "in_indices": "target"}
 
 
 def _edges(packed: dict[str, Tensor], name: str, role: str, mapped: bool) -> Any:
-    """Return compressed edges of a file: as they are if it is mapped, else expanded."""
+    """Return compressed edges of a file: unchanged if it is mapped, else expanded."""
     indptr = packed[f"{name}#{role.replace('indices', 'indptr')}"]
     edges = CompressedEdges(
         indptr, packed[f"{name}#{role}"], "both" if f"{name}#symmetric" in packed else _INDICES[role]

@@ -157,7 +157,7 @@ def check_roles(columns: Columns, kind: str, treatment: Treatment) -> None:
 
 
 def check_unknown_at_prediction(columns: Columns, nodes: Sequence[str], edges: Sequence[str], where: str) -> None:
-    """Refuse labels and targets among the features, which would give the answer away.
+    """Refuse labels and targets among the features, which would leak them to the model.
 
     Raises:
         FedGraphError: names the column and its roles.
@@ -464,7 +464,7 @@ def _edge_columns(treatment: Treatment) -> bool:
 
 
 def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Tensor:
-    """Return the times of a table's edges in seconds, int64 [E]: whole numbers as they are, dates since 1970.
+    """Return the times of a table's edges in seconds, int64 [E]: whole numbers unchanged, dates since 1970.
 
     Raises:
         FedGraphError: a time is missing, or neither a number nor a date.
@@ -627,7 +627,7 @@ def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
     """Return numbers to predict, float32 [N, T]; NaN for an empty cell. Without columns: [0, 0].
 
     Raises:
-        FedGraphError: a column is missing or named twice, or a value is no number.
+        FedGraphError: a column is missing or named twice, or a value is not a number.
     """
     import pandas as pd
 

@@ -30,7 +30,7 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
         params: the dataset's name.
 
     Raises:
-        FedGraphError: a line that is no triple, or files of different formats.
+        FedGraphError: a line that is not a triple, or files of different formats.
     """
     name = str(params["name"])
     files = [folder / name / "raw" / file for file in FILES]
@@ -96,7 +96,7 @@ def _is_number(word: str) -> bool:
 
 
 def _by_appearance(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return distinct words in the order in which they first appear, and the place of each word among them."""
+    """Return the distinct names in the order in which they first appear, and the place of each name among them."""
     import pandas as pd
 
     places, found = pd.factorize(words)

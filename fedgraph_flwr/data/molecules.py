@@ -1,8 +1,8 @@
-"""MoleculeNet (Wu et al., Chemical Science 2018): tables with a SMILES string and one or more answers per molecule.
+"""MoleculeNet (Wu et al., Chemical Science 2018): tables with a SMILES string and one or more labels or targets per molecule.
 
 A molecule is a graph of its atoms, without hydrogens, and of its bonds in both directions. Features are those of the Open Graph
 Benchmark (Hu et al., NeurIPS 2020) as PyG reads them, each as one-hot columns: of an atom its number, chirality, degree, charge,
-hydrogens, radical electrons, hybridisation, aromaticity and whether it is in a ring; of a bond its type, stereo configuration and
+hydrogens, radical electrons, hybridisation, aromaticity and ring membership; for a bond, its type, stereo configuration and
 conjugation.
 """
 
@@ -32,13 +32,13 @@ class Table:
     Attributes:
         file: its name.
         smiles: column of the SMILES string.
-        answers: columns of the answers: a place, or the first and the end of several.
-        numbers: whether answers are numbers; else 0 and 1.
+        targets: column of the labels or targets: a place, or the first and the end of several.
+        numbers: whether they are numbers; else 0 and 1.
     """
 
     file: str
     smiles: int
-    answers: int | tuple[int, int]
+    targets: int | tuple[int, int]
     numbers: bool = False
 
 
@@ -60,7 +60,9 @@ FILES = {name: (table.file,) for name, table in TABLES.items()}
 
 
 def read(folder: Path, params: dict[str, Any]) -> Graph:
-    """Read a table of molecules; a missing one is downloaded. Strings that are no molecule are left out, with a warning.
+    """Read a table of molecules; a missing one is downloaded.
+
+    Strings that do not describe a molecule are left out, with a warning.
 
     One column of 0 and 1 becomes labels, several become targets, as numbers do. Masks hold the scaffold split.
 
@@ -83,19 +85,20 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
     name = str(params["name"])
     table, path = TABLES[name], folder / name / "raw" / TABLES[name].file
     if not path.is_file():
-        _download(path, packed=isinstance(table.answers, tuple))
+        _download(path, packed=isinstance(table.targets, tuple))
     rows = pd.read_csv(path)
-    low, high = table.answers if isinstance(table.answers, tuple) else (table.answers, table.answers + 1)
-    answers = rows.iloc[:, low : high or None]
+    low, high = table.targets if isinstance(table.targets, tuple) else (table.targets, table.targets + 1)
+    targets = rows.iloc[:, low : high or None]
     if (
         rows.shape[1] < 2
-        or answers.shape[1] != high - low
-        or not all(map(pd.api.types.is_numeric_dtype, answers.dtypes))
+        or targets.shape[1] != high - low
+        or not all(map(pd.api.types.is_numeric_dtype, targets.dtypes))
     ):
         raise FedGraphError(
-            f"{path} has the columns {', '.join(map(str, rows.columns))[:200]}: expected those of MoleculeNet's {table.file}"
+            f"{path} has the columns {', '.join(map(str, rows.columns))[:200]}, expected those of MoleculeNet's"
+            f" {table.file}: fetch the file again"
         )
-    y = torch.from_numpy(answers.to_numpy(dtype=np.float32, copy=True))
+    y = torch.from_numpy(targets.to_numpy(dtype=np.float32, copy=True))
     if not table.numbers and not bool(((y == 0) | (y == 1) | y.isnan()).all()):
         raise FedGraphError(f"{path} has a label that is not 0, 1 or empty: fetch the file again")
     graphs = [_graph(str(smiles)) for smiles in rows.iloc[:, table.smiles]]
@@ -125,7 +128,7 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
 
 
 def _download(path: Path, packed: bool) -> None:
-    """Download a table; those of several answers are published as ``.csv.gz``."""
+    """Download a table; those of several targets are published as ``.csv.gz``."""
     from torch_geometric.data import download_url, extract_gz
 
     found = download_url(f"{ORIGIN}/{path.name}{'.gz' if packed else ''}", str(path.parent))
@@ -146,15 +149,15 @@ def _one_hot(values: Tensor, accepted: Sequence[Sequence[Any]]) -> Tensor:
     return torch.cat([torch.eye(len(known))[values[:, k]] for k, known in enumerate(accepted)], dim=1)
 
 
-def scaffold_split(smiles: Sequence[str], answers: Tensor) -> list[Tensor]:
+def scaffold_split(smiles: Sequence[str], targets: Tensor) -> list[Tensor]:
     """Return masks of training, validation and test molecules, bool [G] each, that share no scaffold (Bemis & Murcko, 1996).
 
     As MoleculeNet and ogb do, sets of equal scaffold, the largest first, fill 80 % for training, then 10 % for validation.
-    Molecules without an answer are in no mask.
+    Molecules without a label or target are in no mask.
 
     Args:
         smiles: a string per molecule.
-        answers: [G, T], NaN where unknown.
+        targets: labels or targets [G, T], NaN where unknown.
     """
     from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
@@ -168,5 +171,5 @@ def scaffold_split(smiles: Sequence[str], answers: Tensor) -> list[Tensor]:
             stage[places], used[0] = 0, used[0] + len(places)
         elif sum(used) + len(places) <= ends[1]:
             stage[places], used[1] = 1, used[1] + len(places)
-    known = ~answers.isnan().all(1)
+    known = ~targets.isnan().all(1)
     return [(stage == number) & known for number in range(3)]

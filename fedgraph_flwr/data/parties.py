@@ -156,7 +156,7 @@ def divide(
     own = [names == own_name for names in folded]
     if len(links) and not (own[0] | own[1]).any():
         raise FedGraphError(
-            f"--own-party '{rule.own}' is the party of no row of {where[0]}: expected one of"
+            f"no row of {where[0]} names --own-party '{rule.own}' as a party: expected one of"
             f" {', '.join(sorted({*folded[0], *folded[1]} - {''})[:10]) or 'its names'}"
         )
     foreign = own[0] ^ own[1]

@@ -3,7 +3,7 @@
 Persons pay standing contacts, merchants and each other; payrolls pay persons. Laundering patterns are planted among persons,
 within one bank or across banks. Each pattern has decoys with label 0: ``decoy_dir`` copies with fresh members and times of the
 same law whose edges have random directions, and ``decoy_time`` copies whose times are uniform over all days. So patterns do not
-stand out by degree: a model blind to direction cannot tell a pattern from the first kind, nor one blind to time from the second.
+differ by degree: a model blind to direction cannot separate a pattern from the first kind, nor one blind to time from the second.
 
 Ceilings, whatever the model: by its own columns a payment is found by chance (AUC 1/2); blind to direction or blind to time,
 patterns and that kind of decoy are exchangeable, AUC 1/2 and F1 at most 2p / (1 + p) with p = 1 / (1 + decoys).
@@ -90,9 +90,9 @@ class ColumnKeys:
         [], without_low=True
     )  # days; each adds counts of payments at both ends as edge features
     causal: bool = True  # counts look back only, not ahead too
-    counts: str = "bank"  # bank: of payments that touch the sender's bank | all: of all payments
+    counts: str = "bank"  # bank: payments that touch the sender's bank | all: every payment
     ports: bool = False  # whether port numbers are edge features
-    features: str = "constant"  # of accounts: constant | activity, counts of their own payments
+    features: str = "constant"  # features of accounts: constant | activity, counts of their payments
 
     def __post_init__(self) -> None:
         one_of(self.counts, ("bank", "all"), "dataset.counts")

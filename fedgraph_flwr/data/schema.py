@@ -121,7 +121,7 @@ class Schema:
 
     Attributes:
         classes: class names, in label order.
-        nodes: columns by node type and name, in feature order. Columns of edges stand under their edge type.
+        nodes: columns by node type and name, in feature order. Columns of edges are listed under their edge type.
         edges: edge types, as ``SOURCE:RELATION:TARGET``.
         scaling: none, local (each party's statistics where the schema has none) or federated (the schema's statistics).
         tables: names of the other columns, and the file format. Each party may have its own.

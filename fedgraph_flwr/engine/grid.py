@@ -122,8 +122,8 @@ def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
     plain = kind.describe is GraphClient.describe and not cfg.adversary.clients and cfg.task.name == "nodes"
     if not plain or (known := partition.outline(cfg)) is None:
         return
-    columns = zip(known.nodes, known.told["num_train"], strict=True)
-    sizes = {key: known.told[key] for key in ("num_features", "num_classes")}
+    columns = zip(known.nodes, known.descriptions["num_train"], strict=True)
+    sizes = {key: known.descriptions[key] for key in ("num_features", "num_classes")}
     grid.descriptions = {
         i: client_description(cfg, nodes, {"num_train": trains, **sizes}) for i, (nodes, trains) in enumerate(columns)
     }

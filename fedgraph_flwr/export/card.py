@@ -59,7 +59,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
     cfg = predictor.cfg
     whose = "the shared model" if predictor.client is None else f"the model of client {predictor.client}"
     secagg = "; updates by secure aggregation" if cfg.privacy.secagg else ""
-    attr = "edge_attr, " if predictor.meaning.columns(EDGE) else ""
+    attr = "edge_attr, " if predictor.input_spec.columns(EDGE) else ""
     private = "No differential privacy"
     if "privacy" in found:
         private = accounting.spent_text(found["privacy"], cfg.privacy.scores)
@@ -84,7 +84,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
                 "",
                 "These tables become features only by `fedgraph-flwr predict`: edges have counts, or a table holds many graphs.",
             ]
-            if predictor.meaning.columns(NODE) and not tables
+            if predictor.input_spec.columns(NODE) and not tables
             else []
         ),
         *(
@@ -137,7 +137,7 @@ def _data(predictor: Predictor) -> list[str]:
     if not found:
         return [f"{cfg.num_clients} clients. Their graphs were not available when this card was written."]
     of_nodes = cfg.task.name == "nodes"
-    names = ["training nodes", *map(escaped, predictor.meaning.classes)] if of_nodes else []
+    names = ["training nodes", *map(escaped, predictor.input_spec.classes)] if of_nodes else []
     head = ["client", "nodes", "edges", "features", *names]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for index, graph in enumerate(found):
@@ -154,7 +154,7 @@ def _data(predictor: Predictor) -> list[str]:
 
 def _task(predictor: Predictor) -> str:
     """Return what the model predicts."""
-    classes, task = predictor.meaning.classes, predictor.cfg.task.name
+    classes, task = predictor.input_spec.classes, predictor.cfg.task.name
     kind = "node classification" if task == "nodes" else f"task={task}"
     return f"{kind} with {len(classes)} classes: {', '.join(map(escaped, classes))}" if predictor.task.classes else kind
 
@@ -190,7 +190,7 @@ def _scores(found: dict[str, Any], task: type[Task]) -> list[str]:
 def _limits(predictor: Predictor, found: dict[str, Any]) -> list[str]:
     """Return limits of this particular model."""
     limits = []
-    schema = predictor.meaning.schema
+    schema = predictor.input_spec.schema
     if predictor.client is not None:
         limits.append(f"- This is the model of client {predictor.client}. Nodes of other clients may differ.")
     if schema and schema.scaling == "local":

@@ -90,10 +90,10 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         raise FedGraphError(f"--out {folder} contains other files: pass a new folder")
     plain = predictor.plain()
     plain = replace(plain, weights={name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()})
-    meaning, cfg = predictor.meaning, predictor.cfg
-    columns = {} if _needs_package(meaning) else meaning.columns(NODE)
+    spec, cfg = predictor.input_spec, predictor.cfg
+    columns = {} if _needs_package(spec) else spec.columns(NODE)
     stats = predictor.target_stats if predictor.task.targets else torch.zeros(2, 0, dtype=torch.float64)
-    made = Exported(plain, cfg.dtype, meaning, predictor.client, predictor.round, cfg.task, predictor.threshold, stats)
+    made = Exported(plain, cfg.dtype, spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats)
     _check(made, predictor)
     source = _source(plain)
     write_bytes(folder / "model.py", _module(source, made).encode())
@@ -107,24 +107,24 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         "task": asdict(cfg.task),
         "target_stats": stats.tolist(),
         "dtype": cfg.dtype,
-        "classes": list(meaning.classes),
-        "num_features": meaning.num_features,
-        "schema": meaning.schema.to_dict() if meaning.schema else {},
-        "undirected": meaning.undirected,
+        "classes": list(spec.classes),
+        "num_features": spec.num_features,
+        "schema": spec.schema.to_dict() if spec.schema else {},
+        "undirected": spec.undirected,
         "client": predictor.client,
         "round": predictor.round,
         "threshold": predictor.threshold,
     }
     if columns:
-        preprocessing = {"undirected": meaning.undirected, "classes": list(meaning.classes)}
-        preprocessing |= {"tables": meaning.schema.tables.to_dict() if meaning.schema else {}}
+        preprocessing = {"undirected": spec.undirected, "classes": list(spec.classes)}
+        preprocessing |= {"tables": spec.schema.tables.to_dict() if spec.schema else {}}
         preprocessing |= {"columns": {name: column.to_dict() for name, column in columns.items()}}
-        preprocessing |= {"edge_columns": {name: column.to_dict() for name, column in meaning.columns(EDGE).items()}}
+        preprocessing |= {"edge_columns": {name: column.to_dict() for name, column in spec.columns(EDGE).items()}}
         preprocessing |= {"parallel": predictor.predicts_edges}
         write_bytes(folder / "preprocessing.json", json.dumps(preprocessing, indent=1).encode())
         write_bytes(folder / "preprocess.py", (MODULES / "preprocess.py").read_bytes())
-    if meaning.schema:
-        meaning.schema.save(folder / "schema.yaml")
+    if spec.schema:
+        spec.schema.save(folder / "schema.yaml")
     found = scores(run, predictor)
     write_bytes(folder / "metrics.json", json.dumps(found, indent=1).encode())
     write_bytes(folder / "MODEL_CARD.md", model_card(predictor, plain, found, bool(columns)).encode())
@@ -134,9 +134,9 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     return folder
 
 
-def _needs_package(meaning: InputSpec) -> bool:
+def _needs_package(spec: InputSpec) -> bool:
     """Return whether tables become features only with this package: window counts, or many graphs in a table."""
-    tables = meaning.schema.tables if meaning.schema else TableLayout()
+    tables = spec.schema.tables if spec.schema else TableLayout()
     return bool(tables.windows or tables.graph)
 
 
@@ -153,7 +153,7 @@ def _module(source: str, made: "Exported") -> str:
         net = f"Items({net}, *READOUT{scale})"
     use, gives = USES[plain.readout[0]]
     loader = _LOADER.format(
-        classes=list(made.meaning.classes),
+        classes=list(made.input_spec.classes),
         arguments=f"{plain.arguments}\n{constants}".rstrip(),
         file=WEIGHTS,
         dtype=made.dtype,
@@ -245,7 +245,9 @@ def module_of(plain: Plain, dtype: str) -> torch.nn.Module:
     elif plain.module in NAMES:
         kind = importlib.import_module(f"fedgraph_flwr.export.plain.{plain.module}").Net
     else:
-        raise FedGraphError(f"{INDEX} names the module '{plain.module}', expected one of: {', '.join(NAMES)}")
+        raise FedGraphError(
+            f"{INDEX} names the module '{plain.module}', expected one of: {', '.join(NAMES)}; export the run again"
+        )
     net: torch.nn.Module = kind(**plain.arguments)
     if plain.readout[0]:
         net = Items(net, *plain.readout)
@@ -287,7 +289,7 @@ class Exported(TaskPredictor):
     Attributes:
         plain: the model.
         dtype: type of its weights.
-        meaning: what features and classes mean.
+        input_spec: features and classes that the model expects.
         client: whose it was; None: the shared one.
         round: after which it was taken.
         prediction_task: keys of its task.
@@ -300,7 +302,7 @@ class Exported(TaskPredictor):
 
     plain: Plain
     dtype: str
-    meaning: InputSpec
+    input_spec: InputSpec
     client: int | None
     round: int
     prediction_task: TaskConfig
@@ -330,7 +332,7 @@ class Exported(TaskPredictor):
 
     def outputs(self, graph: Any) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, by the exported module."""
-        own = as_client(self.as_graph(graph), self.client, len(self.meaning.classes) if self.predicts_edges else 0)
+        own = as_client(self.as_graph(graph), self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
         if not isinstance(own, ClientGraph):
             raise FedGraphError("exported models read graphs with one type of nodes, got a heterogeneous graph")
         task, net = self.task(self.cfg, own), module_of(self.plain, self.dtype)
@@ -368,7 +370,7 @@ def load_export(folder: Path) -> Exported:
             )
         weights = load_file(folder / WEIGHTS)
         schema = Schema.from_dict(index["schema"], str(folder)) if index["schema"] else None
-        meaning = InputSpec(tuple(index["classes"]), index["num_features"], schema, index["undirected"], str(folder))
+        spec = InputSpec(tuple(index["classes"]), index["num_features"], schema, index["undirected"], str(folder))
         readout, arguments = index.get("readout", ("", {}))
         if readout and readout not in READOUTS:
             raise FedGraphError(
@@ -385,6 +387,6 @@ def load_export(folder: Path) -> Exported:
         task = TaskConfig(**vars(typed(TaskConfig, index.get("task", {"name": "nodes"}), f"{folder / INDEX}: task")))
         stats = torch.tensor(index.get("target_stats", [[], []]), dtype=torch.float64)
         client, done = index["client"], index["round"]
-        return Exported(plain, index["dtype"], meaning, client, done, task, index["threshold"], stats)
+        return Exported(plain, index["dtype"], spec, client, done, task, index["threshold"], stats)
     except (AttributeError, OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FedGraphError(f"{folder} contains no exported model ({first_line(error)})") from error

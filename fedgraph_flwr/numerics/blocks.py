@@ -123,7 +123,7 @@ class Scaling(NamedTuple):
     """A propagation matrix by its factors: entry (v, u) is ``d_v^target d_u^source`` for each edge u → v, d the in-degrees.
 
     Attributes:
-        loops: whether each node has exactly one loop, which counts in its degree; else loops count as they are stored.
+        loops: whether each node has exactly one loop, which counts in its degree; else only stored loops count.
         target: power of d_v.
         source: power of d_u.
     """
@@ -142,9 +142,9 @@ class ScaledNeighbours:
     Args:
         indptr: int64 [N + 1].
         indices: sources of the edges into each node, [E]; may be a mapped file, which is not copied unless it has loops.
-        scaling: of the edges.
+        scaling: scaling of the edges.
         device: where layers are computed.
-        dtype: of the values.
+        dtype: type of the values.
     """
 
     def __init__(self, indptr: Ints, indices: Ints, scaling: Scaling, device: torch.device, dtype: torch.dtype):
@@ -192,7 +192,7 @@ LOOPS_AT_ONCE = 1 << 22
 
 
 def row_blocks(indptr: Ints, size: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last + 1 rows of blocks with about ``size`` rows and entries; a row with more is a block of its own."""
+    """Yield first and last + 1 rows of blocks with about ``size`` rows and entries; a row with more is a separate block."""
     last = len(indptr) - 1
     cost = indptr[:last] + np.arange(last)
     ends = np.unique(np.searchsorted(cost, np.arange(size, int(indptr[-1]) + last, size)))

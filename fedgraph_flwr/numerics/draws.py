@@ -15,7 +15,7 @@ Ints = NDArray[np.integer]
 GOLDEN = 0x9E3779B97F4A7C15
 FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 HOPS = 64
-"""Bound of the hops that have streams of their own."""
+"""Upper bound of the hops, which have separate streams."""
 
 
 class Entries(NamedTuple):

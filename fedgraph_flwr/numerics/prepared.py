@@ -62,7 +62,7 @@ def derived(file: Path, name: str, settings: Mapping[str, Any], make: Callable[[
 
     Args:
         file: the graph's file.
-        name: of the tensor.
+        name: name of the tensor.
         settings: everything else it depends on.
         make: computes it.
     """
@@ -85,7 +85,7 @@ class _Cache:
         self.content = read_digest(file) if is_mapped(file) else hashlib.blake2b(file.read_bytes()).hexdigest()
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return its tensors and values; None if there is no file, or the graph is another.
+        """Return its tensors and values; None if the file is missing or belongs to another graph.
 
         Raises:
             FedGraphError: the file is damaged.

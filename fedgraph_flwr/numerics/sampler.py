@@ -107,7 +107,7 @@ class NeighbourSampler:
 
         Args:
             seeds: the graph's ids, each once.
-            key: of the step, below 2^64.
+            key: key of the step, below 2^64.
         """
         known, ends, hops = len(seeds), [len(seeds)], []
         self._nodes = _room(self._nodes, known)
@@ -149,7 +149,7 @@ class RowBuffer:
 
     Args:
         source: [N, F], float16, bfloat16, float32 or float64; a NumPy array may be a memory-mapped file.
-        dtype: of the gathered rows.
+        dtype: type of the gathered rows.
     """
 
     def __init__(self, source: Tensor | NDArray[np.floating], dtype: torch.dtype = torch.float32):

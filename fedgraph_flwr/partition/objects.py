@@ -92,7 +92,8 @@ def _clients_of_many(graphs: Sequence[Any], cfg: RunConfig, name: str, classes: 
     for index, own in enumerate(graphs):
         if not isinstance(own, list | tuple) or not own:
             raise FedGraphError(
-                f"graphs[{index}] must be a list of PyG Data like the others, one per graph of the client, and not empty"
+                f"graphs[{index}] must be a list of PyG Data like the others, one per graph of the client, got"
+                f" {'an empty list' if isinstance(own, list | tuple) else type(own).__name__}"
             )
     whole = [_many(own, f"graphs[{index}]") for index, own in enumerate(graphs)]
     names = list(classes) or numbered_classes(torch.cat([graph.y for graph in whole]), "graphs=[...]")
@@ -111,7 +112,9 @@ def _many(graphs: Sequence[Any], where: str) -> Graph:
     """
     for place, data in enumerate(graphs):
         if _typed(data) or any(not isinstance(getattr(data, key, None), Tensor) for key in ("x", "edge_index", "y")):
-            raise FedGraphError(f"{where}[{place}] must be a PyG Data with tensors x, edge_index and y")
+            raise FedGraphError(
+                f"{where}[{place}] must be a PyG Data with tensors x, edge_index and y, got {str(data)[:100]}"
+            )
         y, first = data.y, graphs[0]
         if y.is_floating_point() != first.y.is_floating_point() or y.numel() != first.y.numel():
             raise FedGraphError(

@@ -78,13 +78,13 @@ class Manifest(NamedTuple):
         sizes: sizes of their files in bytes.
         starts: offsets of their files in the `PACK`.
         nodes: numbers of nodes.
-        told: ``num_train`` of packed clients, and the common ``num_features`` and ``num_classes``; else empty.
+        descriptions: ``num_train`` of packed clients, and the common ``num_features`` and ``num_classes``; else empty.
     """
 
     sizes: list[int]
     starts: list[int]
     nodes: list[int]
-    told: dict[str, Any]
+    descriptions: dict[str, Any]
 
 
 def client_files(cfg: RunConfig) -> Path:
@@ -144,7 +144,7 @@ def outline(cfg: RunConfig) -> Manifest | None:
     """Return what is known about all clients without reading their files; None for few clients or other types of graphs."""
     folder = client_files(cfg)
     manifest = _manifest_of(folder) if _packed(folder) else None
-    return manifest if manifest and manifest.told else None
+    return manifest if manifest and manifest.descriptions else None
 
 
 def resolved(cfg: RunConfig) -> RunConfig:

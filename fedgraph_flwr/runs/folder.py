@@ -195,7 +195,7 @@ class Checkpoint:
         best_round: round of the best validation score so far, ``best_score``.
         pending: record of ``round`` without its scores.
         fingerprint: fingerprint of the configuration and, if the files were available, of the data.
-        told: descriptions of the clients, by index.
+        descriptions: reply of each client to phase ``describe``, by index; ``told`` in the file.
         nodes: node id of each client, by index.
         tree: ``arrays`` (shared parameters), ``best``, and the strategy's state.
         rounds: records of the previous rounds.
@@ -207,14 +207,14 @@ class Checkpoint:
     best_score: float
     pending: dict[str, Any]
     fingerprint: dict[str, Any]
-    told: dict[str, Any]
+    descriptions: dict[str, Any]
     nodes: dict[str, Any]
     tree: Tree = dataclasses.field(default_factory=dict)
     rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def values(self) -> dict[str, Any]:
         """Return the values of the file's header."""
-        return {key: getattr(self, key) for key in _TYPES}
+        return {key: getattr(self, _FIELDS.get(key, key)) for key in _TYPES}
 
     def of_clients(self) -> dict[int, int]:
         """Return the node id of each client."""
@@ -232,6 +232,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "nodes": (dict,),
 }
 
+_FIELDS = {"told": "descriptions"}
+"""Key of the file → field of `Checkpoint`, where they differ."""
+
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read the checkpoint of a run's folder and the records before it.
@@ -248,7 +251,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             raise FedGraphError(
                 f"{path} is not a checkpoint of this version: it has {key} {values.get(key)!r}; start a new run"
             )
-    found = Checkpoint(**{key: values[key] for key in _TYPES}, tree=unflatten(tensors))
+    found = Checkpoint(**{_FIELDS.get(key, key): values[key] for key in _TYPES}, tree=unflatten(tensors))
     if (
         not re.fullmatch(r"[0-9a-f]{16}", found.run)  # it becomes part of a path
         or not 0 <= found.best_round <= found.round
@@ -327,8 +330,8 @@ def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folde
     Raises:
         FedGraphError: a client has another graph, or the number of clients changed.
     """
-    for client in sorted(descriptions.keys() | found.told.keys(), key=str):
-        now, before = descriptions.get(client, {}), found.told.get(client)
+    for client in sorted(descriptions.keys() | found.descriptions.keys(), key=str):
+        now, before = descriptions.get(client, {}), found.descriptions.get(client)
         before = before if isinstance(before, dict) else {}
         for key in sorted(now.keys() | before.keys()):
             if key == "num_train" and key not in now:  # older versions reported it under differential privacy, too

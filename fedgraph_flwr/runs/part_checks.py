@@ -78,7 +78,7 @@ def _check_pair(rules: StrategyConfig) -> None:
 def _check_requests(rules: StrategyConfig, server: type, client: type[GraphClient]) -> None:
     """Refuse classes of which one sends groups that the other does not take, or waits for groups that it does not send.
 
-    Classes that a file names together are trusted. A client with phases of its own may take what it needs there.
+    Classes that a file names together are trusted. A client with its own phases may take what it needs there.
     """
     own = group_file("strategy", rules.name) if group_path("strategy", rules.name) else {}
     usual = vars(StrategyConfig()) | dict(own.items())

@@ -42,7 +42,7 @@ from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.moved import FILES
+from fedgraph_flwr.moved import FILES, renamed_attribute
 from fedgraph_flwr.runs.checks import client_class, rebuilds
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
 from fedgraph_flwr.tasks import Task, kind_of
@@ -163,8 +163,8 @@ class PairPredictions:
     """Scores of pairs of nodes: the larger, the more probable is an edge.
 
     Attributes:
-        ids: of the two ends [2, K].
-        scores: of the pairs [K].
+        ids: ids of the two ends [2, K].
+        scores: scores of the pairs [K].
     """
 
     ids: np.ndarray
@@ -199,12 +199,14 @@ class TaskPredictor(ABC):
     Attributes:
         cfg: configuration of its run; of an exported model, its task.
         client: client whose model it is; None for the shared model.
-        meaning: features and classes that the model expects.
+        input_spec: features and classes that the model expects.
     """
 
     cfg: RunConfig
     client: int | None
-    meaning: InputSpec
+    input_spec: InputSpec
+
+    meaning = renamed_attribute("input_spec")
 
     @property
     @abstractmethod
@@ -223,7 +225,7 @@ class TaskPredictor(ABC):
     @property
     def source(self) -> str:
         """Origin of the model, for errors."""
-        return self.meaning.where
+        return self.input_spec.where
 
     def predict(self, graph: Any, ids: Sequence[Any] | np.ndarray | None = None) -> Predictions | TargetPredictions:
         """Predict all nodes of a graph, or all labelled-type nodes of a heterogeneous graph.
@@ -248,9 +250,9 @@ class TaskPredictor(ABC):
         logits, task = self.items(graph)
         if isinstance(task, OfGraphs):
             names, place = _names_of_graphs(graph, ids), task.order.argsort()
-            return Predictions(names, logits[place], self.meaning.classes, self.threshold)
+            return Predictions(names, logits[place], self.input_spec.classes, self.threshold)
         if not isinstance(task, Edges):
-            return Predictions(names_of(graph, ids), logits, self.meaning.classes, self.threshold)
+            return Predictions(names_of(graph, ids), logits, self.input_spec.classes, self.threshold)
         place = task.order.argsort()
         names = names_of(graph, ids)
         known = (
@@ -260,7 +262,9 @@ class TaskPredictor(ABC):
         )
         ends = [[known.get(node, node) for node in row] for row in task.ends[:, place].tolist()]
         edges = np.arange(place.numel()).astype(object)
-        return EdgePredictions(edges, logits[place], self.meaning.classes, self.threshold, np.array(ends, dtype=object))
+        return EdgePredictions(
+            edges, logits[place], self.input_spec.classes, self.threshold, np.array(ends, dtype=object)
+        )
 
     def _refuse_triples(self) -> None:
         if self.task is Triples:
@@ -276,7 +280,7 @@ class TaskPredictor(ABC):
         outputs, task = self.outputs(graph)
         if not isinstance(task, Targets):
             raise TypeError(f"task={self.cfg.task.name} predicts no targets")
-        layout = self.meaning.schema.tables if self.meaning.schema else TableLayout()
+        layout = self.input_spec.schema.tables if self.input_spec.schema else TableLayout()
         names = Columns.of(layout).targets or [f"target_{t}" for t in range(stats.size(1))]
         values, items = task.in_units(outputs.double()), names_of(graph, ids)
         if isinstance(task, OfGraphs):
@@ -289,7 +293,7 @@ class TaskPredictor(ABC):
 
     def items(self, graph: Any) -> tuple[Tensor, Task]:
         """Return logits [V, C] of a graph's items, and the task with their targets and masks in this order."""
-        (logits, task), classes = self.outputs(self.as_graph(graph)), len(self.meaning.classes)
+        (logits, task), classes = self.outputs(self.as_graph(graph)), len(self.input_spec.classes)
         if logits.shape[1] != classes:
             raise FedGraphError(f"{self.source} names {classes} classes, but its model predicts {logits.shape[1]}")
         return logits, task
@@ -323,7 +327,7 @@ class TaskPredictor(ABC):
         Args:
             graph: as for `predict`.
             pairs: ids of the two ends, [K, 2].
-            ids: of the graph's nodes, as for `predict`.
+            ids: ids of the graph's nodes, as for `predict`.
 
         Raises:
             FedGraphError: another task, or an id that the graph does not have.
@@ -350,7 +354,7 @@ class TaskPredictor(ABC):
         Raises:
             FedGraphError: the object is not a graph, or has no features or edges.
         """
-        made = graph if isinstance(graph, Graph | HeteroGraph) else from_pyg(graph, self.meaning)
+        made = graph if isinstance(graph, Graph | HeteroGraph) else from_pyg(graph, self.input_spec)
         if issubclass(self.task, OfGraphs) and isinstance(made, Graph) and not made.graph_id.numel():
             return replace(made, graph_id=torch.zeros(made.num_nodes, dtype=torch.int64))  # one graph
         return made
@@ -366,7 +370,7 @@ class Predictor(TaskPredictor):
         tensors: parameters by name; for a client, including private ones.
         memory: state of the method that its prediction reads.
         round: round of the parameters.
-        meaning: features and classes that the model expects.
+        input_spec: features and classes that the model expects.
         file: the client's graph file, if it is on this machine.
     """
 
@@ -375,7 +379,7 @@ class Predictor(TaskPredictor):
     tensors: Mapping[str, Tensor]
     memory: Tree
     round: int
-    meaning: InputSpec
+    input_spec: InputSpec
     file: Path | None = None
 
     @property
@@ -439,7 +443,7 @@ class Predictor(TaskPredictor):
     @cached_property
     def threshold(self) -> float | None:
         """Threshold of the second of two classes with the best F1 on the client's validation nodes; None if unknown."""
-        if self.own is None or not self.task.classes or len(self.meaning.classes) != 2:
+        if self.own is None or not self.task.classes or len(self.input_spec.classes) != 2:
             return None
         logits, task = self.outputs(self.own)
         return metrics.threshold(logits, task.y, task.masks["val"])
@@ -480,7 +484,7 @@ class Predictor(TaskPredictor):
         Raises:
             FedGraphError: the model needs a heterogeneous graph, or edge features of unknown number.
         """
-        rng, nodes, features = torch.Generator().manual_seed(0), 24, self.meaning.num_features
+        rng, nodes, features = torch.Generator().manual_seed(0), 24, self.input_spec.num_features
         if not isinstance(features, int):
             raise FedGraphError(
                 f"{self.source} is a model for heterogeneous graphs, which cannot be exported yet: use `fedgraph-flwr predict`"
@@ -489,7 +493,7 @@ class Predictor(TaskPredictor):
         item = torch.arange(nodes) // size if size < nodes else torch.arange(nodes)
         mask = (torch.rand(nodes, generator=rng) < 0.5)[item]
         start = torch.randint(nodes // size, (4 * nodes,), generator=rng) * size
-        classes = max(len(self.meaning.classes), 1)
+        classes = max(len(self.input_spec.classes), 1)
         data: dict[str, Any] = {}
         if width := self._num_edge_features():
             data["edge_attr"] = torch.randn(4 * nodes, width, generator=rng)
@@ -552,10 +556,13 @@ class Predictor(TaskPredictor):
         """
         who = f"{self.source}: a client of strategy={self.cfg.strategy.name}"
         if self.client is None:
-            raise FedGraphError(f"{who} cannot predict alone: {needed}: pass --client to predict a client's own nodes")
+            raise FedGraphError(
+                f"{who} cannot predict without the other clients: {needed}: pass --client I to predict client I's own nodes"
+            )
         if GRAPH not in self.memory:
             raise FedGraphError(
-                f"{who} cannot predict alone: {needed}, and its run stored no results of them: repeat the run with this release"
+                f"{who} cannot predict without the other clients: {needed}, and its run stored no results of them: repeat the run"
+                " with this release"
             )
         if isinstance(graph, ClientGraph) and torch.equal(self.memory[GRAPH], graph_digest(graph)):
             return
@@ -565,12 +572,12 @@ class Predictor(TaskPredictor):
             )
         again = "evaluate the run (`run evaluate=RUN`)" if rebuilds(self.cfg) else "repeat the run"
         raise FedGraphError(
-            f"{who} cannot predict nodes alone that its run did not contain: {needed}: {again} on client files that contain them,"
-            " then predict without --nodes, --edges and --graph"
+            f"{who} cannot predict new nodes without the other clients: {needed}: {again} on client files that contain the new"
+            " nodes, then predict without --nodes, --edges and --graph"
         )
 
     def _with_parameters(self, kind: type[GraphClient], graph: Any) -> GraphClient:
-        own = as_client(graph, self.client, len(self.meaning.classes) if self.predicts_edges else 0)
+        own = as_client(graph, self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
         typed = models.network(self.cfg.model).heterogeneous
         if isinstance(own, HeteroGraph) != typed:
             kinds = ("homogeneous", "heterogeneous")
@@ -633,10 +640,10 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
     if found.unscored:
         log(WARNING, "%s: %s: --client 0..%d", run, found.unscored, clients - 1)
     if client is not None and found.own is not None and found.own.schema:
-        found.meaning = replace(found.meaning, schema=fitted_schema(found.own.schema, str(run)))
+        found.input_spec = replace(found.input_spec, schema=fitted_schema(found.own.schema, str(run)))
     elif is_several(cfg.dataset) and found.own is not None:  # clients differ in features and classes
         names = tuple(map(str, range(found.own.num_classes)))
-        found.meaning = replace(found.meaning, classes=names, num_features=found.own.num_features)
+        found.input_spec = replace(found.input_spec, classes=names, num_features=found.own.num_features)
     return found
 
 
@@ -648,7 +655,7 @@ def load_node(state: Path, at: str = "") -> Predictor:
         at: as for `load_predictor`.
 
     Raises:
-        FedGraphError: there is no model.
+        FedGraphError: the model is missing.
     """
     path = StateFolder.find_model(state, LAST)
     if path is None:
@@ -666,11 +673,9 @@ def load_node(state: Path, at: str = "") -> Predictor:
         own, schema = unflatten(parts), values["schema"]
         classes = schema["agreed"][kind_of(cfg).CLASSES] if schema else map(str, range(values["num_classes"]))
         fitted, both = fitted_schema(schema, str(path)), bool(schema.get("undirected"))
-        meaning = InputSpec(tuple(classes), values["num_features"], fitted, both, str(path))
+        spec = InputSpec(tuple(classes), values["num_features"], fitted, both, str(path))
         file = Path(values["file"]) if values["file"] else None
-        return Predictor(
-            cfg, values["client"], own["model"], own.get("method", {}), int(values["round"]), meaning, file
-        )
+        return Predictor(cfg, values["client"], own["model"], own.get("method", {}), int(values["round"]), spec, file)
 
 
 @contextlib.contextmanager

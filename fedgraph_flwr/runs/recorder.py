@@ -190,7 +190,7 @@ class Recorder:
             pending=self._pending or {},
             fingerprint=self.fingerprint,
             nodes={str(client): node for client, node in self.nodes.items()},
-            told={str(client): dict(what) for client, what in descriptions.items()},
+            descriptions={str(client): dict(what) for client, what in descriptions.items()},
         )
         tree = {"arrays": arrays, "best": self.best_arrays, "best_models": self.best_models, "server": server}
         self._settle()

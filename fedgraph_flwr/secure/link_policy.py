@@ -207,7 +207,7 @@ def check_consent(path: str, rules: LinkRules, keyring: Keyring, clients: int, t
             f" {rules.max_ids}: change the run, or sign a new consent"
         )
     if keyring.own is None or keyring.pins is None:
-        raise FedGraphError(f"{where} is verified by pinned keys: start this node with --key and --peers")
+        raise FedGraphError(f"{where} can be verified only with pinned keys: start this node with --key and --peers")
     for client in range(clients):
         signer = keyring.own.public_key() if client == keyring.client else keyring.pins.get(client)
         _verify(where, consent, client, signer, signatures.get(str(client), ""))

@@ -1,7 +1,7 @@
 """Base class of tasks: items to predict, predictions from a model's outputs, loss and scores.
 
 An item is what is predicted: a node, a pair of nodes, a stored edge. A network gives outputs [N, W] for the nodes of a graph or,
-with a readout (`models.readout`), outputs [V, W] for items. A task reads predictions from them without parameters of its own. So
+with a readout (`models.readout`), outputs [V, W] for items. A task reads predictions from them and has no parameters. So
 every method that trains a network by its loss serves every task.
 """
 
@@ -175,7 +175,7 @@ class Task:
 
         Args:
             client: whose items they are.
-            inputs: of the model, of `graph`.
+            inputs: inputs of the model, made from `graph`.
         """
         return None
 

@@ -26,7 +26,7 @@ class Decoder(ABC):
 
         Args:
             known: vectors of the known ends [Q, W].
-            relation: of the relations [Q, W].
+            relation: vectors of the relations [Q, W].
             heads: whether the head is missing, bool [Q]; else the tail.
         """
 

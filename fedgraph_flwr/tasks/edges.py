@@ -1,9 +1,9 @@
 """Edge classification: one class per stored edge, such as whether a payment is laundering.
 
 An edge is an item of one client, the owner of its source. With ``task.between`` a client reads the edges between its nodes and
-those of others, too: their other ends are nodes without features, as the client knows nothing else of them. It predicts those
-that leave its nodes. Labels are no features, so all edges stay messages, except with ``split.kind=temporal``: then training reads
-no edge after its cut, and validation none after the next.
+those of others. The other ends become nodes without features, because the client knows nothing else of them. It predicts the
+edges that leave its nodes. Labels are not features, so all edges stay messages. With ``split.kind=temporal``, training reads no
+edge after the first cut, and validation none after the second.
 
 The ratio split orders each client's edges by a keyed hash of the global ids of their ends, so that a client and the pooled graph
 agree on it. With ``split.kind=public`` the data assign edges to stages (``edge_split``). A stage reads its own edges and those of
@@ -259,7 +259,7 @@ def with_foreign_ends(graph: ClientGraph) -> ClientGraph:
     The edges are its inner ones, then those that leave its nodes, then those that reach them.
 
     Raises:
-        FedGraphError: some cut edges lack data that the inner edges have.
+        FedGraphError: some cut edges have no data, but the inner edges do.
     """
     if not graph.cut_out.size(1) + graph.cut_in.size(1):
         return graph

@@ -3,8 +3,8 @@
     Z = model(X, A) [N, H],   p_g = Σ_{v ∈ g} z_v  (or mean or maximum, ``task.pool``),   ŷ_g = W_2 ReLU(W_1 p_g + b_1) + b_2
 
 The graphs of a client are one block-diagonal graph (`data.many_graphs`), whose pass computes all of them. A training step reads
-the training graphs only, or ``task.batch_size`` of them. These batches are drawn once per client, in an order that each pass over
-them draws anew from (seed, client, pass).
+the training graphs only, or ``task.batch_size`` of them. These batches are drawn once per client. Each pass visits them in a new
+order, drawn from (seed, client, pass).
 """
 
 from abc import abstractmethod
@@ -60,11 +60,11 @@ class OfGraphs(Task):
     @classmethod
     @abstractmethod
     def known(cls, items: ClientGraph) -> Tensor:
-        """Return which graphs have an answer, bool [G]."""
+        """Return which graphs have a label or target, bool [G]."""
 
     @classmethod
     def network(cls, cfg: RunConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
-        """A model with ``model.hidden`` outputs per node, and a `GraphReadout` of them; or one that pools by itself."""
+        """A model with ``model.hidden`` outputs per node, and a `GraphReadout` of them; or a model that pools."""
         if models.network(cfg.model).pools:
             return models.build(cfg.model, num_features, width, num_edge_features)
         hidden = cfg.model.hidden
@@ -77,7 +77,7 @@ class OfGraphs(Task):
         return {"task": "graphs"}
 
     def training_inputs(self, inputs: Any, client: Learner) -> Any:
-        """Inputs of the training graphs alone."""
+        """Inputs of only the training graphs."""
         return self._inputs(self._training(), client)
 
     def later(self, client: Learner, inputs: Any) -> Stages:

@@ -1,8 +1,8 @@
 """Link prediction: which pairs of nodes are joined by an edge that the network does not see.
 
 Edges are split into training, validation and test pairs. Validation and test pairs are hidden from the network in both
-directions. A step predicts a share of the training pairs (``task.disjoint``), hides them too, and adds pairs that are no edge
-(``task.negatives`` each). The score of a pair (u, v) is the dot product of the two nodes' outputs, z_u · z_v.
+directions. A step predicts a share of the training pairs (``task.disjoint``) and hides them too. It adds ``task.negatives``
+pairs without an edge for each. The score of a pair (u, v) is the dot product of the two nodes' outputs, z_u · z_v.
 
 Each pair belongs to one client, so edges between clients are not predicted. The split follows from a keyed hash of the two global
 ids, so that a client and the pooled graph agree on it.
@@ -41,7 +41,9 @@ class Links(Task):
         super().__init__(cfg, graph)
         joined = pairs.undirected(graph.edge_index.numpy())
         self.part = graph.part.numpy() if graph.part.numel() else np.zeros(graph.num_nodes, dtype=np.int64)
-        inner = joined[:, self.part[joined[0]] == self.part[joined[1]]]  # an edge between clients is no item of one
+        inner = joined[
+            :, self.part[joined[0]] == self.part[joined[1]]
+        ]  # an edge between two clients belongs to neither
         self.known = joined
         shares = cfg.split.train, cfg.split.val, cfg.split.test
         ids = graph.node_id.numpy()
@@ -200,8 +202,8 @@ class Ranked(NamedTuple):
         pairs: edges [2, P].
         sources: the end of each that its negatives keep [P].
         targets: the other ends of its K negatives [P, K].
-        free: which of these are no edge, bool [P, K].
-        apart: uniform pairs that are no edge, about as many as edges [2, P'].
+        free: which of these pairs have no edge, bool [P, K].
+        apart: uniform pairs without an edge, about as many as edges [2, P'].
     """
 
     pairs: np.ndarray

@@ -22,7 +22,7 @@ def among(
     """Rank one candidate per query among all others but those left out, ties at their mean place as in `ranks`.
 
     Args:
-        scores: of all candidates, by query [Q, K]; overwritten.
+        scores: scores of all candidates, by query [Q, K]; overwritten.
         place: the ranked candidate of each query [Q].
         out: query and candidate of those left out, [L] each; a ranked one among them stays.
 

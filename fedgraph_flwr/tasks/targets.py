@@ -67,7 +67,7 @@ class Targets(Task):
         """Return all scores of outputs [V, T] against targets [V, T] as the loss reads them, with their chance levels.
 
         Args:
-            outputs: of the model.
+            outputs: outputs of the model.
             y: NaN where unknown.
             floor: smallest number of items behind a score.
         """

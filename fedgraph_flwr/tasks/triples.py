@@ -47,7 +47,7 @@ CELLS = 2**22
 
 
 class Party(NamedTuple):
-    """Triples of one client: the whole of its own graph, or its share of the pooled one.
+    """Triples of one client: all of its graph, or its share of the pooled graph.
 
     Attributes:
         entities: rows of its entities, ascending [K].
@@ -367,8 +367,8 @@ class ScoredTriples:
 def frequent(relations: np.ndarray, floor: int) -> np.ndarray:
     """Mark triples whose relation [P] occurs at least ``floor`` times, bool [P].
 
-    A relation's vector follows from its triples only: of a rare one, the gradient would show single triples. Ranks under vectors
-    that a server chooses would count them.
+    A relation's vector follows from its triples only, so the gradient of a rare one would reveal single triples. Ranks under
+    vectors that a server chooses would count them.
     """
     if floor <= 1:
         return np.ones(relations.size, dtype=bool)

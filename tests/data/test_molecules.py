@@ -129,7 +129,7 @@ def test_another_table_is_refused(root):
     pytest.importorskip("rdkit", reason="reads SMILES strings")
     path = write(root, "BBBP", "num,p_np,smiles\n1,yes,CC\n")
     with pytest.raises(
-        FedGraphError, match=r"BBBP\.csv has the columns num, p_np, smiles: expected those of MoleculeNet's"
+        FedGraphError, match=r"BBBP\.csv has the columns num, p_np, smiles, expected those of MoleculeNet's"
     ):
         read("BBBP")
     path.write_text("num,name,p_np,smiles\n1,a,2,CC\n")

@@ -95,7 +95,7 @@ def test_leading_zeros_count_unless_ids_are_numbers(read):
     ("change", "columns", "own", "message"),
     [
         (("A003,30", "a 001,30"), COLUMNS, "A", "ids 'A001' .row 1. and 'a 001' .row 3. are the same without spaces, case,"),
-        (("", ""), COLUMNS, "D", "--own-party 'D' is the party of no row of .*expected one of a, b, c, x"),
+        (("", ""), COLUMNS, "D", "no row of .* names --own-party 'D' as a party: expected one of a, b, c, x"),
         (("", ""), COLUMNS, "", "need --own-party NAME"),
         (("", ""), Columns(split="part"), "A", "--own-party A needs --party-columns SOURCE,TARGET or --party-prefix SIGN"),
         (("", ""), replace(COLUMNS, party_columns="from_bank"), "A", "expected two columns"),

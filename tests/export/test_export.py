@@ -116,7 +116,7 @@ def test_the_folders_give_our_logits_without_our_package(go, tmp_path):
 def test_other_networks_are_refused_by_a_sentence(go, tmp_path, name):
     method, *words = REFUSED[name]
     predictor = load_predictor(go(method, "rounds=1", *words).out, 0)
-    with pytest.raises(FedGraphError, match=r"cannot be exported|cannot predict alone"):
+    with pytest.raises(FedGraphError, match=r"cannot be exported|cannot predict without the other clients"):
         export(predictor, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -210,5 +210,7 @@ def test_a_policy_and_protections_refuse_single_nodes():
         check_method(
             compose([*KEYS, "privacy.dp=server_fixed", "privacy.noise_multiplier=1", "strategy.weighting=uniform"])
         )
-    with pytest.raises(FedGraphError, match="needs model=linear_fused_sage, got gcn"):
+    with pytest.raises(
+        FedGraphError, match="needs model=linear_fused_sage, got model=gcn: set model=linear_fused_sage"
+    ):
         check_method(compose([*KEYS, "model=gcn"]))

@@ -86,7 +86,7 @@ def test_new_nodes_are_predicted_in_the_stored_graph(place, tmp_path, capsys):
     # By hand: the two graphs side by side, and the payments between them in both directions.
     predictor = load_predictor(place / "run", 0)
     own = predictor.own
-    alone, ids = tables(place / "new.csv", place / "among.csv", Columns(), predictor.meaning)
+    alone, ids = tables(place / "new.csv", place / "among.csv", Columns(), predictor.input_spec)
     names = [*(f"a{i:05d}" for i in range(120)), *ids]
     ends = [[names.index(word) for word in pair] for pair in (("new00000", "a00003"), ("a00007", "new00001"))]
     between = torch.tensor([*ends, *(end[::-1] for end in ends)]).T
@@ -109,7 +109,7 @@ def test_new_nodes_are_predicted_in_the_stored_graph(place, tmp_path, capsys):
 
 def test_new_nodes_that_pay_each_other_only_are_predicted_alone(place):
     predictor = load_predictor(place / "run", 0)
-    found = new_nodes(place / "new.csv", place / "among.csv", Columns(), predictor.meaning, predictor.own)
+    found = new_nodes(place / "new.csv", place / "among.csv", Columns(), predictor.input_spec, predictor.own)
     assert (found.graph.num_nodes, found.note) == (20, "")
 
 
@@ -124,9 +124,11 @@ def test_a_row_of_a_stored_node_replaces_its_features(place, tmp_path):
         FedGraphError,
         match=r"f\.csv names 'a00007', which is not an id of .*new\.csv: here does not store node ids",
     ):
-        new_nodes(tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.meaning, bare(predictor.own), "here")
-    alone = new_nodes(tmp_path / "new.csv", tmp_path / "e.csv", Columns(), predictor.meaning, predictor.own)
-    found = new_nodes(tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.meaning, predictor.own, "here")
+        new_nodes(
+            tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.input_spec, bare(predictor.own), "here"
+        )
+    alone = new_nodes(tmp_path / "new.csv", tmp_path / "e.csv", Columns(), predictor.input_spec, predictor.own)
+    found = new_nodes(tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.input_spec, predictor.own, "here")
     assert (found.graph.num_nodes, found.rows[5], found.ids[3]) == (139, 3, "a00003")
     assert torch.equal(found.graph.x[3], alone.graph.x[5])
     assert "20 nodes, 1 of which replace stored ones, joined to the 120 nodes of here" in found.note

@@ -49,9 +49,15 @@ def test_every_method_predicts_its_own_nodes_as_they_were_scored(go, method):
     if needed := locate(finished.cfg.strategy.client).needs_others:
         predictor = load_predictor(finished.out, 0)
         again = r"evaluate the run \(`run evaluate=RUN`\)" if rebuilds(finished.cfg) else "repeat the run"
-        with pytest.raises(FedGraphError, match=rf"strategy={method} cannot predict nodes alone .*: {needed}: {again}"):
+        with pytest.raises(
+            FedGraphError,
+            match=rf"strategy={method} cannot predict new nodes without the other clients.*: {needed}: {again}",
+        ):
             predictor.predict(load_predictor(finished.out, 1).own)
-        with pytest.raises(FedGraphError, match=rf"strategy={method} cannot predict alone: {needed}: pass --client"):
+        with pytest.raises(
+            FedGraphError,
+            match=rf"strategy={method} cannot predict without the other clients: {needed}: pass --client I",
+        ):
             load_predictor(finished.out).predict(predictor.own)
     for at, column in (("best", "best_val"), ("last", "last")):
         found = [loss for client in clients for loss in losses(load_predictor(finished.out, client, at))]
@@ -92,12 +98,12 @@ def test_tables_become_what_the_client_file_holds(imported):
     """Own statistics, though the schema has none; both directions, as in the import; labels may lack."""
     predictor = load_predictor(imported / "run", 1)
     nodes = imported / "b_customers.csv"
-    graph, ids = tables(nodes, imported / "b_payments.csv", Columns(), predictor.meaning)
+    graph, ids = tables(nodes, imported / "b_payments.csv", Columns(), predictor.input_spec)
     assert torch.equal(graph.x, predictor.own.x)
     assert torch.equal(graph.edge_index, predictor.own.edge_index)
     table = read_table(nodes).drop(columns=["label"])
     table[table.columns[::-1]].to_csv(imported / "unlabelled.csv", index=False)
-    bare, _ = tables(imported / "unlabelled.csv", imported / "b_payments.csv", Columns(), predictor.meaning)
+    bare, _ = tables(imported / "unlabelled.csv", imported / "b_payments.csv", Columns(), predictor.input_spec)
     assert torch.equal(bare.x, graph.x)
     assert (bare.y == -1).all()
     found, own = predictor.predict(bare, ids), predictor.predict(predictor.own)
@@ -112,7 +118,7 @@ def test_a_run_of_an_earlier_release_is_read(imported, tmp_path):
     """Its input specification is `meaning.json`."""
     folder = shutil.copytree(imported / "run", tmp_path / "run")
     (folder / "input_spec.json").rename(folder / "meaning.json")
-    old, new = load_predictor(folder).meaning, load_predictor(imported / "run").meaning
+    old, new = load_predictor(folder).input_spec, load_predictor(imported / "run").input_spec
     assert (old.classes, old.schema, old.num_features) == (new.classes, new.schema, new.num_features)
     (folder / "meaning.json").unlink()
     with pytest.raises(FedGraphError, match=r"meaning\.json does not define features and classes"):
@@ -124,7 +130,7 @@ def test_the_shared_model_does_not_know_whose_statistics_to_take(imported):
     with pytest.raises(
         FedGraphError, match=r"no shared statistics of column 'age': each party used its own .* --client"
     ):
-        tables(imported / "b_customers.csv", imported / "b_payments.csv", Columns(), predictor.meaning)
+        tables(imported / "b_customers.csv", imported / "b_payments.csv", Columns(), predictor.input_spec)
 
 
 def test_the_command_writes_names_and_obeys_the_threshold(imported, capsys):
