@@ -47,7 +47,7 @@ def restore(client: GraphClient, tree: Tree) -> None:
     for name in sorted(own.keys() | found.keys()):
         expected, got = (_kind(tensors.get(name)) for tensors in (own, found))
         if expected != got:
-            raise FedGraphError(f"{name} is {got}, but the model of this run has {expected}")
+            raise FedGraphError(f"{name} is {got}, but in the model of this run it is {expected}")
     client.model.load_state_dict(found, strict=False)
     if "optimizer" in tree:
         client.optimizer = make_optimizer(client.parameters(), client.cfg.train)

@@ -59,7 +59,7 @@ def test_rows_become_payments_in_order_of_time(folder):
     ("text", "reason"),
     [
         ("Timestamp,From\n", "has the columns 'Timestamp,From', expected 'Timestamp,From Bank"),
-        (f"{aml.HEADER}\n{ROWS.replace('2022/09/02 00:20', 'yesterday')}", "has a row that is no payment"),
+        (f"{aml.HEADER}\n{ROWS.replace('2022/09/02 00:20', 'yesterday')}", "has a row that is not a payment"),
         (f"{aml.HEADER}\n{ROWS.replace('Wire,1', 'Wire,2')}", "a label that is neither 0 nor 1"),
         (f"{aml.HEADER}\n{ROWS.replace('Wire', '')}", "an empty cell"),
         (f"{aml.HEADER}\n{ROWS.replace(',99.0,', ',-99.0,')}", "a negative amount"),

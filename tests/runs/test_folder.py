@@ -358,11 +358,11 @@ FORGED = {
         _tensors(lambda t: t.update({"arrays": torch.ones(1)})),
         "'arrays' is a branch|below a tensor",
     ),
-    "a parameter less": (_tensors(lambda t: t.pop(_first(t))), "is missing, but the model of this run has float32"),
+    "a parameter less": (_tensors(lambda t: t.pop(_first(t))), "is missing, the model's is float32"),
     "a parameter more": (_tensors(lambda t: t.update({"arrays/x": torch.ones(1)})), "the model's is missing"),
     "another shape": (
         _tensors(lambda t: t.update({_first(t): torch.ones(1)})),
-        r"is float32 \[1\], but the model of this run has",
+        r"is float32 \[1\], the model's is",
     ),
     "another dtype": (_tensors(lambda t: t.update({_first(t): t[_first(t)].double()})), "is float64"),
 }
