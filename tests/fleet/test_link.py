@@ -126,7 +126,9 @@ def test_consent_to_something_else_is_refused(signed, keys, change, rules, clien
 
 
 def test_consent_needs_pinned_keys_and_every_signature(tmp_path, signed, keys):
-    with pytest.raises(FedGraphError, match="verified by pinned keys: start this node with --key and --peers"):
+    with pytest.raises(
+        FedGraphError, match="can be verified only with pinned keys: start this node with --key and --peers"
+    ):
         check_consent(str(signed), IDS, Keyring(0), 2, TODAY)
     with pytest.raises(FedGraphError, match="needs the consent of all parties: set link"):
         check_consent("", IDS, ring(keys), 2, TODAY)

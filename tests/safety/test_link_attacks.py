@@ -148,7 +148,7 @@ def test_other_announcements_in_a_later_round_are_refused(files):
     announced = {party.client: party.announcement() for party in parties}
     parties[0].meet(announced, {})
     other = LinkParty(files[1], PAYMENTS, Keyring(1)).announcement()
-    with pytest.raises(RunFailed, match="client 0 received other announcements than before"):
+    with pytest.raises(RunFailed, match="client 0 received other announcements than at the start of this link run"):
         parties[0].meet({**announced, 1: other}, {})
     parties[0].meet(announced, {})
 
