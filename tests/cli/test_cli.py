@@ -48,7 +48,7 @@ def test_help_lists_the_commands(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["run", "strategy=fedavgg"], "did you mean 'fedavg'"),
         (["run", "rounds=none"], "rounds"),
@@ -66,18 +66,18 @@ def test_help_lists_the_commands(capsys):
         (["report", "/nowhere"], "/nowhere holds no run"),
     ],
 )
-def test_wrong_input_is_one_line_and_code_2(words, message, capsys, tmp_path, monkeypatch):
+def test_wrong_input_is_one_line_and_code_2(overrides, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
-    assert main(words) == 2
+    assert main(overrides) == 2
     err = capsys.readouterr().err
     assert message in err
     assert len(err.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["strategy=fedomd", "model.ortho=maybe"], "model.ortho (model=fedomd) must be true or false, got 'maybe'"),
         (["strategy=fedomd", "model.newton_steps=-3"], "model.newton_steps must be >= 1, got -3"),
@@ -87,10 +87,10 @@ def test_wrong_input_is_one_line_and_code_2(words, message, capsys, tmp_path, mo
     ],
 )
 def test_a_wrong_key_of_a_network_is_told_before_any_client_starts(
-    words, message, clients, tmp_path, capsys, caplog, monkeypatch
+    overrides, message, clients, tmp_path, capsys, caplog, monkeypatch
 ):
     with recorded_messages(monkeypatch) as messages:
-        assert main(["run", *clients, *words, f"out={tmp_path / 'out'}"]) == 2
+        assert main(["run", *clients, *overrides, f"out={tmp_path / 'out'}"]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
     assert not messages
     assert not caplog.records
@@ -146,15 +146,15 @@ def test_a_graph_of_ones_own_from_tables_to_a_run(tmp_path, capsys, monkeypatch)
     assert main(["import", "--nodes", "n.csv", "--edges", "e.csv", "--undirected", "--name", "mine"]) == 0
     assert main(["datasets", "mine"]) == 0
     assert "nodes: 40" in capsys.readouterr().out
-    words = ["dataset=mine", "partition=random", "num_clients=2", "split.train=0.4"]
-    assert main(["partition", *words, "--describe", "--out", "parts"]) == 0
+    overrides = ["dataset=mine", "partition=random", "num_clients=2", "split.train=0.4"]
+    assert main(["partition", *overrides, "--describe", "--out", "parts"]) == 0
     assert "2 client files" in capsys.readouterr().out
     assert main(["run", "graph=parts", "rounds=2", "--quiet", "--no-report"]) == 0  # two clients: the folder says so
     (folder,) = Path("runs").iterdir()
     assert "-fedavg-mine-" in folder.name
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["dataset"] == "mine"
-    assert main(["run", *words, "rounds=2", "out=direct", "--quiet", "--no-report"]) == 0
+    assert main(["run", *overrides, "rounds=2", "out=direct", "--quiet", "--no-report"]) == 0
     assert_same_arrays(_final(folder), _final(Path("direct")))
 
 
@@ -176,8 +176,8 @@ def test_reports_stand_side_by_side(clients, tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_result(clients, tmp_path):
-    words = [*clients, "rounds=400", "checkpoint_every=5", "train.local_steps=1"]
-    command = [sys.executable, "-m", "fedgraph_flwr", "run", *words, "--quiet", "--no-report"]
+    overrides = [*clients, "rounds=400", "checkpoint_every=5", "train.local_steps=1"]
+    command = [sys.executable, "-m", "fedgraph_flwr", "run", *overrides, "--quiet", "--no-report"]
     root = Path(__file__).parents[2]
     broken = tmp_path / "broken"
     process = subprocess.Popen(
@@ -191,7 +191,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(clients, tmp_path):
     assert not (broken / "summary.json").exists()
     assert main(["run", f"resume={broken}", "--no-report", "--quiet"]) == 0
     whole = tmp_path / "whole"
-    assert main(["run", *words, f"out={whole}", "--no-report", "--quiet"]) == 0
+    assert main(["run", *overrides, f"out={whole}", "--no-report", "--quiet"]) == 0
     assert_same_arrays(_final(whole), _final(broken))
     assert len((broken / "rounds.jsonl").read_text().splitlines()) == 400
 

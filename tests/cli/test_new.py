@@ -14,9 +14,9 @@ from fedgraph_flwr.config.plugins import ENTRY_POINT
 ROOT = Path(__file__).parents[2]
 
 
-def ran(folder, *words, path=()):
+def ran(folder, *args, path=()):
     environment = {"PYTHONPATH": os.pathsep.join([*map(str, path), str(ROOT)]), "FEDGRAPH_DATA": str(folder / "data")}
-    command = [sys.executable, "-m", *words]
+    command = [sys.executable, "-m", *args]
     return subprocess.run(
         command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
@@ -30,8 +30,8 @@ def test_a_new_method_runs_and_its_test_passes(tmp_path, capsys):
     assert "{{" not in "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     points = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]
     assert points == {ENTRY_POINT: {"near_mean": "near_mean"}}
-    words = ["fedgraph_flwr", "run", "--conf", "near_mean/conf", "strategy=near_mean", "rounds=1", "num_clients=2"]
-    done = ran(folder, *words, "--quiet", path=["."])
+    args = ["fedgraph_flwr", "run", "--conf", "near_mean/conf", "strategy=near_mean", "rounds=1", "num_clients=2"]
+    done = ran(folder, *args, "--quiet", path=["."])
     assert done.returncode == 0, done.stderr
     assert "near_mean on csbm" in done.stdout
     tested = ran(folder, "pytest", "-q", "-p", "no:cacheprovider")
