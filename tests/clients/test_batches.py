@@ -136,7 +136,7 @@ def test_linear_layers_are_unbiased(name, graph, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("overrides", "match"),
     [
         (["train.batch_size=4"], r"train\.batch_size=4 has no effect with train\.sampler=none"),
         (["train.local_epochs=1"], r"train\.local_epochs=1 has no effect with train\.sampler=none and task=nodes"),
@@ -165,9 +165,9 @@ def test_linear_layers_are_unbiased(name, graph, monkeypatch):
         ([*SAMPLED, "train.local_epochs=1", "train.local_steps_by_client=[1,2]"], "both set a round's steps"),
     ],
 )
-def test_what_does_not_fit_is_refused(words, match):
+def test_what_does_not_fit_is_refused(overrides, match):
     with pytest.raises(FedGraphError, match=match):
-        check_method(compose(words))
+        check_method(compose(overrides))
 
 
 def test_batch_larger_than_the_training_set_is_refused(graph):
@@ -202,8 +202,8 @@ def test_epochs_set_the_steps(graph):
 def test_all_training_nodes_and_neighbours_in_a_batch_train_as_the_full_batch(graph):
     """Parameters after three rounds of FedAvg, in float64 and without dropout."""
     found = []
-    for words in ([], ["train.sampler=neighbors", "train.fanout=[-1,-1]"]):
-        client = GraphClient(compose([*words, "dtype=float64", "model.dropout=0"]), graph)
+    for overrides in ([], ["train.sampler=neighbors", "train.fanout=[-1,-1]"]):
+        client = GraphClient(compose([*overrides, "dtype=float64", "model.dropout=0"]), graph)
         for client.server_round in (1, 2, 3):
             client.train()
         found.append([p.detach() for p in client.model.parameters()])
@@ -324,10 +324,10 @@ def test_batches_do_not_depend_on_the_client_object(go, monkeypatch):
 
 @pytest.mark.slow
 def test_ray_has_the_same_bits(go):
-    words = [*WORDS, "engine=ray"]
+    overrides = [*WORDS, "engine=ray"]
     with pytest.MonkeyPatch.context() as patch, ray_session():
         patch.setattr(small, "run_inline", run_ray)
-        ray = go("fedavg", *words)
+        ray = go("fedavg", *overrides)
     same_result(ray, go("fedavg", *WORDS))
 
 

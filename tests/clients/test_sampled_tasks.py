@@ -26,8 +26,8 @@ def data(graph):  # noqa: F811
     return replace(graph, targets=targets, edge_y=edge_y, num_edge_classes=2, node_id=torch.arange(30))
 
 
-def trained(data, *words):
-    client = GraphClient(compose([*words, *EXACT]), data)
+def trained(data, *overrides):
+    client = GraphClient(compose([*overrides, *EXACT]), data)
     for client.server_round in (1, 2):
         client.train()
     return client
@@ -47,8 +47,8 @@ TASKS = {
 def test_all_items_and_neighbours_in_a_batch_train_as_the_full_batch(name, data):
     """Parameters after two rounds of three steps, and outputs, which the sampled client computes in blocks."""
     data = data if "features" in name else replace(data, edge_attr=torch.zeros(0, 0))
-    words = [f"task={name.split()[0]}", *TASKS[name]]
-    full, sampled = trained(data, *words), trained(data, *words, *WHOLE)
+    overrides = [f"task={name.split()[0]}", *TASKS[name]]
+    full, sampled = trained(data, *overrides), trained(data, *overrides, *WHOLE)
     for one, other in zip(full.model.parameters(), sampled.model.parameters(), strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=1e-11)
     torch.testing.assert_close(sampled.infer(), full.infer(), rtol=0, atol=1e-11)
@@ -63,8 +63,8 @@ def joined(batch):
 
 @pytest.mark.parametrize("disjoint", [0, 0.3])
 def test_a_batch_of_links_hides_its_pairs_in_both_directions(disjoint, data):
-    words = ["task=links", "model=sage", *WHOLE, "train.batch_size=5", f"task.disjoint={disjoint}"]
-    client = GraphClient(compose([*words, *EXACT]), replace(data, edge_attr=torch.zeros(0, 0)))
+    overrides = ["task=links", "model=sage", *WHOLE, "train.batch_size=5", f"task.disjoint={disjoint}"]
+    client = GraphClient(compose([*overrides, *EXACT]), replace(data, edge_attr=torch.zeros(0, 0)))
     seen = []
     for batch in client.batches():
         positive = batch.nodes[:, batch.y > 0].T.tolist()
@@ -125,8 +125,8 @@ def test_draws_of_typed_graphs_are_by_type_and_by_node():
 
 
 def test_a_client_with_a_typed_graph_trains_on_batches():
-    words = ["model=rgcn", "model.layers=2", "train.sampler=neighbors", "train.batch_size=2", "train.fanout=[2,2]"]
-    client = GraphClient(compose(["strategy=fedavg", *words]), typed_client(0, edges=40))
+    overrides = ["model=rgcn", "model.layers=2", "train.sampler=neighbors", "train.batch_size=2", "train.fanout=[2,2]"]
+    client = GraphClient(compose(["strategy=fedavg", *overrides]), typed_client(0, edges=40))
     sizes = [len(batch.y) for batch in client.batches()]
     assert sizes == [2, 1, 2]
     client.train()

@@ -46,8 +46,8 @@ class Forgetting(GraphClient):
         return None
 
 
-def fails(run, kind, *words):
-    failures = run(*WORDS, f"strategy.client={__name__}:{kind.__name__}", *words).summary["failures"]
+def fails(run, kind, *overrides):
+    failures = run(*WORDS, f"strategy.client={__name__}:{kind.__name__}", *overrides).summary["failures"]
     return failures["1 (train)"]
 
 
@@ -57,10 +57,10 @@ def test_the_line_of_the_users_code_is_named(run):
     assert found.endswith(f"({__file__}, line {line_of('adds')}, in loss)")
 
 
-@pytest.mark.parametrize("words", [[], ["stack=4"]], ids=["alone", "stacked"])
-def test_what_a_library_raises_is_about_its_callers_line(run, words):
+@pytest.mark.parametrize("overrides", [[], ["stack=4"]], ids=["alone", "stacked"])
+def test_what_a_library_raises_is_about_its_callers_line(run, overrides):
     with pytest.raises(Exception, match="client") as raised:
-        run(*WORDS, f"strategy.client={__name__}:Unlike", *words)
+        run(*WORDS, f"strategy.client={__name__}:Unlike", *overrides)
     assert f"({__file__}, line {line_of('joins')}, in logits)" in str(raised.value)
 
 

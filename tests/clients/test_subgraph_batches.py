@@ -29,11 +29,11 @@ SAINT = ["train.sampler=saint", "train.batch_size=5"]
 ALL = ["train.sampler=clusters", "train.clusters=4", "train.clusters_per_batch=4"]
 
 
-def client_of(graph, *words, file=None):
-    return GraphClient(compose([*words, "dtype=float64", "model.dropout=0", "model.hidden=8"]), graph, "cpu", file)
+def client_of(graph, *overrides, file=None):
+    return GraphClient(compose([*overrides, "dtype=float64", "model.dropout=0", "model.hidden=8"]), graph, "cpu", file)
 
 
-def words_of(name):
+def overrides_of(name):
     params = [f"model.{key}={str(value).lower()}" for key, value in MODELS[name].items()]
     return [f"model={name.split()[0]}", *params, *(["model.layers=3"] if name == "fedomd" else [])]
 
@@ -41,7 +41,7 @@ def words_of(name):
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "mlp"])
 def test_all_parts_in_one_batch_are_the_full_batch(name, graph):
     """Logits and gradients, to 1e-12; parts keep the order of nodes and edges."""
-    client = client_of(graph, *ALL, *words_of(name))
+    client = client_of(graph, *ALL, *overrides_of(name))
     batch = next(client.batches())
     found, expected = (client.model(inputs) for inputs in (batch.inputs, client.inputs))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -120,7 +120,7 @@ def test_parts_are_computed_once_per_client_and_seed(graph, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("overrides", "match"),
     [
         (
             ["train.clusters=5"],
@@ -155,9 +155,9 @@ def test_parts_are_computed_once_per_client_and_seed(graph, tmp_path, monkeypatc
         ([*CLUSTERS, "task=links"], r"train\.sampler=clusters does not support task=links yet"),
     ],
 )
-def test_what_does_not_fit_is_refused(words, match):
+def test_what_does_not_fit_is_refused(overrides, match):
     with pytest.raises(FedGraphError, match=match):
-        check_method(compose(words))
+        check_method(compose(overrides))
 
 
 def test_more_parts_than_nodes_are_refused(graph):
@@ -174,8 +174,8 @@ def test_more_edges_than_there_are_are_refused(graph):
 @pytest.mark.parametrize("name", ["gcn", "sage", "gine", "fedspa", "decoupled"])
 def test_saint_with_all_nodes_is_the_full_batch(name, loss, graph):
     """Loss and gradients to 1e-12, where so many edges are drawn that every node is certain."""
-    words = [*words_of(name), f"train.loss={loss}"]
-    client, whole = client_of(graph, *SAINT, *words), client_of(graph, *words)
+    overrides = [*overrides_of(name), f"train.loss={loss}"]
+    client, whole = client_of(graph, *SAINT, *overrides), client_of(graph, *overrides)
     client.sampled.sampler.draws = 10**5
     client.batch = next(client.batches())
     assert len(client.batch.y) == 15
@@ -270,11 +270,11 @@ def test_every_method_that_samples_trains_on_parts(strategy, sampler, go):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_resumed_run_and_clients_built_again_have_the_same_bits(sampler, go, monkeypatch):
     """Epochs have three batches and a round two, so that the first round ends inside of an epoch."""
-    words = [*SAMPLERS[sampler], "checkpoint_every=1"]
-    whole, half = go("fedavg", *words), go("fedavg", *words, "rounds=1")
-    same_result(go("fedavg", *words, f"resume={half.out}", f"out={half.out}"), whole)
+    overrides = [*SAMPLERS[sampler], "checkpoint_every=1"]
+    whole, half = go("fedavg", *overrides), go("fedavg", *overrides, "rounds=1")
+    same_result(go("fedavg", *overrides, f"resume={half.out}", f"out={half.out}"), whole)
     monkeypatch.setattr(InlineGrid, "_call", call_fresh)
-    same_result(go("fedavg", *words), whole)
+    same_result(go("fedavg", *overrides), whole)
 
 
 @pytest.mark.slow
