@@ -195,12 +195,12 @@ WRONG_KEYS = {
 }
 
 
-@pytest.mark.parametrize("words", WRONG_KEYS)
-def test_a_wrong_key_of_a_method_or_network_is_one_sentence(words):
+@pytest.mark.parametrize("overrides", WRONG_KEYS)
+def test_a_wrong_key_of_a_method_or_network_is_one_sentence(overrides):
     with pytest.raises(FedGraphError) as caught:
-        check_method(compose(words.split()))
+        check_method(compose(overrides.split()))
     message = str(caught.value)
-    assert WRONG_KEYS[words] in message
+    assert WRONG_KEYS[overrides] in message
     assert "\n" not in message
     assert caught.value.exit_code == 2
 

@@ -1,4 +1,4 @@
-"""A configuration as a person writes it: the same as the words of a command line, and its mistakes by file and line."""
+"""A configuration as a person writes it: the same as on a command line, and its mistakes by file and line."""
 
 import pytest
 

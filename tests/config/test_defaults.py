@@ -50,9 +50,9 @@ def test_own_data_gets_the_cut_the_network_and_the_clients_that_fit(own, name, c
     stored = own / "stored.yaml"
     stored.write_text(to_yaml(compose([])))  # of a run on the trial data, whose clients are planted
     file = f"dataset.path={own / 'data' / 'imported' / f'{name}.safetensors'}"
-    for words, base in (([f"dataset={name}"], None), (["dataset=file", file], None), ([f"dataset={name}"], stored)):
-        cfg = compose(words, base)
-        assert (cfg.partition.name, cfg.model.name, cfg.num_clients) == (cut, model, clients), words
+    for overrides, base in (([f"dataset={name}"], None), (["dataset=file", file], None), ([f"dataset={name}"], stored)):
+        cfg = compose(overrides, base)
+        assert (cfg.partition.name, cfg.model.name, cfg.num_clients) == (cut, model, clients), overrides
     said = compose([f"dataset={name}", "num_clients=4", "partition=random"])
     assert (said.num_clients, said.partition.name) == (4, "random")
     few = compose([f"dataset={name}", "rounds=1", f"out={own / 'run'}", *(["num_clients=3"] if clients > 3 else [])])

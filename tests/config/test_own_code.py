@@ -118,22 +118,22 @@ def conf(own, monkeypatch):
     return own / "conf"
 
 
-def go(folder, *words):
-    cfg = compose([f"out={folder}", *words])
+def go(folder, *overrides):
+    cfg = compose([f"out={folder}", *overrides])
     return Finished(cfg, run_cfg(cfg))
 
 
 def test_every_kind_is_named_as_module_and_name(own):
     """And what comes of it is what our own do by the same rule."""
-    words = ["dataset=own_methods:ring", "partition=own_methods:thirds", "model=own_methods:Net", "num_clients=3"]
-    words += ["model.hidden=8", "rounds=3"]
+    overrides = ["dataset=own_methods:ring", "partition=own_methods:thirds", "model=own_methods:Net", "num_clients=3"]
+    overrides += ["model.hidden=8", "rounds=3"]
     found = go(
         own / "a",
-        *words,
+        *overrides,
         *("strategy=own_methods:HalfStep", "strategy.step=1", "strategy.client=own_methods:Patient"),
         *("evaluation.metric=own_methods:kappa", "attack=own_methods:norms", "attack.power=1"),
     )
-    plain = go(own / "b", *words, "model=gcn", "train.local_steps=1")
+    plain = go(own / "b", *overrides, "model=gcn", "train.local_steps=1")
     for name, values in plain.arrays.items():
         np.testing.assert_allclose(found.arrays[name], values, rtol=1e-5, atol=1e-6)
     assert (found.summary["strategy"], found.summary["dataset"]) == ("HalfStep", "ring")
@@ -151,20 +151,34 @@ def test_an_own_metric_is_scored_as_scikit_learn_does(own):
     rng = np.random.default_rng(0)
     logits, y = rng.normal(size=(40, 3)), rng.integers(3, size=40)
     assert kappa(logits, y) == pytest.approx(cohen_kappa_score(y, logits.argmax(1)))
-    words = ["dataset=own_methods:ring", "partition=random", "num_clients=2", "rounds=2", "model.hidden=4"]
-    found = go(own / "a", *words, "evaluation.metrics=[own_methods:kappa]")
+    overrides = ["dataset=own_methods:ring", "partition=random", "num_clients=2", "rounds=2", "model.hidden=4"]
+    found = go(own / "a", *overrides, "evaluation.metrics=[own_methods:kappa]")
     assert found.summary["headline"] == "test_accuracy at best_val"
     assert {"test_kappa", "val_kappa"} <= found.summary["metrics"]["last"].keys()
 
 
 def test_an_own_adversary_lies(own):
-    words = ["dataset=own_methods:ring", "partition=own_methods:thirds", "num_clients=3", "rounds=1", "model.hidden=4"]
-    honest = go(own / "a", *words, "strategy.weighting=uniform")
+    overrides = [
+        "dataset=own_methods:ring",
+        "partition=own_methods:thirds",
+        "num_clients=3",
+        "rounds=1",
+        "model.hidden=4",
+    ]
+    honest = go(own / "a", *overrides, "strategy.weighting=uniform")
     lied = go(
-        own / "b", *words, "strategy.weighting=uniform", "adversary.kind=own_methods:silence", "adversary.clients=[2]"
+        own / "b",
+        *overrides,
+        "strategy.weighting=uniform",
+        "adversary.kind=own_methods:silence",
+        "adversary.clients=[2]",
     )
     two = go(
-        own / "c", *words, "strategy.weighting=uniform", "adversary.kind=own_methods:silence", "adversary.clients=[1,2]"
+        own / "c",
+        *overrides,
+        "strategy.weighting=uniform",
+        "adversary.kind=own_methods:silence",
+        "adversary.clients=[1,2]",
     )
     name = next(iter(honest.arrays))  # the sums of what is left of them fall by one client's term a liar
     assert np.abs(lied.arrays[name]).sum() > np.abs(two.arrays[name]).sum() > 0
@@ -209,7 +223,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["strategy=own_methods:Patient"], "strategy.server=own_methods:Patient is not a server: expected a subclass of Graph"),
         (["strategy.client=own_methods:Net"], "strategy.client=own_methods:Net is not a client: expected a subclass of Graph"),
@@ -225,7 +239,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
         (["evaluation.metric=own_methods.kappa"], "evaluation.metric 'own_methods.kappa' is unknown"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence(own, words, message):
+def test_a_mistake_is_one_sentence(own, overrides, message):
     with pytest.raises((FedGraphError, TypeError)) as caught:
         go(
             own / "a",
@@ -234,7 +248,7 @@ def test_a_mistake_is_one_sentence(own, words, message):
             "partition=random",
             "rounds=1",
             "model.hidden=4",
-            *words,
+            *overrides,
         )
     assert message in str(caught.value)
 
@@ -257,9 +271,9 @@ def test_what_is_cut_from_an_own_dataset_does_not_outlive_it(own):
 # --- in other processes -------------------------------------------------------------------------------------------------
 
 
-def script(folder, *words, **environment):
+def script(folder, *args, **environment):
     done = subprocess.run(
-        [sys.executable, "-m", "fedgraph_flwr", *words],
+        [sys.executable, "-m", "fedgraph_flwr", *args],
         cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,
@@ -287,7 +301,7 @@ def installed(folder):
 @pytest.mark.slow
 def test_an_installed_package_brings_its_methods_on_both_engines(tmp_path):
     path = f"{installed(tmp_path / 'site')}{os.pathsep}{ROOT}"
-    words = [
+    args = [
         "rounds=2",
         "num_clients=2",
         "dataset.nodes=80",
@@ -297,7 +311,7 @@ def test_an_installed_package_brings_its_methods_on_both_engines(tmp_path):
     ]
     environment = {"PYTHONPATH": path, "FEDGRAPH_DATA": str(tmp_path / "data")}
     for engine in ("inline", "ray"):
-        done = script(tmp_path, "run", "strategy=gentle", f"engine={engine}", f"out={engine}", *words, **environment)
+        done = script(tmp_path, "run", "strategy=gentle", f"engine={engine}", f"out={engine}", *args, **environment)
         assert done.returncode == 0, done.stderr
     (a, b) = (Finished(compose([f"out={tmp_path / e}"]), json.loads((tmp_path / e / "summary.json").read_text()))
               for e in ("inline", "ray"))  # fmt: skip
