@@ -29,8 +29,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def dataset(*words: str) -> DatasetConfig:
-    return compose(["dataset=aml", "dataset.parties=2", *words]).dataset
+def dataset(*overrides: str) -> DatasetConfig:
+    return compose(["dataset=aml", "dataset.parties=2", *overrides]).dataset
 
 
 def test_rows_become_payments_in_order_of_time(folder):
@@ -89,7 +89,7 @@ def test_edges_of_generated_rows_are_classified(folder, tmp_path):
         for i, (s, t) in enumerate(ends.T)
     ]
     (folder / "HI-Small_Trans.csv").write_text("\n".join([aml.HEADER, *rows]) + "\n")
-    words = ["dataset=aml", "dataset.parties=2", "num_clients=2", "task=edges", "rounds=1", "model.hidden=4"]
-    cfg = compose([*words, f"out={tmp_path / 'run'}"])
+    overrides = ["dataset=aml", "dataset.parties=2", "num_clients=2", "task=edges", "rounds=1", "model.hidden=4"]
+    cfg = compose([*overrides, f"out={tmp_path / 'run'}"])
     assert cfg.split.kind == "temporal"
     assert 0 <= run(cfg)["test_average_precision"] <= 1

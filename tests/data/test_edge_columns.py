@@ -95,8 +95,8 @@ def test_schemas_with_edge_columns_are_shared_merged_and_compared(files, tmp_pat
     """Two parties' sums give one schema; both then have the same columns, scaled alike, and another is refused."""
     (tmp_path / "other.csv").write_text(payments(80, seed=1))
     for name, edges in (("a", files[1]), ("b", tmp_path / "other.csv")):
-        words = ["--nodes", str(files[0]), "--edges", str(edges), *KEPT]
-        assert main(["import", *words, "--statistics", str(tmp_path / f"{name}.json")]) == 0
+        args = ["--nodes", str(files[0]), "--edges", str(edges), *KEPT]
+        assert main(["import", *args, "--statistics", str(tmp_path / f"{name}.json")]) == 0
     schema = tmp_path / "schema.yaml"
     assert main(["schema", "merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--schema", str(schema)]) == 0
     merged = Schema.load(schema)
@@ -141,8 +141,8 @@ def test_two_parties_train_on_edge_columns_and_predict(files, tmp_path, run_main
     """From tables to client files, a run, and predictions for new tables with the same columns."""
     folder = tmp_path / "graphs"
     for client in range(2):
-        words = ["--nodes", str(files[0]), "--edges", str(files[1]), *KEPT]
-        words += [
+        args = ["--nodes", str(files[0]), "--edges", str(files[1]), *KEPT]
+        args += [
             "--schema",
             str(tmp_path / "s.yaml"),
             "--classes",
@@ -152,15 +152,15 @@ def test_two_parties_train_on_edge_columns_and_predict(files, tmp_path, run_main
             "--num-clients",
             "2",
         ]
-        run_main("import", *words, "--out", str(folder / f"client_{client:04d}.safetensors"))
+        run_main("import", *args, "--out", str(folder / f"client_{client:04d}.safetensors"))
     own = ClientGraph.load(folder / "client_0000.safetensors")
     assert own.num_edge_features == 5
     out = tmp_path / "run"
     run_main("run", f"graph={folder}", f"model={model}", "model.hidden=8", "rounds=2", f"out={out}", "--no-report")
     pooled = pool([own, ClientGraph.load(folder / "client_0001.safetensors")])
     assert pooled.edge_attr.size(0) == pooled.edge_index.size(1) == 120
-    words = ["--nodes", str(files[0]), "--edges", str(files[1]), "--out", str(tmp_path / "p.csv")]
-    run_main("predict", str(out), *words)
+    args = ["--nodes", str(files[0]), "--edges", str(files[1]), "--out", str(tmp_path / "p.csv")]
+    run_main("predict", str(out), *args)
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 13
     assert main(["export", str(out), "--out", str(tmp_path / "exported")]) == 2
     assert not (tmp_path / "exported").exists()
@@ -168,8 +168,8 @@ def test_two_parties_train_on_edge_columns_and_predict(files, tmp_path, run_main
 
 @pytest.fixture
 def run_main():
-    def call(*words: str) -> None:
-        assert main(list(words)) == 0
+    def call(*overrides: str) -> None:
+        assert main(list(overrides)) == 0
 
     return call
 

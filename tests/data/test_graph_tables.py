@@ -103,10 +103,10 @@ def test_from_tables_to_predicted_new_graphs(tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     write([f"g{k}" for k in range(40)])
-    words = ["--nodes", "nodes.csv", "--edges", "edges.csv", "--graph-column", "g", "--undirected"]
-    assert main(["import", *words, "--graph-table", "graphs.csv", "--name", "shapes"]) == 0
+    overrides = ["--nodes", "nodes.csv", "--edges", "edges.csv", "--graph-column", "g", "--undirected"]
+    assert main(["import", *overrides, "--graph-table", "graphs.csv", "--name", "shapes"]) == 0
     assert "40 graphs" in capsys.readouterr().out
-    words = [
+    overrides = [
         "task=graphs",
         "dataset=shapes",
         "partition=random",
@@ -115,7 +115,7 @@ def test_from_tables_to_predicted_new_graphs(tmp_path, monkeypatch, capsys):
         "model.hidden=8",
         "model.dropout=0",
     ]
-    assert main(["run", *words, "out=run"]) == 0
+    assert main(["run", *overrides, "out=run"]) == 0
     write([f"new{k}" for k in range(6)])
     assert main(["predict", "run", "--nodes", "nodes.csv", "--edges", "edges.csv", "--out", "found.csv"]) == 0
     found = pd.read_csv("found.csv")

@@ -208,13 +208,13 @@ def test_wrong_saved_files_are_one_sentence(tmp_path, content, message):
         from_saved(path)
 
 
-def run(*words):
-    return cli.main(["import", *map(str, words)])
+def run(*args):
+    return cli.main(["import", *map(str, args)])
 
 
 def test_import_as_a_named_dataset(tables, capsys, root):
     nodes, edges = tables()
-    words = (
+    args = (
         "--nodes",
         nodes,
         "--edges",
@@ -226,15 +226,15 @@ def test_import_as_a_named_dataset(tables, capsys, root):
         "--name",
         "people",
     )
-    assert run(*words) == 0
+    assert run(*args) == 0
     output = capsys.readouterr().out
     assert "4 nodes, 3 edges, 2 features, 2 classes" in output
     assert "dataset=people" in output
     graph = load(compose(["dataset=people", "dataset.undirected=true"]).dataset)
     assert (graph.name, graph.edge_index.size(1), graph.group.tolist()) == ("people", 6, [0, 1, 1, 0])
-    assert run(*words) == 2
+    assert run(*args) == 2
     assert "'people' is taken" in capsys.readouterr().err
-    assert run(*words, "--overwrite") == 0
+    assert run(*args, "--overwrite") == 0
     assert cli.main(["datasets"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("people"))
     assert line.split() == ["people", "4", "3", "2", "2", "yes", "imported"]
@@ -259,9 +259,9 @@ def test_import_as_a_file_by_path(tables, tmp_path, monkeypatch):
 def test_import_as_one_clients_file(tmp_path):
     torch.save(pyg_data(train_mask=None, y=torch.tensor([0, 1, 1, 0])), tmp_path / "d.pt")
     out = tmp_path / "client.safetensors"
-    words = ("--data", tmp_path / "d.pt", "--client", 1, "--num-clients", 3, "--out", out)
-    assert run(*words) == 2  # the classes must be agreed upon
-    assert run(*words, "--classes", "a,b,c", "--ratio", "0.5,0.25,0.25") == 0
+    args = ("--data", tmp_path / "d.pt", "--client", 1, "--num-clients", 3, "--out", out)
+    assert run(*args) == 2  # the classes must be agreed upon
+    assert run(*args, "--classes", "a,b,c", "--ratio", "0.5,0.25,0.25") == 0
     client = ClientGraph.load(out)
     assert (client.client, client.num_clients, client.num_classes) == (1, 3, 3)
     assert [int(m.sum()) for m in (client.train_mask, client.val_mask, client.test_mask)] == [2, 1, 1]
@@ -270,7 +270,7 @@ def test_import_as_one_clients_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         ((), "no output selected"),
         (("--name", "x"), "incomplete input"),
@@ -280,8 +280,8 @@ def test_import_as_one_clients_file(tmp_path):
         (("--data", "none.pt", "--classes", "a,b,a", "--name", "x"), "--classes names 'a' twice"),
     ],
 )
-def test_wrong_words_end_with_2(capsys, words, message):
-    assert run(*words) == 2
+def test_wrong_words_end_with_2(capsys, args, message):
+    assert run(*args) == 2
     assert message in capsys.readouterr().err
 
 
@@ -336,9 +336,9 @@ def test_large_tables_are_quick(tables, tmp_path):
 def test_an_imported_split_is_kept_to(tables, tmp_path, capsys):
     """By its name and by its path; not where the user or a protocol says otherwise, nor without test nodes."""
     nodes, edges = tables(NODES.replace("dan,0,1e3,no,", "dan,0,1e3,no,test"))
-    words = ("--nodes", nodes, "--edges", edges, "--split-column", "part", "--client-column", "bank")
-    assert run(*words, "--name", "people") == 0
-    assert run(*words, "--out", tmp_path / "own.safetensors") == 0
+    args = ("--nodes", nodes, "--edges", edges, "--split-column", "part", "--client-column", "bank")
+    assert run(*args, "--name", "people") == 0
+    assert run(*args, "--out", tmp_path / "own.safetensors") == 0
     assert "split: train 1, validation 1, test 1; runs use it" in capsys.readouterr().out
     by_path = ["dataset=file", f"dataset.path={tmp_path / 'own.safetensors'}"]
     for chosen in (["dataset=people"], by_path):
@@ -350,8 +350,8 @@ def test_an_imported_split_is_kept_to(tables, tmp_path, capsys):
     cfg = compose(["dataset=people", "partition=random", "num_clients=1"])
     made = clients.make(load(cfg.dataset), cfg)[0]
     assert [mask.tolist() for mask in (made.train_mask, made.test_mask)] == [[1, 0, 0, 0], [0, 0, 0, 1]]
-    words = [*words[:4], *words[6:]]
-    assert run(*words, "--name", "drawn") == 0
+    args = [*args[:4], *args[6:]]
+    assert run(*args, "--name", "drawn") == 0
     assert compose(["dataset=drawn"]).split.kind == "ratio"
     assert compose(["dataset=cora"]).split.kind == "ratio"
 
@@ -360,9 +360,9 @@ def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
     rows = "".join(f"n{i},{i % 3},{i % 2},{['train', 'test', 'val'][i % 3]}\n" for i in range(30))
     nodes, edges = tables("id,x,label,part\n" + rows, "source,target\nn0,n1\n")
     assert run("--nodes", nodes, "--edges", edges, "--split-column", "part", "--name", "mine") == 0
-    words = ["run", "dataset=mine", "partition=random", "num_clients=2", "rounds=1", f"out={tmp_path / 'r'}"]
+    overrides = ["run", "dataset=mine", "partition=random", "num_clients=2", "rounds=1", f"out={tmp_path / 'r'}"]
     capsys.readouterr()
-    assert cli.main([*words, "--no-report"]) == 0
+    assert cli.main([*overrides, "--no-report"]) == 0
     output = capsys.readouterr().out
     assert "split: imported with dataset=mine" in output
     assert "majority" in output

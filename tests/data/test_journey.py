@@ -20,12 +20,12 @@ ENDINGS = {"a": "csv", "b": "csv", "c": "tsv"}
 GERMAN = ["--id-column", "kunde", "--label-column", "status", "--source-column", "von", "--target-column", "an"]
 
 
-def go(capsys, *words):
+def go(capsys, *overrides):
     """One command; what it printed, with its warnings."""
-    words = [str(word) for word in words]
-    code = cli.main(words)
+    overrides = [str(word) for word in overrides]
+    code = cli.main(overrides)
     captured = capsys.readouterr()
-    assert code == 0, (words, captured.err)
+    assert code == 0, (overrides, captured.err)
     return captured.out + captured.err
 
 
@@ -97,21 +97,21 @@ def check_files():
 def check_predictions(capsys, caplog, *source):
     """New customers in the stored graph: their own ids, the classes by name, and a line for the trade nobody knows."""
     caplog.clear()
-    words = ["--nodes", "ugly/new_customers.csv", "--edges", "ugly/new_payments.csv"]
-    output = go(capsys, "predict", *source, *words, "--out", "predictions.csv")
+    overrides = ["--nodes", "ugly/new_customers.csv", "--edges", "ugly/new_payments.csv"]
+    output = go(capsys, "predict", *source, *overrides, "--out", "predictions.csv")
     assert "50 nodes joined to the 200 nodes of" in output
     assert "'crypto' 5; it lists clerk" in caplog.text
     assert "classes: ok " in output
     found = pd.read_csv("predictions.csv")
     assert found["id"].tolist() == pd.read_csv("ugly/new_truth.csv")["id"].tolist()
     assert list(found.columns) == ["id", "p_ok", "p_fraud", "class"]
-    return words, found
+    return overrides, found
 
 
-def check_export(capsys, words, found, *source):
+def check_export(capsys, overrides, found, *source):
     go(capsys, "export", *source, "--out", "exported")
     graph = ["--graph", "parts/client_0000.safetensors"]
-    go(capsys, "predict", "exported", *graph, *words, "--out", "again.csv")
+    go(capsys, "predict", "exported", *graph, *overrides, "--out", "again.csv")
     np.testing.assert_allclose(pd.read_csv("again.csv")["p_fraud"], found["p_fraud"], rtol=0, atol=1e-6)
 
 
@@ -119,11 +119,11 @@ def check_export(capsys, words, found, *source):
 def test_the_journey_from_ugly_tables_to_an_export(ugly, capsys, caplog):
     agree(capsys, caplog)
     check_files()
-    words = ["graph=parts", "strategy=ditto", "rounds=2", "train.loss=weighted", "out=runs/mine"]
-    go(capsys, "run", *words, "--quiet", "--no-report")
+    overrides = ["graph=parts", "strategy=ditto", "rounds=2", "train.loss=weighted", "out=runs/mine"]
+    go(capsys, "run", *overrides, "--quiet", "--no-report")
     source = ["runs/mine", "--client", "0"]
-    words, found = check_predictions(capsys, caplog, *source)
-    check_export(capsys, words, found, *source)
+    overrides, found = check_predictions(capsys, caplog, *source)
+    check_export(capsys, overrides, found, *source)
 
 
 @pytest.mark.slow
@@ -133,11 +133,18 @@ def test_the_journey_on_a_fleet(ugly, capsys, caplog, monkeypatch):
     agree(capsys, caplog)
     check_files()
     with fleet(ugly, monkeypatch):
-        words = ["engine=banks", "num_clients=3", "strategy=ditto", "rounds=2", "train.loss=weighted", "out=runs/mine"]
-        go(capsys, "run", *words, "--quiet", "--no-report")
+        overrides = [
+            "engine=banks",
+            "num_clients=3",
+            "strategy=ditto",
+            "rounds=2",
+            "train.loss=weighted",
+            "out=runs/mine",
+        ]
+        go(capsys, "run", *overrides, "--quiet", "--no-report")
     source = ["--node", "state_0"]
-    words, found = check_predictions(capsys, caplog, *source)
-    check_export(capsys, words, found, *source)
+    overrides, found = check_predictions(capsys, caplog, *source)
+    check_export(capsys, overrides, found, *source)
     # The server's folder knows no classes: the bank's file, or the schema, does.
     for more in ([], ["--schema", "schema.yaml"]):
         go(capsys, "predict", "runs/mine", "--graph", "parts/client_0000.safetensors", *more, "--out", "server.csv")

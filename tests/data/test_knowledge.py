@@ -128,8 +128,8 @@ def random_files(entities: int = 20, relations: int = 4, count: int = 240) -> di
     }
 
 
-def config(*words: str) -> RunConfig:
-    return compose(["dataset=kg", "dataset.name=RANDOM", "num_clients=3", "rounds=1", "model.hidden=4", *words])
+def config(*overrides: str) -> RunConfig:
+    return compose(["dataset=kg", "dataset.name=RANDOM", "num_clients=3", "rounds=1", "model.hidden=4", *overrides])
 
 
 def triples_of(graph: Graph) -> set[tuple[int, ...]]:

@@ -15,9 +15,9 @@ DOCS = Path(__file__).parents[2] / "docs" / "own-data.md"
 def test_the_three_banks_go_all_the_way(tmp_path):
     """The script of `examples/banks`, shortened, in a process of its own."""
     script = DOCS.parents[1] / "examples" / "banks" / "banks.py"
-    words = [sys.executable, str(script), str(tmp_path / "work"), "--customers", "120", "--rounds", "2"]
+    args = [sys.executable, str(script), str(tmp_path / "work"), "--customers", "120", "--rounds", "2"]
     environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(DOCS.parents[1])}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(args, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"60 new customers: \d+ predicted as fraud", done.stdout)
     difference = float(re.search(r"the exported network differs by at most (\S+)", done.stdout).group(1))

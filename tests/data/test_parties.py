@@ -183,7 +183,7 @@ def test_the_schema_keeps_the_rule_and_the_command_says_what_is_next(tmp_path, c
 def test_heterogeneous_tables_have_no_parties(option, tmp_path, capsys):
     """They would be ignored without a word."""
     (tmp_path / "n.csv").write_text(NODES)
-    words = [
+    args = [
         "import",
         "--node-table",
         f"person={tmp_path / 'n.csv'}",
@@ -192,7 +192,7 @@ def test_heterogeneous_tables_have_no_parties(option, tmp_path, capsys):
         "--out",
         str(tmp_path / "x"),
     ]
-    assert cli.main([*words, *option]) == 2
+    assert cli.main([*args, *option]) == 2
     assert "edges between parties join nodes of one type, so leave them out" in capsys.readouterr().err
 
 

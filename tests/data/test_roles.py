@@ -55,9 +55,9 @@ def test_labels_of_edges_are_enough_for_a_dataset(tables):
 
 
 def test_without_edges_between_clients_the_pooled_graph_has_the_items_of_its_clients(tables):
-    words = ["dataset=payments", "task=edges", "task.between=false", "num_clients=2", "dataset.accounts=200"]
-    words += ["dataset.background=600", "dataset.per_kind=2", "dataset.size=[3,4]", "split.kind=temporal"]
-    cfg, pooled = compose(words), compose([*words, "strategy=central"])
+    overrides = ["dataset=payments", "task=edges", "task.between=false", "num_clients=2", "dataset.accounts=200"]
+    overrides += ["dataset.background=600", "dataset.per_kind=2", "dataset.size=[3,4]", "split.kind=temporal"]
+    cfg, pooled = compose(overrides), compose([*overrides, "strategy=central"])
     own = [Edges(cfg, load_client(cfg, i)) for i in range(2)]
     whole = Edges(pooled, load_client(pooled, 0))
     for split in ("train", "val", "test"):
@@ -66,7 +66,7 @@ def test_without_edges_between_clients_the_pooled_graph_has_the_items_of_its_cli
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["dataset=payments", "dataset.size=[4]"], "dataset.size must be"),
         (
@@ -78,7 +78,7 @@ def test_without_edges_between_clients_the_pooled_graph_has_the_items_of_its_cli
         (["dataset=csbm", "partition=stream", "partition.slack=.nan"], "partition.slack must be a number"),
     ],
 )
-def test_values_that_no_data_fit_are_refused(tmp_path, monkeypatch, words, message):
+def test_values_that_no_data_fit_are_refused(tmp_path, monkeypatch, overrides, message):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
     with pytest.raises(FedGraphError, match=message):
-        load_client(compose([*words, "num_clients=2"]), 0)
+        load_client(compose([*overrides, "num_clients=2"]), 0)

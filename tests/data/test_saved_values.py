@@ -84,18 +84,18 @@ def make_graph(y: int = 0, half: bool = False, none: bool = False):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["dataset.y=1000000000"], "y has the label 1000000000 at node 1"),
         (["dataset.half=true"], "edge_index must hold integers"),
         (["dataset.none=true"], "has no nodes"),
     ],
 )
-def test_a_users_own_function_is_checked_too(words, message, tmp_path, monkeypatch):
+def test_a_users_own_function_is_checked_too(overrides, message, tmp_path, monkeypatch):
     from fedgraph_flwr.data.datasets import load
 
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
-    cfg = compose(["dataset=tests.data.test_saved_values:make_graph", *words])
+    cfg = compose(["dataset=tests.data.test_saved_values:make_graph", *overrides])
     with pytest.raises(FedGraphError, match=f"the graph of dataset.source=.*{message}"):
         load(cfg.dataset)
 
@@ -123,10 +123,10 @@ def parts(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
     monkeypatch.chdir(tmp_path)
     for number, (nodes, edges) in enumerate(banks.write(tmp_path, customers=60).values()):
-        words = ["--nodes", str(nodes), "--edges", str(edges), "--schema", "s.yaml", "--client", str(number)]
-        words += ["--classes", "ok,fraud"] if number == 0 else []
-        words += ["--split-column", "part", "--num-clients", "3", "--out", f"parts/client_{number:04d}.safetensors"]
-        assert cli.main(["import", *words]) == 0
+        args = ["--nodes", str(nodes), "--edges", str(edges), "--schema", "s.yaml", "--client", str(number)]
+        args += ["--classes", "ok,fraud"] if number == 0 else []
+        args += ["--split-column", "part", "--num-clients", "3", "--out", f"parts/client_{number:04d}.safetensors"]
+        assert cli.main(["import", *args]) == 0
     return tmp_path / "parts"
 
 
@@ -174,8 +174,8 @@ def test_words_are_packed_and_unpacked(words):
 
 
 def test_a_number_of_clients_that_is_not_that_of_the_files_is_an_error(parts, capsys):
-    for words in (["num_clients=5"], ["num_clients=5", "strategy=central"]):
-        assert cli.main(["run", f"graph={parts}", *words, "rounds=1", "--dry-run"]) == 2
+    for overrides in (["num_clients=5"], ["num_clients=5", "strategy=central"]):
+        assert cli.main(["run", f"graph={parts}", *overrides, "rounds=1", "--dry-run"]) == 2
         assert "num_clients=5, but graph=" in (message := capsys.readouterr().err)
         assert "holds 3 client files: leave num_clients out, or pass num_clients=3" in message
     assert compose([f"graph={parts}", "num_clients=3"]).num_clients == 3

@@ -28,16 +28,16 @@ def tables(tmp_path, monkeypatch):
     return banks.write(tmp_path)
 
 
-def imported(tables, bank, *words):
+def imported(tables, bank, *args):
     nodes, edges = tables[bank]
-    given = ["import", "--nodes", nodes, "--edges", edges, "--split-column", "part", *words]
+    given = ["import", "--nodes", nodes, "--edges", edges, "--split-column", "part", *args]
     return cli.main([*map(str, given)])
 
 
-def client(tables, bank, *words):
+def client(tables, bank, *args):
     index = BANKS.index(bank)
     out = f"parts/client_{index:04d}.safetensors"
-    return imported(tables, bank, "--client", index, "--num-clients", 3, "--out", out, *words)
+    return imported(tables, bank, "--client", index, "--num-clients", 3, "--out", out, *args)
 
 
 def test_a_first_party_writes_the_schema_and_others_obey_it(tables, tmp_path, capsys):
@@ -80,11 +80,11 @@ def test_banks_that_import_by_themselves_are_refused_with_the_column(tables, tmp
     assert client(tables, "c", "--classes", "ok,fraud", "--kind", "trade=ignored") == 0
     with pytest.raises(FedGraphError, match=r"column 'branch' is here and not there; import both with one --schema"):
         store.check(tmp_path / "parts")
-    words = ("--kind", "trade=ignored", "--kind", "branch=ignored")
-    assert client(tables, "c", "--classes", "ok,fraud", *words) == 0
+    args = ("--kind", "trade=ignored", "--kind", "branch=ignored")
+    assert client(tables, "c", "--classes", "ok,fraud", *args) == 0
     with pytest.raises(FedGraphError, match="column 1 is 'balance' here and 'age' there"):
         store.check(tmp_path / "parts")
-    assert client(tables, "c", "--classes", "fraud,ok", *words) == 0
+    assert client(tables, "c", "--classes", "fraud,ok", *args) == 0
     with pytest.raises(FedGraphError, match="classes are fraud, ok here and ok, fraud there"):
         store.check(tmp_path / "parts")
 
@@ -99,7 +99,7 @@ def test_a_file_without_a_schema_is_refused_beside_one_with(tables, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (("--classes", "ok,fraud,maybe"), "--classes ok,fraud,maybe differ from those of schema.yaml, ok,fraud: leave"),
         (("--kind", "age=category"), "--kind age=category conflicts with number in schema.yaml"),
@@ -111,19 +111,19 @@ def test_a_file_without_a_schema_is_refused_beside_one_with(tables, tmp_path):
         (("--min-count", "0"), "--min-count must be >= 1"),
     ],
 )
-def test_words_against_the_schema_are_one_sentence(tables, capsys, words, message):
+def test_words_against_the_schema_are_one_sentence(tables, capsys, args, message):
     assert client(tables, "a", "--classes", "ok,fraud", "--schema", "schema.yaml") == 0
     capsys.readouterr()
-    assert client(tables, "b", "--schema", "schema.yaml", *words) == 2
+    assert client(tables, "b", "--schema", "schema.yaml", *args) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_federated_statistics_are_those_of_all_rows_together(tables, tmp_path, capsys):
-    words = ("--classes", "ok,fraud", "--scale", "income=log", "--scale", "balance=robust")
+    args = ("--classes", "ok,fraud", "--scale", "income=log", "--scale", "balance=robust")
     for bank in BANKS:
         also = ("--kind", "branch=ignored") if bank == "c" else ()
-        assert imported(tables, bank, *words, *also, "--statistics", f"{bank}.json") == 0
+        assert imported(tables, bank, *args, *also, "--statistics", f"{bank}.json") == 0
     assert cli.main(["schema", "merge", "a.json", "b.json", "c.json", "--schema", "schema.yaml"]) == 0
     merged = Schema.load(tmp_path / "schema.yaml").nodes["node"]
     rows = pd.concat([pd.read_csv(tables[bank][0]) for bank in BANKS])
@@ -288,17 +288,17 @@ def saved(tmp_path, x, **more):
 
 def test_a_saved_graph_is_taken_as_it_is_or_scaled(tmp_path, capsys, monkeypatch):
     x = torch.tensor([[1.0, 2000.0], [3.0, 4000.0], [5.0, 0.0], [7.0, 2000.0]])
-    words = saved(tmp_path, x, edge_attr=torch.ones(2, 1))
+    args = saved(tmp_path, x, edge_attr=torch.ones(2, 1))
     out = ["--out", str(tmp_path / "g.safetensors")]
-    assert cli.main([*words, *out]) == 0
+    assert cli.main([*args, *out]) == 0
     output = capsys.readouterr().out
     assert "edges carry 1 features; parallel edges stay separate" in output
     assert Graph.load(tmp_path / "g.safetensors").edge_attr.tolist() == [[1.0], [1.0]]
     assert "warning: features have very different magnitudes ('x_1' reaches 4000" in output
     assert torch.equal(Graph.load(tmp_path / "g.safetensors").x, x)
     assert Schema.load(tmp_path / "s.yaml").nodes["node"] == {"x": Column(width=2)}
-    words = saved(tmp_path, x[:, :1])
-    assert cli.main([*words, *out]) == 2
+    args = saved(tmp_path, x[:, :1])
+    assert cli.main([*args, *out]) == 2
     assert "has 1 columns x, but" in capsys.readouterr().err
     (tmp_path / "s.yaml").unlink()
     assert cli.main([*saved(tmp_path, x), *out, "--undirected"]) == 0

@@ -35,7 +35,7 @@ def test_a_number_format_is_its_example(text):
 
 
 @pytest.mark.parametrize(
-    ("words", "values"),
+    ("overrides", "values"),
     [
         (["2,317.50", "12", "1,000,000"], [2317.5, 12, 1e6]),
         (["2.317,50", "12", "-0,5"], [2317.5, 12, -0.5]),
@@ -48,26 +48,26 @@ def test_a_number_format_is_its_example(text):
         (["0.317", "2.317"], [0.317, 2.317]),
     ],
 )
-def test_numbers_that_can_be_read_in_one_way_are_converted_and_said(words, values):
-    by_name, found, said, warned = made({"income": words})
+def test_numbers_that_can_be_read_in_one_way_are_converted_and_said(overrides, values):
+    by_name, found, said, warned = made({"income": overrides})
     np.testing.assert_allclose(by_name["income"], values, rtol=1e-6)
     form = found.fitted["income"].format
     assert (f"income as {form}" in " ".join(said)) == bool(form)
     assert not warned
 
 
-@pytest.mark.parametrize(("words", "others"), [(["2,317", "950"], "0.5"), (["2.317", "950"], "0,5")])
-def test_numbers_that_can_be_read_in_two_ways_follow_the_other_columns_or_are_asked_about(words, others):
+@pytest.mark.parametrize(("overrides", "others"), [(["2,317", "950"], "0.5"), (["2.317", "950"], "0,5")])
+def test_numbers_that_can_be_read_in_two_ways_follow_the_other_columns_or_are_asked_about(overrides, others):
     with pytest.raises(
         FedGraphError, match=r"'2.317', which can mean 2.*--decimal income=[.,].* or 2.*--decimal income="
     ):
-        made({"income": words})
-    by_name, *_ = made({"income": words, "rate": [others, others]})
+        made({"income": overrides})
+    by_name, *_ = made({"income": overrides, "rate": [others, others]})
     assert by_name["income"] == [2317, 950]
     assert by_name["rate"] == [0.5, 0.5]
-    assert made({"income": words}, decimals={"income": others[1]})[0]["income"] == [2317, 950]
-    assert made({"income": words}, decimals={"": words[0][1]})[0]["income"] == pytest.approx([2.317, 950])
-    assert made({"income": words}, thousands={"": words[0][1]})[0]["income"] == [2317, 950]
+    assert made({"income": overrides}, decimals={"income": others[1]})[0]["income"] == [2317, 950]
+    assert made({"income": overrides}, decimals={"": overrides[0][1]})[0]["income"] == pytest.approx([2.317, 950])
+    assert made({"income": overrides}, thousands={"": overrides[0][1]})[0]["income"] == [2317, 950]
 
 
 def test_options_that_do_not_fit_are_one_error():
@@ -92,7 +92,7 @@ def test_two_date_formats_in_one_column_are_read():
     assert by_name["d"] == [1, 2, 3, 30]
     assert found.fitted["d"].format == "ISO8601|%d.%m.%Y|%d/%m/%Y"
     assert "d as ISO8601|%d.%m.%Y|%d/%m/%Y" in " ".join(said)
-    for words, why in (
+    for overrides, why in (
         (["01/02/1970", "1970-01-01"], "day and month are ambiguous: pass --date-format d=%d/%m/%Y or"),
         (["31/01/1970", "01/31/1970"], "some with day first and some with month first: pass --date-format d="),
         (
@@ -101,7 +101,7 @@ def test_two_date_formats_in_one_column_are_read():
         ),
     ):
         with pytest.raises(FedGraphError, match=why):
-            made({"d": words})
+            made({"d": overrides})
     assert made({"d": ["03 Jan 1970"]}, date_formats={"d": "%d %b %Y"})[0]["d"] == [2]
     assert made({"d": ["19700103", "04/01/1970"]}, date_formats={"d": "%Y%m%d|%d/%m/%Y"})[0]["d"] == [2, 3]
     with pytest.raises(FedGraphError, match="date format '%Q'"):
@@ -113,14 +113,14 @@ def test_two_date_formats_in_one_column_are_read():
     [("{} EUR", "numbers", "remove units"), ("{:02} Jan 1970", "dates", "pass --date-format income=FORMAT")],
 )
 def test_a_column_that_is_ignored_and_looks_like_numbers_or_dates_is_a_warning(value, what, fix):
-    words = [value.format(i + 1) for i in range(30)]
-    _, found, _, warned = made({"income": words, "x": list(range(30))})
+    overrides = [value.format(i + 1) for i in range(30)]
+    _, found, _, warned = made({"income": overrides, "x": list(range(30))})
     assert found.agreed["income"].kind == "ignored"
     assert f"column 'income' is ignored, but 30 of its 30 different values look like {what}, such as" in warned[0]
     assert fix in warned[0]
     assert "--kind income=ignored" in warned[0]
-    assert not made({"income": words, "x": list(range(30))}, kinds={"income": "ignored"})[3]
-    some = [*words[:8], *(f"unknown {i}" for i in range(22))]
+    assert not made({"income": overrides, "x": list(range(30))}, kinds={"income": "ignored"})[3]
+    some = [*overrides[:8], *(f"unknown {i}" for i in range(22))]
     assert "8 of its 30 different" in made({"income": some, "x": list(range(30))})[3][0]
     names = [f"customer {i}" for i in range(30)]
     assert not made({"income": names, "x": list(range(30))})[3]
@@ -152,15 +152,15 @@ def test_large_plain_columns_are_tried_on_few_values(monkeypatch):
     for form in FORMATS[1:]:
         monkeypatch.setattr(type(form), "read", counting(type(form).read, seen))
         break
-    words = [f"{i}.25" for i in range(5000)]
-    assert readings(words) == [NumberFormat()]
+    overrides = [f"{i}.25" for i in range(5000)]
+    assert readings(overrides) == [NumberFormat()]
     assert sum(seen) < 2 * 5000 + len(FORMATS) * 200
 
 
 def counting(read, seen):
-    def counted(self, words):
-        seen.append(len(words))
-        return read(self, words)
+    def counted(self, overrides):
+        seen.append(len(overrides))
+        return read(self, overrides)
 
     return counted
 
@@ -214,15 +214,15 @@ def test_separator_and_encoding_can_be_given(tmp_path):
 
 def test_values_that_become_other_are_counted_and_named():
     long = "x" * 200 + "\x1b[31m"
-    words = ["DE"] * 20 + ["FR"] * 20 + ["Germany"] * 7 + [long] * 2 + ["IT"]
+    overrides = ["DE"] * 20 + ["FR"] * 20 + ["Germany"] * 7 + [long] * 2 + ["IT"]
     options = Treatment(floor=5, say=(said := []).append, warn=(warned := []).append)
-    found = features("node", pd.DataFrame({"country": words}), ["country"], "a.csv", options)
+    found = features("node", pd.DataFrame({"country": overrides}), ["country"], "a.csv", options)
     assert found.agreed["country"].categories == ("DE", "FR", "Germany")
     assert "a.csv: 3 of 50 rows have a rare value of 'country' (fewer than 5 rows) and become 'other': 'xxx" in said[0]
     assert not warned
     schema = Schema(("a", "b"), {"node": {"country": Column("category", categories=("DE", "FR"))}})
     options = Treatment(schema=schema, where="s.yaml", warn=warned.append)
-    features("node", pd.DataFrame({"country": words}), ["country"], "b.csv", options)
+    features("node", pd.DataFrame({"country": overrides}), ["country"], "b.csv", options)
     assert warned[0].startswith(
         "b.csv: 10 of 50 rows have a value of 'country' that s.yaml does not list and become 'other': 'Germany' 7, 'xxx"
     )
@@ -250,8 +250,8 @@ FILES = ["--nodes", "kunden.csv", "--edges", "zahlungen.csv"]
 CLIENT = ["--num-clients", "2", "--schema", "s.yaml", "--client"]
 
 
-def run(*words):
-    return cli.main(["import", *FILES, *words])
+def run(*args):
+    return cli.main(["import", *FILES, *args])
 
 
 def test_the_schema_keeps_names_separator_and_formats(bank, capsys):
@@ -296,12 +296,12 @@ def test_options_go_before_the_schema_and_a_conflict_is_an_error(bank, capsys):
     )
     assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client", "--date-format", "umsatz=%Y") == 2
     assert "--date-format umsatz=%Y conflicts with kind number in s.yaml" in capsys.readouterr().err
-    for words, message in (
+    for args, message in (
         (["--decimal", "x"], "--decimal x: expected SIGN or COLUMN=SIGN"),
         (["--date-format", "%Y"], "--date-format %Y: expected COLUMN=FORMAT"),
         (["--decimal", "umsazt=,"], "did you mean 'umsatz'"),
     ):
-        assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client", *words) == 2
+        assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client", *args) == 2
         assert message in capsys.readouterr().err
 
 
@@ -341,10 +341,10 @@ def test_the_exported_preprocessing_reads_the_same_values():
         preprocess.features(table.assign(e=["x", "z", "z", "y"]), columns)
 
 
-def sums(name, column, words, **schema):
+def sums(name, column, overrides, **schema):
     """What a party tells of one column."""
     party = Schema(("a", "b"), {"node": {"v": column}}, **schema)
-    return name, party_sums(party, {"node": (pd.DataFrame({"v": words}), name)}, 5) | {"schema": party}
+    return name, party_sums(party, {"node": (pd.DataFrame({"v": overrides}), name)}, 5) | {"schema": party}
 
 
 def test_a_merge_names_the_values_that_only_one_party_has():

@@ -161,7 +161,7 @@ def run_payments(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
     small = ["dataset.accounts=300", "dataset.background=1500", "dataset.per_kind=2", "num_clients=3", "model.hidden=8"]
 
-    def call(*words: str) -> Any:
-        return run(compose(["dataset=payments", *small, "rounds=2", f"out={tmp_path / 'run'}", *words]))
+    def call(*overrides: str) -> Any:
+        return run(compose(["dataset=payments", *small, "rounds=2", f"out={tmp_path / 'run'}", *overrides]))
 
     return call

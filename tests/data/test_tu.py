@@ -38,12 +38,12 @@ def write(root: Path, name: str, *left_out: str, **more: str) -> None:
             (folder / f"{name}_{part}.txt").write_text(text)
 
 
-def dataset(name: str, *words: str) -> DatasetConfig:
-    return compose(["task=graphs", "dataset=tu", f"dataset.name={name}", *words]).dataset
+def dataset(name: str, *overrides: str) -> DatasetConfig:
+    return compose(["task=graphs", "dataset=tu", f"dataset.name={name}", *overrides]).dataset
 
 
-def read(name: str, *words: str) -> Graph:
-    graph = load(dataset(name, *words))
+def read(name: str, *overrides: str) -> Graph:
+    graph = load(dataset(name, *overrides))
     assert isinstance(graph, Graph)
     return graph
 
