@@ -57,9 +57,9 @@ class Fleet:
         """Words before the command of a process: here none, elsewhere the host that it runs on."""
         return []
 
-    def make_keys(self, *words: str) -> None:
+    def make_keys(self, *args: str) -> None:
         """Keys, certificates and configurations as the how-to makes them."""
-        _checked([*COMMAND, "fleet", "init", str(self.keys), *words], self.environment)
+        _checked([*COMMAND, "fleet", "init", str(self.keys), *args], self.environment)
 
     def connect(self, home: Path, lines: str) -> None:
         """Write Flower's configuration of the one connection."""
@@ -76,11 +76,11 @@ class Fleet:
 
     def start_superlink(self) -> None:
         """TLS, authentication and a database; returns when it answers."""
-        words = ["--host", self.host, "--port", str(self.superlink_port), "--enable-supernode-auth"]
-        words += ["--ssl-ca-certfile", str(self.keys / "ca.crt"), "--ssl-certfile", str(self.keys / "server.crt")]
-        words += ["--ssl-keyfile", str(self.keys / "server.key"), "--disable-runtime-dependency-installation"]
-        words += ["--database", str(self.folder / "superlink.db")]
-        self._spawn("superlink", [tool("flower-superlink"), *words])
+        args = ["--host", self.host, "--port", str(self.superlink_port), "--enable-supernode-auth"]
+        args += ["--ssl-ca-certfile", str(self.keys / "ca.crt"), "--ssl-certfile", str(self.keys / "server.crt")]
+        args += ["--ssl-keyfile", str(self.keys / "server.key"), "--disable-runtime-dependency-installation"]
+        args += ["--database", str(self.folder / "superlink.db")]
+        self._spawn("superlink", [tool("flower-superlink"), *args])
         wait_for(self._answers, "the SuperLink to answer")
 
     def start_node(self, node: int, *options: str, **more: str) -> None:
@@ -90,8 +90,8 @@ class Fleet:
         )
         settings = {"graph": self.files[node], "state": self.folder / f"state_{node}", "policy": policy} | more
         settings |= {"server": f"{self.host}:{self.port}", "key": self.keys / f"node_{node}"}
-        words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-        self._spawn(f"node_{node}", [*COMMAND, "node", *words, *options])
+        args = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        self._spawn(f"node_{node}", [*COMMAND, "node", *args, *options])
 
     def kill(self, name: str) -> None:
         """End a process and all it started, without asking."""
@@ -111,21 +111,21 @@ class Fleet:
         for name in reversed(list(self.processes)):
             end_group(self.processes.pop(name))
 
-    def flwr(self, *words: str, **environment: str) -> str:
+    def flwr(self, *args: str, **environment: str) -> str:
         """Flower's own command; returns what it prints."""
-        return _checked([*self.within("flwr"), tool("flwr"), *words], self.environment | environment)
+        return _checked([*self.within("flwr"), tool("flwr"), *args], self.environment | environment)
 
-    def begin(self, out: Path, *words: str) -> subprocess.Popen[bytes]:
+    def begin(self, out: Path, *args: str) -> subprocess.Popen[bytes]:
         """Start ``fedgraph-flwr run`` on this fleet."""
         command = [*COMMAND, "run", "--quiet", "--no-report"]
-        if any(word.startswith("resume=") for word in words):
-            return self._spawn(f"resumed-{out.name}", [*command, *words])
+        if any(word.startswith("resume=") for word in args):
+            return self._spawn(f"resumed-{out.name}", [*command, *args])
         command += [f"engine={NAME}", f"out={out}", f"num_clients={len(self.files)}", "model.hidden=8"]
-        return self._spawn(f"run-{out.name}", [*command, *words])
+        return self._spawn(f"run-{out.name}", [*command, *args])
 
-    def run(self, out: Path, *words: str) -> Finished:
+    def run(self, out: Path, *args: str) -> Finished:
         """Run to the end."""
-        self.wait(self.begin(out, *words))
+        self.wait(self.begin(out, *args))
         return finished(out)
 
     def wait(self, process: "subprocess.Popen[bytes]") -> None:
@@ -166,9 +166,9 @@ class Fleet:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.processes[f"node_{node}"].pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    words, parent = process.cmdline(), process.parent()
-                    forked = bool(parent and parent.cmdline() == words)
-                    role = "client" if forked else words[3] if len(words) > 3 else ""
+                    args, parent = process.cmdline(), process.parent()
+                    forked = bool(parent and parent.cmdline() == args)
+                    role = "client" if forked else args[3] if len(args) > 3 else ""
                     if role == what and process.status() != psutil.STATUS_ZOMBIE:
                         return process
         return None

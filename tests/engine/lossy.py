@@ -90,5 +90,5 @@ class Switch:
                     os.write(port, frame)
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def _ip(*overrides: str) -> None:
+    subprocess.run(["ip", *overrides], check=True, capture_output=True)

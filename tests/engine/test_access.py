@@ -44,12 +44,12 @@ def _keys(folder: Path, nodes: int) -> None:
     )
 
 
-def _outsider(fleet: GuardedFleet, *words: str) -> str:
+def _outsider(fleet: GuardedFleet, *overrides: str) -> str:
     """What Flower's command tells somebody who has the address and ca.crt alone; it must fail."""
     home = fleet.folder / "outsider"
     fleet.connect(home, f'address = "127.0.0.1:{fleet.port}"\nroot-certificates = "{fleet.keys / "ca.crt"}"')
     with pytest.raises(RuntimeError) as refused:
-        fleet.flwr(*words, FLWR_HOME=str(home))
+        fleet.flwr(*overrides, FLWR_HOME=str(home))
     return str(refused.value)
 
 
@@ -74,8 +74,8 @@ def test_an_outsider_can_do_nothing_and_the_operator_everything(fleet):
         ("stop", run, NAME),
         ("log", run, NAME, "--show"),
     ]
-    for words in attempts:
-        assert "403" in _outsider(fleet, *words), words
+    for args in attempts:
+        assert "403" in _outsider(fleet, *args), args
     assert process.wait(PATIENCE) == 0, fleet.log("run-out")
     assert [n["node-id"] for n in _nodes(fleet)] == [node["node-id"]]
     assert "finished:completed" in fleet.flwr("list", NAME, "--format", "json")

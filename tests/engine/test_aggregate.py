@@ -27,9 +27,9 @@ def pool(tmp_path_factory):
 def go(pool, tmp_path):
     """``go("key=value", ..., actors=2)``: a run whose actors add up; without actors, in this process."""
 
-    def run(*words, actors=0, on_round=None):
+    def run(*overrides, actors=0, on_round=None):
         own = ["engine=ray", "ray.aggregate=true", f"ray.actors={actors}"] if actors else []
-        cfg = with_folder(compose([*WORDS, *words, *own, f"out={tmp_path / str(actors)}"]))
+        cfg = with_folder(compose([*WORDS, *overrides, *own, f"out={tmp_path / str(actors)}"]))
         return Finished(cfg, run_ray(cfg, on_round) if actors else run_inline(cfg))
 
     return run
@@ -47,20 +47,20 @@ def assert_close(added, inline):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["strategy=fedavg", "strategy.fraction=0.6", "strategy.weighting=nodes"],
         pytest.param(["strategy=scaffold", "strategy.max_share=0.2"], marks=pytest.mark.slow),
         pytest.param(["strategy=fedomd"], marks=pytest.mark.slow),
         pytest.param(["strategy=fedper", "evaluation.clients=cohort"], marks=pytest.mark.slow),
     ],
-    ids=lambda words: words[0].partition("=")[2],
+    ids=lambda overrides: overrides[0].partition("=")[2],
 )
-def test_sums_of_actors_are_those_of_one_process(go, words):
-    words = [*words, "dtype=float64"]
-    two = go(*words, actors=2)
-    assert_close(two, go(*words))
-    assert_same_arrays(two.arrays, go(*words, actors=1).arrays)
+def test_sums_of_actors_are_those_of_one_process(go, overrides):
+    overrides = [*overrides, "dtype=float64"]
+    two = go(*overrides, actors=2)
+    assert_close(two, go(*overrides))
+    assert_same_arrays(two.arrays, go(*overrides, actors=1).arrays)
 
 
 @pytest.mark.slow
@@ -88,16 +88,16 @@ def test_a_killed_actor_adds_nothing_twice(go):
 
 @pytest.mark.slow
 def test_a_client_that_fails_is_named_and_left_out(go):
-    words = ["strategy.client=tests.engine.misbehaving:Raising", "strategy.min_clients=1", "dtype=float64"]
-    added = go(*words, actors=2)
+    overrides = ["strategy.client=tests.engine.misbehaving:Raising", "strategy.min_clients=1", "dtype=float64"]
+    added = go(*overrides, actors=2)
     assert added.summary["failures"]
-    assert_close(added, go(*words))
+    assert_close(added, go(*overrides))
 
 
 @pytest.mark.slow
 def test_wrong_answers_are_refused_where_they_are_made(go):
-    words = ["strategy.client=tests.engine.misbehaving:Misbehaving", "strategy.min_clients=1", "dtype=float64"]
-    assert_close(go(*words, actors=2), go(*words))
+    overrides = ["strategy.client=tests.engine.misbehaving:Misbehaving", "strategy.min_clients=1", "dtype=float64"]
+    assert_close(go(*overrides, actors=2), go(*overrides))
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_an_answer_that_is_refused_after_it_was_added_ends_the_run(go):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("overrides", "sentence"),
     [
         (["engine=inline"], "engine=inline has none: set engine=ray"),
         (["strategy=fedtgp"], "strategy=fedtgp needs each client's values of 'prototypes'"),
@@ -117,9 +117,9 @@ def test_an_answer_that_is_refused_after_it_was_added_ends_the_run(go):
         (["strategy.weighting=uniform", "privacy.dp=client_fixed"], "clips single updates"),
     ],
 )
-def test_what_is_no_sum_is_refused(pool, tmp_path, words, sentence):
+def test_what_is_no_sum_is_refused(pool, tmp_path, overrides, sentence):
     with pytest.raises(FedGraphError, match=sentence):
-        run_ray(with_folder(compose([*WORDS, "engine=ray", "ray.aggregate=true", *words, f"out={tmp_path}"])))
+        run_ray(with_folder(compose([*WORDS, "engine=ray", "ray.aggregate=true", *overrides, f"out={tmp_path}"])))
 
 
 def test_a_sum_has_the_same_bits_in_any_order_and_any_parts():

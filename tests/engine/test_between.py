@@ -61,9 +61,15 @@ def train(folders, tmp_path, monkeypatch):
     count = itertools.count()
 
     def run(folder, method, *overrides, engine=run_inline):
-        words = [f"graph={folders / folder}", f"strategy={method}", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
-        words += ["engine=ray", "ray.actors=2"] if engine is run_ray else []
-        cfg = with_folder(compose([*words, *overrides, f"out={tmp_path / 'runs' / str(next(count))}"]))
+        defaults = [
+            f"graph={folders / folder}",
+            f"strategy={method}",
+            "rounds=3",
+            "model.hidden=8",
+            "checkpoint_every=0",
+        ]
+        defaults += ["engine=ray", "ray.actors=2"] if engine is run_ray else []
+        cfg = with_folder(compose([*defaults, *overrides, f"out={tmp_path / 'runs' / str(next(count))}"]))
         return Finished(cfg, engine(cfg))
 
     return run
@@ -116,8 +122,8 @@ def shared(tmp_path_factory):
     names = [str(place / f"{bank}.safetensors") for bank in BANKS]
     for bank, name in zip(BANKS, names, strict=True):
         made.client(bank).save(name)
-    words = ["link", "--simulate", *names, "--match", "ids", "--entities", "overlap", "--min-shared", "1"]
-    assert cli.main([*words, "--out", str(place / "linked")]) == 0
+    overrides = ["link", "--simulate", *names, "--match", "ids", "--entities", "overlap", "--min-shared", "1"]
+    assert cli.main([*overrides, "--out", str(place / "linked")]) == 0
     return place
 
 

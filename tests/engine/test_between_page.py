@@ -27,7 +27,7 @@ def commands(heading: str) -> list[list[str]]:
 
 def those(heading: str, *start: str) -> list[list[str]]:
     """Those that start so."""
-    return [words for words in commands(heading) if words[: len(start)] == list(start)]
+    return [overrides for overrides in commands(heading) if overrides[: len(start)] == list(start)]
 
 
 @pytest.fixture
@@ -52,21 +52,21 @@ def test_three_banks_import_link_train_and_predict_by_the_commands_of_the_page(f
         (graphs / f"client_{client:04d}.safetensors").touch()  # a fleet of so many nodes
     fleet = Fleet(tmp_path, graphs)
 
-    def here(words, folder):
+    def here(args, folder):
         """A command of one party alone, in its folder."""
         monkeypatch.chdir(folder)
-        assert cli.main(words[1:]) == 0
+        assert cli.main(args[1:]) == 0
 
-    def run(words, *more):
+    def run(args, *more):
         """A command of the operator, however long it takes."""
-        kept = [word for word in words if not word.startswith(("engine=", *(word.partition("=")[0] for word in more)))]
+        kept = [word for word in args if not word.startswith(("engine=", *(word.partition("=")[0] for word in more)))]
         command = [*COMMAND, *kept[1:], f"engine={NAME}", *more]
-        fleet.wait(fleet._spawn(f"{len(fleet.processes)}-{words[1]}", command, cwd=tmp_path))
+        fleet.wait(fleet._spawn(f"{len(fleet.processes)}-{args[1]}", command, cwd=tmp_path))
 
-    def node(number, words):
+    def node(number, args):
         """The page's node of bank a, for any bank."""
         bank, name = BANKS[number], f"node_{number}"
-        options = dict(zip(words[2::2], words[3::2], strict=True))
+        options = dict(zip(args[2::2], args[3::2], strict=True))
         options |= {"--server": f"{fleet.host}:{fleet.port}", "--key": str(fleet.keys / name)}
         options["--graph"] = str(folders[bank] / options["--graph"].replace("a.safetensors", f"{bank}.safetensors"))
         options |= {
@@ -96,7 +96,7 @@ def test_three_banks_import_link_train_and_predict_by_the_commands_of_the_page(f
             fleet.flwr("supernode", "register", str(fleet.keys / f"node_{number}.pub"), NAME)
         for up in [node(number, first) for number in range(3)]:
             wait_for(up, "a node to be taken by the server")
-        (link,) = (words for words in those("On a fleet", "fedgraph-flwr", "link") if "num_clients=3" in words)
+        (link,) = (args for args in those("On a fleet", "fedgraph-flwr", "link") if "num_clients=3" in args)
         run(link, f"out={tmp_path / 'linking'}")
         files = [folder / "crossing" / f"linked_{bank}.safetensors" for bank, folder in folders.items()]
         assert all(file.is_file() for file in files)
@@ -132,9 +132,9 @@ def accuracy_of(tested):
     return (likelier == tested["label"])[scored].mean()
 
 
-def place(words):
+def place(overrides):
     """The run folder of a command."""
-    return next(word for word in words if word.startswith("out=")).removeprefix("out=")
+    return next(word for word in overrides if word.startswith("out=")).removeprefix("out=")
 
 
 def scores(out):

@@ -39,8 +39,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def inline(fleet: Fleet, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same words on the in-process engine."""
-    return lambda *words: run(f"graph={fleet.graphs}", *words)
+    """The same overrides on the in-process engine."""
+    return lambda *overrides: run(f"graph={fleet.graphs}", *overrides)
 
 
 def _rounds(out: Path) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def _rounds(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         [],
         ["model=gine"],
@@ -59,9 +59,9 @@ def _rounds(out: Path) -> list[dict[str, Any]]:
         ["train.sampler=saint", "train.batch_size=6"],
     ],
 )
-def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path, words):
-    words = ["rounds=3", *words]
-    found, expected = fleet.run(tmp_path / "found", *words), inline(*words)
+def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path, overrides):
+    overrides = ["rounds=3", *overrides]
+    found, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
     assert_same_arrays(found.arrays, expected.arrays)
     assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
     for key in ("exchanges_per_round", "setup_exchanges", "bytes_up", "bytes_down", "bytes_by_phase", "failures"):
@@ -76,8 +76,8 @@ NOISY += ["privacy.noise_multiplier=4", "privacy.clipping_norm=0.5", "rounds=3",
 @pytest.mark.slow
 def test_distributed_noise_on_a_fleet_is_that_of_the_inline_engine(fleet, inline, tmp_path):
     """With noise that nodes seed, bit for bit; ε is the accountant's of three releases to three clients."""
-    words = [*NOISY, "strategy.client=tests.engine.seeded:Seeded"]
-    found, expected = fleet.run(tmp_path / "found", *words), inline(*words)
+    overrides = [*NOISY, "strategy.client=tests.engine.seeded:Seeded"]
+    found, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
     assert_same_arrays(found.arrays, expected.arrays)
     rules = PrivacyConfig("distributed", 4, clipping_norm=0.5, secagg=True, secagg_bits=20)
     epsilon = cost(rules, 3, 3)
@@ -88,15 +88,15 @@ def test_distributed_noise_on_a_fleet_is_that_of_the_inline_engine(fleet, inline
 @pytest.mark.faults
 def test_distributed_noise_is_enough_when_a_node_is_killed_between_its_phases(fleet, inline, tmp_path):
     """Node 1 dies in round 2 when it has dealt its shares: the sum holds the noise of the two others, who are enough."""
-    words = [*NOISY, "strategy.client=tests.engine.seeded:SeededFalling"]
+    overrides = [*NOISY, "strategy.client=tests.engine.seeded:SeededFalling"]
     out, asked = tmp_path / "found", "Receiving: train message"
     trained = fleet.log("node_1").count(asked)
-    process = fleet.begin(out, *words)
+    process = fleet.begin(out, *overrides)
     wait_for(lambda: fleet.log("node_1").count(asked) > trained + 1, "client 1 to be asked for a second term")
     fleet.kill("node_1")
     fleet.restart_node(1)
     assert process.wait(2 * PATIENCE) == 0, fleet.log("run-found")
-    found, expected = finished(out), inline(*words)
+    found, expected = finished(out), inline(*overrides)
     away = [{key for key in r["failed"] if key != "1 (describe)"} for r in found.rounds]
     assert away == [set(), {"1 (train)"}, set()]
     assert_same_arrays(found.arrays, expected.arrays)
@@ -105,8 +105,8 @@ def test_distributed_noise_is_enough_when_a_node_is_killed_between_its_phases(fl
 
 @pytest.mark.faults
 def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
-    words = ["rounds=3", "strategy.client=tests.engine.misbehaving:Misbehaving"]
-    found, expected = fleet.run(tmp_path / "found", *words), inline(*words)
+    overrides = ["rounds=3", "strategy.client=tests.engine.misbehaving:Misbehaving"]
+    found, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
     messages = {
         "error": "RuntimeError (misbehaving.py, line",
         "nan": "not finite",
@@ -162,17 +162,17 @@ def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_bac
 @pytest.mark.faults
 def test_a_secure_sum_is_right_when_a_node_is_killed_between_its_phases(fleet, inline, tmp_path):
     """Node 1 has dealt its shares in round 2 when it dies: the others unmask their sum, and round 3 waits for it."""
-    words = ["rounds=4", "dtype=float64", "train.optimizer=sgd", "model.dropout=0", "strategy.timeout=120"]
-    words += ["strategy.client=tests.engine.misbehaving:Falling"]
+    overrides = ["rounds=4", "dtype=float64", "train.optimizer=sgd", "model.dropout=0", "strategy.timeout=120"]
+    overrides += ["strategy.client=tests.engine.misbehaving:Falling"]
     out = tmp_path / "found"
     trained = fleet.log("node_1").count("Receiving: train message")
-    process = fleet.begin(out, *words, "privacy.secagg=true")
+    process = fleet.begin(out, *overrides, "privacy.secagg=true")
     asked = "Receiving: train message"
     wait_for(lambda: fleet.log("node_1").count(asked) > trained + 1, "client 1 to be asked for a second term")
     fleet.kill("node_1")
     fleet.restart_node(1)
     assert process.wait(2 * PATIENCE) == 0, fleet.log("run-found")
-    found, expected = finished(out), inline(*words)
+    found, expected = finished(out), inline(*overrides)
     away = [{key for key in r["failed"] if key != "1 (describe)"} for r in found.rounds]
     assert away == [set(), {"1 (train)"}, set(), set()]
     assert "round 3 waits for unresponsive clients [1]" in (out / "flower.log").read_text()
@@ -204,11 +204,11 @@ def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim
 def test_three_banks_train_on_a_fleet_and_one_predicts_alone(tmp_path):
     """The script of `examples/banks`, shortened: SuperLink and SuperNodes of its own, gone when the party predicts."""
     script = ROOT / "examples" / "banks" / "banks.py"
-    words = [sys.executable, str(script), str(tmp_path / "work"), "--customers", "800", "--rounds", "2", "--fleet"]
-    words += ["--methods", "ditto"]
+    args = [sys.executable, str(script), str(tmp_path / "work"), "--customers", "800", "--rounds", "2", "--fleet"]
+    args += ["--methods", "ditto"]
     environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
     environment |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(args, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "predict --node state_0" in done.stdout
     assert float(done.stdout.rpartition("differs by at most ")[2]) < 1e-6

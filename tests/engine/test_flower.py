@@ -24,19 +24,21 @@ pytestmark = pytest.mark.fleet
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["strategy=fedavg"],
         ["strategy=local", "evaluation.trained=true"],
         ["train.sampler=neighbors", "train.batch_size=5", "train.fanout=[3,2]"],
     ],
 )
-def test_the_simulation_gives_the_parameters_of_the_inline_engine(run, tmp_path, words, monkeypatch):
+def test_the_simulation_gives_the_parameters_of_the_inline_engine(run, tmp_path, overrides, monkeypatch):
     monkeypatch.setenv("PATH", os.defpath)  # no environment is active
-    words = [*words, "rounds=3", "checkpoint_every=2"]
-    inline = run(*words)
+    overrides = [*overrides, "rounds=3", "checkpoint_every=2"]
+    inline = run(*overrides)
     cfg = with_folder(
-        compose([*words, f"graph={inline.cfg.graph}", "num_clients=3", "model.hidden=8", "engine=flower-simulation"])
+        compose(
+            [*overrides, f"graph={inline.cfg.graph}", "num_clients=3", "model.hidden=8", "engine=flower-simulation"]
+        )
     )
     cfg.out = str(tmp_path / "flower")
     flower = Finished(cfg, run_flower(cfg))
@@ -59,14 +61,14 @@ def test_wrong_input_on_the_server_comes_back_as_its_sentence(run, tmp_path):
 
 @pytest.mark.faults
 def test_an_interrupted_simulation_ends_with_all_its_processes_and_goes_on(run, tmp_path):
-    words = ["rounds=400", "checkpoint_every=5", "strategy=local", "num_clients=3", "model.hidden=8"]
-    words += [f"graph={run('rounds=1').cfg.graph}", f"out={tmp_path / 'flower'}"]
+    overrides = ["rounds=400", "checkpoint_every=5", "strategy=local", "num_clients=3", "model.hidden=8"]
+    overrides += [f"graph={run('rounds=1').cfg.graph}", f"out={tmp_path / 'flower'}"]
     command = [
         sys.executable,
         "-m",
         "fedgraph_flwr",
         "run",
-        *words,
+        *overrides,
         "engine=flower-simulation",
         "--quiet",
         "--no-report",
@@ -81,7 +83,7 @@ def test_an_interrupted_simulation_ends_with_all_its_processes_and_goes_on(run, 
     assert process.returncode == 130, err
     assert f"resume={tmp_path / 'flower'}" in err
     wait_for_end(started)
-    whole = run(*words[:-1])
+    whole = run(*overrides[:-1])
     resumed = compose([f"resume={tmp_path / 'flower'}", "engine=inline"], tmp_path / "flower" / "config.yaml")
     resumed.out = resumed.resume
     again = Finished(resumed, run_inline(resumed))

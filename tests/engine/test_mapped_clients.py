@@ -11,9 +11,9 @@ from fedgraph_flwr.runs.runner import run
 
 
 @pytest.mark.parametrize(
-    "words", [("strategy=ditto",), ("strategy=fedavg", "train.sampler=neighbors", "train.fanout=[3,3]")]
+    "overrides", [("strategy=ditto",), ("strategy=fedavg", "train.sampler=neighbors", "train.fanout=[3,3]")]
 )
-def test_runs_of_mapped_files_have_the_same_bits(tmp_path, monkeypatch, words):
+def test_runs_of_mapped_files_have_the_same_bits(tmp_path, monkeypatch, overrides):
     folder = tmp_path / "parts"
     small = compose(["dataset=csbm", "dataset.nodes_per_client=[40,60]", "num_clients=3"])
     store.write(folder, store._make(small), small)
@@ -25,7 +25,7 @@ def test_runs_of_mapped_files_have_the_same_bits(tmp_path, monkeypatch, words):
             store.write(folder, [store.load(path) for path in store.files(folder)], small)
         out = tmp_path / str(size)
         run(
-            compose([*words, f"graph={folder}", "num_clients=3", "rounds=3", f"out={out}"]),
+            compose([*overrides, f"graph={folder}", "num_clients=3", "rounds=3", f"out={out}"]),
             lambda record: live.append(len(session._live.keys() - others)),
         )
         results.append(load_file(out / "model_final.safetensors"))

@@ -57,10 +57,10 @@ def pool(data: Path) -> Iterator[Any]:
 def both(pool: Any, tmp_path: Path) -> Go:
     """``both("key=value", ...)``: the same configuration on Ray and in this process; ``on_round`` receives the rounds of Ray."""
 
-    def go(*words: str, on_round: Any = None) -> tuple[Finished, Finished]:
+    def go(*overrides: str, on_round: Any = None) -> tuple[Finished, Finished]:
         done = []
         for name, run in (("ray", lambda cfg: run_ray(cfg, on_round)), ("inline", run_inline)):
-            cfg = with_folder(compose([*WORDS, *words, f"engine={name}", f"out={tmp_path / name}"]))
+            cfg = with_folder(compose([*WORDS, *overrides, f"engine={name}", f"out={tmp_path / name}"]))
             done.append(Finished(cfg, run(cfg)))
         return done[0], done[1]
 
@@ -78,7 +78,7 @@ def assert_same(ray: Finished, inline: Finished) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["strategy=fedavg", "strategy.fraction=0.6"],
         pytest.param(["strategy=fedomd", "strategy.exchange=two_phase"], marks=SLOW),
@@ -95,24 +95,29 @@ def assert_same(ray: Finished, inline: Finished) -> None:
             ["strategy=fedomd", "strategy.cmd_range=unit", "privacy.secagg=true", "ray.live_clients=2"], marks=SLOW
         ),
     ],
-    ids=lambda words: "-".join(word.partition("=")[2] for word in words),
+    ids=lambda overrides: "-".join(word.partition("=")[2] for word in overrides),
 )
-def test_ray_gives_the_parameters_of_the_inline_engine(both, words):
-    assert_same(*both(*words))
+def test_ray_gives_the_parameters_of_the_inline_engine(both, overrides):
+    assert_same(*both(*overrides))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
 def test_distributed_noise_gives_the_parameters_of_the_inline_engine(both, tmp_path, strategy):
     """The noise is seeded; integers add up to the same sum in any order."""
-    words = ["strategy.weighting=uniform", "privacy.secagg=true", "privacy.secagg_bits=20", "privacy.dp=distributed"]
+    overrides = [
+        "strategy.weighting=uniform",
+        "privacy.secagg=true",
+        "privacy.secagg_bits=20",
+        "privacy.dp=distributed",
+    ]
     client = {"fedavg": "Seeded", "scaffold": "SeededScaffold"}[strategy]
-    words += ["privacy.noise_multiplier=4", f"strategy={strategy}", f"strategy.client=tests.engine.seeded:{client}"]
-    ray, inline = both(*words)
+    overrides += ["privacy.noise_multiplier=4", f"strategy={strategy}", f"strategy.client=tests.engine.seeded:{client}"]
+    ray, inline = both(*overrides)
     assert_same(ray, inline)
     assert ray.summary["privacy"] == inline.summary["privacy"]
     assert ray.summary["privacy"]["releases"] == 3
-    cfg = with_folder(compose([*WORDS, *words[:3], f"strategy={strategy}", f"out={tmp_path / 'still'}"]))
+    cfg = with_folder(compose([*WORDS, *overrides[:3], f"strategy={strategy}", f"out={tmp_path / 'still'}"]))
     still = Finished(cfg, run_inline(cfg))
     assert not np.allclose(ray.arrays["head.weight"], still.arrays["head.weight"], atol=0.1), "the noise is there"
 
@@ -135,15 +140,15 @@ def kill_an_actor() -> None:
 
 
 @SLOW
-@pytest.mark.parametrize("words", [["strategy=fedspa", "rounds=5"], WIDE])
-def test_a_killed_actor_loses_nothing(both, words, caplog):
+@pytest.mark.parametrize("overrides", [["strategy=fedspa", "rounds=5"], WIDE])
+def test_a_killed_actor_loses_nothing(both, overrides, caplog):
     """With phases and little private state, and with so much that exchanges since its last copy are done again."""
 
     def kill(record):
         if record["round"] in (1, 3):
             kill_an_actor()
 
-    assert_same(*both(*words, on_round=kill))
+    assert_same(*both(*overrides, on_round=kill))
     assert caplog.text.count("died, restarting it") == 2
 
 
@@ -162,9 +167,9 @@ def test_large_private_state_is_copied_only_now_and_then(both, monkeypatch):
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_on_another_engine(both, tmp_path):
     whole = both("strategy=local", "rounds=6", "checkpoint_every=2")[1]
-    words = [*WORDS, "strategy=local", "rounds=6", f"resume={tmp_path / 'ray'}"]
-    cfg = compose([*words, "rounds=8", f"out={tmp_path / 'ray'}", "engine=ray"])
-    longer = compose([*words, "rounds=8", f"resume={tmp_path / 'inline'}", f"out={tmp_path / 'inline'}"])
+    overrides = [*WORDS, "strategy=local", "rounds=6", f"resume={tmp_path / 'ray'}"]
+    cfg = compose([*overrides, "rounds=8", f"out={tmp_path / 'ray'}", "engine=ray"])
+    longer = compose([*overrides, "rounds=8", f"resume={tmp_path / 'inline'}", f"out={tmp_path / 'inline'}"])
     assert_same_arrays(Finished(cfg, run_ray(cfg)).arrays, Finished(longer, run_inline(longer)).arrays)
     assert whole.summary["rounds"] == 6
 
@@ -200,7 +205,7 @@ def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, 
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "sentence"),
+    ("overrides", "error", "sentence"),
     [
         (
             ["client_cpus=1000"],
@@ -210,9 +215,9 @@ def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, 
         pytest.param(["device=cuda"], FedGraphError, "device=cuda, but this node has no GPU", marks=SLOW),
     ],
 )
-def test_what_cannot_be_had_is_one_sentence(pool, tmp_path, words, error, sentence):
+def test_what_cannot_be_had_is_one_sentence(pool, tmp_path, overrides, error, sentence):
     with pytest.raises(error, match=sentence):
-        run_ray(with_folder(compose([*WORDS, *words, f"out={tmp_path}", "engine=ray"])))
+        run_ray(with_folder(compose([*WORDS, *overrides, f"out={tmp_path}", "engine=ray"])))
 
 
 @pytest.mark.parametrize("address", ["http://here", "here", "here:there"])
@@ -221,7 +226,7 @@ def test_an_address_is_a_host_and_a_port(address):
         compose([f"ray.address={address}"])
 
 
-def command(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+def command(out: Path, *args: str, **environment: str) -> subprocess.Popen[str]:
     """``fedgraph-flwr run`` on Ray, in a process of its own."""
     line = [
         sys.executable,
@@ -231,7 +236,7 @@ def command(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]
         *WORDS,
         "engine=ray",
         f"out={out}",
-        *words,
+        *args,
         "--quiet",
         "--no-report",
     ]
@@ -276,8 +281,8 @@ def test_a_cluster_of_two_machines_gives_the_same_parameters(data, tmp_path, mon
     cluster = Cluster(initialize_head=True, head_node_args=machine)
     try:
         cluster.add_node(**machine)
-        words = ["strategy=local", f"ray.address={cluster.address}", "client_cpus=1"]
-        process = command(tmp_path / "ray", *words, FEDGRAPH_DATA=root)
+        overrides = ["strategy=local", f"ray.address={cluster.address}", "client_cpus=1"]
+        process = command(tmp_path / "ray", *overrides, FEDGRAPH_DATA=root)
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
         assert len(cluster.list_all_nodes()) == 2  # as it was found
@@ -327,10 +332,10 @@ def test_runs_of_python_share_a_session(pool, tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
 def test_a_full_disk_loses_no_checkpoint(both, tmp_path):
     """Full from round 3 on, for the server and for clients that file their state; with room again the run goes on."""
-    words = ["strategy=local", "rounds=8", "checkpoint_every=2"]
+    overrides = ["strategy=local", "rounds=8", "checkpoint_every=2"]
     disk = tmp_path / "disk"
     disk.mkdir()
-    whole = both(*words)[1]
+    whole = both(*overrides)[1]
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)], check=False).returncode:
         pytest.skip("may not mount")
 
@@ -341,7 +346,7 @@ def test_a_full_disk_loses_no_checkpoint(both, tmp_path):
                     pass
 
     try:
-        line = [*WORDS, *words, "engine=ray", f"out={disk / 'run'}"]
+        line = [*WORDS, *overrides, "engine=ray", f"out={disk / 'run'}"]
         with pytest.raises(FedGraphError, match="No space left on device"):
             run_ray(with_folder(compose(line)), fill)
         (disk / "filler").unlink()
@@ -355,8 +360,13 @@ def test_a_full_disk_loses_no_checkpoint(both, tmp_path):
 @pytest.mark.parametrize("many", [True, False])
 def test_a_client_that_cannot_file_its_state_leaves_the_former_checkpoint(both, tmp_path, many):
     """The server's own disk has room: a checkpoint that lacks one client's state would be none."""
-    words = ["strategy.client=tests.engine.misbehaving:Unfiled", "strategy.shared=[]", "checkpoint_every=1", "rounds=3"]
-    words += ["strategy.fraction=0.6"] if many else []
-    both(*words)
+    overrides = [
+        "strategy.client=tests.engine.misbehaving:Unfiled",
+        "strategy.shared=[]",
+        "checkpoint_every=1",
+        "rounds=3",
+    ]
+    overrides += ["strategy.fraction=0.6"] if many else []
+    both(*overrides)
     for place in ("ray", "inline"):
         assert read_tensors(tmp_path / place / "checkpoint.safetensors")[1]["round"] == 1

@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.fleet, pytest.mark.faults]
 SPEC = f"@fedgraph/fedgraph-flwr=={__version__}"
 
 
-def _script(*words: str) -> list[str]:
-    return [sys.executable, str(ROOT / "docs" / "fleet" / "signed_app.py"), *words]
+def _script(*args: str) -> list[str]:
+    return [sys.executable, str(ROOT / "docs" / "fleet" / "signed_app.py"), *args]
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Ca
 
     def sign(name: str) -> str:
         subprocess.run(_script("build", bundle, "--app", str(ROOT)), check=True)
-        words = _script("sign", bundle, "--key", str(folder / name))
-        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        args = _script("sign", bundle, "--key", str(folder / name))
+        return subprocess.run(args, check=True, capture_output=True, text=True).stdout
 
     (folder / "trusted.yaml").write_text(sign("auditor"))
     try:

@@ -79,7 +79,7 @@ def sizes_of(monkeypatch):
     """How many clients each computation had."""
     init, seen = stacking.Stack.__init__, []
     monkeypatch.setattr(
-        stacking.Stack, "__init__", lambda *args, **words: seen.append(len(args[1])) or init(*args, **words)
+        stacking.Stack, "__init__", lambda *args, **overrides: seen.append(len(args[1])) or init(*args, **overrides)
     )
     return seen
 
@@ -113,7 +113,7 @@ def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_gradient():
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["model=sage", "model.norm=layer", "train.optimizer=sgd", "train.momentum=0.9"],
         ["model=acm", "model.layers=3", "train.optimizer=adamw", "train.loss=weighted"],
@@ -124,19 +124,19 @@ def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_gradient():
         ["model=gcn", "model.layers=3", "train.loss=weighted", "train.class_weights=federated"],
         ["strategy=fedomd", "strategy.cmd_nodes=train", "model.layers=4"],
     ],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
-def test_networks_and_optimisers_stacked(run, sizes_of, words):
-    alone = run(*WORDS, *words, sizes=SIZES)
+def test_networks_and_optimisers_stacked(run, sizes_of, overrides):
+    alone = run(*WORDS, *overrides, sizes=SIZES)
     assert not sizes_of
-    assert_close(run(*WORDS, *words, "stack=4", sizes=SIZES), alone)
+    assert_close(run(*WORDS, *overrides, "stack=4", sizes=SIZES), alone)
     assert max(sizes_of) == 4
 
 
 def test_optimisers_that_have_not_come_as_far_take_their_own_steps(run, sizes_of):
     """Of four clients three train in a round, so that counts of Adam's steps differ among those that train next."""
-    words = ["strategy.fraction=0.75", "rounds=5", "train.optimizer_state=keep"]
-    assert_close(run(*WORDS, *words, "stack=4", sizes=SIZES), run(*WORDS, *words, sizes=SIZES))
+    overrides = ["strategy.fraction=0.75", "rounds=5", "train.optimizer_state=keep"]
+    assert_close(run(*WORDS, *overrides, "stack=4", sizes=SIZES), run(*WORDS, *overrides, sizes=SIZES))
     assert {2, 3} <= set(sizes_of)
 
 
@@ -148,9 +148,9 @@ def test_sparse_features_stacked(run, sizes_of, monkeypatch):
 
 
 def test_clients_of_unlike_size_are_computed_apart_and_no_more_than_asked_together(run, sizes_of):
-    words = [*WORDS, "train.local_steps=1"]
+    overrides = [*WORDS, "train.local_steps=1"]
     sizes = (12, 40, 13, 14, 41, 15)
-    assert_close(run(*words, "stack=3", sizes=sizes), run(*words, sizes=sizes))
+    assert_close(run(*overrides, "stack=3", sizes=sizes), run(*overrides, sizes=sizes))
     assert set(sizes_of) == {2, 3}  # 12, 13, 14; 15 by itself; 40, 41
     assert sizes_of.count(2) == sizes_of.count(3)
 
@@ -163,42 +163,42 @@ def test_who_overrides_the_objective_says_so_anew():
 
 
 def test_what_cannot_be_stacked_is_told_and_gives_the_same_bits(run, sizes_of):
-    words = [f"strategy.client={__name__}:Undeclared"]
-    stacked, alone = run(*words, "stack=4"), run(*words)
+    overrides = [f"strategy.client={__name__}:Undeclared"]
+    stacked, alone = run(*overrides, "stack=4"), run(*overrides)
     assert not sizes_of
     assert stacked.summary["stacked"] == 0
     assert "stacked" not in alone.summary
     for name, array in alone.arrays.items():
         np.testing.assert_array_equal(stacked.arrays[name], array)
     assert startup_notes(stacked.cfg) == ["stack=4 has no effect with strategy=Undeclared: clients train separately"]
-    for words, why in (
+    for overrides, why in (
         (["model=gat"], "model=gat"),
         (["model.norm=batch"], "model=gcn with model.norm=batch"),
         (["train.loss=focal"], "train.loss=focal"),
         (["engine=flower-simulation"], "engine=flower-simulation"),
     ):
-        assert startup_notes(compose([*words, "stack=2"])) == [
+        assert startup_notes(compose([*overrides, "stack=2"])) == [
             f"stack=2 has no effect with {why}: clients train separately"
         ]
 
 
 @pytest.mark.parametrize(
-    ("words", "together_at_most"),
+    ("overrides", "together_at_most"),
     [([], 32), (["model.hidden=20000"], 0), (["model=gat"], 0), (["model.norm=batch"], 0)],
     ids=["small", "many parameters", "a network that cannot", "a layer that cannot"],
 )
-def test_auto_stacks_where_it_pays(run, words, together_at_most):
-    done = run(*WORDS, *words, "rounds=1", "train.local_steps=1", "stack=auto", sizes=SIZES)
+def test_auto_stacks_where_it_pays(run, overrides, together_at_most):
+    done = run(*WORDS, *overrides, "rounds=1", "train.local_steps=1", "stack=auto", sizes=SIZES)
     assert done.summary.get("stacked", 0) == together_at_most
 
 
 def test_a_run_with_auto_is_resumed_with_it(run, tmp_path):
-    words = ["stack=auto", "checkpoint_every=1", f"out={tmp_path / 'run'}"]
-    run(*words, "rounds=1", sizes=SIZES)
+    overrides = ["stack=auto", "checkpoint_every=1", f"out={tmp_path / 'run'}"]
+    run(*overrides, "rounds=1", sizes=SIZES)
     assert (
         "stack: auto" in (tmp_path / "run" / "config.yaml").read_text()
-    )  # as it was asked for, so that the same words go on
-    assert run(*words, f"resume={tmp_path / 'run'}", "rounds=2", sizes=SIZES).summary["rounds"] == 2
+    )  # as it was asked for, so that the same overrides resume it
+    assert run(*overrides, f"resume={tmp_path / 'run'}", "rounds=2", sizes=SIZES).summary["rounds"] == 2
 
 
 def test_auto_leaves_the_simulation_of_flower_and_fleets_as_they_are():
@@ -215,11 +215,11 @@ def test_a_stack_that_is_none_is_one_sentence(value):
 
 
 def test_an_objective_that_reads_more_than_its_class_says_is_one_sentence(run):
-    words = [f"strategy.client={__name__}:Forgetful", "stack=4"]
+    overrides = [f"strategy.client={__name__}:Forgetful", "stack=4"]
     with pytest.raises(
         RunFailed, match=r"`stacks` of a client's class must name all that its objective reads: .*anchor"
     ):
-        run(*words, sizes=SIZES)
+        run(*overrides, sizes=SIZES)
 
 
 @pytest.fixture
@@ -244,8 +244,8 @@ def test_what_a_round_did_not_use_is_dropped(run, made, monkeypatch):
     held = []
     turn = stacking.StackCache.turn
     monkeypatch.setattr(stacking.StackCache, "turn", lambda cache: turn(cache) or held.append(len(cache.previous)))
-    words = ["strategy.fraction=0.4", "evaluation.clients=cohort", "stack=4", "rounds=6"]
-    run(*WORDS, *words, sizes=(13, 12, 15, 14, 13))
+    overrides = ["strategy.fraction=0.4", "evaluation.clients=cohort", "stack=4", "rounds=6"]
+    run(*WORDS, *overrides, sizes=(13, 12, 15, 14, 13))
     assert max(held) <= 4  # of one bucket: inputs, batches, targets, scores
     assert len(made) > 2
 
@@ -279,8 +279,8 @@ class Growing(GraphClient):
 @pytest.mark.parametrize("kind", [Drawing, Fading, Growing])
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_what_a_client_changes_between_steps_is_stacked_anew(run, kind, model):
-    words = [*WORDS, f"strategy.client={__name__}:{kind.__name__}", f"model={model}"]
-    assert_close(run(*words, "stack=4", sizes=SIZES), run(*words, sizes=SIZES))
+    overrides = [*WORDS, f"strategy.client={__name__}:{kind.__name__}", f"model={model}"]
+    assert_close(run(*overrides, "stack=4", sizes=SIZES), run(*overrides, sizes=SIZES))
 
 
 class Frozen(GraphClient):
@@ -339,24 +339,24 @@ class Lengthening(GraphClient):
 
 @pytest.mark.parametrize("kind", [Frozen, Dimmed, Paced, Lengthening])
 def test_what_a_client_does_another_way_counts_together_too(run, kind):
-    words = [*WORDS, "rounds=3", f"strategy.client={__name__}:{kind.__name__}"]
-    alone = run(*words, sizes=SIZES)
+    overrides = [*WORDS, "rounds=3", f"strategy.client={__name__}:{kind.__name__}"]
+    alone = run(*overrides, sizes=SIZES)
     assert not alone.summary["failures"]
-    assert_close(run(*words, "stack=4", sizes=SIZES), alone)
+    assert_close(run(*overrides, "stack=4", sizes=SIZES), alone)
 
 
 def test_parameters_that_are_one_tensor_step_along_the_sum_of_their_grads(run, sizes_of, monkeypatch):
-    words = [*WORDS, "model.layers=4", f"strategy.client={__name__}:Tied"]
-    together_asked, alone = run(*words, "stack=4", sizes=SIZES), run(*words, sizes=SIZES)
+    overrides = [*WORDS, "model.layers=4", f"strategy.client={__name__}:Tied"]
+    together_asked, alone = run(*overrides, "stack=4", sizes=SIZES), run(*overrides, sizes=SIZES)
     assert not sizes_of
     monkeypatch.setattr(GCN, "grads", lambda *_: None)  # autograd's
     for result in (together_asked, alone):
-        assert_close(result, run(*words, sizes=SIZES))
+        assert_close(result, run(*overrides, sizes=SIZES))
         np.testing.assert_array_equal(result.arrays["layers.1.weight"], result.arrays["layers.2.weight"])
 
 
-@pytest.mark.parametrize("words", [[], ["model=sage"]])
-def test_the_last_gradient_stays_with_each_client(run, sizes_of, words, monkeypatch):
+@pytest.mark.parametrize("overrides", [[], ["model=sage"]])
+def test_the_last_gradient_stays_with_each_client(run, sizes_of, overrides, monkeypatch):
     """GCFL reports its norm; gradients written out, and by autograd."""
     norms: list[float] = []
     send = GCFLClient.send
@@ -367,11 +367,11 @@ def test_the_last_gradient_stays_with_each_client(run, sizes_of, words, monkeypa
         return answer
 
     monkeypatch.setattr(GCFLClient, "send", spy)
-    words = [*WORDS, "strategy=gcfl", "strategy.plus=true", "strategy.series=gradient", *words]
-    run(*words, sizes=SIZES)
+    overrides = [*WORDS, "strategy=gcfl", "strategy.plus=true", "strategy.series=gradient", *overrides]
+    run(*overrides, sizes=SIZES)
     alone = norms.copy()
     norms.clear()
-    run(*words, "stack=4", sizes=SIZES)
+    run(*overrides, "stack=4", sizes=SIZES)
     assert min(alone) > 0
     assert max(sizes_of) == 4
     np.testing.assert_allclose(norms, alone, rtol=1e-9)
@@ -392,8 +392,8 @@ def test_who_cannot_be_compared_with_others_fails_alone(run, monkeypatch):
 
 
 def test_a_client_that_falls_fails_alone(run):
-    words = [*WORDS, f"strategy.client={__name__}:Falling"]
-    alone, stacked = run(*words, sizes=SIZES), run(*words, "stack=4", sizes=SIZES)
+    overrides = [*WORDS, f"strategy.client={__name__}:Falling"]
+    alone, stacked = run(*overrides, sizes=SIZES), run(*overrides, "stack=4", sizes=SIZES)
     assert_close(stacked, alone)
     assert stacked.summary["failures"] == alone.summary["failures"] == {"1 (train)": "fell"}
 
@@ -409,9 +409,15 @@ def test_streams_of_the_process_are_left_alone(run):
 @pytest.mark.slow
 def test_actors_stack_their_clients(run, tmp_path):
     alone = run(*WORDS, sizes=SIZES)
-    words = [*WORDS, f"strategy.client={__name__}:Gregarious", "stack=2", "num_clients=4", "model.hidden=8"]
-    words += [f"graph={alone.cfg.graph}", "engine=ray", "ray.live_clients=2", "ray.actors=1", f"out={tmp_path / 'ray'}"]
-    cfg = with_folder(compose(words))
+    overrides = [*WORDS, f"strategy.client={__name__}:Gregarious", "stack=2", "num_clients=4", "model.hidden=8"]
+    overrides += [
+        f"graph={alone.cfg.graph}",
+        "engine=ray",
+        "ray.live_clients=2",
+        "ray.actors=1",
+        f"out={tmp_path / 'ray'}",
+    ]
+    cfg = with_folder(compose(overrides))
     stacked = Finished(cfg, run_ray(cfg))
     assert stacked.summary["failures"] == {}
     assert_close(stacked, alone)

@@ -51,8 +51,8 @@ def test_a_run_outside_a_partys_policy_is_refused_by_its_node(fleet, tmp_path):
 def test_a_run_inside_it_goes_on_though_a_late_node_claims_an_index(fleet, tmp_path):
     """Secure sums under pinned keys; all parties can read out the same fingerprints."""
     out = tmp_path / "inside"
-    words = ["strategy=fedprox", "privacy.secagg=true", "strategy.min_clients=3", "rounds=60"]
-    process = fleet.begin(out, *words)
+    overrides = ["strategy=fedprox", "privacy.secagg=true", "strategy.min_clients=3", "rounds=60"]
+    process = fleet.begin(out, *overrides)
     wait_for(lambda: "secagg_keys 1" in fleet.log("node_0"), "round 1 to begin")
     late = len(SIZES)
     fleet.flwr("supernode", "register", str(fleet.keys / f"node_{late}.pub"), NAME)
