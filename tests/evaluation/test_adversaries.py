@@ -15,10 +15,10 @@ from tests.methods.test_fedhgn import typed_client
 from tests.support import assert_same_arrays, call_fresh, recorded_messages
 
 
-def answers(run, monkeypatch, *words):
+def answers(run, monkeypatch, *overrides):
     """θ of round 1, and what each client sent for it."""
     with recorded_messages(monkeypatch) as messages:
-        run("rounds=1", *words)
+        run("rounds=1", *overrides)
     sent = next(from_record(c["model"]) for d, _, c in messages if d == "down" and c["config"]["phase"] == "train")
     return sent, [from_record(c["model"]) for d, _, c in messages if d == "up" and "model" in c]
 
@@ -37,9 +37,9 @@ def test_updates_are_turned_or_stretched_and_others_are_as_they_were(run, monkey
 
 @pytest.mark.parametrize(("kind", "deviation"), [("gaussian", 0.5), ("free_rider", 0.001)])
 def test_noise_is_as_wide_as_said_around_what_was_received(run, monkeypatch, kind, deviation):
-    words = ["model.hidden=256", "adversary.clients=[1]", f"adversary.kind={kind}"]
-    words += [f"adversary.strength={deviation}"] if kind == "gaussian" else []
-    theta, lied = answers(run, monkeypatch, *words)
+    overrides = ["model.hidden=256", "adversary.clients=[1]", f"adversary.kind={kind}"]
+    overrides += [f"adversary.strength={deviation}"] if kind == "gaussian" else []
+    theta, lied = answers(run, monkeypatch, *overrides)
     noise = np.concatenate([(lied[1][n] - theta[n]).ravel() for n in theta])
     assert abs(noise.std() / deviation - 1) < 5 / (2 * noise.size) ** 0.5
     assert abs(noise.mean()) < 5 * deviation / noise.size**0.5
@@ -47,11 +47,11 @@ def test_noise_is_as_wide_as_said_around_what_was_received(run, monkeypatch, kin
 
 @pytest.mark.parametrize("kind", ["sign_flip", "gaussian", "label_flip", "backdoor_distributed"])
 def test_lies_are_the_same_wherever_clients_live(run, monkeypatch, kind):
-    words = [f"adversary.kind={kind}", "adversary.clients=[0,2]"]
-    once = run(*words)
+    overrides = [f"adversary.kind={kind}", "adversary.clients=[0,2]"]
+    once = run(*overrides)
     with monkeypatch.context() as patch:
         patch.setattr(InlineGrid, "_call", call_fresh)
-        again = run(*words)
+        again = run(*overrides)
     assert_same_arrays(once.arrays, again.arrays)
     other = run()
     assert any(not np.array_equal(once.arrays[n], other.arrays[n]) for n in other.arrays)
@@ -59,8 +59,8 @@ def test_lies_are_the_same_wherever_clients_live(run, monkeypatch, kind):
 
 @pytest.mark.parametrize("method", ["gcfl", "fedpub", "fedgta", "fedtad"])
 def test_servers_that_do_more_than_average_are_lied_to_as_well(run, method):
-    words = [f"strategy={method}", "rounds=1"]
-    honest, lied = (run(*words, *more) for more in ([], ["adversary.kind=scaling", "adversary.clients=[1]"]))
+    overrides = [f"strategy={method}", "rounds=1"]
+    honest, lied = (run(*overrides, *more) for more in ([], ["adversary.kind=scaling", "adversary.clients=[1]"]))
     assert any(not np.array_equal(honest.arrays[n], lied.arrays[n]) for n in honest.arrays)
 
 
@@ -121,8 +121,8 @@ CSBM = ["dataset=csbm", "dataset.nodes_per_client=[60,90]", "rounds=15", "advers
 
 
 def test_a_backdoor_works_where_it_is_planted_and_not_where_it_is_not(run):
-    def found(*words):
-        return run(*CSBM, *words, sizes=(0,) * 3).summary["adversary"]
+    def found(*overrides):
+        return run(*CSBM, *overrides, sizes=(0,) * 3).summary["adversary"]
 
     assert found()["success"] < 0.2
     planted = found("adversary.clients=[0,2]")
@@ -153,7 +153,7 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["adversary.kind=bribe"], "adversary.kind 'bribe' is unknown"),
         (["adversary.kind=scaling", "adversary.clients=[3]"], "contains 3, expected clients from 0 to 2"),
@@ -170,9 +170,9 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
         (["adversary.kind=scaling", "engine=alps"], "set engine=inline or engine=ray, not alps"),
     ],
 )
-def test_lies_that_mean_nothing_are_refused(run, words, message):
+def test_lies_that_mean_nothing_are_refused(run, overrides, message):
     with pytest.raises(FedGraphError, match=message):
-        run(*words)
+        run(*overrides)
 
 
 def test_a_partys_own_node_does_not_lie_whatever_it_is_told(run, monkeypatch, client_files):
