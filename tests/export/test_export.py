@@ -93,8 +93,8 @@ def test_a_shared_network_that_was_not_what_was_scored_says_so(go, tmp_path, cap
 def test_the_folders_give_our_logits_without_our_package(go, tmp_path):
     """All in one other process, since PyG takes long to import."""
     arguments, ours = [], {}
-    for name, (method, *words) in EXPORTED.items():
-        finished = go(method, "rounds=2", *words)
+    for name, (method, *overrides) in EXPORTED.items():
+        finished = go(method, "rounds=2", *overrides)
         predictor = load_predictor(finished.out, 1)
         folder, own = tmp_path / name.replace(": ", "_"), predictor.own
         export(predictor, folder, finished.out)
@@ -114,8 +114,8 @@ def test_the_folders_give_our_logits_without_our_package(go, tmp_path):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_networks_are_refused_by_a_sentence(go, tmp_path, name):
-    method, *words = REFUSED[name]
-    predictor = load_predictor(go(method, "rounds=1", *words).out, 0)
+    method, *overrides = REFUSED[name]
+    predictor = load_predictor(go(method, "rounds=1", *overrides).out, 0)
     with pytest.raises(FedGraphError, match=r"cannot be exported|cannot predict without the other clients"):
         export(predictor, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -147,7 +147,7 @@ def bank(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDGRAPH_DATA", str(place / "root"))
         nodes, edges = banks.write(place, customers=150)["a"]
-        words = [
+        args = [
             "--nodes",
             nodes,
             "--edges",
@@ -159,8 +159,8 @@ def bank(tmp_path_factory):
             "--scale",
             "age=robust",
         ]
-        words += ["--split-column", "part", "--undirected", "--name", "bank"]
-        assert cli.main(["import", *map(str, words)]) == 0
+        args += ["--split-column", "part", "--undirected", "--name", "bank"]
+        assert cli.main(["import", *map(str, args)]) == 0
         run = ["dataset=bank", "partition=random", "num_clients=3", "rounds=2", "strategy.weighting=uniform"]
         run += [
             "privacy.dp=server_fixed",
@@ -183,9 +183,9 @@ def test_preprocessing_without_our_package_makes_our_features(bank):
         sys.path.pop(0)
     x, edge_index, ids = preprocess.read(bank / "a_customers.csv", bank / "a_payments.csv")
     net = load_export(bank / "out")
-    words = ["--nodes", str(bank / "a_customers.csv"), "--edges", str(bank / "a_payments.csv"), "--out"]
+    args = ["--nodes", str(bank / "a_customers.csv"), "--edges", str(bank / "a_payments.csv"), "--out"]
     for source in ("run", "out"):
-        assert cli.main(["predict", str(bank / source), *words, str(bank / f"{source}.csv")]) == 0
+        assert cli.main(["predict", str(bank / source), *args, str(bank / f"{source}.csv")]) == 0
     run, out = (pd.read_csv(bank / f"{source}.csv") for source in ("run", "out"))
     assert list(out["id"]) == list(ids)
     np.testing.assert_allclose(out["p_fraud"], run["p_fraud"], rtol=0, atol=1e-6)

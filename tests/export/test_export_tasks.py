@@ -39,8 +39,8 @@ RUNS = {
 
 
 def finished(name: str, folder: Path) -> Path:
-    words = ["num_clients=2", "rounds=1", "model.hidden=8", f"out={folder / 'run'}", *RUNS[name]]
-    assert cli.main(["run", *words, "--quiet", "--no-report"]) == 0
+    overrides = ["num_clients=2", "rounds=1", "model.hidden=8", f"out={folder / 'run'}", *RUNS[name]]
+    assert cli.main(["run", *overrides, "--quiet", "--no-report"]) == 0
     return folder / "run"
 
 
@@ -114,7 +114,7 @@ def test_tables_of_payments_become_what_the_client_reads(tmp_path):
     table.assign(fraud=np.where(table["amount"] > 20, "yes", "no")).to_csv(tmp_path / "payments.csv", index=False)
     table[:30].to_csv(tmp_path / "new.csv", index=False)
     given = ["--nodes", str(tmp_path / "accounts.csv"), "--edges"]
-    for name, words in {"plain": [], "counted": ["--windows", "2"]}.items():
+    for name, args in {"plain": [], "counted": ["--windows", "2"]}.items():
         parts, run, out = tmp_path / name / "parts", str(tmp_path / name / "run"), tmp_path / name / "out"
         roles = [
             "--edge-label-column",
@@ -125,7 +125,7 @@ def test_tables_of_payments_become_what_the_client_reads(tmp_path):
             "amount,kind",
             "--time-column",
             "at",
-            *words,
+            *args,
         ]
         place = ["--client", "0", "--num-clients", "1", "--out", str(parts / "client_0000.safetensors")]
         assert cli.main(["import", *given, str(tmp_path / "payments.csv"), *roles, *place]) == 0
@@ -133,8 +133,8 @@ def test_tables_of_payments_become_what_the_client_reads(tmp_path):
         assert cli.main(["run", *keys, "--quiet", "--no-report"]) == 0
         assert cli.main(["export", run, "--client", "0", "--out", str(out)]) == 0
         for source, made in ((run, "run.csv"), (str(out), "out.csv")):
-            words = ["predict", source, *given, str(tmp_path / "new.csv"), "--out", str(tmp_path / name / made)]
-            assert cli.main([*words, *(["--client", "0"] if source == run else [])]) == 0
+            args = ["predict", source, *given, str(tmp_path / "new.csv"), "--out", str(tmp_path / name / made)]
+            assert cli.main([*args, *(["--client", "0"] if source == run else [])]) == 0
         expected, found = (pd.read_csv(tmp_path / name / made) for made in ("run.csv", "out.csv"))
         pd.testing.assert_frame_equal(found, expected, atol=1e-6)
     assert not (tmp_path / "counted/out/preprocess.py").exists()

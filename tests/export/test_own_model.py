@@ -84,8 +84,8 @@ def own(tmp_path_factory):
 
         def run(name):
             out = place / name
-            words = [f"model=own_model:{name}", "num_clients=3", "rounds=1", "model.hidden=8", f"out={out}"]
-            assert cli.main(["run", *words, "--quiet", "--no-report"]) == 0
+            overrides = [f"model=own_model:{name}", "num_clients=3", "rounds=1", "model.hidden=8", f"out={out}"]
+            assert cli.main(["run", *overrides, "--quiet", "--no-report"]) == 0
             return load_predictor(out, 0)
 
         yield run
