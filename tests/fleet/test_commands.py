@@ -64,7 +64,7 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["fleet", "init", "k", "--listen", "9090"], "--listen 9090: expected HOST:PORT"),
         (["fleet", "init", "k", "--listen", "h:99999"], "--listen h:99999: expected HOST:PORT"),
@@ -93,10 +93,10 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
         ),
     ],
 )
-def test_wrong_input_is_a_sentence(keys, tmp_path, monkeypatch, capsys, words, message):
+def test_wrong_input_is_a_sentence(keys, tmp_path, monkeypatch, capsys, args, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
-    assert main([word.replace("KEYS", str(keys)) for word in words]) == 2
+    assert main([word.replace("KEYS", str(keys)) for word in args]) == 2
     assert message.replace("\\", "") in capsys.readouterr().err
 
 

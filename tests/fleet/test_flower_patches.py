@@ -44,10 +44,10 @@ def test_a_node_beside_another_version_is_flowers_own(other_version, monkeypatch
     started = []
     monkeypatch.setattr(node, "supernode_options", lambda args: [])
     monkeypatch.setattr(node.Node, "run", lambda self: started.append(self.plain))
-    words = ["node", "--server", "127.0.0.1:1", "--key", "key", "--graph", "graph"]
-    assert main(words) == 1  # a SuperNode that ends by itself is an error
+    overrides = ["node", "--server", "127.0.0.1:1", "--key", "key", "--graph", "graph"]
+    assert main(overrides) == 1  # a SuperNode that ends by itself is an error
     assert re.search(f"warning: {OTHER}", capsys.readouterr().out)
-    assert main([*words, "--plain"]) == 1
+    assert main([*overrides, "--plain"]) == 1
     assert "warning" not in capsys.readouterr().out
     assert started == [True, True]
 

@@ -257,12 +257,12 @@ def test_a_party_that_leaves_is_named_and_nothing_is_written(left, run, tmp_path
         return call(self, message)
 
     monkeypatch.setattr(InlineGrid, "_call", node)
-    words = [f"graph={tmp_path / 'graphs'}", *link_overrides(LinkRules())]
+    args = [f"graph={tmp_path / 'graphs'}", *link_overrides(LinkRules())]
     with pytest.raises(RunFailed, match="client 1"):
-        run(*words)
+        run(*args)
     assert not list((tmp_path / "graphs").glob("linked_*"))
     assert {path: path.read_bytes() for path in before} == before
-    run(*words)
+    run(*args)
     assert cli.main(["link", "--simulate", *map(str, before), "--out", str(tmp_path / "linked")]) == 0
     for path in before:
         written = ClientGraph.load(path.with_name(f"linked_{path.name}"))

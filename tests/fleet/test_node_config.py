@@ -24,10 +24,10 @@ def nodes(run, monkeypatch, tmp_path):
             for context, file, config in zip(self.contexts.values(), files, configs, strict=False):
                 context.node_config = {"graph": str(file)} | config
 
-        def go(*words):
+        def go(*overrides):
             with monkeypatch.context() as patch:
                 patch.setattr(InlineGrid, "__init__", configured)
-                return run("rounds=2", "model.dropout=0", *words)
+                return run("rounds=2", "model.dropout=0", *overrides)
 
         return go
 

@@ -20,8 +20,8 @@ LINES = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_a_unit_starts_a_command_that_there_is_and_no_root(unit):
     text = unit.read_text()
-    words = shlex.split(re.search(r"^ExecStart=\S+/fedgraph-flwr (.*)$", text, re.M)[1].replace("$OPTIONS", ""))
-    _parse([word.replace("${SERVER}", "h:1") for word in words])
+    args = shlex.split(re.search(r"^ExecStart=\S+/fedgraph-flwr (.*)$", text, re.M)[1].replace("$OPTIONS", ""))
+    _parse([word.replace("${SERVER}", "h:1") for word in args])
     assert re.search(r"^User=(?!root)", text, re.M)
     assert {"Restart=always", "NoNewPrivileges=true", "ProtectSystem=strict"} <= set(text.splitlines())
 
