@@ -63,14 +63,14 @@ def _id(form: Any) -> str:
     return form if isinstance(form, str) else " ".join(form)
 
 
-def is_typed(words: Iterable[str]) -> bool:
-    """Whether the network that these words choose needs a graph with typed nodes and edges."""
-    return _is_typed(tuple(words))
+def is_typed(overrides: Iterable[str]) -> bool:
+    """Whether the network that these overrides choose needs a graph with typed nodes and edges."""
+    return _is_typed(tuple(overrides))
 
 
 @functools.cache
-def _is_typed(words: tuple[str, ...]) -> bool:
-    return bool(models.network(compose(words).model).heterogeneous)
+def _is_typed(overrides: tuple[str, ...]) -> bool:
+    return bool(models.network(compose(overrides).model).heterogeneous)
 
 
 @contextmanager
@@ -84,12 +84,12 @@ def small_runs(folder: Path) -> Iterator[Go]:
                 folder / "typed" / f"client_{client:04d}.safetensors"
             )
 
-        def run(method: str, *words: str) -> Finished:
+        def run(method: str, *overrides: str) -> Finished:
             fixed = [f"strategy={method}", "num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
-            typed = is_typed(fixed + [word for word in words if word.startswith("model=")])
+            typed = is_typed(fixed + [word for word in overrides if word.startswith("model=")])
             fixed += [*TYPED_WORDS, f"graph={folder / 'typed'}"] if typed else CUT_GRAPH
             out = folder / f"run{next(count)}"
-            cfg = with_folder(compose([*fixed, f"out={out}", *words]))
+            cfg = with_folder(compose([*fixed, f"out={out}", *overrides]))
             return Finished(cfg, run_inline(cfg))
 
         yield run

@@ -69,16 +69,16 @@ def test_what_leaves_under_privacy_is_accounted_for_or_refused(form, go, monkeyp
 
 @pytest.mark.parametrize("form", sampled(FORMS))
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["train.loss=weighted", "train.class_weights=federated"],
         ["evaluation.average=nodes"],
     ],
     ids=["label shares", "numbers of nodes"],
 )
-def test_labels_and_sizes_are_refused_with_every_method(form, words, go):  # noqa: F811
+def test_labels_and_sizes_are_refused_with_every_method(form, overrides, go):  # noqa: F811
     with pytest.raises(FedGraphError, match=r"privacy\.dp=client_fixed"):
-        go(*form, *DP, *words)
+        go(*form, *DP, *overrides)
 
 
 def test_one_clients_labels_do_not_move_the_updates_of_others(run, monkeypatch, tmp_path):

@@ -20,10 +20,10 @@ N, C = 16, 3
 WORDS = ["strategy=adafgl", "strategy.extractor_rounds=1", "model.hidden=8", "model.dropout=0"]
 
 
-def client_of(*words):
+def client_of(*overrides):
     """One that holds an extractor, in stage 2."""
     cfg = compose(
-        [*WORDS, "dtype=float64", "strategy.threshold=0.9", "strategy.alike=15", "strategy.alpha=0.3", *words]
+        [*WORDS, "dtype=float64", "strategy.threshold=0.9", "strategy.alike=15", "strategy.alpha=0.3", *overrides]
     )
     client = AdaFGLClient(cfg, client_graph(0, N, num_classes=C))
     theta = {name: 3 * tensor.detach().numpy() for name, tensor in client.shared.items()}
@@ -164,8 +164,8 @@ def test_the_confidence_by_hand():
 
 
 def test_alpha_1_leaves_the_graph_and_no_pair_is_alike_without_neighbours():
-    for words in (["strategy.alpha=1"], ["strategy.alike=0"]):
-        client = client_of(*words)
+    for overrides in (["strategy.alpha=1"], ["strategy.alike=0"]):
+        client = client_of(*overrides)
         pattern = client.pairs[0]
         edges = {tuple(pair) for pair in client.graph.edge_index.flip(0).T.tolist()}
         assert set(zip(pattern.row.tolist(), pattern.col.tolist(), strict=True)) == edges
@@ -214,14 +214,14 @@ def test_stage_2_sends_nothing_and_stage_1_is_fedavg(run, monkeypatch):
 
 @pytest.mark.slow
 def test_stage_2_survives_fresh_clients_a_cohort_and_a_resumption(run, monkeypatch):
-    words = [*WORDS, "rounds=5", "strategy.fraction=0.67", "strategy.extractor_rounds=2", "model.dropout=0.5"]
-    whole = run(*words)
+    overrides = [*WORDS, "rounds=5", "strategy.fraction=0.67", "strategy.extractor_rounds=2", "model.dropout=0.5"]
+    whole = run(*overrides)
     assert whole.summary["failures"] == {}
-    half = run(*words, "rounds=3", "checkpoint_every=1")
+    half = run(*overrides, "rounds=3", "checkpoint_every=1")
     session.forget(0)
-    same_result(run(*words, f"resume={half.out}", f"out={half.out}"), whole)
+    same_result(run(*overrides, f"resume={half.out}", f"out={half.out}"), whole)
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
-    same_result(run(*words), whole)
+    same_result(run(*overrides), whole)
 
 
 def test_a_client_that_was_not_reached_is_asked_again(run, monkeypatch):

@@ -26,8 +26,8 @@ from fedgraph_flwr.wire.messages import from_record
 from tests.methods.small_runs import FEATURES, METHODS, Go, by_default, is_typed, representatives, sampled, small_runs
 from tests.support import Finished, call_fresh, recorded_messages, same_result
 
-FORMS = [(method, *words) for method in METHODS for words in [[], *declaration(method).variants]]
-"""Every method, and with the words under which it does what it does not in three rounds of its defaults."""
+FORMS = [(method, *overrides) for method in METHODS for overrides in [[], *declaration(method).variants]]
+"""Every method, and with the overrides under which it does what it does not in three rounds of its defaults."""
 
 forms = pytest.mark.parametrize("form", FORMS, ids=" ".join)
 some_forms = pytest.mark.parametrize("form", sampled(FORMS))
@@ -157,12 +157,12 @@ def test_a_resumed_run_ends_like_one_that_was_never_interrupted(form, done, go, 
 
 @some_forms
 def test_stacked_clients_train_as_each_does_alone(form, go, monkeypatch):
-    words = ["dtype=float64", "rounds=2", "stack=3"]
-    cfg = go(*form, *words[:2]).cfg
+    overrides = ["dtype=float64", "rounds=2", "stack=3"]
+    cfg = go(*form, *overrides[:2]).cfg
     init, stacks = stacking.Stack.__init__, []
     monkeypatch.setattr(stacking, "SLACK", 10)  # the three are of unlike size
     monkeypatch.setattr(stacking.Stack, "__init__", lambda *args, **w: stacks.append(len(args[1])) or init(*args, **w))
-    alone, stacked = Finished(cfg, {}), go(*form, *words)
+    alone, stacked = Finished(cfg, {}), go(*form, *overrides)
     several = cfg.num_clients > 1 and not cfg.strategy.pooled
     assert set(stacks) == ({3} if several and not not_stacked(cfg) else set())
     assert stacked.summary["stacked"] == (0 if not_stacked(cfg) else 3)
@@ -177,16 +177,16 @@ def test_stacked_clients_train_as_each_does_alone(form, go, monkeypatch):
 @some_methods
 def test_a_part_of_the_clients_trains_in_a_round(method, go):
     """Under ``strategy.fraction`` cohorts change, absent clients keep what is theirs, and a resumption repeats all that."""
-    words = ["strategy.fraction=0.67", "rounds=4", "num_clients=3"]
-    whole = go(method, *words, "checkpoint_every=1")
+    overrides = ["strategy.fraction=0.67", "rounds=4", "num_clients=3"]
+    whole = go(method, *overrides, "checkpoint_every=1")
     cohorts = [record["cohort"] for record in whole.rounds]
     pooled = whole.cfg.strategy.pooled
     assert {len(cohort) for cohort in cohorts} == {1 if pooled else 2}
     assert pooled or len({tuple(cohort) for cohort in cohorts}) > 1
     assert whole.summary["failures"] == {}
-    half = go(method, *words, "rounds=2", "checkpoint_every=1")
+    half = go(method, *overrides, "rounds=2", "checkpoint_every=1")
     session.forget(0)
-    same_result(go(method, *words, f"resume={half.out}", f"out={half.out}"), whole)
+    same_result(go(method, *overrides, f"resume={half.out}", f"out={half.out}"), whole)
 
 
 LIMITS = [
@@ -281,15 +281,15 @@ def test_every_method_gives_the_same_on_ray(first, tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_cpu_and_gpu_agree(method, go):
     """To 1e-6 in float64. Without dropout: each device draws its masks from its own generator."""
-    words = ["dtype=float64", "model.dropout=0", "checkpoint_every=2"]
-    on = {device: go(method, f"device={device}", *words) for device in ("cpu", "cuda")}
+    overrides = ["dtype=float64", "model.dropout=0", "checkpoint_every=2"]
+    on = {device: go(method, f"device={device}", *overrides) for device in ("cpu", "cuda")}
     cpu, gpu = on["cpu"].arrays, on["cuda"].arrays
     assert cpu.keys() == gpu.keys()
     for name in cpu:
         np.testing.assert_allclose(gpu[name], cpu[name], rtol=1e-6, atol=1e-8, err_msg=name)
     losses = [[r["train"]["train_loss"] for r in on[device].rounds] for device in ("cpu", "cuda")]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
-    resumed = go(method, "device=cuda", *words, f"resume={on['cuda'].out}", f"out={on['cuda'].out}")
+    resumed = go(method, "device=cuda", *overrides, f"resume={on['cuda'].out}", f"out={on['cuda'].out}")
     assert len(resumed.rounds) == 3  # the state on disk is the CPU's, and goes back to the GPU
 
 

@@ -24,7 +24,7 @@ def test_weighted_mean_by_hand_and_fixed_point():
 
 def test_one_sgd_step_equals_the_step_on_the_union(run):
     """p_i ∝ training nodes, one full-batch SGD step, no cut edges: FedAvg is a gradient step on the pooled mean loss."""
-    words = [
+    overrides = [
         "rounds=1",
         "train.optimizer=sgd",
         "train.lr=0.3",
@@ -32,7 +32,7 @@ def test_one_sgd_step_equals_the_step_on_the_union(run):
         "model.dropout=0",
         "dtype=float64",
     ]
-    finished = run(*words, "train.weight_decay=0")
+    finished = run(*overrides, "train.weight_decay=0")
     cfg = finished.cfg
     clients = [GraphClient(cfg, client_graph(i, n)) for i, n in enumerate((12, 16, 20))]
     model = clients[0].model

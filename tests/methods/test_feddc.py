@@ -16,8 +16,8 @@ UNEQUAL = f"train.local_steps_by_client={STEPS}"
 def test_rounds_by_hand(run, rule, fraction, option):
     """Step by step on F_i + (α/2) ‖h_i + θ − w‖² + ⟨θ, c − c_i⟩."""
     alpha, p = 0.5, weights(rule)
-    words = [f"strategy.alpha={alpha}", f"strategy.weighting={rule}", f"strategy.fraction={fraction}"]
-    finished = run(*WORDS, "strategy=feddc", UNEQUAL, f"strategy.option={option}", *words)
+    overrides = [f"strategy.alpha={alpha}", f"strategy.weighting={rule}", f"strategy.fraction={fraction}"]
+    finished = run(*WORDS, "strategy=feddc", UNEQUAL, f"strategy.option={option}", *overrides)
     w = start(run)
     h, g = ([np.zeros_like(w) for _ in range(3)] for _ in range(2))
     for cohort in (record["cohort"] for record in finished.rounds):

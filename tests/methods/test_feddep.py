@@ -24,8 +24,8 @@ KEYS = ["strategy.neighbours=3", "strategy.widths=[7]", "strategy.prototypes=4",
 WORDS = ["strategy=feddep", f"model.hidden={H}", *KEYS, "strategy.generator_steps=3"]
 
 
-def client_of(*words):
-    cfg = compose([*WORDS, "dtype=float64", "model.dropout=0", "strategy.hidden_share=1", *words])
+def client_of(*overrides):
+    cfg = compose([*WORDS, "dtype=float64", "model.dropout=0", "strategy.hidden_share=1", *overrides])
     return FedDEPClient(cfg, client_graph(0, N))
 
 
@@ -201,13 +201,13 @@ def test_prototypes_cross_once_and_before_them_it_is_fedavg(run, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [[], ["strategy.fraction=0.67"], ["strategy.fraction=0.67", "evaluation.clients=cohort"]]
+    "overrides", [[], ["strategy.fraction=0.67"], ["strategy.fraction=0.67", "evaluation.clients=cohort"]]
 )
-def test_the_encoder_is_scored_as_fedavg_is(run, words):
+def test_the_encoder_is_scored_as_fedavg_is(run, overrides):
     """Round R's model without generated neighbours, R + 1's with them."""
-    words = [*words, "model.dropout=0", f"model.hidden={H}", "rounds=3"]
-    feddep = run("strategy=feddep", *KEYS, *words, "strategy.generator_lr=0.03", "strategy.encoder_rounds=2")
-    fedavg = run("strategy=fedavg", "model=sage", *words)
+    overrides = [*overrides, "model.dropout=0", f"model.hidden={H}", "rounds=3"]
+    feddep = run("strategy=feddep", *KEYS, *overrides, "strategy.generator_lr=0.03", "strategy.encoder_rounds=2")
+    fedavg = run("strategy=fedavg", "model=sage", *overrides)
     mine, theirs = ([record["metrics"]["val_loss"] for record in read_rounds(r.out / ROUNDS)] for r in (feddep, fedavg))
     assert mine[:2] == theirs[:2]
     assert mine[2] != theirs[2]
@@ -215,14 +215,14 @@ def test_the_encoder_is_scored_as_fedavg_is(run, words):
 
 @pytest.mark.slow
 def test_fresh_clients_a_cohort_and_a_resumption_end_alike(run, monkeypatch):
-    words = [*WORDS, "strategy.fraction=0.67", "rounds=4", "model.dropout=0.5"]
-    whole = run(*words)
+    overrides = [*WORDS, "strategy.fraction=0.67", "rounds=4", "model.dropout=0.5"]
+    whole = run(*overrides)
     assert whole.summary["failures"] == {}
-    half = run(*words, "rounds=2", "checkpoint_every=1")
+    half = run(*overrides, "rounds=2", "checkpoint_every=1")
     session.forget(0)
-    same_result(run(*words, f"resume={half.out}", f"out={half.out}"), whole)
+    same_result(run(*overrides, f"resume={half.out}", f"out={half.out}"), whole)
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
-    same_result(run(*words), whole)
+    same_result(run(*overrides), whole)
 
 
 @pytest.mark.parametrize("word", ["model=gcn", "model.layers=1", "strategy.prototypes=0", "strategy.widths=[0]"])

@@ -32,9 +32,16 @@ SHORT = [
 KEYS = ["strategy=feddep_authors", f"model.hidden={H}", "strategy.autoencoder_widths=[6,6]", *SMALL, *SHORT]
 
 
-def client_of(index=0, *words):
+def client_of(index=0, *overrides):
     cfg = compose(
-        [*KEYS, "dtype=float64", "model.dropout=0", "strategy.generator_dropout=0", "strategy.hidden_share=1", *words]
+        [
+            *KEYS,
+            "dtype=float64",
+            "model.dropout=0",
+            "strategy.generator_dropout=0",
+            "strategy.hidden_share=1",
+            *overrides,
+        ]
     )
     return FedDEPAuthorsClient(cfg, client_graph(index, N))
 
@@ -195,10 +202,10 @@ def test_every_node_s_embedding_leaves_the_client_and_the_server_sums_gradients(
 
 @pytest.mark.slow
 def test_fresh_clients_and_a_resumption_give_the_same(run, monkeypatch):
-    words = [*KEYS, "rounds=3", "strategy.generator_rounds=2"]
-    whole = run(*words)
+    overrides = [*KEYS, "rounds=3", "strategy.generator_rounds=2"]
+    whole = run(*overrides)
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
-    same_result(run(*words), whole)
+    same_result(run(*overrides), whole)
 
 
 def test_a_policy_and_protections_refuse_single_nodes():

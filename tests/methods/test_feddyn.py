@@ -15,8 +15,8 @@ UNEQUAL = f"train.local_steps_by_client={STEPS}"
 def test_rounds_by_hand(run, rule, fraction):
     """The dual variables are the authors' h_i = Σ_t (θ_i − θ^{t−1}) = −g_i/α here, and the server adds their mean."""
     alpha, p = 0.5, weights(rule)
-    words = [f"strategy.alpha={alpha}", f"strategy.weighting={rule}", f"strategy.fraction={fraction}"]
-    finished = run(*WORDS, "strategy=feddyn", UNEQUAL, *words)
+    overrides = [f"strategy.alpha={alpha}", f"strategy.weighting={rule}", f"strategy.fraction={fraction}"]
+    finished = run(*WORDS, "strategy=feddyn", UNEQUAL, *overrides)
     x = start(run)
     drifts = [np.zeros_like(x) for _ in range(3)]
     for cohort in (record["cohort"] for record in finished.rounds):
@@ -33,8 +33,8 @@ def test_rounds_by_hand(run, rule, fraction):
 
 @pytest.mark.slow
 def test_it_ends_where_the_mean_gradient_is_zero(run):
-    words = ["train.weight_decay=1", "rounds=40", "train.local_steps_by_client=[8,12,10]", "strategy.alpha=1"]
-    x = vector(run(*WORDS, "strategy=feddyn", *words).arrays)
+    overrides = ["train.weight_decay=1", "rounds=40", "train.local_steps_by_client=[8,12,10]", "strategy.alpha=1"]
+    x = vector(run(*WORDS, "strategy=feddyn", *overrides).arrays)
     assert np.abs(mean_of([gradient(x, i, decay=1) for i in range(3)], np.ones(3))).max() < 1e-6
 
 

@@ -17,14 +17,14 @@ from tests.support import recorded_messages
 H, EPS, ALPHA = 6, 1e-3, 0.9
 
 
-def configured(*words):
+def configured(*overrides):
     keys = [f"model.hidden={H}", f"strategy.eps={EPS}", f"strategy.momentum={ALPHA}", "strategy.groups=4"]
-    return compose(["strategy=fedfa", "dtype=float64", "strategy.p=1", "model.layers=3", *keys, *words])
+    return compose(["strategy=fedfa", "dtype=float64", "strategy.p=1", "model.layers=3", *keys, *overrides])
 
 
-def client_of(nodes, *words):
+def client_of(nodes, *overrides):
     """A client in training, with statistics that it was sent."""
-    client = FedFAClient(configured(*words), client_graph(0, nodes))
+    client = FedFAClient(configured(*overrides), client_graph(0, nodes))
     rng = np.random.default_rng(3)
     groups = {g: {key: rng.uniform(0.1, 2, (2, H)) for key in ("mean", "std")} for g in ("running", "spread")}
     client.receive({g: {key: value.copy() for key, value in group.items()} for g, group in groups.items()})
@@ -103,9 +103,9 @@ def test_shares_of_channels_sum_to_their_number():
     torch.testing.assert_close(sharing(torch.zeros(5), 1e-6), torch.ones(5))
 
 
-def aggregated(found, *words, counts=(6, 3, 8)):
+def aggregated(found, *overrides, counts=(6, 3, 8)):
     """The memory of a server whose clients replied with ``values`` [M, L-1, H] as either statistic."""
-    server = FedFA(configured(*words), None)
+    server = FedFA(configured(*overrides), None)
     server.setup()
     server.clients = {i: ClientInfo(i, i, {"num_train": n}) for i, n in enumerate(counts)}
     before = server.memory["running"]
@@ -175,6 +175,6 @@ def test_statistics_travel_with_absent_clients(run, monkeypatch):
 
 
 def test_networks_without_hidden_layers_and_wrong_keys_are_refused():
-    for words in (["model.layers=1"], ["model=fedhero"], ["strategy.p=1.5"], ["strategy.variance=client"]):
-        with pytest.raises(FedGraphError, match=words[0].split("=")[0]):
-            check_method(compose(["strategy=fedfa", *words]))
+    for overrides in (["model.layers=1"], ["model=fedhero"], ["strategy.p=1.5"], ["strategy.variance=client"]):
+        with pytest.raises(FedGraphError, match=overrides[0].split("=")[0]):
+            check_method(compose(["strategy=fedfa", *overrides]))

@@ -32,9 +32,9 @@ def relay(clients: list[FedGCNClient], phase: str, inbox: Any) -> Any:
     return values
 
 
-def clients_after(kind: str, *words: str, partition: str = "random") -> list[FedGCNClient]:
+def clients_after(kind: str, *overrides: str, partition: str = "random") -> list[FedGCNClient]:
     """Clients of `world` that have completed setup."""
-    cfg = compose([*METHOD, *WORDS, *words])
+    cfg = compose([*METHOD, *WORDS, *overrides])
     clients = [FedGCNClient(cfg, graph) for graph in world(kind, partition)]
     inbox: Any = {}
     for phase in ("sums", "smooth", "extend")[: cfg.strategy.params.get("hops", 2) + 1]:
@@ -125,10 +125,10 @@ def test_a_round_by_hand(train):
 
 
 def test_setup_is_once_and_a_round_is_fedavgs(train, monkeypatch):
-    words = ["rounds=2", "dtype=float32"]
+    overrides = ["rounds=2", "dtype=float32"]
     with recorded_messages(monkeypatch) as messages:
-        finished = train(*METHOD, *words)
-    plain = train(*METHOD, "strategy=fedavg", *words)
+        finished = train(*METHOD, *overrides)
+    plain = train(*METHOD, "strategy=fedavg", *overrides)
     spent, fedavg = finished.summary["bytes_by_phase"], plain.summary["bytes_by_phase"]
     assert {phase: spent[phase] for phase in fedavg} == fedavg
     assert spent.keys() - fedavg.keys() == {"sums", "smooth", "extend"}
@@ -151,8 +151,8 @@ def test_setup_is_once_and_a_round_is_fedavgs(train, monkeypatch):
 
 
 def test_no_hops_is_fedavg(train):
-    words = [*METHOD, "model.dropout=0.5"]
-    assert_same_arrays(train(*words, "strategy.hops=0").arrays, train(*words, "strategy=fedavg").arrays)
+    overrides = [*METHOD, "model.dropout=0.5"]
+    assert_same_arrays(train(*overrides, "strategy.hops=0").arrays, train(*overrides, "strategy=fedavg").arrays)
 
 
 @pytest.mark.parametrize(("least", "by_policy"), [(2, False), (3, False), (3, True)])
@@ -218,7 +218,7 @@ def test_rows_that_do_not_fit_the_edges_name_the_sender(train, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["strategy.hops=3"], r"strategy\.hops must be in \[0, 2\], got 3"),
         (["strategy.min_nodes=0"], r"strategy\.min_nodes"),
@@ -226,9 +226,9 @@ def test_rows_that_do_not_fit_the_edges_name_the_sender(train, monkeypatch):
         (["partition=overlapping"], "one owner for each node"),
     ],
 )
-def test_wrong_keys_are_refused(words, message):
+def test_wrong_keys_are_refused(overrides, message):
     with pytest.raises(FedGraphError, match=message):
-        check_method(compose(["strategy=fedgcn", *words]))
+        check_method(compose(["strategy=fedgcn", *overrides]))
 
 
 def test_no_hops_serves_any_network():

@@ -47,8 +47,8 @@ def test_labels_and_edges_by_hand():
     assert values
 
 
-def client_of(*words):
-    return FedGLClient(compose([*WORDS, *words]), client_graph(0, N))
+def client_of(*overrides):
+    return FedGLClient(compose([*WORDS, *overrides]), client_graph(0, N))
 
 
 def test_the_objective_and_the_propagation_by_hand():
@@ -99,8 +99,8 @@ def test_what_is_found_is_of_the_cohort_and_others_keep_theirs():
     assert set(found["0"]["row"].tolist()) <= {0, 1}
 
 
-def server_of(*words):
-    server = FedGL(compose([*WORDS, *words]), None)
+def server_of(*overrides):
+    server = FedGL(compose([*WORDS, *overrides]), None)
     server.arrays = {"w": np.zeros(1)}
     server.weights = lambda clients: [1.0 + 2 * client for client in clients]
     server.memory = {"ids": {"0": np.array([1, 4]), "1": np.array([4, 6])}}
@@ -144,11 +144,11 @@ def test_labels_and_edges_are_found_every_few_rounds():
 
 
 def test_clients_that_share_nodes_are_told_alike_of_them(run, tmp_path):
-    words = ["dataset=csbm", "dataset.nodes_per_client=[40,60]", "dataset.features=5", "partition=overlapping"]
+    overrides = ["dataset=csbm", "dataset.nodes_per_client=[40,60]", "dataset.features=5", "partition=overlapping"]
     from tests.methods.small_runs import small_runs
 
     with small_runs(tmp_path) as go:
-        finished = go("fedgl", *words, "partition.clients_per_part=3", "partition.overlap=0.7", "rounds=2")
+        finished = go("fedgl", *overrides, "partition.clients_per_part=3", "partition.overlap=0.7", "rounds=2")
     assert finished.summary["failures"] == {}
     assert finished.summary["bytes_by_phase"]["identify"]["bytes_up"] > 0
 
@@ -162,13 +162,13 @@ def test_nodes_are_told_of_in_one_round_of_every(run, monkeypatch):
 
 @pytest.mark.slow
 def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):
-    words = [*WORDS, "strategy.fraction=0.67", "rounds=3", "strategy.every=2"]
-    whole = run(*words)
-    half = run(*words, "rounds=1", "checkpoint_every=1")
+    overrides = [*WORDS, "strategy.fraction=0.67", "rounds=3", "strategy.every=2"]
+    whole = run(*overrides)
+    half = run(*overrides, "rounds=1", "checkpoint_every=1")
     session.forget(0)
-    same_result(run(*words, f"resume={half.out}", f"out={half.out}"), whole)
+    same_result(run(*overrides, f"resume={half.out}", f"out={half.out}"), whole)
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
-    same_result(run(*words), whole)
+    same_result(run(*overrides), whole)
 
 
 def test_what_is_not_of_the_clients_nodes_is_refused():

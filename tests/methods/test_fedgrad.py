@@ -13,17 +13,17 @@ from tests.support import recorded_messages
 EXACT = ["model.dropout=0", "dtype=float64", "train.local_steps=1"]
 
 
-@pytest.mark.parametrize("words", [["model=gcn"], ["model=sage"], ["model=mlp"], ["strategy.double_softmax=true"]])
-def test_three_rounds_are_three_adam_steps_on_the_union(run, words):
+@pytest.mark.parametrize("overrides", [["model=gcn"], ["model=sage"], ["model=mlp"], ["strategy.double_softmax=true"]])
+def test_three_rounds_are_three_adam_steps_on_the_union(run, overrides):
     """Equation (8) with torch's Adam on the mean loss over the training nodes of all clients."""
-    finished = run("strategy=fedgrad", *EXACT, *words, "train.lr=0.05")
+    finished = run("strategy=fedgrad", *EXACT, *overrides, "train.lr=0.05")
     clients = [GraphClient(finished.cfg, client_graph(i, n)) for i, n in enumerate((12, 16, 20))]
     model = clients[0].model
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=5e-4)
     for _ in range(3):
         optimizer.zero_grad()
         logits = torch.cat([model(c.inputs)[c.train_nodes] for c in clients])
-        if words == ["strategy.double_softmax=true"]:
+        if overrides == ["strategy.double_softmax=true"]:
             logits = logits.softmax(1)
         labels = torch.cat([c.y[c.train_nodes] for c in clients])
         torch.nn.functional.cross_entropy(logits, labels).backward()
@@ -67,9 +67,9 @@ def test_a_client_without_training_nodes_adds_nothing(run, tmp_path):
 
 
 def test_resuming_keeps_the_servers_moments(run):
-    words = ["strategy=fedgrad", "checkpoint_every=2"]
-    whole, half = run(*words, "rounds=4"), run(*words, "rounds=2")
-    resumed = run(*words, "rounds=4", f"resume={half.out}", f"out={half.out}")
+    overrides = ["strategy=fedgrad", "checkpoint_every=2"]
+    whole, half = run(*overrides, "rounds=4"), run(*overrides, "rounds=2")
+    resumed = run(*overrides, "rounds=4", f"resume={half.out}", f"out={half.out}")
     for name in whole.arrays:
         np.testing.assert_array_equal(whole.arrays[name], resumed.arrays[name])
 

@@ -20,8 +20,8 @@ from tests.support import dense_gcn_adjacency, recorded_messages
 C = 3
 
 
-def client_of(*words):
-    cfg = compose(["strategy=fedgta", "model.hidden=8", "dtype=float64", "strategy.alpha=0.3", *words])
+def client_of(*overrides):
+    cfg = compose(["strategy=fedgta", "model.hidden=8", "dtype=float64", "strategy.alpha=0.3", *overrides])
     return FedGTAClient(cfg, client_graph(0, 16, num_classes=C))
 
 

@@ -527,10 +527,10 @@ def test_table_5_shares_by_prefix(run, monkeypatch, shared, prefixes, dual):
 
 
 def test_objective_is_cross_entropy_plus_smoothness():
-    words = [*HERO, "model.hidden=8", "model.dropout=0", "strategy.reduction=sum", "dtype=float64"]
+    overrides = [*HERO, "model.hidden=8", "model.dropout=0", "strategy.reduction=sum", "dtype=float64"]
     loss = {}
     for lam, mu in ((0, 0), (0.3, 0), (0, 0.7), (0.3, 0.7)):
-        client = FedHEROClient(compose([*words, f"strategy.lam={lam}", f"strategy.mu={mu}"]), client_graph(0))
+        client = FedHEROClient(compose([*overrides, f"strategy.lam={lam}", f"strategy.mu={mu}"]), client_graph(0))
         loss[lam, mu] = client.loss().item()
     latent = dense(client.model.both(client.inputs)[1])
     x = client.graph.x.double().numpy()

@@ -457,8 +457,8 @@ def test_first_pool(run, typed_files, monkeypatch, first, rows):
 
 def test_zero_placeholders_pull_once_a_layer():
     """β ← β − η λ · layers · 2 β where no task gradient reaches β: the authors' first round (D2)."""
-    words = [*WORDS, "model.layers=2", "strategy.first_pool=zeros", "train.local_steps=1", "dtype=float64"]
-    client = client_of(*words)
+    overrides = [*WORDS, "model.layers=2", "strategy.first_pool=zeros", "train.local_steps=1", "dtype=float64"]
+    client = client_of(*overrides)
     client.server_round = 1
     before = client.model.coefficients["edge_1"].detach().clone()
     client.receive({"pool": {"edge_1": np.zeros((1, 3))}})
@@ -469,8 +469,8 @@ def test_zero_placeholders_pull_once_a_layer():
     )
 
 
-def client_of(*words, client=0, cls=FedHGNClient, graph=None):
-    cfg = compose([*words, "model.hidden=8", "dataset=aifb"])
+def client_of(*overrides, client=0, cls=FedHGNClient, graph=None):
+    cfg = compose([*overrides, "model.hidden=8", "dataset=aifb"])
     return cls(cfg, graph or typed_client(client), "cpu")
 
 
@@ -505,13 +505,17 @@ def test_one_hot_round_is_a_fedavg_round_on_free_weights():
     """I2: B = R, β = I and fixed, one schema, λ = 0: the averages of V and of W are equal after a round."""
     graphs = [typed_client(0, people=n) for n in (9, 12)]
     count = len(graphs[0].edges)
-    words = [*WORDS, "train.local_steps=2", "dtype=float64", f"model.bases={count}", "strategy.align=0"]
+    overrides = [*WORDS, "train.local_steps=2", "dtype=float64", f"model.bases={count}", "strategy.align=0"]
     averages = []
     for cls, bases in ((FedHGNClient, count), (GraphClient, 0)):
         replies, weights = [], []
         for number, graph in enumerate(graphs):
             graph.client = number
-            own = words if cls is FedHGNClient else ["strategy=fedavg", "model=rgcn", *words[2:5], "dtype=float64"]
+            own = (
+                overrides
+                if cls is FedHGNClient
+                else ["strategy=fedavg", "model=rgcn", *overrides[2:5], "dtype=float64"]
+            )
             client = client_of(*own, f"model.bases={bases}", "train.local_steps=2", cls=cls, graph=graph)
             generator = torch.Generator().manual_seed(5)
             with torch.no_grad():
@@ -573,10 +577,10 @@ def test_a_client_goes_on_from_its_private_state():
 
 
 def test_an_interrupted_run_goes_on(run, typed_files, tmp_path):
-    words = [*WORDS, typed_files(), "strategy.fraction=0.67", "checkpoint_every=1"]
-    whole = run(*words, "rounds=4")
-    half = run(*words, "rounds=2")
-    resumed = run(*words, "rounds=4", f"resume={half.out}", f"out={half.out}")
+    overrides = [*WORDS, typed_files(), "strategy.fraction=0.67", "checkpoint_every=1"]
+    whole = run(*overrides, "rounds=4")
+    half = run(*overrides, "rounds=2")
+    resumed = run(*overrides, "rounds=4", f"resume={half.out}", f"out={half.out}")
     assert_same_arrays(resumed.arrays, whole.arrays)
 
 
@@ -596,8 +600,8 @@ def test_sampled_batches_train(run, typed_files):
 @pytest.mark.parametrize("model", ["rgcn", "simple_hgn"])
 @pytest.mark.parametrize("profile", ["code", "paper"])
 def test_both_networks_learn_in_both_profiles(run, typed_files, model, profile):
-    words = [*WORDS, f"model={model}", f"model.profile={profile}", "model.hidden=8", "rounds=10", typed_files()]
-    losses = [r["train"]["train_loss"] for r in run(*words, "strategy.align=0").rounds]
+    overrides = [*WORDS, f"model={model}", f"model.profile={profile}", "model.hidden=8", "rounds=10", typed_files()]
+    losses = [r["train"]["train_loss"] for r in run(*overrides, "strategy.align=0").rounds]
     assert losses[-1] < losses[0]
 
 
@@ -634,9 +638,9 @@ def test_schemas_that_differ_cannot_be_averaged(run, typed_files):
 @pytest.mark.parametrize("align", [0.0, 0.5])
 @pytest.mark.parametrize("shared", ["[coefficients,common]", "[bases,coefficients,common]"])
 def test_ablations_average_coefficients_over_those_that_hold_the_type(run, typed_files, monkeypatch, shared, align):
-    words = [*WORDS, typed_files(shared=True), "strategy.private_schema=false", f"strategy.shared={shared}"]
+    overrides = [*WORDS, typed_files(shared=True), "strategy.private_schema=false", f"strategy.shared={shared}"]
     with recorded_messages(monkeypatch) as seen:
-        finished = run(*words, f"strategy.align={align}", "rounds=1")
+        finished = run(*overrides, f"strategy.align={align}", "rounds=1")
     assert ("bases.edge_1" in finished.arrays) == ("bases" in shared)
     graphs = share_schema([typed_client(c) for c in range(3)])
     replies = {n - 1: arrays_of(c) for way, n, c in seen if way == "up" and "model" in c.array_records}
@@ -649,7 +653,7 @@ def test_ablations_average_coefficients_over_those_that_hold_the_type(run, typed
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["model.bases=0"], "needs a model with bases"),
         (["strategy.shared=[bases,coefficients,common]"], "set strategy.private_schema=false"),
@@ -660,9 +664,9 @@ def test_ablations_average_coefficients_over_those_that_hold_the_type(run, typed
         (["strategy=fedavg", "model=gcn"], "model=gcn needs a graph with one node type"),
     ],
 )
-def test_wrong_input_is_one_sentence(run, typed_files, words, message):
+def test_wrong_input_is_one_sentence(run, typed_files, overrides, message):
     with pytest.raises(FedGraphError, match=message):
-        run("strategy=fedhgn", *words, typed_files())
+        run("strategy=fedhgn", *overrides, typed_files())
 
 
 def test_graphs_of_one_type_are_refused(run):

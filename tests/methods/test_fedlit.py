@@ -24,8 +24,8 @@ N, H, K = 16, 6, 3
 WORDS = ["strategy=fedlit", f"model.hidden={H}", f"model.types={K}", "dtype=float64", "model.dropout=0"]
 
 
-def client_of(*words):
-    return FedLITClient(compose([*WORDS, *words]), client_graph(0, N))
+def client_of(*overrides):
+    return FedLITClient(compose([*WORDS, *overrides]), client_graph(0, N))
 
 
 def embedded(z, pairs):
@@ -93,8 +93,8 @@ def test_a_clients_round_by_hand():
     assert both.bincount().tolist() == [2] * len(pairs)
 
 
-def network_of(*words):
-    cfg = compose([*WORDS, *words])
+def network_of(*overrides):
+    cfg = compose([*WORDS, *overrides])
     return models.build(cfg.model, 5, 2).double().eval()
 
 

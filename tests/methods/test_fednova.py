@@ -27,13 +27,13 @@ def local(x, i, steps, rho, mu):
 @pytest.mark.parametrize("fraction", [1, 0.67])
 @pytest.mark.parametrize(("rho", "mu"), [(0, 0), (0.9, 0), (0, 0.8)])
 def test_rounds_by_hand(run, rule, fraction, rho, mu):
-    words = [
+    overrides = [
         f"train.momentum={rho}",
         f"strategy.mu={mu}",
         f"strategy.weighting={rule}",
         f"strategy.fraction={fraction}",
     ]
-    finished = run(*WORDS, "strategy=fednova", "rounds=3", UNEQUAL, *words)
+    finished = run(*WORDS, "strategy=fednova", "rounds=3", UNEQUAL, *overrides)
     x = start(run)
     for record in finished.rounds:
         p = weights(rule)[record["cohort"]]
@@ -59,11 +59,11 @@ def test_work_by_hand(steps):
 
 def test_a_client_without_steps_moves_nothing(run):
     """Its p_i counts in τ_eff = (0 + 3 + 0)/3, its own way does not."""
-    words = [*WORDS, "strategy=fednova", "rounds=1", "train.local_steps_by_client=[0,3,0]"]
+    overrides = [*WORDS, "strategy=fednova", "rounds=1", "train.local_steps_by_client=[0,3,0]"]
     x = y = start(run)
     for _ in range(3):
         y = y - LR * gradient(y, 1)
-    np.testing.assert_allclose(vector(run(*words).arrays), x + (y - x) / 9, atol=1e-13)
+    np.testing.assert_allclose(vector(run(*overrides).arrays), x + (y - x) / 9, atol=1e-13)
     still = run(*WORDS, "strategy=fednova", "rounds=2", "train.local_steps=0")
     np.testing.assert_array_equal(vector(still.arrays), x)
 
@@ -75,7 +75,7 @@ def test_one_client_ends_where_its_training_does(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["strategy.mu=0.1", "train.optimizer=adam"], "needs train.optimizer=sgd"),
         (
@@ -87,15 +87,15 @@ def test_one_client_ends_where_its_training_does(run):
         (["train.momentum=0.9", "train.optimizer_state=keep"], "set train.optimizer_state=reset"),
     ],
 )
-def test_steps_whose_worth_is_unknown_are_refused(run, words, message):
+def test_steps_whose_worth_is_unknown_are_refused(run, overrides, message):
     with pytest.raises(FedGraphError) as refused:
-        run(*WORDS, "strategy=fednova", *words)
+        run(*WORDS, "strategy=fednova", *overrides)
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize(("words", "expected"), [([], 1), ([UNEQUAL], 0), (["strategy.mu=0.1"], 0)])
-def test_equal_steps_are_told(run, caplog, words, expected):
-    run(*WORDS, "strategy=fednova", "rounds=1", *words)
+@pytest.mark.parametrize(("overrides", "expected"), [([], 1), ([UNEQUAL], 0), (["strategy.mu=0.1"], 0)])
+def test_equal_steps_are_told(run, caplog, overrides, expected):
+    run(*WORDS, "strategy=fednova", "rounds=1", *overrides)
     assert len([r for r in caplog.records if "is FedAvg" in r.message]) == expected
 
 
@@ -103,8 +103,13 @@ def test_equal_steps_are_told(run, caplog, words, expected):
 @pytest.mark.parametrize("rho", [0, 0.9])
 def test_a_robust_rule_takes_updates_per_step(run, name, rho):
     """By hand: x ← x + τ_eff R(Δ_i / ‖a_i‖₁)."""
-    words = [f"strategy.aggregator={name}", "strategy.byzantine=0", f"train.momentum={rho}", "strategy.weighting=train"]
-    finished = run(*WORDS, "strategy=fednova", "rounds=3", UNEQUAL, *words)
+    overrides = [
+        f"strategy.aggregator={name}",
+        "strategy.byzantine=0",
+        f"train.momentum={rho}",
+        "strategy.weighting=train",
+    ]
+    finished = run(*WORDS, "strategy=fednova", "rounds=3", UNEQUAL, *overrides)
     x, p = start(run), weights("train")
     for _ in finished.rounds:
         ends, a = zip(*(local(x, i, STEPS[i], rho, 0) for i in range(3)), strict=True)

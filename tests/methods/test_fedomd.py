@@ -299,14 +299,14 @@ def test_moments_are_exchanged_although_their_weight_changes_nothing(run, monkey
 @pytest.mark.parametrize(("dropout", "passes"), [(0, 2), (0.5, 3)])  # with dropout the first step's is its own
 def test_the_first_step_goes_on_from_the_pass_of_the_statistics(run, monkeypatch, exchange, dropout, passes):
     """Same bits as with a separate pass, whatever is requested in between."""
-    words = [*FEDOMD, f"model.dropout={dropout}", f"strategy.exchange={exchange}", "rounds=3"]
+    overrides = [*FEDOMD, f"model.dropout={dropout}", f"strategy.exchange={exchange}", "rounds=3"]
     taken: list[str] = []
     propagate = OrthoGCN.propagate
     monkeypatch.setattr(OrthoGCN, "propagate", lambda model, inputs: taken.append("") or propagate(model, inputs))
-    shared = run(*words)
+    shared = run(*overrides)
     assert len(taken) == 3 * 3 * passes  # clients, rounds
     monkeypatch.setattr(FedOMDClient, "_valid_cache", lambda self: None)
-    own = run(*words)
+    own = run(*overrides)
     assert_same_arrays(shared.arrays, own.arrays)
     assert [record["clients"] for record in shared.rounds] == [record["clients"] for record in own.rounds]
 
@@ -335,8 +335,8 @@ def test_a_pass_serves_no_other_model(changed):
 @pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
 @pytest.mark.parametrize("nodes", ["all", "train"])
 def test_targets_are_the_moments_of_all_features_without_dropout(run, targets, exchange, nodes):
-    words = [*FEDOMD, "dtype=float64", "rounds=1", "strategy.cmd_act=sigmoid", f"strategy.cmd_nodes={nodes}"]
-    finished = run(*words, f"strategy.exchange={exchange}", "strategy.cmd_range=pooled")
+    overrides = [*FEDOMD, "dtype=float64", "rounds=1", "strategy.cmd_act=sigmoid", f"strategy.cmd_nodes={nodes}"]
+    finished = run(*overrides, f"strategy.exchange={exchange}", "strategy.cmd_range=pooled")
     parts = []
     for index, size in enumerate((12, 16, 20)):
         client = FedOMDClient(finished.cfg, client_graph(index, size))  # built from the run's seed: round 1's model
@@ -353,8 +353,8 @@ def test_targets_are_the_moments_of_all_features_without_dropout(run, targets, e
 @pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
 def test_moments_of_training_nodes_are_weighted_by_their_number(run, targets, tmp_path, exchange):
     folder = uneven_clients(tmp_path / "uneven")
-    words = [*FEDOMD, "dtype=float64", "rounds=1", "strategy.cmd_nodes=train", f"strategy.exchange={exchange}"]
-    finished = run(*words, f"graph={folder}")
+    overrides = [*FEDOMD, "dtype=float64", "rounds=1", "strategy.cmd_nodes=train", f"strategy.exchange={exchange}"]
+    finished = run(*overrides, f"graph={folder}")
     parts = []
     for file in sorted(folder.iterdir()):
         client = FedOMDClient(finished.cfg, ClientGraph.load(file))
@@ -416,8 +416,8 @@ def test_messages_hold_what_is_documented_and_no_more(run, monkeypatch, exchange
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_phase_costs_the_documented_bytes(run, exchange, width, dtype):
     """The table of `fedgraph_flwr.strategies.fedomd` against the ledger, for 3 clients and 2 rounds."""
-    words = [*FEDOMD, f"dtype={dtype}", "rounds=2", f"strategy.exchange={exchange}", f"strategy.cmd_range={width}"]
-    finished = run(*words)
+    overrides = [*FEDOMD, f"dtype={dtype}", "rounds=2", f"strategy.exchange={exchange}", f"strategy.cmd_range={width}"]
+    finished = run(*overrides)
     p = (5 * D + D) + 2 * D * D + (D * 3 + 3)
     assert p == sum(array.size for array in finished.arrays.values())
     ranges, item = (H if width == "pooled" else 0), {"float32": 4, "float64": 8}[dtype]
@@ -492,8 +492,8 @@ def fail(monkeypatch, name: str, client: int, server_round: int) -> None:
 def test_a_client_that_drops_out_between_exchanges_leaves_no_trace(run, targets, monkeypatch, exchange, fails):
     """Round 1 without client 1 gives the others the targets they would have without it from the start."""
     fail(monkeypatch, fails, client=1, server_round=1)
-    words = [*FEDOMD, "dtype=float64", "rounds=2", f"strategy.exchange={exchange}"]
-    finished = run(*words)
+    overrides = [*FEDOMD, "dtype=float64", "rounds=2", f"strategy.exchange={exchange}"]
+    finished = run(*overrides)
     first = {client: target["moments"] for r, client, target in targets if r == 1 and target}
     second = {client for r, client, target in targets if r == 2 and target}
     assert set(first) == {0, 2}, "it does not train in that round"
@@ -514,10 +514,10 @@ def test_a_client_that_drops_out_between_exchanges_leaves_no_trace(run, targets,
 )
 def test_who_falls_out_before_training_still_scores_the_last_round(run, monkeypatch, exchange, fails):
     """Scores are due with the training replies, which then do not come from all."""
-    words = [*FEDOMD, "rounds=2", f"strategy.exchange={exchange}"]
-    whole = run(*words).rounds[0]
+    overrides = [*FEDOMD, "rounds=2", f"strategy.exchange={exchange}"]
+    whole = run(*overrides).rounds[0]
     fail(monkeypatch, fails, client=1, server_round=2)
-    first, second = run(*words).rounds
+    first, second = run(*overrides).rounds
     assert second["failed"] == {f"1 ({fails})": "gone"}
     assert first["clients"] == whole["clients"]
     assert first["metrics"] == whole["metrics"]
@@ -526,18 +526,18 @@ def test_who_falls_out_before_training_still_scores_the_last_round(run, monkeypa
 
 
 def test_who_falls_out_before_training_keeps_its_state_for_a_checkpoint(run, monkeypatch):
-    words = [*FEDOMD, "rounds=3", "checkpoint_every=2"]
+    overrides = [*FEDOMD, "rounds=3", "checkpoint_every=2"]
     fail(monkeypatch, "moments_sum", client=1, server_round=2)
-    whole = run(*words)
+    whole = run(*overrides)
     final = whole.arrays
-    resumed = run(*words, f"graph={whole.cfg.graph}", f"out={whole.out}", f"resume={whole.out}")
+    resumed = run(*overrides, f"graph={whole.cfg.graph}", f"out={whole.out}", f"resume={whole.out}")
     assert_same_arrays(resumed.arrays, final)
 
 
 def make_client(*overrides: str) -> FedOMDClient:
     """A client in float64 without dropout."""
-    words = ["strategy=fedomd", "dtype=float64", "model.dropout=0", f"model.hidden={D}"]
-    return FedOMDClient(compose([*words, *overrides]), client_graph(0))
+    defaults = ["strategy=fedomd", "dtype=float64", "model.dropout=0", f"model.hidden={D}"]
+    return FedOMDClient(compose([*defaults, *overrides]), client_graph(0))
 
 
 def test_moment_term_by_hand_with_bounded_features_and_a_range():
@@ -589,9 +589,9 @@ def test_gradient_of_the_whole_objective_by_finite_differences():
 
 def test_a_lone_client_has_no_discrepancy(run):
     """M = 1 without dropout: the pooled moments are its own, so the first step is that of β = 0."""
-    words = ["strategy=fedomd", "train.local_steps=1", "train.optimizer=sgd", "model.dropout=0", "rounds=1"]
-    with_cmd = run(*words, "dtype=float64", sizes=(16,)).arrays
-    without = run(*words, "dtype=float64", "strategy.beta=0", sizes=(16,)).arrays
+    overrides = ["strategy=fedomd", "train.local_steps=1", "train.optimizer=sgd", "model.dropout=0", "rounds=1"]
+    with_cmd = run(*overrides, "dtype=float64", sizes=(16,)).arrays
+    without = run(*overrides, "dtype=float64", "strategy.beta=0", sizes=(16,)).arrays
     for name in with_cmd:
         np.testing.assert_allclose(with_cmd[name], without[name], rtol=0, atol=1e-7)
 

@@ -37,9 +37,9 @@ def yogi(deltas):
 def test_the_steps_of_the_server_with_absent_clients(run, monkeypatch, rule):
     decay = [] if rule is adagrad else [f"strategy.beta2={BETA2}"]
     keys = [f"strategy.beta1={BETA1}", f"strategy.tau={TAU}", f"strategy.server_lr={RATE}", *decay]
-    words = ["dtype=float64", "model.norm=batch", "strategy.fraction=0.67", "rounds=4", "seed=1"]
+    overrides = ["dtype=float64", "model.norm=batch", "strategy.fraction=0.67", "rounds=4", "seed=1"]
     with recorded_messages(monkeypatch) as messages:
-        finished = run(f"strategy=fed{rule.__name__}", *keys, *words)
+        finished = run(f"strategy=fed{rule.__name__}", *keys, *overrides)
     assert len({tuple(record["cohort"]) for record in finished.rounds}) > 1
     sent, means = _rounds(messages)
     assert len(sent) == 4
@@ -77,8 +77,8 @@ def _rounds(messages):
 
 
 def test_momentum_too_leaves_running_statistics_to_the_mean(run):
-    words = ["model.norm=batch", "rounds=1"]
-    momentum, plain = run("strategy=fedavgm", *words).arrays, run(*words).arrays
+    overrides = ["model.norm=batch", "rounds=1"]
+    momentum, plain = run("strategy=fedavgm", *overrides).arrays, run(*overrides).arrays
     same = {name for name in plain if np.array_equal(momentum[name], plain[name])}
     assert same == {name for name in plain if ".running_" in name} != set()
 

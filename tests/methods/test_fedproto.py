@@ -18,12 +18,12 @@ from tests.support import recorded_messages
 C, D = 3, 8
 
 
-def client_of(*words, missing=None, **kwargs):
+def client_of(*overrides, missing=None, **kwargs):
     """A client, none of whose training nodes is of the class ``missing``."""
     graph = client_graph(0, 16, num_classes=C)
     if missing is not None:
         graph.train_mask &= graph.y != missing
-    cfg = compose(["strategy=fedproto", f"model.hidden={D}", "model.dropout=0", "dtype=float64", *words])
+    cfg = compose(["strategy=fedproto", f"model.hidden={D}", "model.dropout=0", "dtype=float64", *overrides])
     return FedProtoClient(cfg, graph)
 
 
@@ -138,9 +138,9 @@ def folder_of_clients(folder):
 
 @pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
 def test_prototypes_travel_and_nothing_of_the_model(run, monkeypatch, tmp_path, method):
-    words = [folder_of_clients(tmp_path / "clients"), "strategy.fraction=0.67", "rounds=4", "dtype=float64"]
+    overrides = [folder_of_clients(tmp_path / "clients"), "strategy.fraction=0.67", "rounds=4", "dtype=float64"]
     with recorded_messages(monkeypatch) as messages:
-        finished = run(f"strategy={method}", *words)
+        finished = run(f"strategy={method}", *overrides)
     assert len({tuple(record["cohort"]) for record in finished.rounds}) > 1
     assert finished.summary["failures"] == {}
     assert {"global_test_accuracy", "test_accuracy"} <= set(finished.rounds[-1]["metrics"])
@@ -154,9 +154,9 @@ def test_prototypes_travel_and_nothing_of_the_model(run, monkeypatch, tmp_path, 
 
 
 def test_what_was_told_goes_down_in_the_next_round(run, monkeypatch, tmp_path):
-    words = [folder_of_clients(tmp_path / "clients"), "rounds=2", "dtype=float64"]
+    overrides = [folder_of_clients(tmp_path / "clients"), "rounds=2", "dtype=float64"]
     with recorded_messages(monkeypatch) as messages:
-        run("strategy=fedproto", *words)
+        run("strategy=fedproto", *overrides)
     groups = [(way, from_record(c["prototypes"])) for way, _, c in messages if "prototypes" in c.array_records]
     assert [way for way, _ in groups[:4]] == ["up", "up", "up", "down"]
     total = sum(group["count"] for _, group in groups[:3])

@@ -21,8 +21,8 @@ from tests.support import dense_gcn_adjacency, recorded_messages
 MATRICES = ["layers.0.weight", "head.weight"]
 
 
-def client_of(*words: str) -> Any:
-    cfg = compose(["strategy=fedpub", "model.hidden=8", "model.dropout=0", "dtype=float64", *words])
+def client_of(*overrides: str) -> Any:
+    cfg = compose(["strategy=fedpub", "model.hidden=8", "model.dropout=0", "dtype=float64", *overrides])
     return FedPUBClient(cfg, client_graph(0, 16))
 
 
@@ -74,8 +74,8 @@ def test_masked_predictions_and_the_embedding_by_hand():
 def test_both_regularisers_have_their_gradient(shift):
     """λ1 sign(μ) and 2 λ2 (θ − θ̄), in addition to the task's: the authors' program has none."""
     gradients = []
-    for words in (["strategy.lam1=0", "strategy.lam2=0"], ["strategy.lam1=0.2", "strategy.lam2=0.7"]):
-        client = client_of(*words)
+    for overrides in (["strategy.lam1=0", "strategy.lam2=0"], ["strategy.lam1=0.2", "strategy.lam2=0.7"]):
+        client = client_of(*overrides)
         drawn(client)
         client.model.train()
         client.received = {name: tensor.detach() - shift for name, tensor in client.shared.items()}
@@ -195,10 +195,10 @@ def test_a_strong_penalty_empties_the_masks(run):
     assert max(float(mask.abs().max()) for mask in masks) < 0.1
 
 
-@pytest.mark.parametrize("words", [["strategy.tau=-1"], ["strategy.lam1=-1"], ["strategy.threshold=-1"]])
-def test_wrong_keys_are_refused(words):
-    with pytest.raises(FedGraphError, match=words[0].partition("=")[0]):
-        check_method(compose(["strategy=fedpub", *words]))
+@pytest.mark.parametrize("overrides", [["strategy.tau=-1"], ["strategy.lam1=-1"], ["strategy.threshold=-1"]])
+def test_wrong_keys_are_refused(overrides):
+    with pytest.raises(FedGraphError, match=overrides[0].partition("=")[0]):
+        check_method(compose(["strategy=fedpub", *overrides]))
 
 
 def test_networks_without_hidden_features_are_refused():

@@ -47,9 +47,13 @@ def test_a_step_is_the_gradient_uphill():
 @pytest.mark.parametrize("stack", [[], ["stack=3"]])
 def test_running_statistics_move_once_per_step(run, stack):
     """After one step from the same parameters they are FedAvg's; a second pass through them would move them twice."""
-    words = ["model.norm=batch", "rounds=1", "train.local_steps=1", *stack]
+    overrides = ["model.norm=batch", "rounds=1", "train.local_steps=1", *stack]
     statistics = [
-        {name: array for name, array in run(*words, *chosen).arrays.items() if "running" in name or "tracked" in name}
+        {
+            name: array
+            for name, array in run(*overrides, *chosen).arrays.items()
+            if "running" in name or "tracked" in name
+        }
         for chosen in (["strategy=fedsam", "strategy.rho=0.3"], ["strategy=fedavg"])
     ]
     assert statistics[0]

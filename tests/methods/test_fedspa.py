@@ -328,9 +328,9 @@ def test_fisher_diagonal_in_pieces_and_in_another_order(monkeypatch):
 # --- folds --------------------------------------------------------------------------------------------------------------
 
 
-def folded(*words: str) -> FedSPAClient:
+def folded(*overrides: str) -> FedSPAClient:
     client = FedSPAClient(
-        compose(["strategy=fedspa", *SGD, "dtype=float64", "model.dropout=0", *words]), client_graph(0, 40)
+        compose(["strategy=fedspa", *SGD, "dtype=float64", "model.dropout=0", *overrides]), client_graph(0, 40)
     )
     client.server_round = 1
     return client
@@ -394,7 +394,7 @@ def test_folds_kept_on_disk_are_those_of_the_graph(tmp_path):
 def test_one_fold_is_the_paper(run):
     """Two folds train another model; messages and scores are of the same kind."""
     one, plain, two = (
-        run("strategy=fedspa", *SGD, *words) for words in (("strategy.folds=1",), (), ("strategy.folds=2",))
+        run("strategy=fedspa", *SGD, *overrides) for overrides in (("strategy.folds=1",), (), ("strategy.folds=2",))
     )
     assert_same_arrays(one.arrays, plain.arrays)
     assert any((one.arrays[name] != two.arrays[name]).any() for name in one.arrays)
@@ -458,14 +458,14 @@ def replies_of(messages: list[Any]) -> list[dict[str, dict[str, np.ndarray]]]:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("words", [(), ("strategy.fraction=0.75", "seed=9")])
-def test_each_group_is_averaged_with_its_own_weights(run, monkeypatch, profile, words):
+@pytest.mark.parametrize("overrides", [(), ("strategy.fraction=0.75", "seed=9")])
+def test_each_group_is_averaged_with_its_own_weights(run, monkeypatch, profile, overrides):
     """A second derivation from the messages: S_i from the graphs, Eq. (8)-(12) in NumPy, on the cohort."""
     sizes = (12, 20, 16, 24)
     with recorded_messages(monkeypatch) as messages:
-        finished = run("strategy=fedspa", *SGD, f"model.profile={profile}", "rounds=1", *words, sizes=sizes)
+        finished = run("strategy=fedspa", *SGD, f"model.profile={profile}", "rounds=1", *overrides, sizes=sizes)
     cohort = finished.rounds[0]["cohort"]
-    assert cohort == ([1, 2, 3] if words else [0, 1, 2, 3]), "a client's place in the list is not its index"
+    assert cohort == ([1, 2, 3] if overrides else [0, 1, 2, 3]), "a client's place in the list is not its index"
     sent = replies_of(messages)
     n = np.array([sizes[i] for i in cohort], dtype=float)
 
@@ -511,16 +511,18 @@ def test_the_rest_is_averaged_as_configured(run, monkeypatch, tmp_path, rest, we
 
 
 @pytest.mark.parametrize(
-    ("words", "weights"),
+    ("overrides", "weights"),
     [
         (("strategy.weighting=nodes", "strategy.posterior=false", "strategy.prior=false"), NODES),
         (("strategy.weighting=train", "strategy.posterior=false"), TRAINING),
         (("strategy.posterior=false",), (1, 1, 1)),
     ],
 )
-def test_without_posterior_the_channels_have_the_weighting_of_the_strategy(run, monkeypatch, tmp_path, words, weights):
+def test_without_posterior_the_channels_have_the_weighting_of_the_strategy(
+    run, monkeypatch, tmp_path, overrides, weights
+):
     with recorded_messages(monkeypatch) as messages:
-        finished = run("strategy=fedspa", *SGD, "rounds=1", *words, f"graph={uneven_clients(tmp_path)}")
+        finished = run("strategy=fedspa", *SGD, "rounds=1", *overrides, f"graph={uneven_clients(tmp_path)}")
     name = "layers.0.theta_hom"
     expected = mean_of(replies_of(messages), name, weights)
     np.testing.assert_allclose(finished.arrays[name], expected, rtol=1e-5, atol=1e-7)
@@ -564,9 +566,9 @@ def test_a_network_without_channels_is_refused_where_they_are_to_be_weighed(run,
     "model", [("model=fedspa", "model.sfpd=false"), ("model=fedspa", "model.profile=acm"), ("model=acm",)]
 )
 def test_everything_off_is_fedavg_with_uniform_weights(run, model):
-    words = [*SGD, *model, "strategy.weighting=uniform"]
+    overrides = [*SGD, *model, "strategy.weighting=uniform"]
     off = ["strategy.prior=false", "strategy.posterior=false", "strategy.rest=uniform"]
-    assert_same_arrays(run("strategy=fedspa", *off, *words).arrays, run("strategy=fedavg", *words).arrays)
+    assert_same_arrays(run("strategy=fedspa", *off, *overrides).arrays, run("strategy=fedavg", *overrides).arrays)
 
 
 def test_equal_clients_average_to_themselves(run, tmp_path):
@@ -574,18 +576,18 @@ def test_equal_clients_average_to_themselves(run, tmp_path):
         graph = client_graph(0)
         graph.client, graph.num_clients = client, 3
         graph.save(tmp_path / "same" / f"client_{client:04d}.safetensors")
-    words = ["strategy=fedspa", *SGD, "model.dropout=0"]
-    three = run(*words, f"graph={tmp_path / 'same'}")
-    one = run(*words, sizes=(16,))
+    overrides = ["strategy=fedspa", *SGD, "model.dropout=0"]
+    three = run(*overrides, f"graph={tmp_path / 'same'}")
+    one = run(*overrides, sizes=(16,))
     for name, array in three.arrays.items():
         np.testing.assert_allclose(array, one.arrays[name], rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize(("words", "extra"), [((), {FISHER}), (("strategy.posterior=false",), set())])
-def test_messages_carry_what_is_declared(run, monkeypatch, words, extra):
+@pytest.mark.parametrize(("overrides", "extra"), [((), {FISHER}), (("strategy.posterior=false",), set())])
+def test_messages_carry_what_is_declared(run, monkeypatch, overrides, extra):
     """P down; P and the two channels up; N_i and S_i once; nothing else."""
     with recorded_messages(monkeypatch) as messages:
-        finished = run("strategy=fedspa", *SGD, "rounds=2", *words)
+        finished = run("strategy=fedspa", *SGD, "rounds=2", *overrides)
     shapes = {name: array.shape for name, array in finished.arrays.items()}
     channels = {name: shape for name, shape in shapes.items() if parameter_group(name) in ("hom", "het")}
     seen, found = set(), set()
@@ -700,11 +702,11 @@ def test_scalar_biases_that_differ_by_rounding_are_equal(run, monkeypatch):
     np.testing.assert_allclose(finished.arrays[name], mean_of(replies_of(messages), name, (1, 1)), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("words", [("strategy.fraction=0.34",), ("num_clients=1",)])
-def test_a_sum_over_one_client_is_refused(run, words):
-    sizes = (16,) if "num_clients=1" in words else (12, 16, 20)
+@pytest.mark.parametrize("overrides", [("strategy.fraction=0.34",), ("num_clients=1",)])
+def test_a_sum_over_one_client_is_refused(run, overrides):
+    sizes = (16,) if "num_clients=1" in overrides else (12, 16, 20)
     with pytest.raises(FedGraphError, match="expected at least 2"):
-        run(*SCALAR, *words, sizes=sizes)
+        run(*SCALAR, *overrides, sizes=sizes)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -712,9 +714,9 @@ def test_a_sum_over_one_client_is_refused(run, words):
 def test_a_client_lost_on_the_way_is_left_out(run, monkeypatch, lost_in, seed):
     """In training the others mask again, and I_g is theirs; after it I_g is fixed, and they are weighed without it."""
     sizes, kept = (12, 16, 20, 24), [0, 2, 3]
-    words = ("rounds=1", "evaluation.every=5", f"seed={seed}")
+    overrides = ("rounds=1", "evaluation.every=5", f"seed={seed}")
     with recorded_messages(monkeypatch) as messages:
-        run("strategy=fedspa", *SGD, *words, sizes=sizes)
+        run("strategy=fedspa", *SGD, *overrides, sizes=sizes)
     sent, original = replies_of(messages), FedSPAClient.reply
 
     def fails(self, phase, *args):
@@ -723,7 +725,7 @@ def test_a_client_lost_on_the_way_is_left_out(run, monkeypatch, lost_in, seed):
         return original(self, phase, *args)
 
     monkeypatch.setattr(FedSPAClient, "reply", fails)
-    finished = run(*SCALAR, *words, sizes=sizes)
+    finished = run(*SCALAR, *overrides, sizes=sizes)
     assert ("share_again" in finished.rounds[0]["phases"]) == (lost_in == "train")
     named = kept if lost_in == "train" else [0, 1, 2, 3]
     nodes = np.array(sizes, dtype=float)

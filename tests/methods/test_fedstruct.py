@@ -121,11 +121,11 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("words", VARIANTS)
-def test_a_and_b_and_the_privacy_variant_agree(train, words):
+@pytest.mark.parametrize("overrides", VARIANTS)
+def test_a_and_b_and_the_privacy_variant_agree(train, overrides):
     """Theorems 1 to 6: the same θ and S after three rounds of Adam, whoever computes what."""
     names = ("fedstruct", "fedstruct_a", "fedstruct_private")
-    runs = [train(f"strategy={name}", "checkpoint_every=3", *words) for name in names]
+    runs = [train(f"strategy={name}", "checkpoint_every=3", *overrides) for name in names]
     b, *others = map(parameters, runs)
     assert {"s", "f.first.weight"} <= b.keys()
     for name, found in zip(names[1:], others, strict=True):
@@ -138,8 +138,8 @@ def test_a_and_b_and_the_privacy_variant_agree(train, words):
 
 
 def test_fixed_features_agree_in_a_and_b_and_stay_fixed(train):
-    words = ["strategy.features=degree", "checkpoint_every=3"]
-    b, a = (parameters(train(f"strategy={name}", *words)) for name in ("fedstruct", "fedstruct_a"))
+    overrides = ["strategy.features=degree", "checkpoint_every=3"]
+    b, a = (parameters(train(f"strategy={name}", *overrides)) for name in ("fedstruct", "fedstruct_a"))
     degree = np.bincount(edges_of("undirected")[0], minlength=N)
     np.testing.assert_array_equal(b.pop("s"), structure_features.degree_one_hot(degree, degree, 6))
     assert a.keys() == b.keys()
@@ -159,13 +159,13 @@ def test_fixed_features_agree_in_a_and_b_and_stay_fixed(train):
 @pytest.mark.slow
 def test_blocks_of_columns_and_the_form_of_the_rows_change_nothing(train, monkeypatch, name, beta):
     """Several blocks, rows dense or never, clients that live for one message: as one block does."""
-    words = [f"strategy={name}", f"model.beta={beta}", "checkpoint_every=3"]
-    one = parameters(train(*words))
+    overrides = [f"strategy={name}", f"model.beta={beta}", "checkpoint_every=3"]
+    one = parameters(train(*overrides))
     monkeypatch.setattr(hops, "HELD", 25 * N)
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
     for bound in (2.0, 0.0):
         monkeypatch.setattr(hops, "DENSE_ABOVE", bound)
-        finished = train(*words)
+        finished = train(*overrides)
         assert finished.summary["bytes_by_phase"]["acquire"]["exchanges"] == 3 * 2 + 1
         for key, array in parameters(finished).items():
             np.testing.assert_allclose(array, one[key], atol=1e-12, rtol=0, err_msg=f"{bound} {key}")
@@ -194,14 +194,14 @@ SEEN = {
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("strategy=fedstruct",),
         ("strategy=fedstruct", "strategy.prune=2", "strategy.prune_mode=global"),
         ("strategy=fedstruct_private",),
     ],
 )
-def test_the_server_sees_no_adjacency_entry(train, monkeypatch, words):
+def test_the_server_sees_no_adjacency_entry(train, monkeypatch, overrides):
     """Sealed content of clients is in no message, and outside envelopes only declared arrays travel."""
     secrets: list[np.ndarray] = []
     seal = Sealer.seal
@@ -212,7 +212,7 @@ def test_the_server_sees_no_adjacency_entry(train, monkeypatch, words):
 
     monkeypatch.setattr(Sealer, "seal", spy)
     with recorded_messages(monkeypatch) as seen:
-        train(*words)
+        train(*overrides)
     assert len(secrets) > 20
     hidden = {secret.tobytes() for secret in secrets if secret.nbytes >= 32}
     values = {secret.tobytes() for secret in secrets if secret.dtype.kind == "f" and secret.nbytes >= 32}
@@ -296,9 +296,9 @@ def test_acquisition_needs_all_clients(train, monkeypatch):
 
 def test_a_part_of_the_clients_trains_by_its_own_mean(train):
     """Half the clients a round: their summed gradients over their own training nodes; the variants still agree."""
-    words = ["strategy.fraction=0.5", "checkpoint_every=3"]
+    overrides = ["strategy.fraction=0.5", "checkpoint_every=3"]
     b, a, private = (
-        parameters(train(f"strategy={name}", *words)) for name in ("fedstruct", "fedstruct_a", "fedstruct_private")
+        parameters(train(f"strategy={name}", *overrides)) for name in ("fedstruct", "fedstruct_a", "fedstruct_private")
     )
     for found in (a, private):
         for key, array in b.items():
@@ -307,9 +307,9 @@ def test_a_part_of_the_clients_trains_by_its_own_mean(train):
 
 def test_local_epochs_sum_gradients_along_the_way(train):
     """E = 1 is the exact gradient; with E = 2 and a vanishing step the sum is twice that."""
-    words = ["train.optimizer=sgd", "train.weight_decay=0", "rounds=1", "checkpoint_every=1", "train.lr=1e-7"]
-    one, two = (parameters(train(*words, f"strategy.local_epochs={e}")) for e in (1, 2))
-    start = Central(train(*words), world()).parameters()
+    overrides = ["train.optimizer=sgd", "train.weight_decay=0", "rounds=1", "checkpoint_every=1", "train.lr=1e-7"]
+    one, two = (parameters(train(*overrides, f"strategy.local_epochs={e}")) for e in (1, 2))
+    start = Central(train(*overrides), world()).parameters()
     for key in one:
         first, both = one[key] - start[key].detach().numpy(), two[key] - start[key].detach().numpy()
         np.testing.assert_allclose(both, 2 * first, rtol=1e-4, atol=1e-13, err_msg=key)
@@ -319,10 +319,10 @@ def test_local_epochs_sum_gradients_along_the_way(train):
     "name", ["fedstruct_private", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedstruct", "fedstruct_a"))]
 )
 def test_resuming_goes_on_as_if_nothing_had_happened(train, name):
-    words = [f"strategy={name}", "checkpoint_every=2", "model.dropout=0.5", "model.beta=learned"]
-    whole = train(*words, "rounds=4")
-    half = train(*words, "rounds=2")
-    resumed = train(*words, "rounds=4", f"resume={half.out}", f"out={half.out}")
+    overrides = [f"strategy={name}", "checkpoint_every=2", "model.dropout=0.5", "model.beta=learned"]
+    whole = train(*overrides, "rounds=4")
+    half = train(*overrides, "rounds=2")
+    resumed = train(*overrides, "rounds=4", f"resume={half.out}", f"out={half.out}")
     a, b = parameters(whole), parameters(resumed)
     assert a.keys() == b.keys()
     for key in a:
@@ -331,7 +331,7 @@ def test_resuming_goes_on_as_if_nothing_had_happened(train, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("strategy=fedstruct", "strategy.prune=3", "strategy.prune_mode=global"),
         ("strategy=fedstruct", "strategy.features=degree"),
@@ -339,17 +339,17 @@ def test_resuming_goes_on_as_if_nothing_had_happened(train, name):
         ("strategy=fedstruct_a",),
     ],
 )
-def test_clients_that_live_for_one_message_do_the_same(train, monkeypatch, words):
+def test_clients_that_live_for_one_message_do_the_same(train, monkeypatch, overrides):
     """As on a fleet: every message meets a fresh client, restored from what the node kept."""
-    alive = train(*words, "model.dropout=0.5")
+    alive = train(*overrides, "model.dropout=0.5")
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
-    mortal = train(*words, "model.dropout=0.5")
+    mortal = train(*overrides, "model.dropout=0.5")
     assert_same_arrays(alive.arrays, mortal.arrays)
 
 
 def test_graphsage_backbone_of_figure_3(train):
     """FedStruct-A with another network on both sides: one plain step is the gradient of softmax(sGNN + fGNN)."""
-    words = [
+    overrides = [
         "strategy=fedstruct_a",
         "model=sage",
         "model.hidden=4",
@@ -358,7 +358,7 @@ def test_graphsage_backbone_of_figure_3(train):
         "checkpoint_every=1",
     ]
     plain = ["train.optimizer=sgd", "train.lr=1", "train.weight_decay=0"]
-    finished = train(*words, *plain)
+    finished = train(*overrides, *plain)
     found, graphs, cfg = parameters(finished), world(), finished.cfg
     torch.manual_seed(derive_seed(cfg.seed, "model"))
     own = models.build(cfg.model, F, C).double()

@@ -73,8 +73,8 @@ def test_one_training_node_of_one_class_does_not_outweigh_many():
     assert weights.sum(0).tolist() == pytest.approx([1, 1])
 
 
-def server_of(*words, clients=2):
-    server = FedTAD(compose(["strategy=fedtad", "model.hidden=4", "dtype=float64", *words]), None)
+def server_of(*overrides, clients=2):
+    server = FedTAD(compose(["strategy=fedtad", "model.hidden=4", "dtype=float64", *overrides]), None)
     sums = [[0.8, 2.0, 1.2], [3.2, 0.0, 0.0]]
     values = [{"num_features": 5, "num_classes": C, "num_train": 4, "reliability": s} for s in sums[:clients]]
     server.clients = {i: ClientInfo(i, 10 + i, description) for i, description in enumerate(values)}
@@ -130,8 +130,8 @@ def test_the_losses_by_hand():
 
 def test_the_disagreement_pulls_the_generator_by_the_student_only():
     """Its gradient is that of a sum in which the teachers' logits are numbers."""
-    words = ["strategy.lam2=0", "strategy.nodes=7"]
-    server, plain = server_of("strategy.lam1=0.7", *words), server_of("strategy.lam1=0", *words)
+    overrides = ["strategy.lam2=0", "strategy.nodes=7"]
+    server, plain = server_of("strategy.lam1=0.7", *overrides), server_of("strategy.lam1=0", *overrides)
     torch.manual_seed(0)
     z, y = server.noise()
     x = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
@@ -210,11 +210,11 @@ def test_both_optimisers_go_on_from_round_to_round(monkeypatch):
 
 @pytest.mark.slow
 def test_the_generator_goes_on_after_a_resumption(run):
-    words = ["strategy=fedtad", "model.hidden=8", "strategy.fraction=0.67"]
-    whole = run(*words, "rounds=4")
-    half = run(*words, "rounds=2", "checkpoint_every=1")
+    overrides = ["strategy=fedtad", "model.hidden=8", "strategy.fraction=0.67"]
+    whole = run(*overrides, "rounds=4")
+    half = run(*overrides, "rounds=2", "checkpoint_every=1")
     session.forget(0)
-    same_result(run(*words, "rounds=4", f"resume={half.out}", f"out={half.out}"), whole)
+    same_result(run(*overrides, "rounds=4", f"resume={half.out}", f"out={half.out}"), whole)
 
 
 @pytest.mark.parametrize("sums", [[0.5, 0.5], [3.0, 2.0, 2.0], [7.1, 0.0, 0.0]])

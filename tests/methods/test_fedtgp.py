@@ -14,9 +14,9 @@ from fedgraph_flwr.wire.messages import Reply, derive_seed
 C, D, RATE, BATCH = 3, 4, 0.2, 3
 
 
-def server_of(*words):
+def server_of(*overrides):
     keys = [f"strategy.server_lr={RATE}", f"strategy.server_batch={BATCH}", "strategy.server_epochs=2"]
-    server = FedTGP(compose(["strategy=fedtgp", "dtype=float64", *keys, *words]), None)
+    server = FedTGP(compose(["strategy=fedtgp", "dtype=float64", *keys, *overrides]), None)
     server.clients = {i: ClientInfo(i, i, {"num_classes": C, "width": D}) for i in range(3)}
     server.setup()
     return server

@@ -22,8 +22,8 @@ N, C = 20, 3
 WORDS = ["strategy=fggp", "model.hidden=6", "dtype=float64", "model.dropout=0"]
 
 
-def client_of(*words, nodes=N):
-    return FGGPClient(compose([*WORDS, *words]), client_graph(0, nodes))
+def client_of(*overrides, nodes=N):
+    return FGGPClient(compose([*WORDS, *overrides]), client_graph(0, nodes))
 
 
 def angles(*degrees):
@@ -61,8 +61,8 @@ def test_the_bank_goes_by_class_and_not_by_the_order_of_clients():
     assert bank(means, np.zeros((4, 3), bool))[0].shape == (0, 2)
 
 
-def server_of(*words):
-    server = FGGP(compose([*WORDS, *words]), None)
+def server_of(*overrides):
+    server = FGGP(compose([*WORDS, *overrides]), None)
     server.arrays = {"layers.0.w": np.zeros(1), "head.w": np.zeros(1)}
     server.weights = lambda replies: [1.0] * len(replies)
     return server
@@ -288,11 +288,11 @@ def test_votes_by_hand():
 
 
 @pytest.mark.parametrize(
-    "words", [["strategy.votes=0"], ["strategy.negatives=odd"], ["strategy.temperature=0"], ["model.layers=1"]]
+    "overrides", [["strategy.votes=0"], ["strategy.negatives=odd"], ["strategy.temperature=0"], ["model.layers=1"]]
 )
-def test_wrong_keys_are_refused(words):
-    with pytest.raises(FedGraphError, match=words[0].partition("=")[0]):
-        check_method(compose(["strategy=fggp", *words]))
+def test_wrong_keys_are_refused(overrides):
+    with pytest.raises(FedGraphError, match=overrides[0].partition("=")[0]):
+        check_method(compose(["strategy=fggp", *overrides]))
 
 
 @pytest.mark.parametrize("model", ["fedhero", "fedlit"])

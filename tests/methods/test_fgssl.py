@@ -95,8 +95,8 @@ def test_a_student_like_its_teacher_diverges_by_nothing_and_is_not_moved(diverge
     np.testing.assert_allclose(z.grad, 0, atol=1e-14)
 
 
-def client_of(*words, nodes=24):
-    cfg = compose(["strategy=fgssl", "model.hidden=8", "dtype=float64", "model.dropout=0", *words])
+def client_of(*overrides, nodes=24):
+    cfg = compose(["strategy=fgssl", "model.hidden=8", "dtype=float64", "model.dropout=0", *overrides])
     return FGSSLClient(cfg, client_graph(0, nodes))
 
 

@@ -21,9 +21,9 @@ from tests.support import recorded_messages, same_result
 ALWAYS = ["strategy=gcfl", "strategy.warmup=0", "strategy.eps1=1e9", "strategy.eps2=0"]
 
 
-def server_of(*words: str, train: tuple[int, ...] = (1,) * 6) -> GCFL:
+def server_of(*overrides: str, train: tuple[int, ...] = (1,) * 6) -> GCFL:
     """A server whose clients have these numbers of training nodes; the model is one vector of 4."""
-    server = GCFL(compose(["strategy=gcfl", f"num_clients={len(train)}", "strategy.warmup=0", *words]), None)
+    server = GCFL(compose(["strategy=gcfl", f"num_clients={len(train)}", "strategy.warmup=0", *overrides]), None)
     server.clients = {i: ClientInfo(i, i, {"num_train": n}) for i, n in enumerate(train)}
     server.arrays = {"w": np.zeros(4)}
     server.setup()
@@ -64,7 +64,7 @@ def test_planted_groups_are_split_and_go_apart():
 
 
 @pytest.mark.parametrize(
-    ("words", "updates"),
+    ("overrides", "updates"),
     [
         (["strategy.eps1=0.05", "strategy.eps2=0.5"], planted()),  # the mean is larger
         (["strategy.eps1=0.8", "strategy.eps2=3"], planted()),  # no member is that large
@@ -74,8 +74,8 @@ def test_planted_groups_are_split_and_go_apart():
         (["strategy.eps1=0.8", "strategy.eps2=0.5", "strategy.plus=true"], planted()),  # one norm a client
     ],
 )
-def test_no_split_where_a_criterion_does_not_hold(words, updates):
-    server = server_of(*words)
+def test_no_split_where_a_criterion_does_not_hold(overrides, updates):
+    server = server_of(*overrides)
     assert step(server, updates) == [[0, 1, 2, 3, 4, 5]]
     assert server.models == {}
 
@@ -149,8 +149,8 @@ def test_halves_are_the_smallest_cut():
 @pytest.mark.parametrize("standardize", [False, True])
 def test_plus_splits_by_series_of_norms(standardize):
     """Norms of clients 0, 2, 5 rise and of 1, 3, 4 fall, in directions that say nothing of it."""
-    words = ["strategy.plus=true", "strategy.length=4", "strategy.eps1=1e9", "strategy.eps2=0"]
-    server = server_of(*words, f"strategy.standardize={str(standardize).lower()}")
+    overrides = ["strategy.plus=true", "strategy.length=4", "strategy.eps1=1e9", "strategy.eps2=0"]
+    server = server_of(*overrides, f"strategy.standardize={str(standardize).lower()}")
     rng, rising = np.random.default_rng(2), {0, 2, 5}
     for t in range(4):
         directions = {i: rng.normal(size=4) for i in range(6)}
@@ -217,9 +217,9 @@ def test_a_round_by_hand(run, monkeypatch):
 
 
 def test_the_last_gradient_is_what_plain_descent_moves_by(run, monkeypatch):
-    words = ["train.optimizer=sgd", "train.lr=1", "train.weight_decay=0", "train.local_steps=1", "dtype=float64"]
+    overrides = ["train.optimizer=sgd", "train.lr=1", "train.weight_decay=0", "train.local_steps=1", "dtype=float64"]
     with recorded_messages(monkeypatch) as messages:
-        run("strategy=gcfl", "strategy.plus=true", "strategy.series=gradient", *words, "rounds=1")
+        run("strategy=gcfl", "strategy.plus=true", "strategy.series=gradient", *overrides, "rounds=1")
     (down, *_) = (c for way, _, c in messages if way == "down" and MODEL in c.array_records)
     for content in (c for way, _, c in messages if way == "up" and MODEL in c.array_records):
         moved = [content[MODEL][name].numpy() - down[MODEL][name].numpy() for name in down[MODEL]]
@@ -230,14 +230,14 @@ def test_the_last_gradient_is_what_plain_descent_moves_by(run, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("plus", [[], ["strategy.plus=true", "strategy.length=2"]])
 def test_split_runs_resume_with_a_part_of_the_clients(run, plus):
-    words = [*ALWAYS, *plus, "strategy.fraction=0.75", "checkpoint_every=1", "seed=1"]
+    overrides = [*ALWAYS, *plus, "strategy.fraction=0.75", "checkpoint_every=1", "seed=1"]
     sizes = (12, 16, 20, 14, 18, 15)
-    whole = run(*words, "rounds=6", sizes=sizes)
-    half = run(*words, "rounds=4", sizes=sizes)
+    whole = run(*overrides, "rounds=6", sizes=sizes)
+    half = run(*overrides, "rounds=4", sizes=sizes)
     tensors = read_tensors(half.out / "checkpoint.safetensors")[0]
     assert len(tensors["server/method/cluster"].unique()) > 1
     session.forget(0)
-    same_result(run(*words, "rounds=6", f"resume={half.out}", f"out={half.out}", sizes=sizes), whole)
+    same_result(run(*overrides, "rounds=6", f"resume={half.out}", f"out={half.out}", sizes=sizes), whole)
 
 
 @pytest.mark.parametrize("word", ["eps1=-1", "warmup=-1", "length=1", "mean=odd", "series=odd"])
@@ -250,11 +250,11 @@ def test_wrong_keys_are_refused(word):
 def test_indices_with_gaps_are_clustered_alike(plus):
     """On a fleet a run of six may be of the graphs 0, 3, 40, .. of a larger partition."""
     names = [0, 3, 40, 41, 50, 77]
-    words = [word for word in ALWAYS[1:] if plus == "false" or "warmup" not in word] + [
+    overrides = [word for word in ALWAYS[1:] if plus == "false" or "warmup" not in word] + [
         f"strategy.plus={plus}",
         "strategy.length=2",
     ]
-    plain, gaps = server_of(*words), server_of(*words)
+    plain, gaps = server_of(*overrides), server_of(*overrides)
     gaps.clients = {name: ClientInfo(name, name, {"num_train": 1}) for name in names}
     gaps.setup()
     for _ in range(3):

@@ -51,9 +51,9 @@ def step(p, *rest):
 
 def test_rounds_by_hand(run, monkeypatch):
     """Two of three rounds each, of two steps; client 0 is away in the second, and contrasts in the third with its first."""
-    words = [f"strategy.mu={MU}", f"strategy.temperature={TAU}", "model.layers=2", "model.hidden=4"]
+    overrides = [f"strategy.mu={MU}", f"strategy.temperature={TAU}", "model.layers=2", "model.hidden=4"]
     with recorded_messages(monkeypatch) as messages:
-        run(*WORDS, "strategy=moon", "train.local_steps=2", "rounds=3", "strategy.fraction=0.67", "seed=4", *words)
+        run(*WORDS, "strategy=moon", "train.local_steps=2", "rounds=3", "strategy.fraction=0.67", "seed=4", *overrides)
     sent, trained = {}, {}
     for way, node, content in messages:
         arrays = from_record(content.array_records[MODEL]) if MODEL in content.array_records else {}

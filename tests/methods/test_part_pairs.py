@@ -53,10 +53,10 @@ def covering():
     return found
 
 
-def words_of(chosen):
-    words = [f"strategy.{key}={f'[{value}]' if key == 'objective' else value}" for key, value in chosen.items()]
+def overrides_of(chosen):
+    overrides = [f"strategy.{key}={f'[{value}]' if key == 'objective' else value}" for key, value in chosen.items()]
     parts = [part for value in chosen.values() for part in value.split(",")]
-    return [*words, *(f"strategy.{key}" for part in parts for key in KEYS.get(part, []))]
+    return [*overrides, *(f"strategy.{key}" for part in parts for key in KEYS.get(part, []))]
 
 
 def end(chosen, x, client, correction):
@@ -126,8 +126,8 @@ def by_hand(chosen, x, cohorts):
 
 @pytest.mark.parametrize("chosen", covering(), ids=lambda row: " ".join(filter(None, row.values())))
 def test_a_pair_of_parts_is_the_loop_by_hand(run, chosen):
-    words = [*WORDS, *words_of(chosen), f"train.local_steps_by_client={STEPS}", "strategy.byzantine=0"]
-    finished = run(*words, "strategy.fraction=0.67", "seed=2", "rounds=3")
+    overrides = [*WORDS, *overrides_of(chosen), f"train.local_steps_by_client={STEPS}", "strategy.byzantine=0"]
+    finished = run(*overrides, "strategy.fraction=0.67", "seed=2", "rounds=3")
     cohorts = [record["cohort"] for record in finished.rounds]
     first = vector(run(*WORDS, "seed=2", "rounds=1", "train.local_steps=0").arrays)
     expected = by_hand(chosen, first, cohorts)
@@ -142,4 +142,4 @@ def test_every_pair_is_combined_or_refused():
             assert (((key, value), (other, another)) in seen) == (not refused(chosen))
             if refused(chosen):
                 with pytest.raises(FedGraphError, match=f"strategy.variates={value} sets the next model itself"):
-                    check_method(compose(words_of(chosen)))
+                    check_method(compose(overrides_of(chosen)))

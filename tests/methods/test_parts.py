@@ -47,10 +47,10 @@ SERVERS = {
 @pytest.mark.parametrize("optimizer", SERVERS)
 def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(run, optimizer):
     """FedNova by hand, x + τ_eff Σ_i p_i (y_i − x)/K_i, is the mean that the optimiser takes."""
-    rule, words = SERVERS[optimizer]
+    rule, overrides = SERVERS[optimizer]
     steps = [1, 3, 2]
-    words = [*words, f"strategy.server_optimizer={optimizer}", f"train.local_steps_by_client={steps}"]
-    finished = run(*WORDS, "strategy=fednova", *words, "strategy.weighting=train")
+    overrides = [*overrides, f"strategy.server_optimizer={optimizer}", f"train.local_steps_by_client={steps}"]
+    finished = run(*WORDS, "strategy=fednova", *overrides, "strategy.weighting=train")
     p, x, state = TRAIN / TRAIN.sum(), start(run), {}
     for _ in range(4):
         ways = [(trained(x, i, steps[i]) - x) / steps[i] for i in range(3)]
@@ -59,7 +59,7 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (
             ["strategy=gcfl", "strategy.server_optimizer=adam"],
@@ -120,16 +120,16 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
         (["strategy.tau=0.5"], "key 'tau' is unknown"),
     ],
 )
-def test_impossible_combinations_are_refused_before_any_client_starts(words, message):
+def test_impossible_combinations_are_refused_before_any_client_starts(overrides, message):
     with pytest.raises(FedGraphError, match=message):
-        check_method(compose(words))
+        check_method(compose(overrides))
 
 
 def test_the_proximal_term_under_sams_gradient(run):
     """The gradient is ∇F_i + μ (y − x), taken at y + ρ g/‖g‖; weight decay is the optimiser's, at y."""
     mu, rho = 0.6, 0.2
-    words = ["strategy.objective=[prox,sam]", f"strategy.prox.mu={mu}", f"strategy.sam.rho={rho}"]
-    finished = run(*WORDS, *words, "train.local_steps=3")
+    overrides = ["strategy.objective=[prox,sam]", f"strategy.prox.mu={mu}", f"strategy.sam.rho={rho}"]
+    finished = run(*WORDS, *overrides, "train.local_steps=3")
 
     def ends(x, i):
         y = x
@@ -148,11 +148,17 @@ def test_the_proximal_term_under_sams_gradient(run):
 def test_the_proximal_and_the_contrastive_term_with_momentum_on_the_server(run):
     """Every term by hand, on a model with a hidden layer; gradients by central differences."""
     mu = 0.8
-    words = [f"strategy.moon.mu={moon.MU}", f"strategy.moon.temperature={moon.TAU}", f"strategy.prox.mu={mu}"]
-    words += ["model.layers=2", "model.hidden=4", "train.local_steps=2", "rounds=3", "strategy.objective=[moon,prox]"]
-    words += ["strategy.server_optimizer=momentum", *SERVERS["momentum"][1]]
-    finished = run(*WORDS, *words)
-    theta = run(*WORDS, *words, "rounds=1", "train.local_steps=0").arrays
+    overrides = [f"strategy.moon.mu={moon.MU}", f"strategy.moon.temperature={moon.TAU}", f"strategy.prox.mu={mu}"]
+    overrides += [
+        "model.layers=2",
+        "model.hidden=4",
+        "train.local_steps=2",
+        "rounds=3",
+        "strategy.objective=[moon,prox]",
+    ]
+    overrides += ["strategy.server_optimizer=momentum", *SERVERS["momentum"][1]]
+    finished = run(*WORDS, *overrides)
+    theta = run(*WORDS, *overrides, "rounds=1", "train.local_steps=0").arrays
     velocity, previous = dict.fromkeys(theta, 0.0), [None] * 3
     for _ in range(3):
         ends = []
@@ -175,10 +181,10 @@ def test_the_proximal_and_the_contrastive_term_with_momentum_on_the_server(run):
 def test_dittos_second_model_beside_a_proximal_term(run):
     """Each has its own μ: w_i is held by the proximal term alone, v_i by Ditto's alone; the server takes momentum."""
     mu, lam, rounds = 0.9, 0.4, 3
-    words = ["strategy.personalization=ditto", f"strategy.ditto.lam={lam}", "strategy.objective=[prox]"]
-    words += [f"strategy.prox.mu={mu}", "strategy.server_optimizer=momentum", *SERVERS["momentum"][1], *hand.EXACT]
-    words += [f"train.local_steps={hand.STEPS}", f"rounds={rounds}"]
-    finished = run(*words)
+    overrides = ["strategy.personalization=ditto", f"strategy.ditto.lam={lam}", "strategy.objective=[prox]"]
+    overrides += [f"strategy.prox.mu={mu}", "strategy.server_optimizer=momentum", *SERVERS["momentum"][1], *hand.EXACT]
+    overrides += [f"train.local_steps={hand.STEPS}", f"rounds={rounds}"]
+    finished = run(*overrides)
     w = {n: t.double().numpy().copy() for n, t in made("fedavg").model.state_dict().items()}
     parties = [hand.Party(client) for client in range(3)]
     own, velocity, expected = [w] * 3, dict.fromkeys(w, 0.0), []
@@ -202,8 +208,8 @@ def test_dittos_second_model_beside_a_proximal_term(run):
 
 @pytest.mark.parametrize("personal", ["ditto", "apfl", "finetune"])
 def test_a_second_model_leaves_the_shared_one_as_the_objective_has_it_bit_for_bit(run, personal):
-    words = ["strategy.objective=[prox,sam]", "strategy.prox.mu=0.5", "rounds=3"]
-    both, alone = run(*words, f"strategy.personalization={personal}"), run(*words)
+    overrides = ["strategy.objective=[prox,sam]", "strategy.prox.mu=0.5", "rounds=3"]
+    both, alone = run(*overrides, f"strategy.personalization={personal}"), run(*overrides)
     assert_same_arrays(both.arrays, alone.arrays)
     losses = [[r["metrics"][key] for r in f.rounds] for f, key in ((both, "global_val_loss"), (alone, "val_loss"))]
     assert losses[0] == losses[1]
@@ -211,9 +217,9 @@ def test_a_second_model_leaves_the_shared_one_as_the_objective_has_it_bit_for_bi
 
 @pytest.mark.parametrize(("part", "prefix"), [("head", "head"), ("norm", "norms.")])
 def test_the_head_and_normalisation_stay_personal_by_name(run, part, prefix):
-    words = ["model=gcn_norm", "rounds=2"]
+    overrides = ["model=gcn_norm", "rounds=2"]
     named, by_prefix = (
-        run(*words, word) for word in (f"strategy.personalization={part}", f"strategy.private=[{prefix}]")
+        run(*overrides, word) for word in (f"strategy.personalization={part}", f"strategy.private=[{prefix}]")
     )
     assert_same_arrays(named.arrays, by_prefix.arrays)
     assert not any(name.startswith(prefix) for name in named.arrays)
@@ -224,9 +230,9 @@ def test_the_head_and_normalisation_stay_personal_by_name(run, part, prefix):
 def test_control_variates_of_a_proximal_objective_with_adam_on_the_server(run, cohorts):
     """SCAFFOLD's Eq. (3)-(5) on the gradient of h_i, and FedAdam's step along ȳ − x."""
     mu, rule = 0.5, SERVERS["adam"]
-    words = ["strategy.variates=scaffold", "strategy.objective=[prox]", f"strategy.prox.mu={mu}", *rule[1]]
-    words += ["strategy.server_optimizer=adam", "train.local_steps=2", f"strategy.fraction={cohorts}"]
-    finished = run(*WORDS, *words)
+    overrides = ["strategy.variates=scaffold", "strategy.objective=[prox]", f"strategy.prox.mu={mu}", *rule[1]]
+    overrides += ["strategy.server_optimizer=adam", "train.local_steps=2", f"strategy.fraction={cohorts}"]
+    finished = run(*WORDS, *overrides)
     x, c, own, state = start(run), 0.0, [0.0] * 3, {}
     for cohort in (record["cohort"] for record in finished.rounds):
         ends, change = [], 0.0
@@ -244,9 +250,9 @@ def test_control_variates_of_a_proximal_objective_with_adam_on_the_server(run, c
 def test_dual_variables_beside_dittos_second_model(run):
     """FedDyn's w_i and Ditto's v_i: neither correction reaches the other model."""
     alpha, lam, rounds = 0.5, 0.4, 3
-    words = ["strategy.variates=feddyn", f"strategy.feddyn.alpha={alpha}", "strategy.personalization=ditto"]
-    words += [f"strategy.ditto.lam={lam}", *hand.EXACT, f"train.local_steps={hand.STEPS}", f"rounds={rounds}"]
-    finished = run(*words, "strategy.weighting=uniform")
+    overrides = ["strategy.variates=feddyn", f"strategy.feddyn.alpha={alpha}", "strategy.personalization=ditto"]
+    overrides += [f"strategy.ditto.lam={lam}", *hand.EXACT, f"train.local_steps={hand.STEPS}", f"rounds={rounds}"]
+    finished = run(*overrides, "strategy.weighting=uniform")
     w = {n: t.double().numpy().copy() for n, t in made("fedavg").model.state_dict().items()}
     parties = [hand.Party(client) for client in range(3)]
     own, drifts, expected = [w] * 3, [dict.fromkeys(w, 0.0)] * 3, []
@@ -269,8 +275,8 @@ def test_dual_variables_beside_dittos_second_model(run):
 
 def test_control_variates_on_a_graph_specific_method_reach_its_server(run):
     """FedGCN's clients with SCAFFOLD's variates: the run differs from FedGCN's and its variates reach the server."""
-    words = ["strategy=fedgcn", "rounds=3", "train.optimizer=sgd", "train.lr=0.1"]
-    plain, corrected = run(*words), run(*words, "strategy.variates=scaffold", "strategy.weighting=uniform")
+    overrides = ["strategy=fedgcn", "rounds=3", "train.optimizer=sgd", "train.lr=0.1"]
+    plain, corrected = run(*overrides), run(*overrides, "strategy.variates=scaffold", "strategy.weighting=uniform")
     assert any((plain.arrays[n] != a).any() for n, a in corrected.arrays.items())
     assert corrected.summary["bytes_up"] > 1.5 * plain.summary["bytes_up"]
 
@@ -303,11 +309,17 @@ def test_a_part_at_its_limit_is_the_run_without_it_bit_for_bit(run, part, other)
 
 
 def test_fedomd_with_a_proximal_term_is_held_the_nearer_the_larger_mu(run):
-    words = ["strategy=fedomd", "strategy.objective=[prox]", "rounds=1", "train.local_steps=10", "train.optimizer=sgd"]
-    first = run(*words, "train.local_steps=0").arrays
+    overrides = [
+        "strategy=fedomd",
+        "strategy.objective=[prox]",
+        "rounds=1",
+        "train.local_steps=10",
+        "train.optimizer=sgd",
+    ]
+    first = run(*overrides, "train.local_steps=0").arrays
     moved = []
     for mu in (0, 1, 5):
-        arrays = run(*words, f"strategy.prox.mu={mu}").arrays
+        arrays = run(*overrides, f"strategy.prox.mu={mu}").arrays
         moved.append(sum(float(((arrays[n] - a) ** 2).sum()) for n, a in first.items()))
     assert moved[0] > moved[1] > moved[2] > 0
 
@@ -371,7 +383,7 @@ def test_keys_of_an_older_checkpoint_are_those_of_the_parts():
 
 
 @pytest.mark.parametrize(
-    ("words", "accepted"),
+    ("overrides", "accepted"),
     [
         (["strategy=fedprox"], True),
         (["strategy=fedprox", "strategy.server_optimizer=adam"], True),
@@ -380,13 +392,13 @@ def test_keys_of_an_older_checkpoint_are_those_of_the_parts():
         (["strategy=fedavg"], False),
     ],
 )
-def test_a_node_that_lists_a_method_answers_with_no_other_parts(words, accepted):
+def test_a_node_that_lists_a_method_answers_with_no_other_parts(overrides, accepted):
     policy = Policy(strategies=["fedprox"])
     if accepted:
-        policy.check_run(compose(words))
+        policy.check_run(compose(overrides))
     else:
         with pytest.raises(FedGraphError, match="strategies fedprox"):
-            policy.check_run(compose(words))
+            policy.check_run(compose(overrides))
 
 
 def test_another_method_starts_without_the_parts_of_the_last():
@@ -406,11 +418,11 @@ def test_every_part_is_chosen_by_its_name_and_its_keys_have_meanings():
 
 def test_a_server_optimiser_on_a_graph_specific_method(run):
     """FedGCN's clients, FedAvgM's server: at β = 0 and η = 1 it is FedGCN."""
-    words = ["strategy=fedgcn", "rounds=2", "dtype=float64"]
+    overrides = ["strategy=fedgcn", "rounds=2", "dtype=float64"]
     at_limit = ["strategy.server_optimizer=momentum", "strategy.momentum.beta=0", "strategy.momentum.server_lr=1"]
-    plain, limit = run(*words), run(*words, *at_limit)
+    plain, limit = run(*overrides), run(*overrides, *at_limit)
     for name, array in plain.arrays.items():
         np.testing.assert_allclose(limit.arrays[name], array, rtol=1e-12, atol=1e-14)
-    moved = run(*words, "strategy.server_optimizer=adam")
+    moved = run(*overrides, "strategy.server_optimizer=adam")
     with pytest.raises(AssertionError):
         assert_same_arrays(moved.arrays, plain.arrays)

@@ -26,9 +26,9 @@ ADDED = ["apfl", "ditto", "fedavg_ft"]
 """Methods whose shared model is FedAvg's, whatever their keys."""
 
 
-def made(method: str, *words: str, client: int = 0) -> Any:
+def made(method: str, *overrides: str, client: int = 0) -> Any:
     """A client of a method on a small graph."""
-    cfg = compose([f"strategy={method}", "model.hidden=8", *words])
+    cfg = compose([f"strategy={method}", "model.hidden=8", *overrides])
     return locate(cfg.strategy.client)(cfg, client_graph(client))
 
 
@@ -88,11 +88,11 @@ def test_the_clients_own_model_is_another_than_the_shared_one(method, run):
         assert record["metrics"]["val_loss"] != record["metrics"]["global_val_loss"]
 
 
-@pytest.mark.parametrize("words", [[], ["train.optimizer=sgd", "train.momentum=0.9"], ["strategy.fraction=0.67"]])
+@pytest.mark.parametrize("overrides", [[], ["train.optimizer=sgd", "train.momentum=0.9"], ["strategy.fraction=0.67"]])
 @pytest.mark.parametrize("method", ADDED)
-def test_the_shared_model_is_fedavgs_bit_for_bit(method, words, run):
+def test_the_shared_model_is_fedavgs_bit_for_bit(method, overrides, run):
     """With dropout, whose stream the own model must not disturb."""
-    rounds = ["rounds=4", "model.norm=batch", *words]
+    rounds = ["rounds=4", "model.norm=batch", *overrides]
     own, fedavg = run(f"strategy={method}", *rounds), run(*rounds)
     assert_same_arrays(own.arrays, fedavg.arrays)
     for key in ("val_loss", "test_loss"):
@@ -115,11 +115,11 @@ def test_nothing_of_the_clients_own_leaves_it(method, run, monkeypatch):
 @pytest.mark.parametrize("method", PERSONAL)
 def test_an_absent_client_keeps_what_is_its_own(method, run, monkeypatch):
     """Rounds that a client does not train in change neither its state nor, by that, any other's; fresh clients know it all."""
-    words = [f"strategy={method}", "strategy.fraction=0.34", "rounds=6", "model.norm=batch"]
-    one = run(*words)
+    overrides = [f"strategy={method}", "strategy.fraction=0.34", "rounds=6", "model.norm=batch"]
+    one = run(*overrides)
     assert {len(r["cohort"]) for r in one.rounds} == {1}
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
-    two = run(*words)
+    two = run(*overrides)
     assert_same_arrays(one.arrays, two.arrays)
     assert scores_by_client(one) == scores_by_client(two)
 
@@ -153,7 +153,7 @@ def test_a_client_without_training_nodes_is_scored_by_the_shared_model(method):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["strategy=fedbn", "model=gcn"], r"strategy\.private: 'norms\.' matches no parameter of model=gcn"),
         (["strategy=fedper", "strategy.private=[haed]"], r"'haed' matches no parameter .* start with head\., layers\."),
@@ -161,13 +161,13 @@ def test_a_client_without_training_nodes_is_scored_by_the_shared_model(method):
         (["strategy=fedala", "strategy.mixed=[last]"], r"strategy\.ala\.mixed: 'last' matches no parameter"),
     ],
 )
-def test_a_prefix_of_nothing_is_refused(words, message, run):
+def test_a_prefix_of_nothing_is_refused(overrides, message, run):
     with pytest.raises(FedGraphError, match=message):
-        run(*words)
+        run(*overrides)
 
 
 @pytest.mark.parametrize(
-    ("words", "private"),
+    ("overrides", "private"),
     [
         (["strategy=fedper"], {"head.weight", "head.bias"}),
         (["strategy=fedbn"], {f"norms.0.{n}" for n in ("weight", "bias", "running_mean", "running_var")}),
@@ -175,11 +175,11 @@ def test_a_prefix_of_nothing_is_refused(words, message, run):
         (["strategy=fedper", "model=acm"], None),
     ],
 )
-def test_private_parameters_differ_between_clients_and_never_travel(words, private, run, monkeypatch):
+def test_private_parameters_differ_between_clients_and_never_travel(overrides, private, run, monkeypatch):
     with recorded_messages(monkeypatch) as messages:
-        finished = run(*words, "checkpoint_every=3")
+        finished = run(*overrides, "checkpoint_every=3")
     travelled = {n for _, _, content in messages for record in content.array_records.values() for n in record}
-    model = made("fedavg", *words, "model.hidden=8").model
+    model = made("fedavg", *overrides, "model.hidden=8").model
     floats = {name for name, t in model.state_dict().items() if t.is_floating_point()}
     private = set(model.head_names()) if private is None else private
     assert private <= floats
@@ -254,8 +254,8 @@ def test_the_identity_on_what_is_shared_alone_is_local(run):
 
 
 def test_uniform_rows_are_fedavg(run):
-    words = ["strategy.weighting=uniform", "dtype=float64", "rounds=4"]
-    own, fedavg = run(*server(Uniform), *words), run(*words)
+    overrides = ["strategy.weighting=uniform", "dtype=float64", "rounds=4"]
+    own, fedavg = run(*server(Uniform), *overrides), run(*overrides)
     for name, array in models_of(own).items():
         np.testing.assert_allclose(array, fedavg.arrays[name.partition("/")[2]], rtol=1e-12, atol=1e-12)
     for name, array in own.arrays.items():
@@ -312,11 +312,11 @@ def test_an_absent_client_keeps_its_model_and_a_new_one_starts_from_the_mean(run
 
 
 def test_mixed_models_are_resumed(run):
-    words = [*server(Neighbour), "strategy.fraction=0.67"]
-    whole = run(*words, "rounds=4")
-    half = run(*words, "rounds=2", "checkpoint_every=1")
+    overrides = [*server(Neighbour), "strategy.fraction=0.67"]
+    whole = run(*overrides, "rounds=4")
+    half = run(*overrides, "rounds=2", "checkpoint_every=1")
     session.forget(0)
-    rest = run(*words, "rounds=4", f"resume={half.out}", f"out={half.out}")
+    rest = run(*overrides, "rounds=4", f"resume={half.out}", f"out={half.out}")
     assert_same_arrays(models_of(rest), models_of(whole))
     assert_same_arrays(rest.arrays, whole.arrays)
 

@@ -126,7 +126,7 @@ def tuned(parties: list[Party], w: Theta, steps: int) -> Scored:
 
 
 @pytest.mark.parametrize(
-    ("words", "by_hand"),
+    ("overrides", "by_hand"),
     [
         (["strategy=ditto", "strategy.lam=0.7"], lambda *a: ditto(*a, lam=0.7)),
         (["strategy=apfl"], lambda *a: apfl(*a, adaptive=True)),
@@ -139,8 +139,8 @@ def tuned(parties: list[Party], w: Theta, steps: int) -> Scored:
     ],
     ids=["ditto", "apfl", "apfl fixed", "fedala", "fedavg_ft"],
 )
-def test_rounds_are_those_done_by_hand(words: list[str], by_hand: Callable[..., Scored], run):
-    finished = run(*words, *WORDS)
+def test_rounds_are_those_done_by_hand(overrides: list[str], by_hand: Callable[..., Scored], run):
+    finished = run(*overrides, *WORDS)
     first = {n: t.double().numpy().copy() for n, t in made("fedavg").model.state_dict().items()}
     parties = [Party(client) for client in range(3)]
     for key, split in (("val-loss", "val"), ("test-loss", "test")):
@@ -151,13 +151,13 @@ def test_rounds_are_those_done_by_hand(words: list[str], by_hand: Callable[..., 
         np.testing.assert_allclose(scores_by_client(finished, key), wanted, rtol=1e-9)
 
 
-@pytest.mark.parametrize("words", [[], ["train.optimizer=sgd", "train.momentum=0.9"]])
+@pytest.mark.parametrize("overrides", [[], ["train.optimizer=sgd", "train.momentum=0.9"]])
 @pytest.mark.parametrize("own", [["strategy=ditto", "strategy.lam=0"], ["strategy=apfl", "strategy.alpha=1"]])
-def test_a_model_that_nothing_pulls_is_locals(own, words, run):
+def test_a_model_that_nothing_pulls_is_locals(own, overrides, run):
     """Bit for bit, with dropout and normalisation: the own model meets the same draws, and keeps moments and statistics."""
     fixed = ["strategy.adaptive=false"] if "strategy=apfl" in own else []
-    words = [*words, "rounds=4", "model.norm=batch"]
-    assert scores_by_client(run(*own, *fixed, *words)) == scores_by_client(run("strategy=local", *words))
+    overrides = [*overrides, "rounds=4", "model.norm=batch"]
+    assert scores_by_client(run(*own, *fixed, *overrides)) == scores_by_client(run("strategy=local", *overrides))
 
 
 def test_ditto_is_held_the_nearer_the_larger_lambda():
@@ -175,8 +175,8 @@ def test_ditto_is_held_the_nearer_the_larger_lambda():
 
 def test_tuning_as_long_as_a_round_gives_the_model_of_the_round(run):
     """With a fresh optimiser a round, what a client is tuned to is what it sends next."""
-    words = ["train.optimizer_state=reset", "rounds=3"]
-    tuned, fedavg = run("strategy=fedavg_ft", *words), run("evaluation.trained=true", *words)
+    overrides = ["train.optimizer_state=reset", "rounds=3"]
+    tuned, fedavg = run("strategy=fedavg_ft", *overrides), run("evaluation.trained=true", *overrides)
     after = [record["train"]["trained_test_loss"] for record in fedavg.rounds]
     assert [record["metrics"]["test_loss"] for record in tuned.rounds[:-1]] == after[1:]
 

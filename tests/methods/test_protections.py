@@ -106,12 +106,12 @@ def test_every_combination_is_accepted_or_refused_by_what_the_method_declares(me
 def test_what_is_accepted_runs_and_books_what_it_releases(method, go):  # noqa: F811
     """One round with a rule, and one with privacy."""
     base = compose([f"strategy={method}", "num_clients=3", "rounds=1"])  # of which some methods are FedAvg
-    for kind, (words, combination) in PROTECTED.items():
+    for kind, (overrides, combination) in PROTECTED.items():
         if not accepted(base, *combination):
             with pytest.raises(FedGraphError):
-                go(method, "rounds=1", *words)
+                go(method, "rounds=1", *overrides)
             continue
-        done = go(method, "rounds=1", *words)
+        done = go(method, "rounds=1", *overrides)
         assert done.summary["failures"] == {}
         if kind in ("dp", "distributed"):
             uplink = declared(locate(done.cfg.strategy.server), done.cfg)

@@ -39,16 +39,16 @@ def by_hand(x, cohorts, option, rule, server_lr):
 @pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize("fraction", [1, 0.67])
 def test_rounds_by_hand(run, option, rule, fraction):
-    words = [f"strategy.option={option}", f"strategy.weighting={rule}", f"strategy.fraction={fraction}"]
-    finished = run(*WORDS, "strategy=scaffold", UNEQUAL, "strategy.server_lr=0.7", *words)
+    overrides = [f"strategy.option={option}", f"strategy.weighting={rule}", f"strategy.fraction={fraction}"]
+    finished = run(*WORDS, "strategy=scaffold", UNEQUAL, "strategy.server_lr=0.7", *overrides)
     cohorts = [record["cohort"] for record in finished.rounds]
     assert {len(cohort) for cohort in cohorts} == {3 if fraction == 1 else 2}
     expected = by_hand(start(run), cohorts, option, rule, 0.7)
     np.testing.assert_allclose(vector(finished.arrays), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("words", [[], ["strategy.fraction=0.67"], ["train.optimizer=adam"]])
-def test_c_is_the_mean_of_all_clients_own_after_every_round(run, monkeypatch, words):
+@pytest.mark.parametrize("overrides", [[], ["strategy.fraction=0.67"], ["train.optimizer=adam"]])
+def test_c_is_the_mean_of_all_clients_own_after_every_round(run, monkeypatch, overrides):
     """Also of those that did not take part, and of those whose replies were resumed from a checkpoint."""
     clients, compared, aggregate, make = {}, [], Scaffold.step, GraphClient.__init__
 
@@ -66,19 +66,19 @@ def test_c_is_the_mean_of_all_clients_own_after_every_round(run, monkeypatch, wo
 
     monkeypatch.setattr(GraphClient, "__init__", made)
     monkeypatch.setattr(Scaffold, "step", compare)
-    words = [*WORDS, "strategy=scaffold", UNEQUAL, *words]
-    whole = run(*words, "rounds=6")
+    overrides = [*WORDS, "strategy=scaffold", UNEQUAL, *overrides]
+    whole = run(*overrides, "rounds=6")
     assert len(compared) == 12
     assert min(compared) > 1e-3
-    half = run(*words, "rounds=3", "checkpoint_every=3")
-    resumed = run(*words, "rounds=6", f"resume={half.out}", f"out={half.out}")
+    half = run(*overrides, "rounds=3", "checkpoint_every=3")
+    resumed = run(*overrides, "rounds=6", f"resume={half.out}", f"out={half.out}")
     np.testing.assert_array_equal(vector(resumed.arrays), vector(whole.arrays))
 
 
 def test_it_ends_where_the_mean_gradient_is_zero_and_fedavg_does_not(run):
     """With several, unequal local steps on clients of different data; decay 1 makes it quick."""
-    words = [*WORDS, UNEQUAL, "rounds=30", "train.weight_decay=1"]
-    ends = {method: vector(run(*words, f"strategy={method}").arrays) for method in ("scaffold", "fedavg")}
+    overrides = [*WORDS, UNEQUAL, "rounds=30", "train.weight_decay=1"]
+    ends = {method: vector(run(*overrides, f"strategy={method}").arrays) for method in ("scaffold", "fedavg")}
     slopes = {
         m: np.abs(mean_of([gradient(x, i, decay=1) for i in range(3)], np.ones(3))).max() for m, x in ends.items()
     }
@@ -111,15 +111,15 @@ def test_parameters_that_no_gradient_reaches_stay_where_they_are(run, monkeypatc
 
 
 def test_option_two_needs_plain_sgd(run):
-    for words in (["train.optimizer=adam"], ["train.momentum=0.9"]):
+    for overrides in (["train.optimizer=adam"], ["train.momentum=0.9"]):
         with pytest.raises(FedGraphError, match=r"set strategy\.scaffold\.option=I"):
-            run(*WORDS, "strategy=scaffold", "strategy.option=II", *words)
+            run(*WORDS, "strategy=scaffold", "strategy.option=II", *overrides)
     with pytest.raises(FedGraphError, match=r"strategy\.scaffold\.option 'III' is unknown"):
         run("strategy=scaffold", "strategy.option=III")
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [
         (["strategy=scaffold", "train.local_steps=1"], True),
         (["strategy=fedprox", "train.local_steps=1"], True),
@@ -130,19 +130,19 @@ def test_option_two_needs_plain_sgd(run):
         (["strategy=scaffold", "train.local_steps=1", "strategy.server_lr=0.5"], False),
     ],
 )
-def test_a_schedule_that_makes_it_fedavg_is_told_once(run, caplog, words, expected):
-    run(*WORDS, "rounds=1", *words)
+def test_a_schedule_that_makes_it_fedavg_is_told_once(run, caplog, overrides, expected):
+    run(*WORDS, "rounds=1", *overrides)
     assert len([r for r in caplog.records if "is FedAvg" in r.message and r.levelname == "WARNING"]) == expected
 
 
 def test_each_client_takes_its_number_of_steps(run):
     """Entry i modulo the length; client 1's are none."""
-    words = [*WORDS, "rounds=1", "train.local_steps=5", "train.local_steps_by_client=[2,0]"]
+    overrides = [*WORDS, "rounds=1", "train.local_steps=5", "train.local_steps_by_client=[2,0]"]
     x = start(run)
     ends = [x, x, x]
     for i in (0, 2):
         for _ in range(2):
             ends[i] = ends[i] - LR * gradient(ends[i], i)
-    np.testing.assert_allclose(vector(run(*words).arrays), sum(ends) / 3, atol=1e-13)
+    np.testing.assert_allclose(vector(run(*overrides).arrays), sum(ends) / 3, atol=1e-13)
     with pytest.raises(FedGraphError, match=r"train\.local_steps_by_client must be >= 0, got -1"):
         run("train.local_steps_by_client=[2,-1]")

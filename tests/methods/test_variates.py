@@ -20,7 +20,7 @@ VARIATES = [name for name in METHODS if by_default(name).strategy.variates != "n
 def test_a_lost_answer_is_as_if_the_client_had_been_away(run, monkeypatch, method, fresh):
     """Client 1 trains in round 2, but its reply is lost; in the other run it does not train."""
     call, ends = call_fresh if fresh else InlineGrid._call, {}
-    words = [*WORDS, f"strategy={method}", "train.local_steps=3"]
+    overrides = [*WORDS, f"strategy={method}", "train.local_steps=3"]
     for trains in (True, False):
 
         def lossy(self, message, trains=trains):
@@ -32,10 +32,10 @@ def test_a_lost_answer_is_as_if_the_client_had_been_away(run, monkeypatch, metho
 
         with monkeypatch.context() as patch:
             patch.setattr(InlineGrid, "_call", lossy)
-            ends[trains] = run(*words)
+            ends[trains] = run(*overrides)
         assert len(ends[trains].summary["failures"]) == 1
     assert_same_arrays(ends[True].arrays, ends[False].arrays)
-    assert (vector(run(*words).arrays) != vector(ends[True].arrays)).any()
+    assert (vector(run(*overrides).arrays) != vector(ends[True].arrays)).any()
 
 
 def test_there_are_such_methods():
@@ -45,9 +45,9 @@ def test_there_are_such_methods():
 @pytest.mark.parametrize("method", ["scaffold", "feddc"])
 def test_a_robust_rule_measures_variates_from_zero(run, method):
     """A bound that holds back neither updates nor changes of variates, but is shorter than their distance to the model."""
-    words = [*WORDS, f"strategy={method}", "train.local_steps=2", "train.lr=0.1"]
-    plain = run(*words)
-    bounded = run(*words, "strategy.aggregator=norm_bound", "strategy.byzantine=0", f"strategy.norm_bound={BOUND}")
+    overrides = [*WORDS, f"strategy={method}", "train.local_steps=2", "train.lr=0.1"]
+    plain = run(*overrides)
+    bounded = run(*overrides, "strategy.aggregator=norm_bound", "strategy.byzantine=0", f"strategy.norm_bound={BOUND}")
     np.testing.assert_allclose(vector(bounded.arrays), vector(plain.arrays), rtol=0, atol=1e-12)
 
 
@@ -60,8 +60,8 @@ def test_shares_are_of_all_clients_where_a_share_is_capped(run, monkeypatch):
         return shares[-1][1]
 
     monkeypatch.setattr(Variates, "share", seen)
-    words = ["strategy.weighting=train", "strategy.max_share=0.375", "strategy.fraction=0.67"]
-    finished = run(*WORDS, "strategy=scaffold", *words, "train.local_steps=2")
+    overrides = ["strategy.weighting=train", "strategy.max_share=0.375", "strategy.fraction=0.67"]
+    finished = run(*WORDS, "strategy=scaffold", *overrides, "train.local_steps=2")
     left = 1 - 0.375
     p = [left * 6 / 14, left * 8 / 14, 0.375]
     assert [clients for clients, _ in shares] == [r["cohort"] for r in finished.rounds]

@@ -104,12 +104,12 @@ def trainer(run: Callable[..., Finished], folder: Path) -> Callable[..., Finishe
     """``train("strategy=...", kind=, partition=)``: a run on the clients of `world`; FedStruct-B by default."""
     count = iter(range(100))
 
-    def go(*words: str, kind: str = "undirected", partition: str = "random") -> Finished:
+    def go(*overrides: str, kind: str = "undirected", partition: str = "random") -> Finished:
         place = folder / f"world{next(count)}"
         graphs = world(kind, partition)
         for graph in graphs:
             graph.save(place / f"client_{graph.client:04d}.safetensors")
-        own = [] if any(word.startswith("model=") for word in words) else NETWORK
-        return run(f"graph={place}", "strategy=fedstruct", f"num_clients={len(graphs)}", *WORDS, *own, *words)
+        own = [] if any(word.startswith("model=") for word in overrides) else NETWORK
+        return run(f"graph={place}", "strategy=fedstruct", f"num_clients={len(graphs)}", *WORDS, *own, *overrides)
 
     return go
