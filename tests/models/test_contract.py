@@ -34,9 +34,9 @@ VARIANTS = [
 ]
 
 
-def made(name: str, *words: str, layers: int = 3, graph: Any = None) -> tuple[Model, Any]:
+def made(name: str, *overrides: str, layers: int = 3, graph: Any = None) -> tuple[Model, Any]:
     """A network with every parameter random, in float64, and its inputs; FedStruct's know the structure branch."""
-    cfg = compose([f"model={name}", "model.hidden=8", f"model.layers={layers}", "model.dropout=0.5", *words]).model
+    cfg = compose([f"model={name}", "model.hidden=8", f"model.layers={layers}", "model.dropout=0.5", *overrides]).model
     graph = graph or (typed_client(features=True) if name in TYPED else client_graph(0))
     torch.manual_seed(0)
     model = build(cfg, graph.num_features, graph.num_classes).double()

@@ -32,14 +32,14 @@ class Silent(GraphClient):
 
 
 @cache
-def composed(*words):
-    return compose(["model.hidden=24", *words])
+def composed(*overrides):
+    return compose(["model.hidden=24", *overrides])
 
 
-def client(*words, kind=GraphClient, num_nodes=90):
+def client(*overrides, kind=GraphClient, num_nodes=90):
     graph = client_graph(0, num_nodes, num_features=20, num_classes=5)
     kept = (graph.edge_index.sum(0) % 3 > 0) | (graph.edge_index[0] < graph.edge_index[1])  # a third of them one way
-    made = kind(composed(*words), replace(graph, edge_index=graph.edge_index[:, kept]))  # Â is not symmetric
+    made = kind(composed(*overrides), replace(graph, edge_index=graph.edge_index[:, kept]))  # Â is not symmetric
     dense = made.inputs.adj.to_dense()
     assert not torch.equal(dense, dense.T)
     with torch.no_grad():

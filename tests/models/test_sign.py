@@ -14,9 +14,9 @@ from tests.conftest import client_graph
 BATCHES = ["train.sampler=neighbors", "train.fanout=[]", "train.batch_size=3"]
 
 
-def client_of(graph, *words, file=None):
-    words = ["model=sign", "model.hidden=8", "model.dropout=0", "dtype=float64", *words]
-    return GraphClient(compose(words), graph, "cpu", file)
+def client_of(graph, *overrides, file=None):
+    overrides = ["model=sign", "model.hidden=8", "model.dropout=0", "dtype=float64", *overrides]
+    return GraphClient(compose(overrides), graph, "cpu", file)
 
 
 def dense(graph, hops):
@@ -74,7 +74,7 @@ def test_features_are_propagated_once_per_client(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("overrides", "match"),
     [
         (["model.hops=0"], r"model\.hops must be in \[1, 32\], got 0"),
         (
@@ -88,6 +88,6 @@ def test_features_are_propagated_once_per_client(tmp_path, monkeypatch):
         (["train.sampler=neighbors"], r"model=sign with model\.layers=2 reads neighbours in 0 layers"),
     ],
 )
-def test_what_does_not_fit_is_refused(words, match):
+def test_what_does_not_fit_is_refused(overrides, match):
     with pytest.raises(FedGraphError, match=match):
-        check_method(compose(["model=sign", *words]))
+        check_method(compose(["model=sign", *overrides]))

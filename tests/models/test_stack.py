@@ -141,7 +141,7 @@ def test_it_survives_the_resolved_configuration(own):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("overrides", "says"),
     [
         (["model=own_networks:Square", "model.with=4"], "key 'with' is unknown; did you mean 'width'"),
         (["model=own_networks:Square", "model.width=wide"], r"model\.width .* must be an integer, got 'wide'"),
@@ -152,9 +152,9 @@ def test_it_survives_the_resolved_configuration(own):
         (["model=own_networks:Short"], "must accept layers, dropout as keyword arguments"),
     ],
 )
-def test_it_is_checked_like_ours(own, words, says):
+def test_it_is_checked_like_ours(own, overrides, says):
     with pytest.raises(FedGraphError, match=says):
-        probe(compose(words).model)
+        probe(compose(overrides).model)
 
 
 def test_choosing_another_network_by_name_drops_the_keys_of_the_one_before():
