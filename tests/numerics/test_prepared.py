@@ -24,11 +24,11 @@ def made(monkeypatch):
     return calls
 
 
-def _client(file, *words, **kwargs):
+def _client(file, *overrides, **kwargs):
     graph = client_graph(0, **kwargs)
     if not file.exists():
         graph.save(file)
-    cfg = compose([*words])
+    cfg = compose([*overrides])
     return locate(cfg.strategy.client)(cfg, type(graph).load(file), "cpu", file)
 
 
@@ -56,15 +56,15 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+@pytest.mark.parametrize("overrides", WORDS, ids=" ".join)
 @pytest.mark.parametrize("sparse", [False, True])
-def test_what_is_read_is_what_was_made(tmp_path, words, sparse):
+def test_what_is_read_is_what_was_made(tmp_path, overrides, sparse):
     file = tmp_path / "client_0000.safetensors"
     graph = client_graph(0, num_features=40)
     if sparse:
         graph.x[:, 2:] = 0.0
     graph.save(file)
-    first, second = _client(file, *words), _client(file, *words)
+    first, second = _client(file, *overrides), _client(file, *overrides)
     assert len(list(tmp_path.glob("*.prepared"))) == 1
     for a, b in zip(_tensors(first.inputs), _tensors(second.inputs), strict=True):
         assert (a is None and b is None) or (a.dtype == b.dtype and torch.equal(a, b))
@@ -73,8 +73,8 @@ def test_what_is_read_is_what_was_made(tmp_path, words, sparse):
 
 def test_made_once_for_a_graph_and_a_network(tmp_path, made):
     file = tmp_path / "client_0000.safetensors"
-    for words in (["model=gcn"], ["model=gcn"], ["model=gcn", "model.hidden=8"], ["model=gcn", "seed=3"]):
-        _client(file, *words)
+    for overrides in (["model=gcn"], ["model=gcn"], ["model=gcn", "model.hidden=8"], ["model=gcn", "seed=3"]):
+        _client(file, *overrides)
     assert len(made) == 2
     client_graph(0, num_nodes=17).save(file)  # the file has other content
     assert _client(file, "model=gcn").inputs.adj.shape == (17, 17)
