@@ -42,8 +42,8 @@ def graph(num_edge_types=12, edges=200, seed=0):
     )
 
 
-def config(*words):
-    return compose(["dataset=aifb", "partition=random-edges", "split.kind=public", *words])
+def config(*overrides):
+    return compose(["dataset=aifb", "partition=random-edges", "split.kind=public", *overrides])
 
 
 def global_edges(part, with_reverse=False):
@@ -142,7 +142,7 @@ def test_one_more_type_than_clients_gives_an_own_and_a_common_one():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["num_clients=2"], "needs num_clients >= 3, got 2"),
         (["num_clients=12", "partition=random-edge-types"], "'toy' has 12 for 12"),
@@ -150,9 +150,9 @@ def test_one_more_type_than_clients_gives_an_own_and_a_common_one():
         (["partition=given"], "partition=given is for dataset=aifb-published"),
     ],
 )
-def test_impossible_partitions_are_one_sentence(words, message):
+def test_impossible_partitions_are_one_sentence(overrides, message):
     with pytest.raises(FedGraphError, match=message):
-        make(graph(), config(*words))
+        make(graph(), config(*overrides))
 
 
 @pytest.mark.slow
@@ -183,12 +183,12 @@ def test_validation_nodes_come_from_the_training_nodes_once():
 )
 def test_published_client_graphs(shared_data, kind, num_clients, edge_types, edges):
     shared_data("FedHGN")
-    words = ["dataset=aifb-published", "partition=given", f"partition.split={kind}", f"num_clients={num_clients}"]
-    parts = make(None, config(*words, "strategy.private_schema=true"))
+    overrides = ["dataset=aifb-published", "partition=given", f"partition.split={kind}", f"num_clients={num_clients}"]
+    parts = make(None, config(*overrides, "strategy.private_schema=true"))
     assert len(parts) == num_clients
     assert np.mean([len(part.edges) for part in parts]) == pytest.approx(edge_types)
     assert np.mean([part.num_edges for part in parts]) == pytest.approx(edges)
-    (whole,) = make(None, config(*words, "strategy=central"))
+    (whole,) = make(None, config(*overrides, "strategy=central"))
     assert whole.num_edges == 48810
 
 
@@ -205,8 +205,8 @@ def test_published_client_graphs_of_another_dataset(tmp_path, monkeypatch):
         for place, mask in enumerate(("train", "val", "test")):
             arrays[f"c{client}_{mask}_mask"] = np.arange(3) == place
     np.savez(tmp_path / "FedHGN" / "mutag-hetero_random-etypes_3.npz", **arrays)
-    words = ["dataset=mutag-published", "partition=given", "partition.split=random-etypes", "num_clients=3"]
-    parts = make(None, config(*words))
+    overrides = ["dataset=mutag-published", "partition=given", "partition.split=random-etypes", "num_clients=3"]
+    parts = make(None, config(*overrides))
     assert [part.name for part in parts] == ["mutag-published"] * 3
     assert [part.node_id["bond"].tolist() for part in parts] == [[0, 4], [1, 4], [2, 4]]
     assert [part.y.tolist() for part in parts] == [[0, 1, 0], [0, 1, 1], [0, 1, 0]]

@@ -49,8 +49,8 @@ def dataset(tmp_path, monkeypatch):
     return tmp_path
 
 
-def configured(*words: str):
-    return compose(["dataset=big", "partition=random", "num_clients=3", *words])
+def configured(*overrides: str):
+    return compose(["dataset=big", "partition=random", "num_clients=3", *overrides])
 
 
 def same(first, second) -> None:
@@ -62,7 +62,7 @@ def same(first, second) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         (),
         ("split.scope=global", "split.min_train=40"),
@@ -71,8 +71,8 @@ def same(first, second) -> None:
         ("partition=louvain",),
     ],
 )
-def test_the_clients_are_those_of_the_path_in_memory(dataset, words, monkeypatch, capsys):
-    cfg = configured(*words)
+def test_the_clients_are_those_of_the_path_in_memory(dataset, overrides, monkeypatch, capsys):
+    cfg = configured(*overrides)
     folder = store.client_files(cfg)
     assert "partition: client 3 of 3" in capsys.readouterr().err
     assert not list(folder.glob("spool_*"))

@@ -76,14 +76,14 @@ def test_a_changed_byte_is_found(many):
     assert load_client(many, 5).client == 5
 
 
-def finished(folder: Path, *words: str) -> Finished:
-    cfg = with_folder(compose([*WORDS, f"out={folder}", *words]))
+def finished(folder: Path, *overrides: str) -> Finished:
+    cfg = with_folder(compose([*WORDS, f"out={folder}", *overrides]))
     return Finished(cfg, run_inline(cfg))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "asks"),
+    ("overrides", "asks"),
     [
         ([], False),
         (["strategy.weighting=nodes"], False),
@@ -91,18 +91,18 @@ def finished(folder: Path, *words: str) -> Finished:
         (["adversary.kind=sign_flip", "adversary.clients=[1]"], True),
     ],
 )
-def test_what_files_tell_is_what_clients_tell(many, monkeypatch, tmp_path, words, asks):
-    packed = finished(tmp_path / "packed", *words)
+def test_what_files_tell_is_what_clients_tell(many, monkeypatch, tmp_path, overrides, asks):
+    packed = finished(tmp_path / "packed", *overrides)
     assert packed.summary["setup_exchanges"] == int(asks)
     monkeypatch.setattr("fedgraph_flwr.partition.outline", lambda cfg: None)
-    asked = finished(tmp_path / "asked", *words)
+    asked = finished(tmp_path / "asked", *overrides)
     assert asked.summary["setup_exchanges"] == 1
     same_result(packed, asked)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "asks"),
+    ("overrides", "asks"),
     [
         ([], False),
         (["strategy=fedper"], True),  # the head is each client's own
@@ -111,12 +111,14 @@ def test_what_files_tell_is_what_clients_tell(many, monkeypatch, tmp_path, words
         (["strategy=fedbn", "model.norm=batch"], True),
     ],
 )
-def test_clients_are_asked_at_the_end_where_they_have_a_model_of_their_own(many, monkeypatch, tmp_path, words, asks):
+def test_clients_are_asked_at_the_end_where_they_have_a_model_of_their_own(
+    many, monkeypatch, tmp_path, overrides, asks
+):
     asked: list[bool] = []
     plain = GraphClient.plain_reply
     monkeypatch.setattr(
         GraphClient, "plain_reply", lambda own, *given: asked.append("keep" in given[2]) or plain(own, *given)
     )
-    finished(tmp_path / "run", *words)
+    finished(tmp_path / "run", *overrides)
     assert any(asked) == asks
     assert (tmp_path / "run" / "state").exists() == asks

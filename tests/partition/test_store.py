@@ -50,12 +50,12 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
     return lambda: len(log.read_text()) if log.exists() else 0
 
 
-def config(*words: str) -> RunConfig:
-    return compose([*SMALL, *words])
+def config(*overrides: str) -> RunConfig:
+    return compose([*SMALL, *overrides])
 
 
-def clients_of(*words: str) -> list[ClientGraph]:
-    cfg = config(*words)
+def clients_of(*overrides: str) -> list[ClientGraph]:
+    cfg = config(*overrides)
     return [load_client(cfg, index) for index in range(num_clients(cfg))]
 
 
@@ -243,8 +243,8 @@ def test_edges_flip_within_clients():
 
 @pytest.mark.parametrize("clients", ["", "dataset.clients=5"])
 def test_the_number_of_clients_that_results_names_the_same_files(clients):
-    words = ["partition=louvain-fedhero", "partition.min_size=10", "num_clients=2", *clients.split()]
-    cfg = config(*words)
+    overrides = ["partition=louvain-fedhero", "partition.min_size=10", "num_clients=2", *clients.split()]
+    cfg = config(*overrides)
     resolved = store.resolved(cfg)
     assert resolved.num_clients == num_clients(cfg) > 2
     assert num_clients(resolved) == resolved.num_clients
@@ -395,13 +395,13 @@ def test_command_replaces_an_earlier_partition_and_nothing_else(parts, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("overrides", "sentence"),
     [
         (["partition=metisse"], "did you mean 'metis'"),
         (["num_clients=91", "dataset.clients=3"], "num_clients=91 exceeds the 90 nodes of 'csbm'"),
         (["partition=planted", "dataset.clients=4"], "partition=planted gives 4 groups, num_clients=3"),
     ],
 )
-def test_command_on_wrong_input(words, sentence, capsys):
-    assert cli.main(["partition", *SMALL, *words]) == 2
+def test_command_on_wrong_input(overrides, sentence, capsys):
+    assert cli.main(["partition", *SMALL, *overrides]) == 2
     assert sentence in capsys.readouterr().err
