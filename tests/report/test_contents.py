@@ -75,8 +75,8 @@ def test_the_answer_is_the_headline_beside_majority_and_what_lies_in_folders_bes
 @pytest.fixture
 def payments(runs, tmp_path):
     """A run of two classes whose headline is average precision."""
-    words = ["dataset.params.classes=2", "evaluation.metric=average_precision"]
-    assert main(["run", *WORDS, *words, f"out={tmp_path / 'ap'}"]) == 0
+    overrides = ["dataset.params.classes=2", "evaluation.metric=average_precision"]
+    assert main(["run", *WORDS, *overrides, f"out={tmp_path / 'ap'}"]) == 0
     return tmp_path / "ap"
 
 
@@ -105,8 +105,8 @@ def test_average_precision_is_compared_with_the_share_of_the_positive_class(paym
     (line,) = (s for s in view["series"] if s["name"] == "chance")
     assert line["y"] == pytest.approx([done["chance"]] * 3, abs=1e-5)
     other = tmp_path / "prox"
-    words = [f"config={payments / 'config.yaml'}", "strategy=fedprox", f"out={other}", "--quiet", "--no-report"]
-    assert main(["run", *words]) == 0
+    overrides = [f"config={payments / 'config.yaml'}", "strategy=fedprox", f"out={other}", "--quiet", "--no-report"]
+    assert main(["run", *overrides]) == 0
     both = write_report([payments, other], tmp_path / "both.html").read_text()
     rows = next(c["rows"] for c in charts(both).values() if c["kind"] == "dots")
     assert rows[-1]["name"] == "Chance"
@@ -137,8 +137,8 @@ def one_class(logits, y):
 
 @pytest.mark.parametrize("metric", ["tests.report.test_contents:one_class", "accuracy"])
 def test_a_run_that_ends_below_the_chance_level_warns(runs, tmp_path, caplog, capsys, metric):
-    words = [*WORDS, f"evaluation.metric={metric}", "train.lr=0.1", "rounds=2", f"out={tmp_path / 'run'}"]
-    assert main(["run", *(word for word in words if word != "rounds=3")]) == 0
+    overrides = [*WORDS, f"evaluation.metric={metric}", "train.lr=0.1", "rounds=2", f"out={tmp_path / 'run'}"]
+    assert main(["run", *(word for word in overrides if word != "rounds=3")]) == 0
     warned = [line for line in caplog.messages if "is below its chance level" in line]
     done = summary(tmp_path / "run")
     key = done["headline"].partition(" at ")[0]
@@ -154,8 +154,8 @@ def test_clients_without_a_score_are_named_beside_the_mean(runs, tmp_path, capsy
     data = [graph.to_pyg() for graph in graphs]
     data[1].y[data[1].test_mask] = 0
     data[2].test_mask[:] = False
-    words = ["model.hidden=8", "rounds=2", "evaluation.metric=average_precision"]
-    run = fg.run(*words, graphs=data, out=str(tmp_path / "run"), progress=False)
+    overrides = ["model.hidden=8", "rounds=2", "evaluation.metric=average_precision"]
+    run = fg.run(*overrides, graphs=data, out=str(tmp_path / "run"), progress=False)
     reasons = {"1": "one class among its scored test nodes", "2": "no scored test nodes"}
     assert run.summary["left_out"] == reasons
     assert run.summary["test_average_precision"] == run.clients.test_average_precision[0]
@@ -177,9 +177,10 @@ def test_another_cut_and_another_seed_are_not_found_beside(runs, tmp_path):
     shutil.copytree(runs / "fedavg-0", tmp_path / "own")
     shutil.copytree(runs / "local-0", tmp_path / "same")
     for name, word in (("cut", "num_clients=2"), ("seed", "seed=7")):
-        words = [word, "rounds=1", "strategy=local", f"out={tmp_path / name}"]
+        overrides = [word, "rounds=1", "strategy=local", f"out={tmp_path / name}"]
         assert (
-            main(["run", *(w for w in WORDS if w.split("=")[0] != word.split("=")[0] and w != "rounds=3"), *words]) == 0
+            main(["run", *(w for w in WORDS if w.split("=")[0] != word.split("=")[0] and w != "rounds=3"), *overrides])
+            == 0
         )
     found = beside([load_run(tmp_path / "own")])
     assert [run.folder.name for run in found] == ["same"]
@@ -217,8 +218,8 @@ def test_intervals_are_students_and_pairs_need_both_seeds():
 
 
 def test_settings_are_named_by_what_tells_them_apart(runs, tmp_path):
-    words = [*WORDS, "strategy=fedavg", "train.lr=0.1", f"out={tmp_path / 'fast'}"]
-    assert main(["run", *words]) == 0
+    overrides = [*WORDS, "strategy=fedavg", "train.lr=0.1", f"out={tmp_path / 'fast'}"]
+    assert main(["run", *overrides]) == 0
     named = group_runs([load_run(folder) for folder in (runs / "fedavg-0", tmp_path / "fast", runs / "fedprox-0")])
     assert [group.name for group in named] == ["FedAvg · lr=0.01", "FedAvg · lr=0.1", "FedProx"]
 
@@ -269,8 +270,8 @@ def test_a_confusion_matrix_has_every_test_node(runs, tmp_path):
 
 def test_a_confusion_matrix_that_clients_told_is_the_one_that_their_files_give(tmp_path, monkeypatch):
     folder = tmp_path / "sent"
-    words = ["evaluation.confusion=true", "evaluation.select=last", f"out={folder}"]
-    assert main(["run", *WORDS, *words]) == 0
+    overrides = ["evaluation.confusion=true", "evaluation.select=last", f"out={folder}"]
+    assert main(["run", *WORDS, *overrides]) == 0
 
     def matrix():
         page = write_report([folder], tmp_path / "page.html", baselines=False).read_text()
@@ -386,9 +387,9 @@ def test_the_results_of_a_fleet_show_what_clients_reported_and_name_no_dataset(f
     assert "csbm" not in capsys.readouterr().out
 
 
-def sweep_majority(words):
+def sweep_majority(overrides):
     with pytest.raises(FedGraphError, match="is a fleet, whose parties keep their labels"):
-        sweep_runs.majority(words)
+        sweep_runs.majority(overrides)
     return "refused"
 
 
@@ -453,9 +454,9 @@ def test_durations_are_readable(value, shown):
 
 @pytest.mark.parametrize("scores", ["none", "noised"])
 def test_what_clients_kept_is_not_told_by_the_report(scores, runs, tmp_path):
-    words = [*WORDS, "strategy.weighting=uniform", f"out={tmp_path / 'run'}", f"privacy.scores={scores}"]
-    words += ["privacy.dp=server_fixed", "privacy.noise_multiplier=2", "privacy.delta=0.1"]
-    assert main(["run", *words]) == 0
+    overrides = [*WORDS, "strategy.weighting=uniform", f"out={tmp_path / 'run'}", f"privacy.scores={scores}"]
+    overrides += ["privacy.dp=server_fixed", "privacy.noise_multiplier=2", "privacy.delta=0.1"]
+    assert main(["run", *overrides]) == 0
     page = write_report([tmp_path / "run"], tmp_path / "page.html", with_map=True, baselines=False).read_text()
     assert f"privacy.scores={scores}" in page
     assert "Confusion matrix" not in page
