@@ -34,17 +34,17 @@ def graphs(tmp_path):
 
 
 @pytest.fixture
-def words(graphs):
+def overrides(graphs):
     # All state is private, so that a resumption needs the clients' files too.
     return [f"graph={graphs}", "strategy=local", "model.hidden=8", "rounds=3", "checkpoint_every=1"]
 
 
-def go(*words):
-    return run_anywhere(compose(words))
+def go(*overrides):
+    return run_anywhere(compose(overrides))
 
 
-def resume(folder, *words):
-    cfg = compose(words, folder / "config.yaml")
+def resume(folder, *overrides):
+    cfg = compose(overrides, folder / "config.yaml")
     return run_anywhere(replace(cfg, resume=str(folder), out=str(folder)))
 
 
@@ -84,15 +84,15 @@ def _until(monkeypatch, number, error):
 @pytest.mark.parametrize(
     "error", [Killed(), pytest.param(OSError(28, "No space left on device"), marks=pytest.mark.slow)]
 )
-def test_a_run_goes_on_from_wherever_it_was_cut(words, tmp_path, monkeypatch, error):
-    words, whole = [*words, "rounds=2"], tmp_path / "whole"
-    go(*words, f"out={whole}")
+def test_a_run_goes_on_from_wherever_it_was_cut(overrides, tmp_path, monkeypatch, error):
+    overrides, whole = [*overrides, "rounds=2"], tmp_path / "whole"
+    go(*overrides, f"out={whole}")
     for number in range(1, 99, 3):
         out = tmp_path / f"cut{number}"
         with monkeypatch.context() as patch:
             _until(patch, number, error)
             try:
-                go(*words, f"out={out}")
+                go(*overrides, f"out={out}")
                 break  # there are not so many
             except (Killed, FedGraphError):
                 pass
@@ -101,16 +101,16 @@ def test_a_run_goes_on_from_wherever_it_was_cut(words, tmp_path, monkeypatch, er
         else:
             with pytest.raises(FedGraphError, match=r"has no checkpoint|no such config file"):
                 resume(out)
-            go(*words, f"out={out}")
+            go(*overrides, f"out={out}")
         assert scores(out) == scores(whole), number
         assert not list(out.glob(".*.????????")), "leftovers of the dead process"
     assert number > 20
 
 
-def test_a_half_written_last_line_is_dropped(words, tmp_path):
+def test_a_half_written_last_line_is_dropped(overrides, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    go(*words, f"out={whole}")
-    go(*words, "rounds=2", f"out={cut}")
+    go(*overrides, f"out={whole}")
+    go(*overrides, "rounds=2", f"out={cut}")
     with (cut / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "coh')
     assert main(["report", str(cut)]) == 0
@@ -118,9 +118,9 @@ def test_a_half_written_last_line_is_dropped(words, tmp_path):
     assert scores(cut) == scores(whole)
 
 
-def test_a_line_that_is_no_record_is_named(words, tmp_path):
+def test_a_line_that_is_no_record_is_named(overrides, tmp_path):
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     lines = (out / "rounds.jsonl").read_text().splitlines(keepends=True)
     for wrong in ("half\n", "[1]\n", "[" * 100_000 + "\n"):
         (out / "rounds.jsonl").write_text("".join([lines[0], wrong, lines[2]]))
@@ -131,9 +131,9 @@ def test_a_line_that_is_no_record_is_named(words, tmp_path):
         resume(out)
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(words, tmp_path, capsys, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_a_sentence(overrides, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
 
     def refused(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
@@ -159,9 +159,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("word", [word for word, message in CHANGES.items() if message])
-def test_what_changes_the_result_is_refused_before_anything_is_written(words, tmp_path, word):
+def test_what_changes_the_result_is_refused_before_anything_is_written(overrides, tmp_path, word):
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     before = content(out)
     with pytest.raises(FedGraphError, match=CHANGES[word]):
         resume(out, word)
@@ -169,17 +169,17 @@ def test_what_changes_the_result_is_refused_before_anything_is_written(words, tm
     resume(out)
 
 
-def test_what_does_not_change_the_result_is_allowed(words, tmp_path):
+def test_what_does_not_change_the_result_is_allowed(overrides, tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "out"
-    go(*words, "rounds=5", f"out={whole}")
-    go(*words, f"out={out}")
+    go(*overrides, "rounds=5", f"out={whole}")
+    go(*overrides, f"out={out}")
     resume(out, "rounds=5", "checkpoint_every=2", "threads=1", "device=cpu", "strategy.timeout=9", "client_gpus=0.5")
     assert scores(out) == scores(whole)
 
 
-def test_other_data_is_refused(words, graphs, tmp_path):
+def test_other_data_is_refused(overrides, graphs, tmp_path):
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     path = graphs / "client_0001.safetensors"
     graph = ClientGraph.load(path)
     replace(graph, x=graph.x + 1).save(path)
@@ -189,17 +189,17 @@ def test_other_data_is_refused(words, graphs, tmp_path):
     assert content(out) == before
 
 
-def test_a_moved_folder_of_the_same_data_is_the_same(words, graphs, tmp_path):
+def test_a_moved_folder_of_the_same_data_is_the_same(overrides, graphs, tmp_path):
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     graphs.rename(tmp_path / "moved")
     resume(out, f"graph={tmp_path / 'moved'}", "rounds=4")
 
 
-def test_clients_that_tell_of_another_graph_are_refused(words, graphs, tmp_path, monkeypatch):
+def test_clients_that_tell_of_another_graph_are_refused(overrides, graphs, tmp_path, monkeypatch):
     """As on a fleet, where the server does not see the files."""
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     monkeypatch.setattr("fedgraph_flwr.runs.prepare.fingerprint_of_data", lambda cfg: None)
     path = graphs / "client_0001.safetensors"
     graph = ClientGraph.load(path)
@@ -211,8 +211,8 @@ def test_clients_that_tell_of_another_graph_are_refused(words, graphs, tmp_path,
         resume(out)
 
 
-def test_out_beside_resume_is_refused(words, tmp_path, capsys):
-    go(*words, f"out={tmp_path / 'out'}")
+def test_out_beside_resume_is_refused(overrides, tmp_path, capsys):
+    go(*overrides, f"out={tmp_path / 'out'}")
     assert main(["run", f"resume={tmp_path / 'out'}", f"out={tmp_path / 'other'}"]) == 2
     assert "writes to its own folder" in capsys.readouterr().err
 
@@ -221,10 +221,10 @@ def test_out_beside_resume_is_refused(words, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_stored_configuration_makes_a_folder_of_its_own(words, tmp_path, monkeypatch):
+def test_a_stored_configuration_makes_a_folder_of_its_own(overrides, tmp_path, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.chdir(tmp_path)
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     resume(out, "rounds=4")  # its configuration now says `resume`, too
     before = content(out)
     for _ in range(2):  # within one second, with one name
@@ -236,45 +236,45 @@ def test_a_stored_configuration_makes_a_folder_of_its_own(words, tmp_path, monke
 
 
 @pytest.mark.parametrize("lock", [SERVER, LAUNCHER])
-def test_a_second_run_in_a_folder_is_refused(words, tmp_path, lock):
+def test_a_second_run_in_a_folder_is_refused(overrides, tmp_path, lock):
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     with owned(out, lock):
         before = content(out)
         with pytest.raises(FedGraphError, match=rf"out is in use by process {os.getpid()} on .* since "):
-            go(*words, "rounds=1", f"out={out}", "overwrite=true")
+            go(*overrides, "rounds=1", f"out={out}", "overwrite=true")
         after = content(out)
     assert {path: data for path, data in after.items() if path in before} == before
     assert not (out / "failure.json").exists()
-    go(*words, "rounds=1", f"out={out}", "overwrite=true")
+    go(*overrides, "rounds=1", f"out={out}", "overwrite=true")
 
 
-def test_a_finished_run_is_replaced_only_by_overwrite(words, tmp_path, capsys):
+def test_a_finished_run_is_replaced_only_by_overwrite(overrides, tmp_path, capsys):
     """By the command, Python, and Flower's app; resuming it and repeating it need no word."""
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     before = content(out)
     refusal = "out holds a finished run, whose model and report would be lost: pass another out=, or overwrite=true"
     with pytest.raises(FedGraphError, match=refusal):
-        go(*words, "rounds=1", f"out={out}")
-    assert main(["run", *words, "rounds=1", f"out={out}"]) == 2
+        go(*overrides, "rounds=1", f"out={out}")
+    assert main(["run", *overrides, "rounds=1", f"out={out}"]) == 2
     assert refusal in capsys.readouterr().err
     with pytest.raises(FedGraphError, match=refusal):
-        fg.run(*words, rounds=1, out=str(out))
+        fg.run(*overrides, rounds=1, out=str(out))
     with pytest.raises(FedGraphError, match=refusal):
         fg.run("rounds=1", graphs=[client_graph(i).to_pyg() for i in range(2)], out=str(out))
     with pytest.raises(FedGraphError, match=refusal):
-        serve(None, from_run_config({"overrides": f"{shlex.join(words)} out={out}"}))
+        serve(None, from_run_config({"overrides": f"{shlex.join(overrides)} out={out}"}))
     assert content(out) == before
     resume(out, "rounds=4")
     assert json.loads((out / "summary.json").read_text())["rounds"] == 4
-    go(*words, "rounds=1", f"out={out}", "overwrite=true")
+    go(*overrides, "rounds=1", f"out={out}", "overwrite=true")
     assert json.loads((out / "summary.json").read_text())["rounds"] == 1
     assert compose([], out / "config.yaml").overwrite is False
 
 
 @pytest.mark.slow
-def test_the_lock_of_a_dead_process_is_taken_over(words, tmp_path):
+def test_the_lock_of_a_dead_process_is_taken_over(overrides, tmp_path):
     out = tmp_path / "out"
     code = (
         "import sys, time; from pathlib import Path; from fedgraph_flwr.runs.folder import owned\n"
@@ -284,17 +284,17 @@ def test_the_lock_of_a_dead_process_is_taken_over(words, tmp_path):
     try:
         assert process.stdout.readline() == b"mine\n"
         with pytest.raises(FedGraphError, match=rf"in use by process {process.pid}"):
-            go(*words, f"out={out}")
+            go(*overrides, f"out={out}")
         process.send_signal(signal.SIGKILL)
         process.wait()
     finally:
         process.kill()
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
 
 
-def test_a_fresh_run_leaves_nothing_of_an_older_one(words, tmp_path):
+def test_a_fresh_run_leaves_nothing_of_an_older_one(overrides, tmp_path):
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     (out / "report.html").write_text("old")
     (out / "state" / "mine").mkdir()
     (out / "thesis.txt").write_text("dear")
@@ -304,7 +304,7 @@ def test_a_fresh_run_leaves_nothing_of_an_older_one(words, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_anywhere(compose([*words, "checkpoint_every=0", f"out={out}", "overwrite=true"]), stop)
+        run_anywhere(compose([*overrides, "checkpoint_every=0", f"out={out}", "overwrite=true"]), stop)
     left = {path.name for path in out.iterdir()} - {SERVER, LAUNCHER}
     assert left == {"config.yaml", "rounds.jsonl", "state", "thesis.txt"}
     assert {path.name for path in (out / "state").iterdir()} == {"mine"} != first
@@ -378,10 +378,10 @@ def test_a_forged_checkpoint_is_a_sentence(graphs, tmp_path, how):
         resume(out)
 
 
-def test_a_checkpoint_of_another_run_is_refused(words, tmp_path):
+def test_a_checkpoint_of_another_run_is_refused(overrides, tmp_path):
     out, other = tmp_path / "out", tmp_path / "other"
-    go(*words, f"out={out}")
-    go(*words, "seed=1", f"out={other}")
+    go(*overrides, f"out={out}")
+    go(*overrides, "seed=1", f"out={other}")
     shutil.copy(other / CHECKPOINT, out / CHECKPOINT)
     with pytest.raises(FedGraphError, match=r"seed=0 \(it has 1\)"):
         resume(out)
@@ -400,9 +400,9 @@ STATES = {
 
 
 @pytest.mark.parametrize("how", STATES)
-def test_a_forged_state_of_a_client_is_a_sentence(words, tmp_path, how):
+def test_a_forged_state_of_a_client_is_a_sentence(overrides, tmp_path, how):
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     (path,) = (out / "state").glob("*/client_0001/round_000003.safetensors")
     STATES[how](path)
     with pytest.raises(RunFailed) as caught:
@@ -412,10 +412,10 @@ def test_a_forged_state_of_a_client_is_a_sentence(words, tmp_path, how):
     assert not any(name in str(caught.value) for name in ("KeyError", "RuntimeError", "ValueError", "TypeError"))
 
 
-def test_the_summary_is_written_last(words, tmp_path, monkeypatch):
+def test_the_summary_is_written_last(overrides, tmp_path, monkeypatch):
     """So that where it is, the models are whole."""
     out = tmp_path / "out"
-    go(*words, f"out={out}")
+    go(*overrides, f"out={out}")
     assert (out / "summary.json").stat().st_mtime_ns >= (out / "model_final.safetensors").stat().st_mtime_ns
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == 3

@@ -16,17 +16,24 @@ from tests.support import PATIENCE, Finished, same_result, wait_for
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("words", [["strategy=scaffold"], ["strategy=fedavg", "strategy.fraction=0.67"]])
-def test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result(run, tmp_path, words):
+@pytest.mark.parametrize("overrides", [["strategy=scaffold"], ["strategy=fedavg", "strategy.fraction=0.67"]])
+def test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result(run, tmp_path, overrides):
     """Long before a checkpoint is due, with all private state, also of clients that did not train."""
-    whole = run("rounds=6", *words)
+    whole = run("rounds=6", *overrides)
 
     def ask(record):
         assert STOP.enabled
         STOP.requested = record["round"] == 2
 
     cfg = compose(
-        [f"graph={whole.cfg.graph}", "num_clients=3", "model.hidden=8", "rounds=6", *words, f"out={tmp_path / 'half'}"]
+        [
+            f"graph={whole.cfg.graph}",
+            "num_clients=3",
+            "model.hidden=8",
+            "rounds=6",
+            *overrides,
+            f"out={tmp_path / 'half'}",
+        ]
     )
     with pytest.raises(KeyboardInterrupt):
         run_cfg(cfg, ask)
@@ -47,9 +54,9 @@ def test_without_checkpoints_nothing_waits_for_the_round(run, monkeypatch):
 @pytest.mark.slow
 def test_ctrl_c_early_leaves_a_run_that_can_be_resumed(run, tmp_path):
     graph = run("rounds=1").cfg.graph
-    words = [f"graph={graph}", "rounds=4000", "model.hidden=8", f"out={tmp_path / 'run'}", "--quiet", "--no-report"]
+    overrides = [f"graph={graph}", "rounds=4000", "model.hidden=8", f"out={tmp_path / 'run'}", "--quiet", "--no-report"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedgraph_flwr", "run", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "fedgraph_flwr", "run", *overrides], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
     wait_for(lambda: (tmp_path / "run" / "rounds.jsonl").is_file() or process.poll() is not None, "round 1 to end")
     process.send_signal(signal.SIGINT)

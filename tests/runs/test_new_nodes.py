@@ -20,8 +20,8 @@ from fedgraph_flwr.runs.serving import with_folder
 from tests.data import banks
 
 
-def go(*words):
-    return cli.main([*map(str, words)])
+def go(*overrides):
+    return cli.main([*map(str, overrides)])
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +31,12 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDGRAPH_DATA", str(place / "root"))
         for number, (nodes, edges) in enumerate(banks.write(place, customers=120).values()):
-            words = ["--nodes", nodes, "--edges", edges, "--schema", place / "schema.yaml", "--client", number]
-            words += ["--classes", "ok,fraud", "--undirected", "--split-column", "part"] if number == 0 else []
+            overrides = ["--nodes", nodes, "--edges", edges, "--schema", place / "schema.yaml", "--client", number]
+            overrides += ["--classes", "ok,fraud", "--undirected", "--split-column", "part"] if number == 0 else []
             out = place / f"parts/client_{number:04d}.safetensors"
-            assert go("import", *words, "--num-clients", 3, "--out", out) == 0
-        words = [f"graph={place / 'parts'}", "rounds=2", "model.dropout=0", f"out={place / 'run'}"]
-        assert go("run", *words, "--quiet", "--no-report") == 0
+            assert go("import", *overrides, "--num-clients", 3, "--out", out) == 0
+        overrides = [f"graph={place / 'parts'}", "rounds=2", "model.dropout=0", f"out={place / 'run'}"]
+        assert go("run", *overrides, "--quiet", "--no-report") == 0
         assert go("export", place / "run", "--client", 0, "--out", place / "exported") == 0
         people, payments = banks.module().bank("a", 20, seed=5)
         people["id"] = people["id"].str.replace("a", "new")
@@ -78,8 +78,8 @@ def test_ids_leave_in_no_message(place, tmp_path, monkeypatch):
 
 
 def test_new_nodes_are_predicted_in_the_stored_graph(place, tmp_path, capsys):
-    words = ["--nodes", place / "new.csv", "--edges", place / "paid.csv", "--out"]
-    assert go("predict", place / "run", "--client", 0, *words, tmp_path / "p.csv") == 0
+    overrides = ["--nodes", place / "new.csv", "--edges", place / "paid.csv", "--out"]
+    assert go("predict", place / "run", "--client", 0, *overrides, tmp_path / "p.csv") == 0
     assert "20 nodes joined to the 120 nodes of client 0's stored graph" in capsys.readouterr().err
     found = pd.read_csv(tmp_path / "p.csv")
     assert found["id"].tolist() == [f"new{i:05d}" for i in range(20)]
@@ -97,11 +97,11 @@ def test_new_nodes_are_predicted_in_the_stored_graph(place, tmp_path, capsys):
     np.testing.assert_allclose(found["p_fraud"], expected, rtol=0, atol=1e-6)
     assert np.abs(predictor.predict(alone).probabilities[:, 1] - expected)[:2].max() > 1e-4
     # An export holds no graph of the party: it is named.
-    assert go("predict", place / "exported", *words, tmp_path / "q.csv") == 2
+    assert go("predict", place / "exported", *overrides, tmp_path / "q.csv") == 2
     assert "names 'a00007', which is not an id of" in (error := capsys.readouterr().err)
     assert "pass --client I or --graph FILE to name the graph that contains it" in error
     graph = place / "parts/client_0000.safetensors"
-    assert go("predict", place / "exported", "--graph", graph, *words, tmp_path / "q.csv") == 0
+    assert go("predict", place / "exported", "--graph", graph, *overrides, tmp_path / "q.csv") == 0
     again = pd.read_csv(tmp_path / "q.csv")
     np.testing.assert_allclose(again["p_fraud"], expected, rtol=0, atol=1e-6)
     assert again["id"].tolist() == found["id"].tolist()
@@ -150,8 +150,8 @@ def test_classes_are_those_that_the_schema_names(place, tmp_path, capsys):
             break
     try:
         graph = ["--graph", place / "parts/client_0000.safetensors"]
-        for words in (graph, [*graph, "--schema", place / "schema.yaml"]):
-            assert go("predict", place / "run", *words, "--out", tmp_path / "p.csv") == 0
+        for overrides in (graph, [*graph, "--schema", place / "schema.yaml"]):
+            assert go("predict", place / "run", *overrides, "--out", tmp_path / "p.csv") == 0
             assert list(pd.read_csv(tmp_path / "p.csv").columns) == ["id", "p_ok", "p_fraud", "class"]
             assert "classes: ok " in capsys.readouterr().out
         (tmp_path / "three.yaml").write_text("classes: [a, b, c]\nnodes: {node: {age: number}}\n")
@@ -165,10 +165,10 @@ def test_predict_counts_unseen_categories(place, tmp_path, caplog):
     people = pd.read_csv(place / "new.csv")
     people["trade"] = "crypto"
     people.to_csv(tmp_path / "new.csv", index=False)
-    words = ["--nodes", tmp_path / "new.csv", "--edges", place / "among.csv", "--out", tmp_path / "p.csv"]
+    overrides = ["--nodes", tmp_path / "new.csv", "--edges", place / "among.csv", "--out", tmp_path / "p.csv"]
     for source in (["run", "--client", 0], ["exported"]):
         caplog.clear()
-        assert go("predict", place / source[0], *source[1:], *words) == 0
+        assert go("predict", place / source[0], *source[1:], *overrides) == 0
         assert "20 of 20 rows have a value of 'trade' that" in caplog.text
         assert "and become 'other': 'crypto' 20; it lists clerk" in caplog.text
 
@@ -181,28 +181,28 @@ def test_predict_obeys_the_stored_layout_and_the_options(place, tmp_path):
     people.to_csv(tmp_path / "k.csv", sep=";", index=False, encoding="utf-16")
     payments.rename(columns={"source": "von", "target": "an"}).to_csv(tmp_path / "z.csv", sep="\t", index=False)
     names = ["--id-column", "kunde", "--label-column", "status", "--source-column", "von", "--target-column", "an"]
-    words = ["--nodes", tmp_path / "k.csv", "--edges", tmp_path / "z.csv"]
+    overrides = ["--nodes", tmp_path / "k.csv", "--edges", tmp_path / "z.csv"]
     out = tmp_path / "parts/client_0000.safetensors"
     client = ["--classes", "ok,fraud", "--split-column", "part", "--client", 0, "--num-clients", 1, "--out", out]
-    assert go("import", *words, *names, *client) == 0
+    assert go("import", *overrides, *names, *client) == 0
     run = [f"graph={tmp_path / 'parts'}", "rounds=1", f"out={tmp_path / 'run'}", "--quiet", "--no-report"]
     assert go("run", *run) == 0
     own = load_predictor(tmp_path / "run", 0)
     expected = own.predict(own.own).probabilities[:, 1]
     for options in ([], ["--client", 0]):
-        assert go("predict", tmp_path / "run", *options, *words, "--out", tmp_path / "p.csv") == 0
+        assert go("predict", tmp_path / "run", *options, *overrides, "--out", tmp_path / "p.csv") == 0
         found = pd.read_csv(tmp_path / "p.csv")
         np.testing.assert_allclose(found["p_fraud"], expected, rtol=0, atol=1e-6)
         assert found["id"].tolist() == people["kunde"].tolist()
     other = people.rename(columns={"kunde": "k"})
     other["income"] = [value.replace(".", "").replace(",", ".") for value in other["income"]]
     other.to_csv(tmp_path / "o.csv", index=False)
-    words[1] = tmp_path / "o.csv"
+    overrides[1] = tmp_path / "o.csv"
     assert (
         go(
             "predict",
             tmp_path / "run",
-            *words,
+            *overrides,
             "--id-column",
             "k",
             "--decimal",

@@ -27,15 +27,15 @@ def test_an_older_versions_run_ends_where_it_would_have(run, tmp_path, monkeypat
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
     folder = tmp_path / "run"
     shutil.copytree(FOLDER / method, folder)
-    words = [*WORDS, f"strategy={method}", *OWN[method]]
-    finished = run(*words, f"resume={folder}", f"out={folder}")
+    overrides = [*WORDS, f"strategy={method}", *OWN[method]]
+    finished = run(*overrides, f"resume={folder}", f"out={folder}")
     expected = load_file(FOLDER / method / "end.safetensors")
     assert finished.arrays.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(finished.arrays[name], array, rtol=0, atol=1e-9)
     if method == "fedavg":
         assert [len(record["cohort"]) for record in finished.rounds] == [2] * 4
-        new = run(*words)
+        new = run(*overrides)
         assert [r["cohort"] for r in new.rounds] != [r["cohort"] for r in finished.rounds], "it would draw others"
 
 

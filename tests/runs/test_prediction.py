@@ -72,7 +72,7 @@ def imported(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDGRAPH_DATA", str(place / "root"))
         for number, (letter, (nodes, edges)) in enumerate(paths.items()):
-            words = [
+            overrides = [
                 "--nodes",
                 nodes,
                 "--edges",
@@ -83,14 +83,16 @@ def imported(tmp_path_factory):
                 "--scale",
                 "income=log",
             ]
-            words += ["--schema", place / "schema.yaml", "--client", number, "--num-clients", 3]
-            words += [] if letter != "a" else ["--classes", "ok,fraud"]
+            overrides += ["--schema", place / "schema.yaml", "--client", number, "--num-clients", 3]
+            overrides += [] if letter != "a" else ["--classes", "ok,fraud"]
             assert (
-                cli.main(["import", *map(str, words), "--out", str(place / f"parts/client_{number:04d}.safetensors")])
+                cli.main(
+                    ["import", *map(str, overrides), "--out", str(place / f"parts/client_{number:04d}.safetensors")]
+                )
                 == 0
             )
-        words = [f"graph={place / 'parts'}", "strategy=ditto", "rounds=2", f"out={place / 'run'}"]
-        assert cli.main(["run", *words, "--quiet", "--no-report"]) == 0
+        overrides = [f"graph={place / 'parts'}", "strategy=ditto", "rounds=2", f"out={place / 'run'}"]
+        assert cli.main(["run", *overrides, "--quiet", "--no-report"]) == 0
         yield place
 
 
@@ -134,16 +136,16 @@ def test_the_shared_model_does_not_know_whose_statistics_to_take(imported):
 
 
 def test_the_command_writes_names_and_obeys_the_threshold(imported, capsys):
-    words = ["predict", str(imported / "run"), "--client", "0", "--nodes", str(imported / "a_customers.csv")]
-    words += ["--edges", str(imported / "a_payments.csv"), "--out"]
-    assert cli.main([*words, str(imported / "p.csv")]) == 0
+    args = ["predict", str(imported / "run"), "--client", "0", "--nodes", str(imported / "a_customers.csv")]
+    args += ["--edges", str(imported / "a_payments.csv"), "--out"]
+    assert cli.main([*args, str(imported / "p.csv")]) == 0
     printed = capsys.readouterr().out
     assert "ditto, client 0's model of round" in printed
     table = pd.read_csv(imported / "p.csv")
     predictor = load_predictor(imported / "run", 0)
     assert ((table["class"] == "fraud") == (table["p_fraud"] >= predictor.threshold - 1e-9)).all()
     assert f"'fraud' if its probability is at least {predictor.threshold:.3f}" in printed
-    assert cli.main([*words, str(imported / "p.parquet"), "--threshold", "0.5"]) == 0
+    assert cli.main([*args, str(imported / "p.parquet"), "--threshold", "0.5"]) == 0
     table = pd.read_parquet(imported / "p.parquet")
     assert ((table["class"] == "fraud") == (table["p_fraud"] >= 0.5)).all()
     assert json.loads((imported / "run" / "summary.json").read_text())["classes"] == ["ok", "fraud"]
@@ -160,7 +162,7 @@ def test_the_threshold_is_the_one_that_f1_at_threshold_is_of(imported):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "sentence"),
     [
         (["nowhere"], "nowhere holds no finished run: expected config.yaml and summary.json"),
         ([], "no model selected: pass either RUN (a run folder) or --node DIR"),
@@ -174,11 +176,11 @@ def test_the_threshold_is_the_one_that_f1_at_threshold_is_of(imported):
         (["{run}", "--client", "0", "--nodes", "{lacks}", "--edges", "{edges}"], "has no column 'balance' (number)"),
     ],
 )
-def test_a_wrong_question_gets_a_sentence(imported, capsys, words, sentence):
+def test_a_wrong_question_gets_a_sentence(imported, capsys, args, sentence):
     lacks = imported / "lacks.csv"
     read_table(imported / "a_customers.csv").drop(columns=["balance"]).to_csv(lacks, index=False)
     places = {"run": imported / "run", "lacks": lacks, "edges": imported / "a_payments.csv"}
-    assert cli.main(["predict", *(word.format(**places) for word in words)]) == 2
+    assert cli.main(["predict", *(word.format(**places) for word in args)]) == 2
     assert sentence in capsys.readouterr().err
 
 
@@ -224,7 +226,7 @@ def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path
         return self.app(message, self.contexts[node])
 
     monkeypatch.setattr(InlineGrid, "_call", call)
-    words = [
+    overrides = [
         f"graph={imported / 'parts'}",
         f"strategy={method}",
         "num_clients=3",
@@ -232,7 +234,7 @@ def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path
         "model.hidden=8",
         f"out={tmp_path / 'run'}",
     ]
-    cfg = with_folder(compose(words))
+    cfg = with_folder(compose(overrides))
     summary = run_inline(cfg)
     shutil.rmtree(tmp_path / "run")
     for at, column in (("best", "best_val"), ("last", "last")):
@@ -240,9 +242,9 @@ def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path
         assert [party.client for party in parties] == [0, 1, 2]
         found = np.mean([loss for party in parties for loss in losses(party)])
         assert found == pytest.approx(summary["metrics"][column]["test_loss"], rel=1e-12)
-    words = ["--node", str(tmp_path / "state_2"), "--nodes", str(imported / "c_customers.csv")]
+    overrides = ["--node", str(tmp_path / "state_2"), "--nodes", str(imported / "c_customers.csv")]
     capsys.readouterr()
-    assert cli.main(["predict", *words, "--edges", str(imported / "c_payments.csv")]) == 0
+    assert cli.main(["predict", *overrides, "--edges", str(imported / "c_payments.csv")]) == 0
     table = pd.read_csv(io.StringIO(capsys.readouterr().out))
     best = load_node(tmp_path / "state_2")
     np.testing.assert_allclose(table["p_fraud"], best.predict(best.own).probabilities[:, 1], rtol=1e-12)
@@ -250,7 +252,7 @@ def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path
 
 def test_a_run_that_stops_early_keeps_what_was_scored(imported, tmp_path):
     """Clients have trained on when the server finds that no round was better."""
-    words = [
+    overrides = [
         f"graph={imported / 'parts'}",
         "num_clients=3",
         "strategy=fedper",
@@ -258,7 +260,7 @@ def test_a_run_that_stops_early_keeps_what_was_scored(imported, tmp_path):
         "evaluation.patience=2",
         "train.lr=0.5",
     ]
-    cfg = with_folder(compose([*words, f"out={tmp_path / 'run'}"]))
+    cfg = with_folder(compose([*overrides, f"out={tmp_path / 'run'}"]))
     summary = run_inline(cfg)
     assert summary["rounds"] < 30
     for at, column in (("best", "best_val"), ("last", "last")):
@@ -267,7 +269,7 @@ def test_a_run_that_stops_early_keeps_what_was_scored(imported, tmp_path):
 
 
 def test_each_client_of_a_run_may_choose_its_own_best_round(imported, tmp_path):
-    words = [
+    overrides = [
         f"graph={imported / 'parts'}",
         "num_clients=3",
         "strategy=fedavg",
@@ -275,15 +277,15 @@ def test_each_client_of_a_run_may_choose_its_own_best_round(imported, tmp_path):
         "evaluation.select=own_best_val",
         "train.lr=0.3",
     ]
-    summary = run_inline(with_folder(compose([*words, f"out={tmp_path / 'run'}"])))
+    summary = run_inline(with_folder(compose([*overrides, f"out={tmp_path / 'run'}"])))
     predictors = [load_predictor(tmp_path / "run", client) for client in range(3)]
     found = np.mean([losses(predictor)[0] for predictor in predictors])
     assert found == pytest.approx(summary["metrics"]["own_best_val"]["test_loss"], rel=1e-12)
 
 
 def test_scores_that_clients_keep_to_themselves_leave_the_last_model(imported, tmp_path):
-    words = [f"graph={imported / 'parts'}", "num_clients=3", "strategy=fedper", "rounds=2", "privacy.scores=none"]
-    run_inline(with_folder(compose([*words, f"out={tmp_path / 'run'}"])))
+    overrides = [f"graph={imported / 'parts'}", "num_clients=3", "strategy=fedper", "rounds=2", "privacy.scores=none"]
+    run_inline(with_folder(compose([*overrides, f"out={tmp_path / 'run'}"])))
     predictor = load_predictor(tmp_path / "run", 1)
     assert (predictor.round, len(losses(predictor))) == (2, 1)
 

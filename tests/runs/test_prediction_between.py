@@ -191,7 +191,7 @@ def test_a_node_that_two_parties_claim_names_both(method, tmp_path, monkeypatch)
     graph.node_id = graph.node_id.clone()
     graph.node_id[0] = taken
     graph.save(tmp_path / "parts/client_0001.safetensors")
-    words = [
+    overrides = [
         f"graph={tmp_path / 'parts'}",
         f"strategy={method}",
         "num_clients=3",
@@ -201,7 +201,7 @@ def test_a_node_that_two_parties_claim_names_both(method, tmp_path, monkeypatch)
     with pytest.raises(
         RunFailed, match=f"clients 0 and 1 both have node {taken}: each node belongs to one party; link all"
     ):
-        run_inline(with_folder(compose(words)))
+        run_inline(with_folder(compose(overrides)))
 
 
 def test_a_run_is_not_resumed_on_files_of_another_link_run():

@@ -60,22 +60,22 @@ def test_patience_stops_and_keeps_the_best_parameters(run):
 
 @pytest.mark.slow
 def test_the_round_may_be_chosen_by_the_loss(run):
-    words = ["train.lr=0.05", "rounds=30", "model.dropout=0", "seed=2"]
-    rounds = run(*words).rounds
+    overrides = ["train.lr=0.05", "rounds=30", "model.dropout=0", "seed=2"]
+    rounds = run(*overrides).rounds
     loss = [r["metrics"]["val_loss"] for r in rounds]
     best = next(i for i in range(30) if min(loss[i : i + 6]) == loss[i])  # no better one in the five that follow
-    finished = run(*words, "evaluation.monitor=loss", "evaluation.patience=5")
+    finished = run(*overrides, "evaluation.monitor=loss", "evaluation.patience=5")
     assert 1 < finished.summary["best_round"] == best + 1 < finished.summary["rounds"] == best + 6
     assert finished.summary["headline"] == "test_accuracy at best_val"
     assert finished.summary["test_accuracy"] == rounds[best]["metrics"]["test_accuracy"]
-    assert run(*words, "evaluation.patience=5").summary["best_round"] != best + 1
+    assert run(*overrides, "evaluation.patience=5").summary["best_round"] != best + 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("watch", ["metric", "loss"])
 def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run, watch):
-    words = ["strategy=local", "train.lr=0.003" if watch == "metric" else "train.lr=0.05", "seed=2", "rounds=60"]
-    rounds = run(*words).rounds  # what each client scores in every round, were none to stop
+    overrides = ["strategy=local", "train.lr=0.003" if watch == "metric" else "train.lr=0.05", "seed=2", "rounds=60"]
+    rounds = run(*overrides).rounds  # what each client scores in every round, were none to stop
     patience, picked, stopped = 4, [], []
     for client in range(3):
         val = [
@@ -91,7 +91,7 @@ def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run
         stopped.append(best + 1 + patience)
     assert len(set(stopped)) > 1  # they do stop at different rounds
     finished = run(
-        *words, "evaluation.select=own_best_val", f"evaluation.patience={patience}", f"evaluation.monitor={watch}"
+        *overrides, "evaluation.select=own_best_val", f"evaluation.patience={patience}", f"evaluation.monitor={watch}"
     )
     assert finished.summary["rounds"] == max(stopped)
     assert finished.summary["test_accuracy"] == pytest.approx(np.mean(picked), abs=1e-12)
@@ -99,11 +99,11 @@ def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run
 
 
 def test_cohorts_differ_between_rounds_and_repeat_with_the_seed(run):
-    words = ["rounds=8", "strategy.fraction=0.34"]
-    cohorts = [r["cohort"] for r in run(*words).rounds]
+    overrides = ["rounds=8", "strategy.fraction=0.34"]
+    cohorts = [r["cohort"] for r in run(*overrides).rounds]
     assert all(len(c) == 1 for c in cohorts)
     assert len({tuple(c) for c in cohorts}) > 1
-    assert cohorts == [r["cohort"] for r in run(*words).rounds]
+    assert cohorts == [r["cohort"] for r in run(*overrides).rounds]
 
 
 def test_scores_cover_all_clients_under_partial_participation(run):
@@ -114,11 +114,13 @@ def test_scores_cover_all_clients_under_partial_participation(run):
 
 @pytest.mark.parametrize("fraction", [1.0, 0.34])
 def test_resuming_gives_the_uninterrupted_run(run, fraction):
-    words = ["rounds=6", "checkpoint_every=2", "strategy=local"]  # all state is private: optimiser and model
-    words += [f"strategy.fraction={fraction}"]
-    whole = run(*words)
+    overrides = ["rounds=6", "checkpoint_every=2", "strategy=local"]  # all state is private: optimiser and model
+    overrides += [f"strategy.fraction={fraction}"]
+    whole = run(*overrides)
     broken = with_folder(
-        compose([*words, f"graph={whole.cfg.graph}", "num_clients=3", "model.hidden=8", "out=" + whole.cfg.out + "-b"])
+        compose(
+            [*overrides, f"graph={whole.cfg.graph}", "num_clients=3", "model.hidden=8", "out=" + whole.cfg.out + "-b"]
+        )
     )
     calls = []
 
@@ -221,18 +223,18 @@ def test_the_ledger_counts_what_travels(run, monkeypatch):
     assert 0 <= train["bytes_down"] - 3 * size < 200
 
 
-@pytest.mark.parametrize("words", [[], ["privacy.secagg=true"]])
-def test_the_ledger_splits_a_phase_by_the_groups_of_the_uplink(run, monkeypatch, words):
+@pytest.mark.parametrize("overrides", [[], ["privacy.secagg=true"]])
+def test_the_ledger_splits_a_phase_by_the_groups_of_the_uplink(run, monkeypatch, overrides):
     with recorded_messages(monkeypatch) as messages:
-        finished = run("strategy=scaffold", "rounds=2", *words)
-    size, item = sum(a.size for a in finished.arrays.values()), 8 if words else 4  # masked: uint64
+        finished = run("strategy=scaffold", "rounds=2", *overrides)
+    size, item = sum(a.size for a in finished.arrays.values()), 8 if overrides else 4  # masked: uint64
     sent = [c for d, _, c in messages if d == "up" and "model" in c]
     assert len(sent) == 6
     assert {group for content in sent for group in content} == {
         "model",
         "variates",
         "metrics",
-        *(["secagg"] * bool(words)),
+        *(["secagg"] * bool(overrides)),
     }
     for record in finished.rounds:
         train = record["phases"]["train"]
@@ -245,8 +247,8 @@ def test_the_ledger_splits_a_phase_by_the_groups_of_the_uplink(run, monkeypatch,
 
 
 def test_the_ledger_books_invalid_replies_apart(run):
-    words = ["rounds=1", "strategy.weighting=uniform", "privacy.dp=client_fixed", "privacy.clipping_norm=0.01"]
-    finished = run(*words, "adversary.kind=scaling", "adversary.strength=1.1", "adversary.clients=[1]")
+    overrides = ["rounds=1", "strategy.weighting=uniform", "privacy.dp=client_fixed", "privacy.clipping_norm=0.01"]
+    finished = run(*overrides, "adversary.kind=scaling", "adversary.strength=1.1", "adversary.clients=[1]")
     size = sum(a.nbytes for a in finished.arrays.values())
     groups = finished.rounds[0]["phases"]["train"]["bytes_up_by_group"]
     assert groups["model"] == 2 * size
@@ -328,8 +330,8 @@ def test_a_node_started_anew_goes_on_with_its_state_folder(run, monkeypatch, tmp
     from tests.support import call_fresh
 
     monkeypatch.setattr(InlineGrid, "_call", call_fresh)  # as on a fleet, no client outlives a message
-    words = [f"strategy={strategy}", "rounds=4"]
-    whole = run(*words)
+    overrides = [f"strategy={strategy}", "rounds=4"]
+    whole = run(*overrides)
 
     def keep_state(grid):
         for context in grid.contexts.values():
@@ -338,13 +340,13 @@ def test_a_node_started_anew_goes_on_with_its_state_folder(run, monkeypatch, tmp
     with monkeypatch.context() as patch:
         _at_round(patch, 1, keep_state)
         _at_round(patch, 3, lambda grid: _restart(grid, 2, node))
-        found = run(*words)
+        found = run(*overrides)
     assert not any(r["failed"] for r in found.rounds)
     assert_same_arrays(found.arrays, whole.arrays)
     assert found.rounds[-1]["clients"] == whole.rounds[-1]["clients"]
     with monkeypatch.context() as patch:
         _at_round(patch, 3, lambda grid: _restart(grid, 2, node))
-        lost = run(*words)
+        lost = run(*overrides)
     assert lost.rounds[-1]["clients"] != whole.rounds[-1]["clients"]  # the state mattered
 
 
@@ -395,9 +397,9 @@ def test_a_secure_sum_waits_for_a_client_that_was_silent_and_comes_back(run, mon
     monkeypatch.setattr(InlineGrid, "_call", gone)
     clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(loop, "time", clock)
-    words = ["rounds=4", "privacy.secagg=true", "strategy.timeout=60"]
+    overrides = ["rounds=4", "privacy.secagg=true", "strategy.timeout=60"]
     until[0] = 20.0
-    found = run(*words)
+    found = run(*overrides)
     assert [sorted(r["failed"]) for r in found.rounds] == [[], ["1 (train)"], ["1 (describe)"], []]
     assert 20 < now[0] < 60
     assert len(found.rounds[2]["cohort"]) == 3
@@ -407,7 +409,7 @@ def test_a_secure_sum_waits_for_a_client_that_was_silent_and_comes_back(run, mon
         loop.Loop, "_describe", lambda self, *arguments: limits.append(arguments[1:]) or describe(self, *arguments)
     )
     with pytest.raises(RunFailed, match=r"round 3, secagg_keys: 2 of 3 clients .*client 1: gone"):
-        run(*words)
+        run(*overrides)
     assert 40 < now[0] < 60
     assert [limit for (limit,) in filter(None, limits)] == [
         59,
@@ -458,8 +460,8 @@ def test_summary_keys_are_those_documented(run):
 
 def test_a_full_disk_in_the_middle_of_a_run_loses_no_checkpoint(run, monkeypatch):
     """The disk is full from round 4 on; the checkpoint of round 2 is whole, and the run goes on from it."""
-    words = ["rounds=6", "checkpoint_every=2", "strategy=local"]
-    whole = run(*words)
+    overrides = ["rounds=6", "checkpoint_every=2", "strategy=local"]
+    whole = run(*overrides)
     out = f"out={whole.cfg.out}-full"
     checkpoint, full = Recorder.checkpoint, []
 
@@ -475,8 +477,8 @@ def test_a_full_disk_in_the_middle_of_a_run_loses_no_checkpoint(run, monkeypatch
         patch.setattr(Recorder, "checkpoint", filled)
         patch.setattr("fedgraph_flwr.data.graph.os.fsync", fsync)
         with pytest.raises(FedGraphError, match="No space left on device"):
-            run(*words, out)
-    resumed = run(*words, out, f"resume={whole.cfg.out}-full")
+            run(*overrides, out)
+    resumed = run(*overrides, out, f"resume={whole.cfg.out}-full")
     assert [r["metrics"] for r in resumed.rounds] == [r["metrics"] for r in whole.rounds]
 
 
@@ -507,12 +509,12 @@ class _SlowGrid:
         return [reply]
 
 
-def _asked(waits, monkeypatch, *words, grid=None, clients=2):
+def _asked(waits, monkeypatch, *overrides, grid=None, clients=2):
     """Valid replies, failures, and the pauses of one exchange, on a `_SlowGrid` unless another is given."""
     from fedgraph_flwr.strategies.base import GraphStrategy
     from fedgraph_flwr.strategies.connection import ClientInfo
 
-    cfg = compose(words)
+    cfg = compose(overrides)
 
     class Tells(GraphStrategy):
         @staticmethod
@@ -622,9 +624,9 @@ def test_uniform_weights_leave_out_clients_that_do_not_train(run, tmp_path, monk
         graph = client_graph(client)
         graph.train_mask &= client != 1
         graph.save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
-    words = ["rounds=1", "strategy.weighting=uniform", f"graph={tmp_path / 'graphs'}", "dtype=float64"]
+    overrides = ["rounds=1", "strategy.weighting=uniform", f"graph={tmp_path / 'graphs'}", "dtype=float64"]
     with recorded_messages(monkeypatch) as messages:
-        moved = run(*words, *(["privacy.dp=client_fixed", "privacy.clipping_norm=100"] * private)).arrays
+        moved = run(*overrides, *(["privacy.dp=client_fixed", "privacy.clipping_norm=100"] * private)).arrays
     sent = [from_record(content["model"]) for way, _, content in messages if way == "up" and "model" in content]
     for name, array in moved.items():
         assert np.abs(sent[0][name] - sent[1][name]).max() > 1e-4
