@@ -126,8 +126,8 @@ def targets(folder: Path) -> dict[str, Target]:
     _party(folder)
 
     out = folder / "run"
-    words = [f"graph={graphs}", "strategy=local", "model.hidden=8", "rounds=2", "checkpoint_every=1", f"out={out}"]
-    cfg = compose(words)
+    overrides = [f"graph={graphs}", "strategy=local", "model.hidden=8", "rounds=2", "checkpoint_every=1", f"out={out}"]
+    cfg = compose(overrides)
     with contextlib.redirect_stderr(io.StringIO()):
         run(cfg)
     resumed = compose([f"resume={out}", f"out={out}"], out / "config.yaml")

@@ -22,9 +22,9 @@ def fleet(monkeypatch):
 
 @pytest.mark.parametrize("method", sampled(METHODS))
 def test_an_honest_run_is_answered(method, go, fleet, monkeypatch):  # noqa: F811
-    words = ["rounds=2"]
-    wanted = go(method, *words)
+    overrides = ["rounds=2"]
+    wanted = go(method, *overrides)
     fleet(min_nodes=0)
-    found = go(method, *words)
+    found = go(method, *overrides)
     assert found.summary["failures"] == {}
     assert_same_arrays(found.arrays, wanted.arrays)

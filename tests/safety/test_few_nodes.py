@@ -21,10 +21,10 @@ from tests.conftest import client_graph
 from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
 
 
-def made(kind, *words, graph=None, **policy):
+def made(kind, *overrides, graph=None, **policy):
     """A client of a fleet's node."""
     client = kind(
-        compose(["num_clients=3", "model.hidden=8", "model.dropout=0", *words]),
+        compose(["num_clients=3", "model.hidden=8", "model.dropout=0", *overrides]),
         client_graph(0, 40) if graph is None else graph,
     )
     client.policy = Policy(**policy)
@@ -92,19 +92,21 @@ def test_a_confusion_matrix_is_of_the_same_nodes(node):  # noqa: F811
 
 
 @pytest.mark.parametrize("labels", ["paper", "program"])
-@pytest.mark.parametrize("words", [[], ["strategy.alpha=1"], ["strategy.steps=0"]])
-def test_fedgta_reads_no_rare_label(labels, words):
+@pytest.mark.parametrize("overrides", [[], ["strategy.alpha=1"], ["strategy.steps=0"]])
+def test_fedgta_reads_no_rare_label(labels, overrides):
     """With a constant model M held the exact counts of all classes: two nodes of a class, two counts."""
     graph = rare()
-    reply = [made(FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *words, graph=graph).send()]
+    reply = [made(FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *overrides, graph=graph).send()]
     few = (graph.y == 2).nonzero().view(-1)
     graph.y[few[0]] = 0
     graph.y[(graph.train_mask & (graph.y == 0)).nonzero().view(-1)[-1]] = 2
-    reply.append(made(FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *words, graph=graph).send())
+    reply.append(made(FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *overrides, graph=graph).send())
     shown = [(groups["smoothed"]["moments"], numbers["confidence"]) for groups, numbers in reply]
     client = made(FedGTAClient, "strategy=fedgta", graph=graph)
     assert 2 not in client.graph.y[client.labelled[0]]
-    moved = made(FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *words, graph=graph, min_nodes=0).send()
+    moved = made(
+        FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *overrides, graph=graph, min_nodes=0
+    ).send()
     assert not np.array_equal(shown[1][0], moved[0]["smoothed"]["moments"]), "without a policy they are read"
     assert client.labelled[0].numel() + 5 <= client.train_nodes.numel()
 
@@ -138,15 +140,15 @@ def star(num_nodes=20):
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_fedlit_sends_no_single_node(steps):
     """With `em_steps=0` the first centroids were four links; of a star, a half of each mean is the centre's own vector."""
-    words = ["strategy=fedlit", "model=fedlit", f"strategy.em_steps={steps}"]
+    overrides = ["strategy=fedlit", "model=fedlit", f"strategy.em_steps={steps}"]
     for graph in (star(), client_graph(0, 40)):
-        client = made(FedLITClient, *words, graph=graph)
+        client = made(FedLITClient, *overrides, graph=graph)
         client.train()
         found, z = torch.from_numpy(client.send()[0]["links"]["centroids"]), client.embedded()
         for row in found:
             for half in row.chunk(2):
                 assert not half.any() or not torch.isclose(half, z, atol=1e-5).all(1).any()
-        open_ = made(FedLITClient, *words, graph=graph, min_nodes=0)
+        open_ = made(FedLITClient, *overrides, graph=graph, min_nodes=0)
         open_.train()
         assert open_.send()[0]["links"]["centroids"].any()
     if steps == 0:
@@ -161,12 +163,12 @@ def looped(client):
 
 def test_fedgl_mixes_no_node_with_itself_alone():
     """Self-loops of great weight made every node's hidden features its own: all rows of X under a known first layer."""
-    words = ["strategy=fedgl", "strategy.graph_weight=1e6"]
-    client = made(FedGLClient, *words)
+    overrides = ["strategy=fedgl", "strategy.graph_weight=1e6"]
+    client = made(FedGLClient, *overrides)
     client.receive({"pseudo": looped(client)})
-    plain = made(FedGLClient, *words)
+    plain = made(FedGLClient, *overrides)
     assert torch.equal(client.predict(), plain.predict())
-    free = made(FedGLClient, *words, min_nodes=0)
+    free = made(FedGLClient, *overrides, min_nodes=0)
     free.receive({"pseudo": looped(free)})
     assert not torch.equal(free.predict(), plain.predict())
     five = np.arange(40).reshape(8, 5)  # of five nodes each, as it is
@@ -196,8 +198,8 @@ def test_fedsage_judges_no_single_node_in_the_clear():
         FedGraphError, match=r"features of single nodes.*at least min_nodes=5.*set privacy\.secagg=true"
     ):
         made(FedSageClient, "strategy=fedsage").judge(groups, {})
-    for words, policy in ((["privacy.secagg=true"], {}), ([], {"min_nodes": 1})):
-        assert made(FedSageClient, "strategy=fedsage", *words, **policy).judge(groups, {})[0]["apart"]["1"].any()
+    for overrides, policy in ((["privacy.secagg=true"], {}), ([], {"min_nodes": 1})):
+        assert made(FedSageClient, "strategy=fedsage", *overrides, **policy).judge(groups, {})[0]["apart"]["1"].any()
 
 
 def cut():

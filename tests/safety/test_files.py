@@ -105,7 +105,7 @@ def test_folders_of_killed_partition_calls_go(tmp_path, monkeypatch):
     import platform
 
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
-    words = [
+    args = [
         "partition",
         "dataset.nodes_per_client=[30,30]",
         "num_clients=2",
@@ -113,7 +113,7 @@ def test_folders_of_killed_partition_calls_go(tmp_path, monkeypatch):
         "--out",
         str(tmp_path / "parts"),
     ]
-    assert cli.main(words) == 0
+    assert cli.main(args) == 0
     (cached,) = (tmp_path / "root/fedgraph/partitions").glob("csbm-*[!k]")
     dead = 2**22 + 1  # above the largest number that a process has
     here, other = platform.node(), "another-machine"
@@ -127,7 +127,7 @@ def test_folders_of_killed_partition_calls_go(tmp_path, monkeypatch):
         folder.mkdir()
         (folder / "client_0000.safetensors").write_text("half")
     (cached / "partition.json").unlink()  # so that it is made again
-    assert cli.main(words) == 0
+    assert cli.main(args) == 0
     assert not any(folder.exists() for folder in gone)
     assert all(folder.exists() for folder in kept)
 
@@ -203,8 +203,8 @@ def test_any_word_of_a_command_line_composes_or_is_refused_in_a_sentence(key, va
         }
     )
 )
-def test_what_was_composed_is_composed_again_from_yaml_and_json(tmp_path, words):
-    cfg = compose([f"{key}={value}" for key, value in words.items()])
+def test_what_was_composed_is_composed_again_from_yaml_and_json(tmp_path, overrides):
+    cfg = compose([f"{key}={value}" for key, value in overrides.items()])
     (tmp_path / "config.yaml").write_text(to_yaml(cfg))
     assert compose([], tmp_path / "config.yaml") == cfg == compose([], to_json(cfg))
 

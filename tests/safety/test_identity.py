@@ -188,10 +188,10 @@ def test_a_client_that_claims_many_nodes_has_its_share_and_no_more(run, monkeypa
         return description | ({"num_nodes": 2**31 - 1} if self.graph.client == 1 and "num_nodes" in description else {})
 
     monkeypatch.setattr(GraphClient, "describe", boast)
-    words = ["rounds=1", "strategy.weighting=nodes"]
+    overrides = ["rounds=1", "strategy.weighting=nodes"]
     alone, shared, fair = (
-        run(*words),
-        run(*words, "strategy.max_share=0.4"),
+        run(*overrides),
+        run(*overrides, "strategy.max_share=0.4"),
         run("rounds=1", "strategy.weighting=uniform"),
     )
     name = next(iter(fair.arrays))

@@ -88,9 +88,9 @@ def test_what_a_signature_binds():
             {**signatures, "1": Keyring(1, 7, KEYS[2]).sign("announce", b"x" * 32)[SIGNATURE]},
         ),
     ]
-    for words, found, signed in wrong:
+    for overrides, found, signed in wrong:
         with pytest.raises(RunFailed, match="without a valid signature of the pinned key for this run"):
-            check(0, found, signed, **words)
+            check(0, found, signed, **overrides)
 
 
 def test_who_is_not_pinned_does_not_sign_or_is_not_oneself():

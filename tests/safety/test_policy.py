@@ -49,9 +49,9 @@ class Node:
 def node(client_files, tmp_path):
     """``node("strategy=fedavg", ..., policy={...})``: a node with a graph of 12 nodes."""
 
-    def make(*words, policy=None, size=12, state=False, **config):
+    def make(*overrides, policy=None, size=12, state=False, **config):
         folder = Path(client_files((size, 16, 20)).partition("=")[2])
-        cfg = compose(["num_clients=3", "rounds=5", "model.hidden=8", "model.dropout=0", *words])
+        cfg = compose(["num_clients=3", "rounds=5", "model.hidden=8", "model.dropout=0", *overrides])
         values = {"graph": str(folder / "client_0000.safetensors"), **config}
         if policy is not None:
             (tmp_path / "policy.yaml").write_text(policy if isinstance(policy, str) else json.dumps(policy))
@@ -71,7 +71,7 @@ def model_of(node, scale=1.0):
 
 
 @pytest.mark.parametrize(
-    ("policy", "words", "message"),
+    ("policy", "overrides", "message"),
     [
         ({"strategies": ["fedprox"]}, [], "refuses strategy=fedavg (client fedgraph_flwr.clients.base:GraphClient)"),
         (
@@ -103,9 +103,9 @@ def model_of(node, scale=1.0):
         ({"messages": {"train": 0}}, [], "the server requests phase 'train' of round 1 1 times, expected at most 0"),
     ],
 )
-def test_what_a_policy_refuses(node, caplog, policy, words, message):
-    asked = node(*words, policy=policy)
-    assert message in asked.request("train", 1, {"model": model_of(node(*words))})
+def test_what_a_policy_refuses(node, caplog, policy, overrides, message):
+    asked = node(*overrides, policy=policy)
+    assert message in asked.request("train", 1, {"model": model_of(node(*overrides))})
     assert message in caplog.text, "the node's own log has it"
 
 
@@ -290,15 +290,15 @@ def test_moments_of_one_model_a_round(node):
 
 
 @pytest.mark.parametrize(
-    ("words", "policy", "least"),
+    ("overrides", "policy", "least"),
     [
         ([], {"min_nodes": 13}, 13),
         (["strategy.min_nodes=14"], {}, 14),
         (["strategy.min_nodes=1"], {"min_nodes": 20}, 20),
     ],
 )
-def test_moments_of_few_nodes_stay(node, words, policy, least):
-    asked = node("strategy=fedomd", *words, policy=policy)
+def test_moments_of_few_nodes_stay(node, overrides, policy, least):
+    asked = node("strategy=fedomd", *overrides, policy=policy)
     reply = asked.request("moments_sum", 1, {"model": model_of(asked)})
     assert reply.startswith(f"client 0 has 12 nodes for its moments, expected at least {least}")
 
@@ -315,8 +315,8 @@ def adding(node):
     """A node of FedSPA that was asked to train in round 1, its peers' keys and its replies."""
     from fedgraph_flwr.secure.sealed import Sealer
 
-    def make(*words, **kwargs):
-        asked = node("strategy=fedspa", "strategy.fisher_exchange=scalar", *words, **kwargs)
+    def make(*overrides, **kwargs):
+        asked = node("strategy=fedspa", "strategy.fisher_exchange=scalar", *overrides, **kwargs)
         keys = [asked.request("publish_key")["key"]["key"].numpy()]
         keys += [np.frombuffer(Sealer(i).public, np.uint8) for i in (1, 2)]
 
@@ -379,9 +379,9 @@ def test_a_party_says_with_how_many_it_adds_up(adding):
 def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node):
     from fedgraph_flwr.secure.secagg import Member
 
-    words = ("privacy.secagg=true", "privacy.secagg_threshold=0.6", "num_clients=5", "strategy.min_clients=4")
+    overrides = ("privacy.secagg=true", "privacy.secagg_threshold=0.6", "num_clients=5", "strategy.min_clients=4")
     for others, refused in ((2, "with 2 others, expected at least 3"), (3, "")):
-        asked = node(*words, policy={"min_clients": 4})
+        asked = node(*overrides, policy={"min_clients": 4})
         keys = [asked.request("secagg_keys", 1)["secagg"]["keys"].numpy()]
         keys += [Member(client, 0.6, 24).publish(1)["keys"] for client in range(1, others + 1)]
         reply = asked.request("secagg_shares", 1, {"secagg": {"clients": np.arange(len(keys)), "keys": np.stack(keys)}})
@@ -470,8 +470,8 @@ def test_a_fleet_under_policies_runs(run, monkeypatch, tmp_path):
     """All clients with a policy that fits, to the same parameters; with one that does not, without that client."""
     from tests.support import assert_same_arrays
 
-    words = ["rounds=2", "strategy.min_clients=2", "model.dropout=0"]
-    whole = run(*words)
+    overrides = ["rounds=2", "strategy.min_clients=2", "model.dropout=0"]
+    whole = run(*overrides)
     files = [Path(whole.cfg.graph) / f"client_{i:04d}.safetensors" for i in range(3)]
     (tmp_path / "policy.yaml").write_text("strategies: [fedavg]\nmin_clients: 2\nphases: [train, evaluate]\n")
     start = InlineGrid.__init__
@@ -482,6 +482,6 @@ def test_a_fleet_under_policies_runs(run, monkeypatch, tmp_path):
             context.node_config = {"graph": str(file), "policy": str(tmp_path / "policy.yaml")}
 
     monkeypatch.setattr(InlineGrid, "__init__", found)
-    assert_same_arrays(run(*words).arrays, whole.arrays)
+    assert_same_arrays(run(*overrides).arrays, whole.arrays)
     with pytest.raises((FedGraphError, RunFailed), match="policy refuses strategy=fedprox"):
-        run(*words, "strategy=fedprox")
+        run(*overrides, "strategy=fedprox")

@@ -26,12 +26,12 @@ from fedgraph_flwr.wire.messages import Reply
 from tests.methods.small_runs import METHODS, Go, sampled, small_runs
 from tests.safety.mutations import mutations
 
-VARIANTS = [(method, *words) for method in METHODS for words in [[], *declaration(method).variants]]
+VARIANTS = [(method, *overrides) for method in METHODS for overrides in [[], *declaration(method).variants]]
 PROTECTED = [
     ["privacy.secagg=true"],
     ["privacy.dp=client_fixed", "privacy.noise_multiplier=1", "strategy.weighting=uniform"],
 ]
-VARIANTS += [(compose([]).strategy.name, *words) for words in PROTECTED]
+VARIANTS += [(compose([]).strategy.name, *overrides) for overrides in PROTECTED]
 LIAR, OTHER = 1, 2
 """The client with wrong replies, and another client; in a pooled graph there is only client 0."""
 
@@ -57,7 +57,7 @@ class Probe:
     honest: Reply | None = None
 
 
-def probed(go: Go, method: str, *words: str) -> list[Probe]:
+def probed(go: Go, method: str, *overrides: str) -> list[Probe]:
     """One run in which each reply of one client is first given in all its wrong forms."""
     found: list[Probe] = []
     read = GraphStrategy.read
@@ -77,7 +77,7 @@ def probed(go: Go, method: str, *words: str) -> list[Probe]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GraphStrategy, "read", spy)
-        go(method, "rounds=2", *words)
+        go(method, "rounds=2", *overrides)
     return found
 
 

@@ -44,8 +44,8 @@ def rows_read(sent, trained, first, bias, graph):
 )
 def test_rows_that_one_update_shows(nodes, width, read):
     graph = client_graph(0, nodes, num_features=20)
-    words = ["num_clients=3", f"model.hidden={width}", "train.local_steps=1", *SGD]
-    client = GraphClient(compose(words), graph)
+    overrides = ["num_clients=3", f"model.hidden={width}", "train.local_steps=1", *SGD]
+    client = GraphClient(compose(overrides), graph)
     sent, first, bias = binning({n: t.detach().numpy() for n, t in client.shared.items()}, width, 20)
     trained = dict(zip(client.shared, client.fit([sent[name] for name in client.shared], {})[0], strict=True))
     assert abs(rows_read(sent, trained, first, bias, graph) - read) <= 2
@@ -53,11 +53,11 @@ def test_rows_that_one_update_shows(nodes, width, read):
 
 def test_the_first_round_shows_none(node):  # noqa: F811
     """The node builds the first parameters itself, and a refused start holds; those of a later round it cannot know."""
-    words = ["model.hidden=64", "train.local_steps=1", *SGD]
-    refused = node(*words)
+    overrides = ["model.hidden=64", "train.local_steps=1", *SGD]
+    refused = node(*overrides)
     sent, _, _ = binning(model_of(refused), 64, 5)
     for server_round in (1, 2):
         assert "other parameters than its seed=0 gives" in refused.request("train", server_round, {"model": sent})
-    started = node(*words)
+    started = node(*overrides)
     assert not isinstance(started.request("train", 1, {"model": model_of(started)}), str)
     assert not isinstance(started.request("train", 2, {"model": sent}), str)

@@ -73,11 +73,12 @@ def test_the_model_of_fedproto_stays(node):  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    "words", [["model.hidden=65536"], ["model.hidden=65536", "model=gat"], ["model.hidden=65536", "model.layers=1000"]]
+    "overrides",
+    [["model.hidden=65536"], ["model.hidden=65536", "model=gat"], ["model.hidden=65536", "model.layers=1000"]],
 )
-def test_a_network_is_counted_before_it_takes_memory(node, words):  # noqa: F811
+def test_a_network_is_counted_before_it_takes_memory(node, overrides):  # noqa: F811
     """`model.hidden=65536` took 17 GB a layer before its size was looked at."""
-    asked = node(*words, "model.dropout=0", policy={"max_parameters": 50_000})
+    asked = node(*overrides, "model.dropout=0", policy={"max_parameters": 50_000})
     assert "parameters: it accepts at most 50000 (max_parameters)" in asked.request("describe")
     had = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "parameters: it accepts at most 50000 (max_parameters)" in asked.request("describe")
@@ -87,10 +88,10 @@ def test_a_network_is_counted_before_it_takes_memory(node, words):  # noqa: F811
 @pytest.mark.parametrize("model", ["gcn", "mlp", "sage", "gat", "acm"])
 def test_a_layer_is_as_wide_as_a_party_allows(node, model):  # noqa: F811
     """Thousands of units, each open for one node, showed 30 nodes' values in one message."""
-    words = ["strategy=fedavg", f"model={model}"]
-    assert "wide: it accepts at most 1024 (max_width)" in node(*words, "model.hidden=4000").request("describe")
-    assert not isinstance(node(*words, "model.hidden=64").request("describe"), str)
-    assert "at most 16 (max_width)" in node(*words, "model.hidden=64", policy={"max_width": 16}).request("describe")
+    overrides = ["strategy=fedavg", f"model={model}"]
+    assert "wide: it accepts at most 1024 (max_width)" in node(*overrides, "model.hidden=4000").request("describe")
+    assert not isinstance(node(*overrides, "model.hidden=64").request("describe"), str)
+    assert "at most 16 (max_width)" in node(*overrides, "model.hidden=64", policy={"max_width": 16}).request("describe")
 
 
 # --- one network a run ------------------------------------------------------------------------------------------------
@@ -213,8 +214,8 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("method", "phase", "groups"), MALFORMED)
 def test_a_malformed_request_is_an_error(node, method, phase, groups):  # noqa: F811
-    words = {"fedlit": ["model=fedlit"], "fedspa": ["strategy.fisher_exchange=scalar"]}.get(method, [])
-    asked = node(f"strategy={method}", *words)
+    overrides = {"fedlit": ["model=fedlit"], "fedspa": ["strategy.fisher_exchange=scalar"]}.get(method, [])
+    asked = node(f"strategy={method}", *overrides)
     if phase == "train":
         groups = {"model": model_of(asked), **groups}
     reply = asked.request(phase, 1, groups)
@@ -240,10 +241,10 @@ def test_judged_rows_take_no_memory_by_their_index(node):  # noqa: F811
     assert "owners" in asked.request("judge", 0, groups)
 
 
-@pytest.mark.parametrize("words", [["strategy.widths=[100000000]"], ["strategy.neighbours=100000000"]])
-def test_a_generator_is_counted_too(node, words):  # noqa: F811
+@pytest.mark.parametrize("overrides", [["strategy.widths=[100000000]"], ["strategy.neighbours=100000000"]])
+def test_a_generator_is_counted_too(node, overrides):  # noqa: F811
     for method, phase in (("fedsage", "generate"), ("fedsage", "mend")):
-        reply = node(f"strategy={method}", *words, policy={"min_nodes": 0}).request(phase, 0, {})
+        reply = node(f"strategy={method}", *overrides, policy={"min_nodes": 0}).request(phase, 0, {})
         assert "at most 100000000 (max_parameters)" in reply
 
 

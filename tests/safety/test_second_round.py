@@ -61,8 +61,8 @@ def test_no_variate_plants_parameters_in_the_first_round(node, kind):  # noqa: F
 def test_no_encoder_plants_parameters_that_training_keeps(node, monkeypatch):  # noqa: F811
     """In a process that stays, FedDEP's `prototype` leaves an encoder in the model, under another name than the model's."""
     monkeypatch.setattr(session, "forget", lambda run_id: None)
-    words = ["strategy=feddep", "strategy.encoder_rounds=1", "model.hidden=64", "train.local_steps=1", *SGD[1:]]
-    asked = node(*words, size=60)
+    overrides = ["strategy=feddep", "strategy.encoder_rounds=1", "model.hidden=64", "train.local_steps=1", *SGD[1:]]
+    asked = node(*overrides, size=60)
     planted = {name: array + 1 for name, array in model_of(asked).items()}
     assert not isinstance(asked.request("prototype", 0, {"encoder": planted}), str)
     assert "other parameters than its seed=0 gives" in asked.request("train", 1)
@@ -102,12 +102,12 @@ def test_class_weights_of_the_server_leave_enough_nodes(weights, behind):
     graph = client_graph(0, 40)
     graph.y = torch.arange(40) % 2
     graph.y[graph.train_mask.nonzero().view(-1)[:2]] = 2
-    words = ["train.loss=weighted", "train.class_weights=federated"]
-    client = made(GraphClient, *words, graph=graph)
+    overrides = ["train.loss=weighted", "train.class_weights=federated"]
+    client = made(GraphClient, *overrides, graph=graph)
     with pytest.raises(FedGraphError, match=rf"class weights leave {behind} training nodes of client 0"):
         client.plain_reply("train", {CLASS_WEIGHTS: {"w": np.array(weights, np.float64)}}, {})
     client.plain_reply("train", {CLASS_WEIGHTS: {"w": np.array([0.5, 0.6, 3.0])}}, {})
-    made(GraphClient, *words, graph=graph, min_nodes=0).plain_reply(
+    made(GraphClient, *overrides, graph=graph, min_nodes=0).plain_reply(
         "train", {CLASS_WEIGHTS: {"w": np.array(weights, np.float64)}}, {}
     )
 
@@ -121,13 +121,13 @@ def test_the_focal_loss_leaves_more_than_one_node():
 @pytest.mark.parametrize("norm", [float("nan"), -1.0, float("inf"), 1e300, 2e6, 1e-300])
 def test_adaptive_norms_stay_in_the_range_of_an_honest_server(node, norm):  # noqa: F811
     """With C = 1e300 a client's update left it unclipped, and with 1e-300 as zeros."""
-    words = ["strategy.weighting=uniform", "privacy.noise_multiplier=1", "privacy.dp=client_adaptive"]
-    asked = node(*words, "privacy.clipping_norm=1")
+    overrides = ["strategy.weighting=uniform", "privacy.noise_multiplier=1", "privacy.dp=client_adaptive"]
+    asked = node(*overrides, "privacy.clipping_norm=1")
     groups = {"model": model_of(asked), CLIPPING: {"model": np.array([norm])}}
     assert "no clipping norm > 0 for group 'model' within a factor of 1e+06 of the first, 1" in asked.request(
         "train", 1, groups
     )
-    assert not isinstance(node(*words).request("train", 1, {**groups, CLIPPING: {"model": np.array([1.0])}}), str)
+    assert not isinstance(node(*overrides).request("train", 1, {**groups, CLIPPING: {"model": np.array([1.0])}}), str)
 
 
 # --- statistics of few nodes ------------------------------------------------------------------------------------------
@@ -197,10 +197,10 @@ def test_fedstruct_a_sends_neither_edges_nor_labels():
 
 def test_fedstruct_sends_no_row_of_one_training_node():
     """ā_vu (ŷ_v - y_v) is zero nowhere, and negative at the label of v."""
-    words = ["strategy=fedstruct", "dtype=float64"]
+    overrides = ["strategy=fedstruct", "dtype=float64"]
     shown = {}
     for floor in (0, 5):
-        client = made(FedStructClient, *words, min_nodes=floor)
+        client = made(FedStructClient, *overrides, min_nodes=floor)
         rows = np.zeros((40, 40))
         train = client.train_nodes.numpy()
         rows[train[0], 0] = rows[train[:4], 1] = rows[train[:5], 2] = 0.5
@@ -213,10 +213,10 @@ def test_fedstruct_sends_no_row_of_one_training_node():
 
 
 def test_fedstruct_sends_no_degree_of_a_single_node():
-    words = ["strategy=fedstruct", "strategy.features=degree"]
+    overrides = ["strategy=fedstruct", "strategy.features=degree"]
     with pytest.raises(FedGraphError, match=r"would send the degree of each node.*at least 5"):
-        made(FedStructClient, *words).structure_features()
-    assert made(FedStructClient, *words, min_nodes=1).structure_features().any()
+        made(FedStructClient, *overrides).structure_features()
+    assert made(FedStructClient, *overrides, min_nodes=1).structure_features().any()
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Uncountable(GCN):
 
 def test_a_model_that_cannot_be_counted_is_not_built(node):  # noqa: F811
     """It was built first and counted afterwards."""
-    words, policy = [f"model={__name__}:Uncountable"], {"modules": ["tests"]}
-    assert "cannot be counted before it is built (RuntimeError" in node(*words, policy=policy).request("describe")
-    listed = node(*words, policy={**policy, "networks": [f"{__name__}:Uncountable"]})
+    overrides, policy = [f"model={__name__}:Uncountable"], {"modules": ["tests"]}
+    assert "cannot be counted before it is built (RuntimeError" in node(*overrides, policy=policy).request("describe")
+    listed = node(*overrides, policy={**policy, "networks": [f"{__name__}:Uncountable"]})
     assert not isinstance(listed.request("describe"), str)

@@ -126,13 +126,13 @@ def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):  # no
 
 
 @pytest.mark.parametrize(
-    ("words", "group"),
+    ("overrides", "group"),
     [
         (["strategy=scaffold"], "variates"),
         (["strategy=fedavg", "train.loss=weighted", "train.class_weights=federated"], "class_weights"),
     ],
 )
-def test_a_group_that_only_one_client_received_makes_no_sum(run, monkeypatch, words, group):
+def test_a_group_that_only_one_client_received_makes_no_sum(run, monkeypatch, overrides, group):
     """With other control variates or class weights, a server could make all updates predictable but one."""
     sent = []
 
@@ -146,4 +146,4 @@ def test_a_group_that_only_one_client_received_makes_no_sum(run, monkeypatch, wo
 
     monkeypatch.setattr("fedgraph_flwr.strategies.base.requests", unequal)
     with pytest.raises(RunFailed, match="masked their values under different lists"):
-        run(*words, "privacy.secagg=true", "rounds=2")
+        run(*overrides, "privacy.secagg=true", "rounds=2")

@@ -96,13 +96,13 @@ def test_noise_without_an_epsilon_is_refused(noise):
 
 
 def test_noised_scores_are_in_the_record_of_their_round(go):  # noqa: F811
-    words = [
+    overrides = [
         "privacy.dp=server_fixed",
         "privacy.noise_multiplier=1",
         "strategy.weighting=uniform",
         "privacy.delta=0.01",
     ]
-    finished = go("fedavg", "rounds=3", *words, "privacy.scores=noised")
+    finished = go("fedavg", "rounds=3", *overrides, "privacy.scores=noised")
     assert [record["privacy"]["releases"] for record in finished.rounds] == [2, 4, 6]
     assert finished.summary["privacy"]["releases"] == 6
     for line in (finished.out / "rounds.jsonl").read_text().splitlines():

@@ -26,8 +26,8 @@ def test_a_clients_text_reaches_the_terminal_as_text(client_files, tmp_path, mon
         return train(self)
 
     monkeypatch.setattr(GraphClient, "train", wrong)
-    words = ["run", client_files(), "num_clients=3", "rounds=2", f"out={tmp_path / 'run'}"]
-    assert main(words) == 0
+    overrides = ["run", client_files(), "num_clients=3", "rounds=2", f"out={tmp_path / 'run'}"]
+    assert main(overrides) == 0
     message = capsys.readouterr().out
     assert "[/data/x]" in message
     assert "\x1b" not in message

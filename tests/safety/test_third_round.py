@@ -41,8 +41,8 @@ def with_targets(targets):
 def rows_shown(nodes, width, rate, least=0):
     """Training nodes whose features are quotients of one unit's gradients, from the first parameters of the seed."""
     graph = client_graph(0, nodes, num_features=20)
-    words = [f"model.hidden={width}", *PLAIN, f"model.dropout={rate}"]
-    client = made(GraphClient, *words, graph=graph, min_nodes=least)
+    overrides = [f"model.hidden={width}", *PLAIN, f"model.dropout={rate}"]
+    client = made(GraphClient, *overrides, graph=graph, min_nodes=least)
     sent = {name: tensor.detach().numpy().copy() for name, tensor in client.shared.items()}
     trained = dict(zip(client.shared, client.fit(list(sent.values()), {})[0], strict=True))
     first, bias = (next(n for n, a in sent.items() if a.shape == s) for s in ((20, width), (width,)))
@@ -75,8 +75,8 @@ def test_dropout_of_the_default_configuration_shows_nothing():
 def test_updates_on_changing_batches_add_up_to_the_gradient_of_one_node(node):  # noqa: F811
     """The seed tells the server who is in a batch. Under one model, twelve nodes need some twenty rounds."""
     sampled = ["train.sampler=neighbors", "train.batch_size=6", "train.fanout=[-1,-1]"]
-    words = ["model=gcn", *PLAIN[:1], *SGD[1:], *sampled, "rounds=60"]
-    client = made(GraphClient, *words, graph=client_graph(0, 24))
+    overrides = ["model=gcn", *PLAIN[:1], *SGD[1:], *sampled, "rounds=60"]
+    client = made(GraphClient, *overrides, graph=client_graph(0, 24))
     train = client.train_nodes.tolist()
     start = client.get_parameters({})
     rows, updates = [], []
@@ -87,7 +87,7 @@ def test_updates_on_changing_batches_add_up_to_the_gradient_of_one_node(node):  
         rows.append(np.isin(np.arange(len(train)), places) / len(places))
     assert np.linalg.matrix_rank(np.array(rows)) == len(train)
     solved = np.linalg.lstsq(np.array(rows), np.array(updates), rcond=None)[0]
-    alone = made(GraphClient, *words[:1], *PLAIN[:1], *SGD[1:], graph=client_graph(0, 24), min_nodes=0)
+    alone = made(GraphClient, *overrides[:1], *PLAIN[:1], *SGD[1:], graph=client_graph(0, 24), min_nodes=0)
     for place in (0, 5):
         alone.train_nodes, alone.y = client.train_nodes[place : place + 1], client.y
         alone.batch = alone.batch._replace(y=client.y[alone.train_nodes])
@@ -111,11 +111,11 @@ def test_positive_weights_leave_enough_nodes(weights):
     y[train, 0] = 0.0
     y[train[:2], 0] = 1.0
     y[:, 1] = 1 - y[:, 0]
-    words = ["task=nodes-multilabel", f"task.positive_weights=[{weights[0]},{weights[1]}]", "model.dropout=0"]
+    overrides = ["task=nodes-multilabel", f"task.positive_weights=[{weights[0]},{weights[1]}]", "model.dropout=0"]
     with pytest.raises(FedGraphError, match=r"has 2 training nodes in a step, .* at least 5 \(min_nodes\)"):
-        made(GraphClient, *words, graph=with_targets(y)).train()
-    made(GraphClient, *words, graph=with_targets(y), min_nodes=2).train()
-    made(GraphClient, words[0], "task.positive_weights=[3]", words[2], graph=with_targets(y)).train()
+        made(GraphClient, *overrides, graph=with_targets(y)).train()
+    made(GraphClient, *overrides, graph=with_targets(y), min_nodes=2).train()
+    made(GraphClient, overrides[0], "task.positive_weights=[3]", overrides[2], graph=with_targets(y)).train()
 
 
 def test_a_column_that_few_nodes_know_trains_nothing():
@@ -157,11 +157,11 @@ def test_no_step_moves_the_vector_of_a_rare_relation():
 
 
 def test_scores_of_triples_count_no_rare_relation():
-    words = [*TRIPLES[:2], "split.train=0.5", "split.val=0", "split.test=0.5"]
+    overrides = [*TRIPLES[:2], "split.train=0.5", "split.val=0", "split.test=0.5"]
     counts = {}
     for rare in (2, 40):
         for floor in (0, 5):
-            client = made(GraphClient, *words, graph=with_relations(rare), min_nodes=floor)
+            client = made(GraphClient, *overrides, graph=with_relations(rare), min_nodes=floor)
             test = client.task.items["test"][1]
             counts[rare, floor] = client.scores()["test-count"][0], len(test), int((test == 1).sum())
     assert counts[2, 0][0] == counts[2, 0][1]
@@ -191,41 +191,41 @@ def test_fgssl_contrasts_enough_nodes():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["task=links", "strategy=fedproto"], "strategy=fedproto does not serve task=links"),
         (["task=links", "train.loss=weighted"], "train.loss=weighted needs classes of nodes, and task=links has none"),
         (["strategy=fgssl", "train.sampler=neighbors"], "does not support strategy=fgssl"),
     ],
 )
-def test_a_node_checks_what_a_method_supports(node, words, message):  # noqa: F811
+def test_a_node_checks_what_a_method_supports(node, overrides, message):  # noqa: F811
     """Only an honest server did; a traceback, or statistics of a kind that ``min_nodes`` does not count."""
     policy = {"tasks": ["nodes", "links"], "samplers": ["none", "neighbors"]}
-    assert message in node(*words, policy=policy).request("describe")
+    assert message in node(*overrides, policy=policy).request("describe")
 
 
 @pytest.mark.parametrize(
-    "words", ["strategy.objective=[prox]", "strategy.personalization=head", "strategy.variates=scaffold"]
+    "overrides", ["strategy.objective=[prox]", "strategy.personalization=head", "strategy.variates=scaffold"]
 )
-def test_a_listed_method_has_no_other_parts(node, words):  # noqa: F811
+def test_a_listed_method_has_no_other_parts(node, overrides):  # noqa: F811
     for listed in ("fedavg", "fedgraph_flwr.clients.base:GraphClient"):
-        if listed == "fedavg" or "variates" in words:
-            assert "refuses strategy=fedavg" in node(words, policy={"strategies": [listed]}).request("describe")
+        if listed == "fedavg" or "variates" in overrides:
+            assert "refuses strategy=fedavg" in node(overrides, policy={"strategies": [listed]}).request("describe")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["task=links", "task.negatives=1000"],
         ["task=links", "task.candidates=100000"],
         ["task=links", "task.disjoint=0", "task.negatives=300"],
     ],
 )
-def test_pairs_are_counted_before_they_are_drawn(node, words):  # noqa: F811
+def test_pairs_are_counted_before_they_are_drawn(node, overrides):  # noqa: F811
     """1,000 negatives of a million edges, 1,024 numbers each, exhausted the memory."""
     policy = {"tasks": ["links"], "max_parameters": 3_000, "min_nodes": 1}
-    assert "numbers in pairs that are compared at once" in node(*words, policy=policy).request("describe")
-    assert not isinstance(node(words[0], policy=policy).request("describe"), str)
+    assert "numbers in pairs that are compared at once" in node(*overrides, policy=policy).request("describe")
+    assert not isinstance(node(overrides[0], policy=policy).request("describe"), str)
 
 
 def test_vectors_of_nodes_are_counted_before_they_are_drawn(node, monkeypatch):  # noqa: F811
@@ -270,13 +270,13 @@ def test_new_settings_do_not_fill_the_disk(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [["task=edges"], ["task=triples"], ["task=triples", "model=embedding"], ["task=links"]]
+    "overrides", [["task=edges"], ["task=triples"], ["task=triples", "model=embedding"], ["task=links"]]
 )
-def test_clipping_covers_the_readout(node, words):  # noqa: F811
+def test_clipping_covers_the_readout(node, overrides):  # noqa: F811
     """Weights of edges' readouts and vectors of relations are as bounded as the rest, and nothing else leaves."""
     private = ["strategy.weighting=uniform", "privacy.dp=client_fixed", "privacy.noise_multiplier=1"]
     private += ["privacy.scores=none", "privacy.clipping_norm=0.01", "train.local_steps=3", "train.lr=1"]
-    asked = node(*words, *private, size=40, policy={"tasks": ["edges", "triples", "links"], "min_nodes": 2})
+    asked = node(*overrides, *private, size=40, policy={"tasks": ["edges", "triples", "links"], "min_nodes": 2})
     with_relations().save(asked.context.node_config["graph"])
     model = model_of(asked)
     reply = asked.request("train", 1, {"model": model})
@@ -286,11 +286,11 @@ def test_clipping_covers_the_readout(node, words):  # noqa: F811
     assert apart.keys() == model.keys()
     norm = np.sqrt(sum(float((a.astype(np.float64) ** 2).sum()) for a in apart.values()))
     assert norm == pytest.approx(0.01, rel=1e-3)
-    assert words == ["task=links"] or any(a.any() for name, a in apart.items() if name.startswith("readout."))
+    assert overrides == ["task=links"] or any(a.any() for name, a in apart.items() if name.startswith("readout."))
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["task=nodes-regression"],
         ["task=nodes-regression", "evaluation.metric=mae"],
@@ -298,7 +298,7 @@ def test_clipping_covers_the_readout(node, words):  # noqa: F811
         ["task=triples", "evaluation.metric=mr"],
     ],
 )
-def test_no_noise_covers_a_score_without_bounds(words):
+def test_no_noise_covers_a_score_without_bounds(overrides):
     private = ["strategy.weighting=uniform", "privacy.dp=client_fixed", "privacy.noise_multiplier=1"]
     with pytest.raises(FedGraphError, match=r"privacy.scores=noised needs a metric with values in \[0, 1\]"):
-        from_run_config({"overrides": " ".join([*words, *private, "privacy.scores=noised"])}, foreign=True)
+        from_run_config({"overrides": " ".join([*overrides, *private, "privacy.scores=noised"])}, foreign=True)
