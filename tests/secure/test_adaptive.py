@@ -63,7 +63,7 @@ def _bits(messages):
 
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
 def test_all_three_sides_clip_and_adapt_alike(run, silent, strategy):
-    words = [
+    overrides = [
         f"strategy={strategy}",
         UNIFORM,
         "rounds=4",
@@ -71,8 +71,8 @@ def test_all_three_sides_clip_and_adapt_alike(run, silent, strategy):
         "model.dropout=0",
         "privacy.noise_multiplier=1",
     ]
-    words += ["privacy.clipping_norm=0.3", "privacy.clipping_quantile=0.4", "privacy.clipping_rate=1"]
-    done = {side: run(*words, *extra, f"privacy.dp={side}_adaptive") for side, extra in SIDES.items()}
+    overrides += ["privacy.clipping_norm=0.3", "privacy.clipping_quantile=0.4", "privacy.clipping_rate=1"]
+    done = {side: run(*overrides, *extra, f"privacy.dp={side}_adaptive") for side, extra in SIDES.items()}
     expected = done["server"]
     norms = [r["privacy"]["clipping_norms"][MODEL] for r in expected.rounds]
     assert len(set(norms)) == 4
@@ -84,13 +84,13 @@ def test_all_three_sides_clip_and_adapt_alike(run, silent, strategy):
             )
         for name, array in expected.arrays.items():
             np.testing.assert_allclose(found.arrays[name], array, atol=1e-4, err_msg=f"{side} {name}")
-    fixed = run(*words, "privacy.dp=server_fixed")
+    fixed = run(*overrides, "privacy.dp=server_fixed")
     assert not np.allclose(fixed.arrays["head.weight"], expected.arrays["head.weight"], atol=1e-3)
 
 
 def test_the_norms_are_those_of_an_independent_computation(run, silent, monkeypatch):
     """From the messages of a run in the clear: each client's update, its bit, and the next round's norm."""
-    words = [
+    overrides = [
         UNIFORM,
         "rounds=5",
         "privacy.dp=server_adaptive",
@@ -98,7 +98,7 @@ def test_the_norms_are_those_of_an_independent_computation(run, silent, monkeypa
         "privacy.clipping_norm=0.2",
     ]
     with recorded_messages(monkeypatch) as messages:
-        done = run(*words, "privacy.clipping_quantile=0.7", "privacy.clipping_rate=0.5")
+        done = run(*overrides, "privacy.clipping_quantile=0.7", "privacy.clipping_rate=0.5")
 
     def flat(content):
         arrays = from_record(content[MODEL])
@@ -139,10 +139,10 @@ def test_the_quantile_of_given_norms_is_reached(quantile):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0.001, 100.0])
 def test_a_run_reaches_its_quantile_from_either_side(run, monkeypatch, first):
-    words = [UNIFORM, "rounds=60", "model.hidden=4", "evaluation.every=60"]
-    words += ["privacy.dp=client_adaptive", f"privacy.clipping_norm={first}", "privacy.clipping_rate=1"]
+    overrides = [UNIFORM, "rounds=60", "model.hidden=4", "evaluation.every=60"]
+    overrides += ["privacy.dp=client_adaptive", f"privacy.clipping_norm={first}", "privacy.clipping_rate=1"]
     with recorded_messages(monkeypatch) as messages:
-        run(*words)
+        run(*overrides)
     within = np.reshape(_bits(messages), (60, 3)) + 0.5
     assert within[0].mean() == (first == 100.0)
     assert within[30:].mean() == pytest.approx(0.5, abs=0.08)
@@ -157,8 +157,8 @@ def test_the_noise_is_as_wide_as_the_split_says(monkeypatch):
             return np.zeros(size)
 
     monkeypatch.setattr(noise, "source", Unit)
-    words = [UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=4", "num_clients=3"]
-    privacy, zero = Privacy(compose([*words, "privacy.clipping_norm=0.5"])), {"w": np.zeros(4)}
+    overrides = [UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=4", "num_clients=3"]
+    privacy, zero = Privacy(compose([*overrides, "privacy.clipping_norm=0.5"])), {"w": np.zeros(4)}
     bits = [{"a": np.array([0.5]), "b": np.array([-0.5])}] * 3
     values = {group: Terms(zero, [zero] * 3, [1.0] * 3, 3.0) for group in ("a", "b")}
     privacy.release({**values, CLIPPED: Terms({}, bits, [1.0] * 3, 1.0)})
@@ -223,11 +223,11 @@ def _exact_epsilon(delta, mechanisms, releases, step=1e-4):
 
 
 def test_a_resumed_run_goes_on_with_its_norms(run, silent):
-    words = [UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=1", "checkpoint_every=2"]
-    words += ["privacy.clipping_norm=0.05", "privacy.clipping_rate=1", "dtype=float64"]
-    half = run(*words, "rounds=2")
-    again = run(*words, "rounds=4", f"resume={half.out}", f"out={half.out}")
-    whole = run(*words, "rounds=4")
+    overrides = [UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=1", "checkpoint_every=2"]
+    overrides += ["privacy.clipping_norm=0.05", "privacy.clipping_rate=1", "dtype=float64"]
+    half = run(*overrides, "rounds=2")
+    again = run(*overrides, "rounds=4", f"resume={half.out}", f"out={half.out}")
+    whole = run(*overrides, "rounds=4")
     norms = [[r["privacy"]["clipping_norms"][MODEL] for r in one.rounds] for one in (again, whole)]
     assert norms[0] == norms[1]
     assert len(set(norms[0])) > 2
@@ -277,7 +277,7 @@ def test_a_client_that_sends_another_bit_is_refused_by_name(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["privacy.clipping_count_noise=1.9"], r"privacy.noise_multiplier=4: expected more than 2"),
         (
@@ -292,6 +292,6 @@ def test_a_client_that_sends_another_bit_is_refused_by_name(run, monkeypatch):
         (["strategy=fedtgp"], "covers means and sums"),
     ],
 )
-def test_what_does_not_fit_is_refused(run, words, message):
+def test_what_does_not_fit_is_refused(run, overrides, message):
     with pytest.raises(FedGraphError, match=message):
-        run(UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=4", "rounds=1", *words)
+        run(UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=4", "rounds=1", *overrides)

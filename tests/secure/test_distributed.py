@@ -107,11 +107,11 @@ def silent(monkeypatch):
 
 @pytest.mark.parametrize("form", ["fedavg", "fednova train.local_steps_by_client=[1,2,4]", "scaffold", "fedproto"])
 def test_without_its_noise_a_run_is_that_of_clients_that_clip(run, silent, monkeypatch, form):
-    words = [f"strategy={form.split()[0]}", *form.split()[1:], "rounds=2", "dtype=float64", "model.dropout=0"]
-    found = run(*words, *NOISY)
+    overrides = [f"strategy={form.split()[0]}", *form.split()[1:], "rounds=2", "dtype=float64", "model.dropout=0"]
+    found = run(*overrides, *NOISY)
     monkeypatch.setattr(noise, "source", type("Silent", (), {"normal": lambda self, scale, size: np.zeros(size)}))
     plain = [NOISY[0], "privacy.dp=client_fixed", *NOISY[4:]]
-    expected = run(*words, *plain)
+    expected = run(*overrides, *plain)
     assert found.summary["failures"] == {}
     for name, array in expected.arrays.items():
         np.testing.assert_allclose(found.arrays[name], array, atol=1e-4, err_msg=name)
@@ -119,8 +119,8 @@ def test_without_its_noise_a_run_is_that_of_clients_that_clip(run, silent, monke
 
 def test_a_run_has_as_much_noise_as_said(run, monkeypatch):
     """Three of three answer where two suffice: the noise is √(3/2) times as wide as booked, and new in each run."""
-    words = [*NOISY[:-1], "privacy.clipping_norm=1", "rounds=1", "model.hidden=128"]
-    noisy = [run(*words) for _ in range(2)]
+    overrides = [*NOISY[:-1], "privacy.clipping_norm=1", "rounds=1", "model.hidden=128"]
+    noisy = [run(*overrides) for _ in range(2)]
     flat = [np.concatenate([a.ravel() for a in one.arrays.values()]).astype(float) for one in noisy]
     spread = (flat[0] - flat[1]).std() / math.sqrt(2)
     assert spread == pytest.approx(4 / 3 * math.sqrt(3 / 2), rel=5 / math.sqrt(2 * flat[0].size))
@@ -135,11 +135,11 @@ def test_a_client_that_falls_leaves_enough_noise_and_the_same_divisor(run, silen
         return train(self)
 
     monkeypatch.setattr(GraphClient, "train", fails)
-    words = ["rounds=1", "dtype=float64", "model.dropout=0"]
-    found = run(*words, *NOISY, "num_clients=3")
+    overrides = ["rounds=1", "dtype=float64", "model.dropout=0"]
+    found = run(*overrides, *NOISY, "num_clients=3")
     assert found.summary["failures"]
     monkeypatch.setattr(noise, "source", type("Silent", (), {"normal": lambda self, scale, size: np.zeros(size)}))
-    expected = run(*words, NOISY[0], "privacy.dp=client_fixed", *NOISY[4:])
+    expected = run(*overrides, NOISY[0], "privacy.dp=client_fixed", *NOISY[4:])
     for name, array in expected.arrays.items():
         np.testing.assert_allclose(found.arrays[name], array, atol=1e-4, err_msg=name)
 
@@ -160,17 +160,17 @@ def test_a_round_with_fewer_survivors_than_the_noise_is_made_for_ends_the_run(ru
 def test_the_record_says_who_adds_the_noise_and_the_budget_ends_the_run(run):
     rules = PrivacyConfig("distributed", 4, clipping_norm=0.05, secagg=True, secagg_bits=20)
     budget = cost(rules, 3, 3) * 1.001
-    words = [*NOISY, f"privacy.epsilon_budget={budget}", "rounds=9", "checkpoint_every=2"]
-    done = run(*words)
+    overrides = [*NOISY, f"privacy.epsilon_budget={budget}", "rounds=9", "checkpoint_every=2"]
+    done = run(*overrides)
     assert [r["round"] for r in done.rounds] == [1, 2, 3]
     assert done.summary["privacy"]["epsilon"] == cost(rules, 3, 3)
     assert done.summary["privacy"]["noise"] == "distributed"
-    again = run(*words, f"resume={done.out}", f"out={done.out}")
+    again = run(*overrides, f"resume={done.out}", f"out={done.out}")
     assert again.summary["privacy"]["releases"] == 3, "round 2's checkpoint booked ahead what the budget left"
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         ([*NOISY, "privacy.secagg=false"], "each client adds only a share of the noise: set privacy.secagg=true"),
         ([*NOISY, "privacy.secagg_bits=24"], "<= 20 for accurate noise, got 24: set privacy.secagg_bits=20"),
@@ -180,6 +180,6 @@ def test_the_record_says_who_adds_the_noise_and_the_budget_ends_the_run(run):
         ([*NOISY, "strategy=fedtgp"], "privacy.dp=distributed covers means and sums"),
     ],
 )
-def test_what_the_noise_would_not_cover_is_refused(run, words, message):
+def test_what_the_noise_would_not_cover_is_refused(run, overrides, message):
     with pytest.raises(FedGraphError, match=message):
-        run(*words)
+        run(*overrides)

@@ -565,8 +565,8 @@ def test_numba_finds_the_points_of_python(monkeypatch):
     drawn = np.random.default_rng(0)
     numbers = [int.from_bytes(drawn.bytes(32), "little") % P for _ in range(2000)]
     numbers += [0, 1, 2, 4, P - 1, *(2**k for k in (63, 64, 65, 128, 192, 254))]
-    words = [np.frombuffer(b"".join(n.to_bytes(32, "little") for n in each), "<u8") for each in (numbers, [P])]
-    assert symbols(words[0].reshape(-1, 4), words[1]).tolist() == [jacobi(number) for number in numbers]
+    overrides = [np.frombuffer(b"".join(n.to_bytes(32, "little") for n in each), "<u8") for each in (numbers, [P])]
+    assert symbols(overrides[0].reshape(-1, 4), overrides[1]).tolist() == [jacobi(number) for number in numbers]
     values = [b"%d" % i for i in range(100)]
     expected = points(values, b"purpose")
     monkeypatch.setattr(matching, "MANY", 1)
@@ -958,9 +958,9 @@ def test_a_file_without_parties_is_refused(files):
 def test_the_example_goes_from_tables_of_banks_to_predictions(tmp_path):
     """The script of `examples/banks`, shortened, in a process of its own."""
     script = ROOT / "examples" / "banks" / "between_banks.py"
-    words = ["--accounts", "240", "--seeds", "2", "--rounds", "2"]
+    args = ["--accounts", "240", "--seeds", "2", "--rounds", "2"]
     environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(script), str(tmp_path / "work"), *words]
+    command = [sys.executable, str(script), str(tmp_path / "work"), *args]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     table = done.stdout.partition("95 % interval over 2 seeds")[2]

@@ -206,8 +206,8 @@ def test_every_method_ends_as_without_or_is_refused(method, go):  # noqa: F811
         ):
             check_method(compose([f"strategy={method}", SECURE]))
         return
-    words = ["rounds=2", "train.optimizer=sgd", *EXACT]  # Adam divides rounding by vanishing gradients
-    plain, found = go(method, *words), go(method, *words, SECURE)
+    overrides = ["rounds=2", "train.optimizer=sgd", *EXACT]  # Adam divides rounding by vanishing gradients
+    plain, found = go(method, *overrides), go(method, *overrides, SECURE)
     assert found.summary["failures"] == {}
     masked = 2 if "moments_sum" in found.summary["bytes_by_phase"] else 1
     assert found.summary["exchanges_per_round"] == plain.summary["exchanges_per_round"] + 3 * masked
@@ -260,9 +260,9 @@ def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypat
     """FedOMD: each layer's range travels as it is, or is not asked for; moments and model are terms of sums."""
     with pytest.raises(FedGraphError, match=r"a largest value is not a sum.*privacy\.reveal=\[range\]"):
         go("fedomd", "rounds=2", SECURE)
-    for words, seen in ((["privacy.reveal=[range]"], {"range"}), (["strategy.cmd_range=unit"], set())):
+    for overrides, seen in ((["privacy.reveal=[range]"], {"range"}), (["strategy.cmd_range=unit"], set())):
         with monkeypatch.context() as patch, recorded_messages(patch) as messages:
-            finished = go("fedomd", "rounds=2", SECURE, *words)
+            finished = go("fedomd", "rounds=2", SECURE, *overrides)
         assert finished.summary["failures"] == {}
         plain, masked = answered(messages)
         assert plain == seen
@@ -299,8 +299,8 @@ def test_coefficients_that_are_handed_on_travel_beside_the_sum_and_the_user_is_t
     ("name", "exchange"), [("moments_sum", "one_phase"), ("means", "two_phase"), ("moments_about", "two_phase")]
 )
 def test_a_client_gives_no_statistics_that_are_no_term_of_a_sum(name, exchange):
-    words = ["strategy=fedomd", "num_clients=3", "model.hidden=8", SECURE, f"strategy.exchange={exchange}"]
-    client = FedOMDClient(compose(words), client_graph(0))
+    overrides = ["strategy=fedomd", "num_clients=3", "model.hidden=8", SECURE, f"strategy.exchange={exchange}"]
+    client = FedOMDClient(compose(overrides), client_graph(0))
     model = {name: to_numpy(tensor) for name, tensor in client.shared.items()}
     groups = {MODEL: model, "point": {"mean": np.zeros((3, 8), np.float32)}}
     with pytest.raises(RunFailed, match="client 0: the server requested an unmasked reply in round 0, which"):
@@ -322,13 +322,13 @@ def falling(monkeypatch, *falls):
 
 def test_clients_may_fall_at_every_step(run, monkeypatch):
     """Those that never gave an answer to ``train`` are left out as they are without secure aggregation."""
-    words = ["rounds=5", "strategy.min_clients=2", "train.optimizer=sgd", *EXACT, "privacy.secagg_threshold=0.6"]
+    overrides = ["rounds=5", "strategy.min_clients=2", "train.optimizer=sgd", *EXACT, "privacy.secagg_threshold=0.6"]
     lost = [(1, "train", 3), (2, "train", 0), (3, "train", 1)]
     with monkeypatch.context() as patch:
         falling(patch, *lost)
-        plain = run(*words, sizes=FOUR)
+        plain = run(*overrides, sizes=FOUR)
     falling(monkeypatch, (1, "secagg_keys", 3), (2, "secagg_shares", 0), (3, "train", 1), (4, "unmask", 2))
-    found = run(*words, SECURE, sizes=FOUR)
+    found = run(*overrides, SECURE, sizes=FOUR)
     for name, array in plain.arrays.items():
         np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-9, err_msg=name)
 
@@ -360,21 +360,21 @@ def test_a_client_that_lies_about_a_share_ends_the_run(run, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedomd"])
 def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
-    words = [f"strategy={method}", SECURE, "rounds=4", "strategy.fraction=0.75"]
-    words += ["strategy.cmd_range=unit"] if method == "fedomd" else []
-    whole = run(*words, sizes=FOUR)
-    half = run(*words, "rounds=2", "checkpoint_every=1", sizes=FOUR)
+    overrides = [f"strategy={method}", SECURE, "rounds=4", "strategy.fraction=0.75"]
+    overrides += ["strategy.cmd_range=unit"] if method == "fedomd" else []
+    whole = run(*overrides, sizes=FOUR)
+    half = run(*overrides, "rounds=2", "checkpoint_every=1", sizes=FOUR)
     for file in half.out.rglob("*.safetensors"):
         assert not [name for name in read_tensors(file)[0] if "secagg" in name], "keys are filed in no checkpoint"
     session.forget(0)
-    resumed = run(*words, f"resume={half.out}", f"out={half.out}", sizes=FOUR)
+    resumed = run(*overrides, f"resume={half.out}", f"out={half.out}", sizes=FOUR)
     assert_same_arrays(resumed.arrays, whole.arrays)
     monkeypatch.setattr(InlineGrid, "_call", call_fresh)
-    assert_same_arrays(run(*words, sizes=FOUR).arrays, whole.arrays)
+    assert_same_arrays(run(*overrides, sizes=FOUR).arrays, whole.arrays)
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("overrides", "sentence"),
     [
         (["privacy.secagg_threshold=0.5"], r"privacy.secagg_threshold must be in \(0.5, 1\], got 0.5"),
         (["privacy.secagg_bits=60"], r"privacy.secagg_bits must be in \[8, 48\], got 60"),
@@ -399,9 +399,9 @@ def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
         (["num_clients=10", "strategy.fraction=0.2"], "but this run has 2"),
     ],
 )
-def test_what_cannot_be_summed_is_refused_before_clients_start(words, sentence):
+def test_what_cannot_be_summed_is_refused_before_clients_start(overrides, sentence):
     with pytest.raises(FedGraphError, match=sentence):
-        check_method(compose([SECURE, *words]))
+        check_method(compose([SECURE, *overrides]))
 
 
 def test_a_reply_that_a_client_does_not_declare_never_leaves(run, monkeypatch):
