@@ -104,8 +104,8 @@ LIAR = ["adversary.kind=sign_flip", "adversary.clients=[1]"]
 
 @pytest.mark.slow
 def test_one_liar_of_three_ruins_the_mean_and_not_the_median(run):
-    def accuracy(*words, clients=3):
-        return run(*WORDS, *words, sizes=(0,) * clients).summary["test_accuracy"]
+    def accuracy(*overrides, clients=3):
+        return run(*WORDS, *overrides, sizes=(0,) * clients).summary["test_accuracy"]
 
     honest = accuracy()
     assert honest > 0.85
@@ -132,7 +132,7 @@ def test_groups_of_a_model_go_through_a_rule_as_one(run, monkeypatch, method, na
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["strategy.aggregator=mode"], "strategy.aggregator 'mode' is unknown"),
         (["strategy.byzantine=-1"], "strategy.byzantine must be >= 0"),
@@ -150,10 +150,10 @@ def test_groups_of_a_model_go_through_a_rule_as_one(run, monkeypatch, method, na
         (["strategy.aggregator=median", "privacy.dp=client_fixed", "strategy.weighting=uniform"], "not to a median"),
     ],
 )
-def test_what_a_rule_cannot_do_is_said_before_any_client_starts(run, monkeypatch, words, message):
+def test_what_a_rule_cannot_do_is_said_before_any_client_starts(run, monkeypatch, overrides, message):
     monkeypatch.setattr("fedgraph_flwr.clients.session._find", lambda *_: pytest.fail("a client started"))
     with pytest.raises(FedGraphError, match=message):
-        run(*words)
+        run(*overrides)
 
 
 def test_clients_that_fail_may_leave_too_few(run, monkeypatch):
@@ -173,8 +173,8 @@ def test_clients_that_fail_may_leave_too_few(run, monkeypatch):
 
 
 def test_shared_coefficients_have_no_rule():
-    words = ["strategy=fedhgn", "strategy.private_schema=false", "strategy.shared=[coefficients,common]"]
-    cfg = compose([*words, "strategy.aggregator=median"])
+    overrides = ["strategy=fedhgn", "strategy.private_schema=false", "strategy.shared=[coefficients,common]"]
+    cfg = compose([*overrides, "strategy.aggregator=median"])
     from fedgraph_flwr.runs.checks import check_method
 
     with pytest.raises(FedGraphError, match="coefficients are averaged over the clients that hold a type"):

@@ -48,13 +48,13 @@ def test_a_draw_follows_from_seed_and_stream_and_not_from_the_order():
 
 def test_a_run_that_began_with_the_former_rule_keeps_it(run, monkeypatch):
     """Checkpoints of the release before record no rule; a new run does not draw as they do."""
-    words = ["strategy.fraction=0.34", "checkpoint_every=2"]
+    overrides = ["strategy.fraction=0.34", "checkpoint_every=2"]
     with monkeypatch.context() as former:
         former.setattr(cohorts, "LOWEST_HASHES", CHOICE)
-        whole, half = run(*words, "rounds=6"), run(*words, "rounds=2")
-    resumed = run(*words, "rounds=6", f"resume={half.out}", f"out={half.out}")
+        whole, half = run(*overrides, "rounds=6"), run(*overrides, "rounds=2")
+    resumed = run(*overrides, "rounds=6", f"resume={half.out}", f"out={half.out}")
     same_result(resumed, whole)
-    again = run(*words, "rounds=8", f"resume={half.out}", f"out={half.out}")
+    again = run(*overrides, "rounds=8", f"resume={half.out}", f"out={half.out}")
     assert [r["cohort"] for r in again.rounds[:6]] == [r["cohort"] for r in whole.rounds]
     assert [r["cohort"] for r in again.rounds[6:]] == [draw(range(3), 1, 0, "cohort", r, rule=CHOICE) for r in (7, 8)]
-    assert [r["cohort"] for r in run(*words, "rounds=6").rounds] != [r["cohort"] for r in whole.rounds]
+    assert [r["cohort"] for r in run(*overrides, "rounds=6").rounds] != [r["cohort"] for r in whole.rounds]

@@ -38,11 +38,11 @@ def test_a_panel_is_the_same_in_every_round(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["strategy=fedavg"], ["strategy=ditto"], ["strategy=fedper"]])
-def test_clients_that_take_no_part_are_not_asked_and_a_resumed_run_is_the_same(run, words, monkeypatch):
+@pytest.mark.parametrize("overrides", [["strategy=fedavg"], ["strategy=ditto"], ["strategy=fedper"]])
+def test_clients_that_take_no_part_are_not_asked_and_a_resumed_run_is_the_same(run, overrides, monkeypatch):
     """Beyond who they are: they file no state, and a resumed run does not look for it."""
-    words = [*WORDS, *words, "evaluation.clients=cohort"]
-    whole = run(*words, "rounds=6", sizes=SIZES)
+    overrides = [*WORDS, *overrides, "evaluation.clients=cohort"]
+    whole = run(*overrides, "rounds=6", sizes=SIZES)
     seen = set()
     answer = session.GraphClient.reply
     monkeypatch.setattr(
@@ -53,10 +53,10 @@ def test_clients_that_take_no_part_are_not_asked_and_a_resumed_run_is_the_same(r
             answer(self, phase, groups, config),
         )[1],
     )
-    half = run(*words, sizes=SIZES)
+    half = run(*overrides, sizes=SIZES)
     took_part = {client for record in half.rounds for client in (*record["cohort"], *record["scored_by"])}
     assert seen == took_part < set(range(12))
-    resumed = run(*words, "rounds=6", f"resume={half.out}", f"out={half.out}", sizes=SIZES)
+    resumed = run(*overrides, "rounds=6", f"resume={half.out}", f"out={half.out}", sizes=SIZES)
     same_result(resumed, whole)
 
 

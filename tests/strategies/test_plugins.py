@@ -147,8 +147,8 @@ def test_what_needs_single_clients_values_is_refused_with_the_reason(kind, prote
 def test_privacy_bounds_and_books_all_that_leaves(run, kind, protection):
     Statistic.seen.clear()
     Exchange.seen.clear()
-    words = [*words_of(kind), *PROTECTIONS[protection], "dtype=float64", "train.optimizer=sgd"]
-    one, three = run(*words, "rounds=1"), run(*words, "rounds=3")
+    overrides = [*words_of(kind), *PROTECTIONS[protection], "dtype=float64", "train.optimizer=sgd"]
+    one, three = run(*overrides, "rounds=1"), run(*overrides, "rounds=3")
     assert three.summary["privacy"]["releases"] == 3 * (2 if kind == "exchange" else 1)
     groups, factor = (2 if kind == "statistic" else 1), (2 if kind == "optimiser" else 1)
     moved = np.linalg.norm(np.concatenate([(three.arrays[n] - one.arrays[n]).ravel() for n in one.arrays]))
@@ -164,10 +164,10 @@ def test_privacy_bounds_and_books_all_that_leaves(run, kind, protection):
 def test_secure_sums_mask_all_that_leaves_and_change_no_result(run, kind, monkeypatch):
     Statistic.seen.clear()
     Exchange.seen.clear()
-    words = [*words_of(kind), "dtype=float64", "train.optimizer=sgd", "rounds=2"]
-    plain = run(*words)
+    overrides = [*words_of(kind), "dtype=float64", "train.optimizer=sgd", "rounds=2"]
+    plain = run(*overrides)
     with recorded_messages(monkeypatch) as messages:
-        secure = run(*words, *PROTECTIONS["secagg"])
+        secure = run(*overrides, *PROTECTIONS["secagg"])
     for name, array in plain.arrays.items():
         np.testing.assert_allclose(secure.arrays[name], array, atol=1e-8)
     for seen in (Statistic.seen, Exchange.seen):
@@ -215,11 +215,11 @@ def test_an_undeclared_statistic_never_leaves(run, monkeypatch):
 
 
 def test_both_sides_must_declare_the_same():
-    words = [f"strategy={HERE}:Statistic", "num_clients=3"]
+    overrides = [f"strategy={HERE}:Statistic", "num_clients=3"]
     with pytest.raises(
         FedGraphError, match="Statistic and GraphClient declare 'statistic' of phase 'train' differently"
     ):
-        check_method(compose(words))
+        check_method(compose(overrides))
 
 
 @pytest.mark.parametrize(

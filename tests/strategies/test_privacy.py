@@ -67,8 +67,8 @@ def test_updates_are_scaled_to_the_norm(run, monkeypatch, no_noise, dp):
     expected = np.mean([u * min(1, norm / np.linalg.norm(u)) for u in updates], axis=0)
     assert np.linalg.norm(expected - np.mean(updates, axis=0)) > 1e-4
     with recorded_messages(monkeypatch) as messages:
-        words = [f"privacy.dp={dp}", f"privacy.clipping_norm={norm}", "privacy.noise_multiplier=1"]
-        clipped = run(UNIFORM, "rounds=1", *words)
+        overrides = [f"privacy.dp={dp}", f"privacy.clipping_norm={norm}", "privacy.noise_multiplier=1"]
+        clipped = run(UNIFORM, "rounds=1", *overrides)
     step, replies = _step(messages, clipped)
     np.testing.assert_allclose(step, expected, atol=1e-6)
     longest = max(np.linalg.norm(u) for u in replies)
@@ -117,12 +117,12 @@ def test_a_clipped_model_is_no_longer_than_the_norm_after_rounding(bound):
 
 
 def test_who_sends_more_than_the_norm_is_refused_by_name(run):
-    words = [UNIFORM, "rounds=1", "privacy.dp=client_fixed", "privacy.clipping_norm=0.01"]
-    liar = run(*words, "adversary.kind=scaling", "adversary.strength=1.1", "adversary.clients=[1]")
+    overrides = [UNIFORM, "rounds=1", "privacy.dp=client_fixed", "privacy.clipping_norm=0.01"]
+    liar = run(*overrides, "adversary.kind=scaling", "adversary.strength=1.1", "adversary.clients=[1]")
     (who, reason), *others = liar.summary["failures"].items()
     assert (who, others) == ("1 (train)", [])
     assert "client 1 replied with an update of L2 norm 0.011" in reason
-    server = [w.replace("client_fixed", "server_fixed") for w in words] + ["privacy.noise_multiplier=1"]
+    server = [w.replace("client_fixed", "server_fixed") for w in overrides] + ["privacy.noise_multiplier=1"]
     assert run(*server, *LIAR).summary["failures"] == {}
 
 
@@ -140,9 +140,9 @@ def test_a_client_without_training_nodes_adds_nothing(run, monkeypatch, no_noise
 
 
 def test_the_noise_is_as_wide_as_said_and_new_in_every_run(run):
-    words = [UNIFORM, "rounds=1", "privacy.dp=client_fixed", "model.hidden=256"]
-    still = run(*words)
-    noisy = [run(*words, "privacy.noise_multiplier=2") for _ in range(2)]
+    overrides = [UNIFORM, "rounds=1", "privacy.dp=client_fixed", "model.hidden=256"]
+    still = run(*overrides)
+    noisy = [run(*overrides, "privacy.noise_multiplier=2") for _ in range(2)]
     noise = [_flat(n.arrays) - _flat(still.arrays) for n in noisy]
     size = noise[0].size
     for one in noise:  # z C / n, to five standard errors
@@ -163,8 +163,8 @@ def test_epsilon_is_that_of_an_independent_accountant(noise, releases, delta):
 
 
 def test_epsilon_grows_with_every_release(run):
-    words = [UNIFORM, "privacy.dp=client_fixed", "privacy.noise_multiplier=4", "privacy.delta=1e-4", "rounds=4"]
-    finished = run(*words)
+    overrides = [UNIFORM, "privacy.dp=client_fixed", "privacy.noise_multiplier=4", "privacy.delta=1e-4", "rounds=4"]
+    finished = run(*overrides)
     spent = [r["privacy"]["epsilon"] for r in finished.rounds]
     assert spent == [epsilon_at(1e-4, 4, t) for t in (1, 2, 3, 4)] == sorted(spent)
     assert finished.summary["privacy"] == {"epsilon": spent[-1], "delta": 1e-4, "releases": 4}
@@ -172,12 +172,12 @@ def test_epsilon_grows_with_every_release(run):
 
 def test_a_run_ends_before_the_release_that_exceeds_its_budget(run):
     budget = epsilon_at(1e-5, 4, 3) * 1.01
-    words = [*NOISY, f"privacy.epsilon_budget={budget}", "checkpoint_every=2"]
-    finished = run(*words, "rounds=9")
+    overrides = [*NOISY, f"privacy.epsilon_budget={budget}", "checkpoint_every=2"]
+    finished = run(*overrides, "rounds=9")
     assert [r["round"] for r in finished.rounds] == [1, 2, 3]
     assert finished.summary["privacy"]["epsilon"] <= budget == finished.summary["privacy"]["budget"]
     assert "metrics" in finished.rounds[-1]
-    again = run(*words, "rounds=9", f"resume={finished.out}", f"out={finished.out}")
+    again = run(*overrides, "rounds=9", f"resume={finished.out}", f"out={finished.out}")
     assert again.summary["privacy"]["releases"] == 3  # round 2's checkpoint booked what the budget left, and no more
     assert len(again.rounds) == 2
 
@@ -200,14 +200,17 @@ def test_no_score_and_no_loss_travels_where_none_is_wanted(run, monkeypatch, cap
 @pytest.mark.slow
 def test_noised_scores_are_means_with_the_models_noise_and_count_as_releases(run, capsys):
     """2 scores of 3 clients: noise of deviation z √2 / 3 on each mean, one release for each of 30 rounds beside its model."""
-    words = [
+    overrides = [
         UNIFORM,
         "privacy.dp=client_fixed",
         "privacy.noise_multiplier=0.9",
         "privacy.clipping_norm=1e-6",
         "rounds=30",
     ]
-    still, done = run(*words), run(*words, "privacy.scores=noised")  # updates so short that the model stays as it was
+    still, done = (
+        run(*overrides),
+        run(*overrides, "privacy.scores=noised"),
+    )  # updates so short that the model stays as it was
     assert done.summary["privacy"]["releases"] == 60
     assert done.rounds[9]["privacy"]["releases"] == 10 + 10, "its own scores among them"
     names = sorted(done.rounds[0]["metrics"])
@@ -262,7 +265,7 @@ def test_no_resumption_under_counts_what_was_released(run, monkeypatch, tmp_path
 
     monkeypatch.setattr(Privacy, "release", counted)
 
-    def attempt(dies_after, *words):
+    def attempt(dies_after, *overrides):
         nonlocal released
         bound = released + dies_after if dies_after else math.inf
 
@@ -274,7 +277,7 @@ def test_no_resumption_under_counts_what_was_released(run, monkeypatch, tmp_path
 
         with monkeypatch.context() as patch:
             patch.setattr(Privacy, "release", dies)
-            return run(*NOISY, "rounds=8", f"out={tmp_path / 'run'}", *words)
+            return run(*NOISY, "rounds=8", f"out={tmp_path / 'run'}", *overrides)
 
     again = f"resume={tmp_path / 'run'}"
     with pytest.raises(KeyboardInterrupt):
@@ -309,7 +312,7 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (
             ["strategy=fedomd"],
@@ -345,13 +348,13 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
         ([UNIFORM, "privacy.clipping_norm=0"], "privacy.clipping_norm must be > 0"),
     ],
 )
-def test_what_cannot_be_covered_is_refused(run, words, message):
+def test_what_cannot_be_covered_is_refused(run, overrides, message):
     with pytest.raises(FedGraphError, match=message):
-        run(*words, "privacy.dp=server_fixed", "privacy.noise_multiplier=1")
+        run(*overrides, "privacy.dp=server_fixed", "privacy.noise_multiplier=1")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["privacy.noise_multiplier=1"], "has no effect with privacy.dp=none"),
         (["privacy.dp=server_fixed"], "gives no protection"),
@@ -359,9 +362,9 @@ def test_what_cannot_be_covered_is_refused(run, words, message):
         (["privacy.dp=client_fixed", "privacy.epsilon_budget=1"], "has no effect without noise"),
     ],
 )
-def test_settings_that_do_nothing_are_refused(run, words, message):
+def test_settings_that_do_nothing_are_refused(run, overrides, message):
     with pytest.raises(FedGraphError, match=message):
-        run(UNIFORM, *words)
+        run(UNIFORM, *overrides)
 
 
 def test_the_noise_of_each_of_several_groups_is_as_wide_as_said(monkeypatch):
@@ -388,8 +391,8 @@ def test_the_noise_of_each_of_several_groups_is_as_wide_as_said(monkeypatch):
 def test_a_budget_covers_every_exchange_of_a_round(run):
     """FedOMD releases moments and models: two releases a round, of which four fit and not six."""
     budget = epsilon_at(1e-5, 4, 5) * 1.01
-    words = ["strategy=fedomd", "strategy.cmd_range=unit", f"privacy.epsilon_budget={budget}", "rounds=9"]
-    done = run(*NOISY, *words)
+    overrides = ["strategy=fedomd", "strategy.cmd_range=unit", f"privacy.epsilon_budget={budget}", "rounds=9"]
+    done = run(*NOISY, *overrides)
     spent = done.summary["privacy"]
     assert (len(done.rounds), spent["releases"]) == (2, 4)
     assert spent["epsilon"] == epsilon_at(1e-5, 4, 4) < budget < epsilon_at(1e-5, 4, 6)
@@ -397,9 +400,9 @@ def test_a_budget_covers_every_exchange_of_a_round(run):
 
 @pytest.mark.parametrize("dp", ["server_fixed", "client_fixed"])
 def test_noise_on_running_statistics_is_refused_before_any_client_starts(run, monkeypatch, dp):
-    words = [UNIFORM, "rounds=1", f"privacy.dp={dp}", "privacy.noise_multiplier=4", "model.norm=batch"]
-    run(*words, "strategy=fedbn")  # they stay at the clients
-    run(*words[:-1], "model.norm=layer")
+    overrides = [UNIFORM, "rounds=1", f"privacy.dp={dp}", "privacy.noise_multiplier=4", "model.norm=batch"]
+    run(*overrides, "strategy=fedbn")  # they stay at the clients
+    run(*overrides[:-1], "model.norm=layer")
     monkeypatch.setattr("fedgraph_flwr.clients.session._find", lambda *_: pytest.fail("a client started"))
     with pytest.raises(FedGraphError, match=r"running statistics norms.*running_mean.*model.norm=layer"):
-        run(*words)
+        run(*overrides)
