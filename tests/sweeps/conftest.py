@@ -48,7 +48,7 @@ def toy(place: Path) -> Path:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """What is run, in order; nothing trains: figures are a function of the words, whatever their order."""
+    """What is run, in order; nothing trains: figures are a function of the overrides, whatever their order."""
     seen = []
 
     def run_cell(cell, keep=None):
@@ -67,10 +67,10 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     return seen
 
 
-def sweep(*words: object, code: int = 0) -> None:
+def sweep(*args: object, code: int = 0) -> None:
     """``fedgraph-flwr sweep`` in this process, which must end with ``code``."""
-    jobs = [] if "--jobs" in words else ["--jobs", "0"]
-    assert cli.main(["sweep", *map(str, words), *jobs]) == code
+    jobs = [] if "--jobs" in args else ["--jobs", "0"]
+    assert cli.main(["sweep", *map(str, args), *jobs]) == code
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -21,10 +21,10 @@ from tests.sweeps.conftest import SMALL, TOY, rows, sweep
 ROOT = Path(__file__).parents[2]
 
 
-def start(place: Path, *words: str) -> subprocess.Popen:
+def start(place: Path, *args: str) -> subprocess.Popen:
     """The command in a process, and a group, of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "fedgraph_flwr", "sweep", *words],
+        [sys.executable, "-m", "fedgraph_flwr", "sweep", *args],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -81,7 +81,7 @@ def test_children_do_not_outlive_a_sweep_that_is_killed(toy):
 
 @pytest.mark.slow
 def test_a_run_whose_process_dies_is_told_and_the_others_go_on(toy, capsys):
-    """A class of one's own, named in the words, ends its process without a word."""
+    """A class of one's own, named in the overrides, ends its process without a word."""
     (toy.parent / "deadly.py").write_text(
         "import os, signal\n"
         "from fedgraph_flwr.strategies.fedavg import FedAvg\n"
@@ -89,8 +89,8 @@ def test_a_run_whose_process_dies_is_told_and_the_others_go_on(toy, capsys):
         "    def __init__(self, *args):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    words = "strategy=fedavg, 'strategy.server=deadly:Server'"
-    toy.write_text(TOY.replace("Local: [strategy=local]", f"Odd: [{words}]\n  Local: [strategy=local]"))
+    overrides = "strategy=fedavg, 'strategy.server=deadly:Server'"
+    toy.write_text(TOY.replace("Local: [strategy=local]", f"Odd: [{overrides}]\n  Local: [strategy=local]"))
     process = start(toy.parent, "toy.yaml", "--jobs", "1", "--only", "few", "seed=0")
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, err
@@ -102,7 +102,7 @@ def test_a_run_whose_process_dies_is_told_and_the_others_go_on(toy, capsys):
 
 
 def test_a_mistake_in_a_run_is_a_cell_that_died(toy, monkeypatch):
-    monkeypatch.setattr(runs, "majority", lambda words: 1 / 0)
+    monkeypatch.setattr(runs, "majority", lambda args: 1 / 0)
     sweep(toy, "--only", "few/Majority/0", code=1)
     assert "few, Majority, seed 0: died: ZeroDivisionError: division by zero" in toy.with_suffix(".md").read_text()
 
@@ -148,7 +148,7 @@ def test_default_jobs_use_each_core_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["--jobs", "-1", "strategy=fedavg"], "--jobs must be at least 0"),
         (["toy.yaml", "--search", "3"], "--search does not apply to a sweep file"),
@@ -157,15 +157,15 @@ def test_default_jobs_use_each_core_once(monkeypatch):
         ([*SMALL, "seed=0..1", "out=x"], "out=x, but each run of a sweep has its own folder"),
     ],
 )
-def test_wrong_input(toy, words, message, capsys):
-    assert cli.main(["sweep", *words]) == 2
+def test_wrong_input(toy, args, message, capsys):
+    assert cli.main(["sweep", *args]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_the_old_command_is_the_new_one(toy):
-    words = [sys.executable, "-m", "simulations.run", "toy.yaml", "--dry-run"]
+    args = [sys.executable, "-m", "simulations.run", "toy.yaml", "--dry-run"]
     done = subprocess.run(
-        words, cwd=toy.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+        args, cwd=toy.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
     )
     assert "toy: 12 runs" in done.stdout

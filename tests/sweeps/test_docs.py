@@ -19,9 +19,9 @@ def test_the_commands_run_in_their_order(place, ran, capsys):
         (place / name).write_text(content)
     commands = [shlex.split(line)[1:] for line in blocks.splitlines() if line.startswith("fedgraph-flwr ")]
     counts = []
-    for words in commands:
+    for overrides in commands:
         before = len(ran)
-        assert cli.main([*words, "--jobs", "0"]) == 0, (words, capsys.readouterr().err)
+        assert cli.main([*overrides, "--jobs", "0"]) == 0, (overrides, capsys.readouterr().err)
         counts.append(len(ran) - before)
     assert counts == [
         2 * 4 * 5,  # rows, columns, seeds

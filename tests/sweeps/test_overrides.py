@@ -39,8 +39,8 @@ def runs_of(asked):
 
 
 def test_methods_are_columns_and_other_keys_rows(place):
-    words = ["strategy=fedavg,fedprox", "train.lr=0.01,0.003", "seed=0..1", "rounds=5", "strategy.mu=1"]
-    asked = parse_sweep(words)
+    overrides = ["strategy=fedavg,fedprox", "train.lr=0.01,0.003", "seed=0..1", "rounds=5", "strategy.mu=1"]
+    asked = parse_sweep(overrides)
     runs = runs_of(asked)
     assert len(runs) == 2 * 4 * 2
     assert runs["0.003", "fedprox", 1] == {"rounds=5", "train.lr=0.003", "strategy=fedprox", "strategy.mu=1", "seed=1"}
@@ -48,10 +48,10 @@ def test_methods_are_columns_and_other_keys_rows(place):
     assert runs["0.01", "Local", 0] == {"rounds=5", "train.lr=0.01", "strategy=local", "seed=0"}
     assert list(asked.methods) == ["Majority", "Local", "fedavg", "fedprox"]
     assert (asked.figure, asked.reference) == ("train.lr", "Local")
-    assert runs_of(parse_sweep(words[::-1])) == runs
-    assert parse_sweep(words[::-1]).results == asked.results  # and they go on with the same file
-    assert parse_sweep([*words[:2], "seed=0..9", *words[3:]]).results == asked.results  # as with more seeds
-    assert parse_sweep([*words[:3], "rounds=6"]).results != asked.results
+    assert runs_of(parse_sweep(overrides[::-1])) == runs
+    assert parse_sweep(overrides[::-1]).results == asked.results  # and they go on with the same file
+    assert parse_sweep([*overrides[:2], "seed=0..9", *overrides[3:]]).results == asked.results  # as with more seeds
+    assert parse_sweep([*overrides[:3], "rounds=6"]).results != asked.results
 
 
 def test_values_of_a_methods_key_are_columns_of_their_own():
@@ -74,14 +74,14 @@ def test_what_is_chosen_stands_behind_a_cell():
     asked = parse_sweep(["strategy=fedavg,fedprox", "train.lr=0.1,0.2", "strategy.mu=0,1", "tune=train.lr,strategy.mu"])
     assert list(asked.settings) == ["csbm"]
     assert len(asked.choices("csbm", "fedprox", {})) == 4
-    assert [set(words) for words in asked.choices("csbm", "fedavg", {}).values()] == [
+    assert [set(overrides) for overrides in asked.choices("csbm", "fedavg", {}).values()] == [
         {"strategy=fedavg", "train.lr=0.1"},
         {"strategy=fedavg", "train.lr=0.2"},
     ]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["strategy"], "'strategy' is neither key=value nor a YAML file"),
         (["rounds=1", "rounds=2"], "rounds is given twice"),
@@ -93,14 +93,14 @@ def test_what_is_chosen_stands_behind_a_cell():
         (["seed=a"], "seeds must be distinct integers"),
     ],
 )
-def test_wrong_words(words, message):
+def test_wrong_words(overrides, message):
     with pytest.raises(FedGraphError, match=message):
-        parse_sweep(words)
+        parse_sweep(overrides)
 
 
 def test_words_run_from_any_folder_beside_nothing(place, ran):
-    words = [*SMALL, "strategy=fedavg", "train.local_steps=1,2", "seed=0..1"]
-    sweep(*words)
+    args = [*SMALL, "strategy=fedavg", "train.local_steps=1,2", "seed=0..1"]
+    sweep(*args)
     assert len(ran) == 2 * 3 * 2
     text = one(place / "sweeps", ".md").read_text()
     assert "| train.local_steps | Majority | Local | fedavg |" in text
@@ -111,18 +111,18 @@ def test_words_run_from_any_folder_beside_nothing(place, ran):
         *[*SMALL, "strategy=fedavg", "train.local_steps=2,1,3", "seed=0..1"]
     )  # another table with some of the same runs
     assert len(ran) == 3 * 2
-    sweep(*words, "--out", "elsewhere", "--no-baselines")
+    sweep(*args, "--out", "elsewhere", "--no-baselines")
     assert one(place / "elsewhere", ".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_configuration_of_ones_own(place, ran):
     (place / "mine.yaml").write_text("strategy: {name: fedprox, mu: 0.5}\nrounds: 1\n")
-    words = [word for word in SMALL if not word.startswith("rounds")]
-    sweep("config=mine.yaml", *words, "--no-baselines")
+    args = [word for word in SMALL if not word.startswith("rounds")]
+    sweep("config=mine.yaml", *args, "--no-baselines")
     [row] = rows(one(place / "sweeps", ".csv"))
     assert row["method"] == "fedprox"
     (place / "mine.yaml").write_text("strategy: {name: fedprox, mu: 0.5}\nrounds: 2\n")
 
     results_index._digest.cache_clear()  # as in another process
-    sweep("config=mine.yaml", *words, "--no-baselines")
+    sweep("config=mine.yaml", *args, "--no-baselines")
     assert len(ran) == 2  # another content is another run

@@ -16,9 +16,9 @@ pytest.importorskip("optuna")
 KEYS = {"train.lr": "loguniform(1e-4,1e-1)", "train.local_steps": "int(1,8)", "model.hidden": "choice(4,16)"}
 
 
-def bowl(words) -> float:
+def bowl(overrides) -> float:
     """Best at lr=0.01 with five steps."""
-    given = dict(word.split("=") for word in words)
+    given = dict(word.split("=") for word in overrides)
     return -(math.log10(float(given["train.lr"]) / 0.01) ** 2) - (int(given["train.local_steps"]) - 5) ** 2 / 10
 
 
@@ -26,31 +26,34 @@ def finished(asked, score=bowl):
     """All trials, one after another."""
     done = {}
     while True:
-        trials = asked.trials(lambda words: done.get(tuple(words)))
-        if all(tuple(words) in done for words in trials.values()):
+        trials = asked.trials(lambda overrides: done.get(tuple(overrides)))
+        if all(tuple(overrides) in done for overrides in trials.values()):
             return trials
-        for words in trials.values():
-            done.setdefault(tuple(words), score(words))
+        for overrides in trials.values():
+            done.setdefault(tuple(overrides), score(overrides))
 
 
 def test_trials_stay_in_their_ranges_and_come_closer():
     trials = finished(Search.read({"trials": 40, **KEYS}, "here"))
-    given = [dict(word.split("=") for word in words) for words in trials.values()]
+    given = [dict(word.split("=") for word in overrides) for overrides in trials.values()]
     assert all(1e-4 <= float(g["train.lr"]) <= 0.1 for g in given)
     assert all(1 <= int(g["train.local_steps"]) <= 8 for g in given)
     assert {g["model.hidden"] for g in given} == {"4", "16"}
-    scores = [bowl(words) for words in trials.values()]
+    scores = [bowl(overrides) for overrides in trials.values()]
     assert max(scores) > -0.05
     assert sum(scores[RANDOM:]) / len(scores[RANDOM:]) > sum(scores[:RANDOM]) / RANDOM  # it learns
 
 
 def test_the_first_trials_are_there_at_once_and_others_wait_for_those_before():
     asked = Search.read({"trials": 20, **KEYS}, "here")
-    first = asked.trials(lambda words: None)
+    first = asked.trials(lambda overrides: None)
     assert len(first) == RANDOM
     lacking = list(first.values())[3]
-    assert asked.trials(lambda words: None if words == lacking else bowl(words)) == first
-    assert len(asked.trials(lambda words: bowl(words) if words in list(first.values()) else None)) == RANDOM + 1
+    assert asked.trials(lambda overrides: None if overrides == lacking else bowl(overrides)) == first
+    assert (
+        len(asked.trials(lambda overrides: bowl(overrides) if overrides in list(first.values()) else None))
+        == RANDOM + 1
+    )
 
 
 def test_what_is_tried_follows_from_what_was_told():
@@ -59,17 +62,17 @@ def test_what_is_tried_follows_from_what_was_told():
     whole = finished(asked)
     search.suggest.cache_clear()  # as in another process
     assert finished(asked) == whole
-    assert list(finished(asked, lambda words: -bowl(words)))[:RANDOM] == list(whole)[:RANDOM]
-    assert finished(asked, lambda words: -bowl(words)) != whole
-    failing = finished(asked, lambda words: math.nan if "model.hidden=4" in words else bowl(words))
+    assert list(finished(asked, lambda overrides: -bowl(overrides)))[:RANDOM] == list(whole)[:RANDOM]
+    assert finished(asked, lambda overrides: -bowl(overrides)) != whole
+    failing = finished(asked, lambda overrides: math.nan if "model.hidden=4" in overrides else bowl(overrides))
     assert len(failing) == 14
 
 
 def test_a_search_is_run_goes_on_and_tells_what_it_took(place, ran):
-    words = [*SMALL, "rounds=1", "strategy=fedprox", "seed=0..1", "train.lr=loguniform(1e-9,1)"]
-    words = [word for word in words if word != "rounds=2"]
+    args = [*SMALL, "rounds=1", "strategy=fedprox", "seed=0..1", "train.lr=loguniform(1e-9,1)"]
+    args = [word for word in args if word != "rounds=2"]
     more = ["strategy.mu=loguniform(1e-3,1)"]
-    sweep("--search", "3", *words, *more)
+    sweep("--search", "3", *args, *more)
     assert len(ran) == 2 * (1 + 3 + 3)
     text = one(place / "sweeps", ".md").read_text()
     made = rows(one(place / "sweeps", ".csv"))
@@ -85,9 +88,9 @@ def test_a_search_is_run_goes_on_and_tells_what_it_took(place, ran):
     ran.clear()
     path = one(place / "sweeps", ".csv")
     path.write_text("\n".join(path.read_text().splitlines()[:-3]) + "\n")
-    sweep("--search", "3", *words, *more)
+    sweep("--search", "3", *args, *more)
     assert len(ran) == 3
-    sweep("--search", "4", *words, *more)  # one more of each, in the same file
+    sweep("--search", "4", *args, *more)  # one more of each, in the same file
     assert len(ran) == 3 + 2 * 2
 
 

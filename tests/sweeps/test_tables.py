@@ -28,7 +28,7 @@ def table(path) -> str:
 
 
 def fill(path, figures, seeds=(0, 1)) -> None:
-    """Rows of (setting, row's method) → (values by seed, validation by seed), with the words of their cells."""
+    """Rows of (setting, row's method) → (values by seed, validation by seed), with the overrides of their cells."""
     asked = load(path)
     written = []
     for cell in asked.cells({}):
@@ -157,8 +157,8 @@ def test_a_cell_that_stands_twice_is_run_once(toy, ran):
 
 def test_another_graph_of_the_same_name_is_another_run(place, ran, client_files):
     table = place / "own.yaml"
-    words = client_files((12, 16))
-    body = f"common: [{words}, num_clients=2, rounds=1, model.hidden=4]\nmethods: [fedavg]\nbaselines: false\n"
+    overrides = client_files((12, 16))
+    body = f"common: [{overrides}, num_clients=2, rounds=1, model.hidden=4]\nmethods: [fedavg]\nbaselines: false\n"
     table.write_text(body)
     sweep(table)
     sweep(table)
@@ -175,8 +175,8 @@ def test_another_graph_of_the_same_name_is_another_run(place, ran, client_files)
 
 def test_a_value_is_that_of_the_run(toy):
     sweep(toy, "--only", "many/FedAvg/1")
-    words = [*SMALL, "train.local_steps=2", "strategy=fedavg", "seed=1", f"out={toy.parent / 'own'}"]
-    assert float(rows(toy.with_suffix(".csv"))[0]["value"]) == run(compose(words))["test_accuracy"]
+    overrides = [*SMALL, "train.local_steps=2", "strategy=fedavg", "seed=1", f"out={toy.parent / 'own'}"]
+    assert float(rows(toy.with_suffix(".csv"))[0]["value"]) == run(compose(overrides))["test_accuracy"]
 
 
 def test_runs_keep_no_folder_unless_asked(toy):
@@ -247,8 +247,15 @@ def test_the_choice_of_a_grid_is_the_best_on_validation_nodes(toy):
     )
     assert len(list(load(toy).cells({}))) == 2 * 2 * (3 + 3 + 1)  # of Majority there is nothing to choose
     sweep(toy, "--only", "few/FedAvg, usual/1")
-    words = [*SMALL, "train.local_steps=1", "strategy=fedavg", "train.lr=0.1", "seed=1", f"out={toy.parent / 'own'}"]
-    own = run(compose(words))["metrics"]["best_val"]
+    overrides = [
+        *SMALL,
+        "train.local_steps=1",
+        "strategy=fedavg",
+        "train.lr=0.1",
+        "seed=1",
+        f"out={toy.parent / 'own'}",
+    ]
+    own = run(compose(overrides))["metrics"]["best_val"]
     row = next(r for r in rows(toy.with_suffix(".csv")) if (r["method"], r["seed"]) == ("FedAvg, usual", "1"))
     assert (float(row["value"]), float(row["validation"])) == (own["test_accuracy"], own["val_accuracy"])
 
@@ -286,9 +293,13 @@ def test_a_choice_of_a_networks_own_key_is_for_the_columns_that_have_it(toy):
     )
     asked = load(toy)
     of = {method: asked.choices("few", method, {}) for method in ("FedLIT", "FedAvg")}
-    assert [words[-1] for words in of["FedLIT"].values()] == ["model.types=2", "model.types=3", "model.hidden=4"]
+    assert [overrides[-1] for overrides in of["FedLIT"].values()] == [
+        "model.types=2",
+        "model.types=3",
+        "model.hidden=4",
+    ]
     assert list(of["FedAvg"]) == ["FedAvg, a", "FedAvg, c"]  # a: as it is
-    assert not any(word.startswith("model.types") for words in of["FedAvg"].values() for word in words)
+    assert not any(word.startswith("model.types") for overrides in of["FedAvg"].values() for word in overrides)
 
 
 def test_a_run_that_diverges_is_told_and_the_others_go_on(toy, capsys):
