@@ -54,9 +54,9 @@ def clients_of(graph: Graph, parts: int = 1) -> list[ClientGraph]:
     return cut(graph, [torch.arange(NODES)[torch.arange(NODES) % parts == i] for i in range(parts)])
 
 
-def client(graph: Any, *words: str) -> GraphClient:
+def client(graph: Any, *overrides: str) -> GraphClient:
     own = graph if isinstance(graph, ClientGraph) else clients_of(graph)[0]
-    return GraphClient(compose([*WORDS, *words]), own)
+    return GraphClient(compose([*WORDS, *overrides]), own)
 
 
 def task_of(made: GraphClient) -> Edges:
@@ -170,13 +170,13 @@ def test_central_equals_one_client():
     assert torch.equal(alone.predict(), central.predict())
 
 
-@pytest.mark.parametrize("words", [(), ("split.stratify=true",)])
-def test_each_edge_is_an_item_of_the_owner_of_its_source(words):
+@pytest.mark.parametrize("overrides", [(), ("split.stratify=true",)])
+def test_each_edge_is_an_item_of_the_owner_of_its_source(overrides):
     """Clients and the pooled graph split the same edges alike, so that their scores are of the same items."""
     graph = random_graph()
     clients = clients_of(graph, 3)
-    own = [task_of(client(one, *words)) for one in clients]
-    whole = task_of(client(pool(clients), *words))
+    own = [task_of(client(one, *overrides)) for one in clients]
+    whole = task_of(client(pool(clients), *overrides))
     assert sum(task.y.numel() for task in own) == EDGES == whole.y.numel()
     for split in ("train", "val", "test"):
         expected = sorted(map(tuple, whole.ends[:, whole.masks[split]].T.tolist()))
@@ -187,7 +187,7 @@ def test_each_edge_is_an_item_of_the_owner_of_its_source(words):
             assert torch.equal(torch.sort(whole.y[mask]).values, torch.sort(task.y[task.masks[split]]).values)
     for number, task in enumerate(own):
         assert (task.ends[0] % 3 == number).all()
-        if words:
+        if overrides:
             shares = [float(task.y[task.masks[split]].double().mean()) for split in ("train", "val", "test")]
             assert max(shares) - min(shares) < 0.1
     inner = task_of(client(clients[0], "task.between=false"))
@@ -350,16 +350,16 @@ def test_the_report_counts_edges(inline, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("overrides", "match"),
     [
         (["strategy=fedgta"], "strategy=fedgta does not serve task=edges: set task to nodes"),
         (["split.kind=kfold"], "task=edges splits edges at random, by time or as the data do, got split.kind=kfold"),
         (["dataset=mutag"], "graphs of one type of nodes"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_run(words, match):
+def test_what_does_not_fit_is_refused_before_the_run(overrides, match):
     with pytest.raises(FedGraphError, match=match):
-        check_method(compose([*WORDS, *words]))
+        check_method(compose([*WORDS, *overrides]))
 
 
 def test_graphs_that_do_not_fit_are_refused():
@@ -388,5 +388,5 @@ def test_every_method_that_serves_edges_is_scored(strategy, tmp_path):
 
 def test_a_sweep_counts_the_chance_level_of_edges(inline):
     run = fg.load_run(inline)
-    words = [f"{key}={value}" for key, value in PAYMENTS.items() if key != "progress"]
-    assert majority(words) == pytest.approx(run.summary["metrics"]["best_val"]["test_chance_average_precision"])
+    overrides = [f"{key}={value}" for key, value in PAYMENTS.items() if key != "progress"]
+    assert majority(overrides) == pytest.approx(run.summary["metrics"]["best_val"]["test_chance_average_precision"])

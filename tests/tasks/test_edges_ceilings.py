@@ -47,7 +47,7 @@ def scores(spec: PaymentsSpec, p: Payments, model: str, steps: int) -> tuple[np.
         edge_time=torch.from_numpy(p.time),
         edge_y=torch.from_numpy(p.label.astype(np.int64)),
     )
-    words = [
+    overrides = [
         "task=edges",
         f"model={model}",
         "model.hidden=16",
@@ -55,7 +55,7 @@ def scores(spec: PaymentsSpec, p: Payments, model: str, steps: int) -> tuple[np.
         f"train.local_steps={steps}",
         "num_clients=1",
     ]
-    made = GraphClient(compose(words), graph)
+    made = GraphClient(compose(overrides), graph)
     made.train()
     assert isinstance(made.task, Edges)
     test = made.task.masks["test"]

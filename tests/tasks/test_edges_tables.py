@@ -47,10 +47,10 @@ def work(tmp_path_factory) -> Path:
     pd.DataFrame({"id": range(20), "age": np.arange(20) * 3}).to_csv(folder / "accounts.csv", index=False)
     payments(200, 0, 0).to_csv(folder / "payments.csv", index=False)
     payments(30, 1000, 1).drop(columns="fraud").to_csv(folder / "new.csv", index=False)
-    words = ["import", "--nodes", f"{folder / 'accounts.csv'}", "--edges", f"{folder / 'payments.csv'}", *ROLES]
-    words += ["--windows", "2,0.5", "--edge-classes", "no,yes", "--split", "temporal"]
+    args = ["import", "--nodes", f"{folder / 'accounts.csv'}", "--edges", f"{folder / 'payments.csv'}", *ROLES]
+    args += ["--windows", "2,0.5", "--edge-classes", "no,yes", "--split", "temporal"]
     assert (
-        main([*words, "--client", "0", "--num-clients", "1", "--out", str(folder / "parts/client_0000.safetensors")])
+        main([*args, "--client", "0", "--num-clients", "1", "--out", str(folder / "parts/client_0000.safetensors")])
         == 0
     )
     fg.run(
@@ -76,10 +76,10 @@ def test_an_import_keeps_labels_stages_and_counts_of_edges(work):
     assert graph.edge_y[order].tolist() == (table["fraud"] == "yes").astype(int).tolist()
 
 
-def scored(work: Path, *words: str) -> pd.DataFrame:
+def scored(work: Path, *args: str) -> pd.DataFrame:
     out = work / "scored.csv"
     given = ["--nodes", str(work / "accounts.csv"), "--edges", str(work / "new.csv"), "--out", str(out)]
-    assert main(["predict", str(work / "run"), *given, *words]) == 0
+    assert main(["predict", str(work / "run"), *given, *args]) == 0
     return pd.read_csv(out)
 
 
@@ -154,14 +154,14 @@ def test_predictions_of_the_stored_graph_are_those_that_were_scored(work):
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("args", "match"),
     [
         (["--windows", "0"], "--windows must be numbers of days above 0"),
         (["--split", "temporal", "--until", "soon,later"], "--until must be two times in seconds or dates"),
     ],
 )
-def test_wrong_options_are_refused(work, words, match, tmp_path, capsys):
-    given = ["import", "--nodes", str(work / "accounts.csv"), "--edges", str(work / "payments.csv"), *ROLES, *words]
+def test_wrong_options_are_refused(work, args, match, tmp_path, capsys):
+    given = ["import", "--nodes", str(work / "accounts.csv"), "--edges", str(work / "payments.csv"), *ROLES, *args]
     given += [
         "--edge-classes",
         "no,yes",
@@ -182,9 +182,9 @@ def test_windows_need_times(work, tmp_path, capsys):
     assert "--windows 1 counts edges by their times: pass --time-column NAME" in capsys.readouterr().err
 
 
-def script(folder: Path, *words: str) -> str:
+def script(folder: Path, *args: str) -> str:
     """Output of the example in a process of its own."""
-    command = [sys.executable, str(ROOT / "examples/banks/label_payments.py"), str(folder), "--accounts", "100", *words]
+    command = [sys.executable, str(ROOT / "examples/banks/label_payments.py"), str(folder), "--accounts", "100", *args]
     environment = {**os.environ, "FEDGRAPH_DATA": str(folder / "root"), "PYTHONPATH": str(ROOT)}
     environment |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)

@@ -37,7 +37,7 @@ SMALL = {"num_clients": 2, "rounds": 2, "dataset.graphs": 12, "model.hidden": 8,
 TASKS = pytest.mark.parametrize("task", [CYCLES, COUNTS], ids=["classes", "numbers"])
 
 
-def words(*dicts: dict, **more) -> list[str]:
+def overrides(*dicts: dict, **more) -> list[str]:
     return [f"{key}={value}" for one in (*dicts, more) for key, value in one.items() if key != "progress"]
 
 
@@ -60,7 +60,7 @@ def answers(made: GraphClient) -> tuple[np.ndarray, np.ndarray]:
 
 def test_walks_tell_cycles_apart_and_sums_over_neighbours_do_not():
     """Class 0 and 1 are alike to every network that sums over neighbours, whatever its depth."""
-    given = [*words(CYCLES), "dataset.graphs=80", "model.dropout=0", "train.weight_decay=0", "model.hidden=32"]
+    given = [*overrides(CYCLES), "dataset.graphs=80", "model.dropout=0", "train.weight_decay=0", "model.hidden=32"]
     walks = client(*given, "model=fedstar", "dataset.high=5", "train.local_steps=120")
     walks.train()
     outputs, y = answers(walks)
@@ -78,7 +78,7 @@ def test_a_sum_counts_edges_and_a_mean_cannot():
     found = {}
     for how in ("sum", "mean"):
         given = [
-            *words(COUNTS),
+            *overrides(COUNTS),
             "dataset.graphs=100",
             "train.local_steps=300",
             "model.dropout=0",
@@ -106,7 +106,7 @@ def test_pooling_is_pygs(how, plain):
 def test_one_client_equals_a_plain_pyg_loop(task):
     """GINE by PyG's layers on PyG's own batches of the training graphs."""
     made = client(
-        *words(task, SMALL, {"model": "gine", "dataset.graphs": 30, "task.batch_size": 0}),
+        *overrides(task, SMALL, {"model": "gine", "dataset.graphs": 30, "task.batch_size": 0}),
         *("dtype=float64", "model.dropout=0", "train.weight_decay=0"),
     )
     state, graph, width = made.model.state_dict(), made.graph, made.task.width
@@ -164,7 +164,7 @@ def _mlp(state: dict[str, Tensor], prefix: str) -> nn.Module:
 
 
 def test_answers_of_other_splits_leave_training_alone():
-    cfg = compose([*words(CYCLES, SMALL), "num_clients=1"])
+    cfg = compose([*overrides(CYCLES, SMALL), "num_clients=1"])
     graph = load_client(cfg, 0)
     other = replace(graph, y=torch.where(graph.train_mask, graph.y, 1 - graph.y))
     models = []
@@ -176,7 +176,7 @@ def test_answers_of_other_splits_leave_training_alone():
 
 
 def test_steps_cover_all_training_graphs_once_per_pass():
-    made = client(*words(CYCLES, SMALL), "dataset.graphs=40", "task.batch_size=7", "train.local_steps=4")
+    made = client(*overrides(CYCLES, SMALL), "dataset.graphs=40", "task.batch_size=7", "train.local_steps=4")
     seen = []
     made.server_round = 5
     for batch in made.batches():
@@ -185,14 +185,14 @@ def test_steps_cover_all_training_graphs_once_per_pass():
         assert made.model(batch.inputs).shape == (batch.y.numel(), 2)
         seen.append(batch.y.numel())
     assert sum(seen) == made.num_train == 24
-    whole = client(*words(CYCLES, SMALL), "dataset.graphs=40", "task.batch_size=24", "train.local_steps=4")
+    whole = client(*overrides(CYCLES, SMALL), "dataset.graphs=40", "task.batch_size=24", "train.local_steps=4")
     assert [batch.y.numel() for batch in whole.batches()] == [24] * 4
 
 
 @pytest.mark.parametrize("kind", ["ratio", "kfold"])
 @pytest.mark.parametrize("partition", ["random", "dirichlet", "planted"])
 def test_graphs_stay_whole(kind, partition):
-    given = [*words(CYCLES, SMALL), f"split.kind={kind}", f"partition={partition}", "dataset.graphs=30"]
+    given = [*overrides(CYCLES, SMALL), f"split.kind={kind}", f"partition={partition}", "dataset.graphs=30"]
     cfg = compose([*given, *(["partition.min_size=5"] if partition == "dirichlet" else [])])
     graph = load(cfg.dataset, seed=0, num_clients=2)
     clients = make(graph, cfg)
@@ -407,7 +407,7 @@ def _doubled(data: Data) -> Data:
 
 def test_a_policy_counts_graphs():
     """Not nodes: a step on few graphs, or a class with few scored graphs, could reveal them."""
-    made = client(*words(CYCLES, SMALL), "dataset.graphs=40", "task.batch_size=3")
+    made = client(*overrides(CYCLES, SMALL), "dataset.graphs=40", "task.batch_size=3")
     made.policy = Policy(min_nodes=5)
     assert made.graph.num_nodes > 100
     with pytest.raises(FedGraphError, match=r"client 0 has 3 training graphs in a step.*at least 5"):
@@ -420,7 +420,7 @@ def test_a_policy_counts_graphs():
 
 
 def test_the_sweeps_majority_counts_graphs():
-    given = [*words(CYCLES, SMALL), "dataset.graphs=40"]
+    given = [*overrides(CYCLES, SMALL), "dataset.graphs=40"]
     assert 0.3 <= majority(given) <= 0.7
-    numbers = [*words(COUNTS, SMALL), "dataset.graphs=40", "evaluation.metric=r2"]
+    numbers = [*overrides(COUNTS, SMALL), "dataset.graphs=40", "evaluation.metric=r2"]
     assert majority(numbers) == pytest.approx(0, abs=0.3)  # the mean of the training graphs

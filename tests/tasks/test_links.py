@@ -49,8 +49,8 @@ def random_graph(nodes: int = 60, edges: int = 240, features: int = 8, seed: int
     )
 
 
-def client(graph: ClientGraph, *words: str) -> GraphClient:
-    return GraphClient(compose([*WORDS, *words]), graph)
+def client(graph: ClientGraph, *overrides: str) -> GraphClient:
+    return GraphClient(compose([*WORDS, *overrides]), graph)
 
 
 def task_of(made: GraphClient) -> links.Links:
@@ -247,7 +247,7 @@ def test_links_run_under_protections_and_references(keys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("overrides", "match"),
     [
         (["strategy.objective=[moon]"], "strategy=fedavg does not serve task=links: set task to nodes"),
         (["strategy=fedproto"], "strategy=fedproto does not serve task=links: set task to nodes"),
@@ -257,9 +257,9 @@ def test_links_run_under_protections_and_references(keys, tmp_path):
         (["dataset=mutag"], "graphs of one type of nodes"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_run(words, match):
+def test_what_does_not_fit_is_refused_before_the_run(overrides, match):
     with pytest.raises(FedGraphError, match=match):
-        check_method(compose([*WORDS, *words]))
+        check_method(compose([*WORDS, *overrides]))
 
 
 def test_a_score_of_another_task_is_refused():

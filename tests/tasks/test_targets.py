@@ -30,7 +30,7 @@ SMALL = {"num_clients": 2, "rounds": 2, "dataset.nodes": 60, "model.hidden": 8, 
 TASKS = pytest.mark.parametrize("task", [NUMBERS, LABELS], ids=["numbers", "labels"])
 
 
-def words(*dicts: dict, **more) -> list[str]:
+def overrides(*dicts: dict, **more) -> list[str]:
     return [f"{key}={value}" for one in (*dicts, more) for key, value in one.items() if key != "progress"]
 
 
@@ -46,20 +46,20 @@ def client(*given: str) -> GraphClient:
 )
 def test_a_model_reaches_the_best_r2_of_what_it_reads(task, model, low, high):
     """At most 0.75 with neighbours, and 0.375 without: more would be a leak."""
-    made = client(*words(task, {"model": model}), "dataset.nodes=2000", "train.local_steps=120", "model.dropout=0")
+    made = client(*overrides(task, {"model": model}), "dataset.nodes=2000", "train.local_steps=120", "model.dropout=0")
     made.train()
     assert low < made.scores()["test-r2"][0] < high
 
 
 def test_a_model_reaches_the_best_auc_of_each_column():
-    made = client(*words(LABELS), "dataset.nodes=2000", "dataset.unknown=0.2", "train.local_steps=60")
+    made = client(*overrides(LABELS), "dataset.nodes=2000", "dataset.unknown=0.2", "train.local_steps=60")
     made.train()
     assert made.scores()["test-auc"][0] == pytest.approx(norm.cdf(2 / 2**0.5), abs=0.02)
 
 
 def test_scores_are_in_the_unit_of_the_data():
     """Shifted and scaled targets give the same predictions in their own unit."""
-    cfg = compose([*words(NUMBERS, SMALL), "num_clients=1", "model.dropout=0"])
+    cfg = compose([*overrides(NUMBERS, SMALL), "num_clients=1", "model.dropout=0"])
     graph = load_client(cfg, 0)
     shifted = ClientGraph(
         **vars(graph)
@@ -77,12 +77,12 @@ def test_scores_are_in_the_unit_of_the_data():
 
 
 def test_clients_share_the_statistics_of_all_their_training_nodes():
-    cfg = compose(words(NUMBERS, SMALL))
+    cfg = compose(overrides(NUMBERS, SMALL))
     clients = [load_client(cfg, index) for index in range(2)]
     known = torch.cat([one.targets[one.train_mask] for one in clients]).double().numpy()
     for one in clients:
         assert one.target_stats.tolist() == [[pytest.approx(known.mean())], [pytest.approx(known.std())]]
-    central = load_client(compose([*words(NUMBERS, SMALL), "strategy=central"]), 0)
+    central = load_client(compose([*overrides(NUMBERS, SMALL), "strategy=central"]), 0)
     assert torch.equal(central.target_stats, clients[0].target_stats)
 
 
@@ -97,7 +97,7 @@ def plain_loss(task: str, p: Tensor, y: Tensor) -> Tensor:
 @TASKS
 def test_one_client_equals_a_plain_pyg_loop(task):
     made = client(
-        *words(task, {"model": "sage"}, SMALL),
+        *overrides(task, {"model": "sage"}, SMALL),
         *(["task.positive_weights=[2]", "dataset.unknown=0.3"] if task is LABELS else []),
         *("dtype=float64", "model.dropout=0", "train.weight_decay=0"),
     )
@@ -139,7 +139,7 @@ def test_one_weight_per_column():
 
 
 def test_few_items_are_not_scored_under_a_policy():
-    made = client(*words(LABELS, SMALL))
+    made = client(*overrides(LABELS, SMALL))
     made.policy = Policy(min_nodes=8)
     y = made.task.y[made.task.masks["test"]]
     entries = sum(int((y[:, c] == v).sum()) for c in range(5) for v in (0, 1) if (y[:, c] == v).sum() >= 8)
@@ -341,7 +341,7 @@ def test_targets_that_are_no_numbers_are_refused(tmp_path, capsys, columns, mess
 
 
 def test_targets_of_graphs_in_memory_share_their_statistics(tmp_path):
-    cfg = compose(words(NUMBERS, SMALL))
+    cfg = compose(overrides(NUMBERS, SMALL))
     parts = [load_client(cfg, index) for index in range(2)]
     graphs = [Data(x=one.x, edge_index=one.edge_index, targets=one.targets[:, 0]) for one in parts]
     run = fg.run(graphs=graphs, out=str(tmp_path / "run"), task="nodes-regression", rounds=1, progress=False)

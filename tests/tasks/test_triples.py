@@ -46,8 +46,8 @@ def random_graph(entities: int = 12, relations: int = 3, count: int = 90, seed: 
     )
 
 
-def client(graph: ClientGraph, *words: str) -> GraphClient:
-    return GraphClient(compose([*WORDS, *words]), graph)
+def client(graph: ClientGraph, *overrides: str) -> GraphClient:
+    return GraphClient(compose([*WORDS, *overrides]), graph)
 
 
 def task_of(made: GraphClient) -> triples.Triples:
@@ -172,8 +172,8 @@ def test_hidden_triples_reach_no_gradient(model):
 @pytest.mark.parametrize("loss", ["softmax", "log_sigmoid"])
 def test_one_client_equals_a_plain_loop(loss):
     """Complex numbers and Adam of torch in float64, on the same drawn entities."""
-    words = ["dtype=float64", f"task.loss={loss}", "task.negatives=30", "task.temperature=0.5", "task.margin=2"]
-    made = client(random_graph(), *words)
+    overrides = ["dtype=float64", f"task.loss={loss}", "task.negatives=30", "task.temperature=0.5", "task.margin=2"]
+    made = client(random_graph(), *overrides)
     e, r = (made.model.state_dict()[name].clone().requires_grad_() for name in ("nodes", "readout.relations"))
     optimizer = torch.optim.Adam([e, r], lr=0.01)
     skipped = 0
@@ -231,9 +231,9 @@ SMALL = {
 }
 
 
-def planted(*words: str) -> GraphClient:
+def planted(*overrides: str) -> GraphClient:
     """A trained client on all triples of one ring or line."""
-    cfg = compose(["task=triples", "dataset=planted-triples", "num_clients=1", "model.hidden=16", *words])
+    cfg = compose(["task=triples", "dataset=planted-triples", "num_clients=1", "model.hidden=16", *overrides])
     made = GraphClient(cfg, load_client(cfg, 0))
     made.train()
     return made
@@ -242,18 +242,18 @@ def planted(*words: str) -> GraphClient:
 @pytest.mark.slow
 def test_rotations_complete_a_ring_and_a_symmetric_score_does_not():
     """Held-out triples of a ring: RotatE ranks them first unless the second tail of a query counts, too."""
-    words = ["dataset.entities=24", "dataset.relations=6", "train.local_steps=120", "train.lr=0.03"]
-    made = planted(*words)
+    overrides = ["dataset.entities=24", "dataset.relations=6", "train.local_steps=120", "train.lr=0.03"]
+    made = planted(*overrides)
     assert made.scores()["test-mrr"][0] > 0.95
     raw = task_of(made).ranked(made.predict(), task_of(made).parties[0], "test", filtered=False)
     assert np.mean(1 / raw.ranks) < 0.8
-    assert planted(*words, "task.decoder=distmult").scores()["test-mrr"][0] < 0.6
+    assert planted(*overrides, "task.decoder=distmult").scores()["test-mrr"][0] < 0.6
 
 
 def test_translations_complete_a_line():
-    words = ["task.decoder=transe", "task.loss=log_sigmoid", "dataset.ring=false", "dataset.tails=1"]
-    words += ["split.train=0.75", "split.val=0", "split.test=0.25"]
-    made = planted(*words, "dataset.entities=20", "train.local_steps=300", "train.lr=0.1", "model.hidden=64")
+    overrides = ["task.decoder=transe", "task.loss=log_sigmoid", "dataset.ring=false", "dataset.tails=1"]
+    overrides += ["split.train=0.75", "split.val=0", "split.test=0.25"]
+    made = planted(*overrides, "dataset.entities=20", "train.local_steps=300", "train.lr=0.1", "model.hidden=64")
     assert made.scores()["test-mrr"][0] > 0.95
 
 
@@ -328,7 +328,7 @@ def test_every_method_that_serves_triples_is_scored(strategy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("overrides", "match"),
     [
         (["strategy=fedproto"], "strategy=fedproto does not serve task=triples: set task to nodes"),
         (["train.loss=weighted"], r"train.loss=weighted needs classes of nodes, and task=triples has none"),
@@ -339,9 +339,9 @@ def test_every_method_that_serves_triples_is_scored(strategy, tmp_path):
         (["task.disjoint=0.5"], "task=triples does not read task.disjoint=0.5"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_run(words, match):
+def test_what_does_not_fit_is_refused_before_the_run(overrides, match):
     with pytest.raises(FedGraphError, match=match):
-        check_method(compose([*WORDS, *words]))
+        check_method(compose([*WORDS, *overrides]))
 
 
 def test_the_sweeps_chance_level_is_that_of_a_random_order():
