@@ -77,9 +77,9 @@ def test_runs_of_a_sweep_lie_below_it(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="no tensorboard here")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path / 'store'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    words = [*WORDS, "num_clients=2", "rounds=1", "strategy=fedavg,fedprox", "seed=0"]
-    words += ["tracking=[mlflow,tensorboard]", "--no-baselines", "--jobs", "0", "--out", str(tmp_path / "sweeps")]
-    assert main(["sweep", *words]) == 0
+    args = [*WORDS, "num_clients=2", "rounds=1", "strategy=fedavg,fedprox", "seed=0"]
+    args += ["tracking=[mlflow,tensorboard]", "--no-baselines", "--jobs", "0", "--out", str(tmp_path / "sweeps")]
+    assert main(["sweep", *args]) == 0
     client = mlflow.MlflowClient(f"file://{tmp_path / 'store'}")
     held = client.search_runs([client.get_experiment_by_name("fedgraph-flwr").experiment_id])
     (parent,) = (one for one in held if "fedgraph.group" in one.data.tags)
@@ -92,7 +92,7 @@ def test_runs_of_a_sweep_lie_below_it(tmp_path, monkeypatch):
 
 def test_wandb_writes_offline(tmp_path):
     pytest.importorskip("wandb", reason="no wandb here (pip install 'fedgraph-flwr[wandb]')")
-    words = [*WORDS, "num_clients=2", "rounds=1", "tracking=[wandb]", "out=run", "--quiet", "--no-report"]
+    overrides = [*WORDS, "num_clients=2", "rounds=1", "tracking=[wandb]", "out=run", "--quiet", "--no-report"]
     environment = {
         **os.environ,
         "WANDB_MODE": "offline",
@@ -100,7 +100,7 @@ def test_wandb_writes_offline(tmp_path):
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "fedgraph_flwr", "run", *words],
+        [sys.executable, "-m", "fedgraph_flwr", "run", *overrides],
         env=environment,
         capture_output=True,
         text=True,
