@@ -117,9 +117,9 @@ def run(tmp_path: Path, client_files: Callable[..., str]) -> Callable[..., Any]:
         graph = (
             client_files(sizes, **kwargs) if not any(w.startswith(("graph=", "dataset=")) for w in overrides) else None
         )
-        words = [f"num_clients={len(sizes)}", "rounds=3", "model.hidden=8", f"out={tmp_path / f'run{next(count)}'}"]
-        words += [graph] if graph else []
-        cfg = with_folder(compose([*words, *overrides]))
+        defaults = [f"num_clients={len(sizes)}", "rounds=3", "model.hidden=8", f"out={tmp_path / f'run{next(count)}'}"]
+        defaults += [graph] if graph else []
+        cfg = with_folder(compose([*defaults, *overrides]))
         return Finished(cfg, run_inline(cfg))
 
     return go

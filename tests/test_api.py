@@ -91,9 +91,9 @@ def test_a_run_is_that_of_the_command_line_bit_for_bit(folder):
         out=folder / "python",
         **TINY,
     )
-    words = [f"{key}={value}".replace(" ", "") for key, value in TINY.items() if key != "progress"]
-    words += ["train.lr=0.03", "strategy=fedprox", "strategy.mu=0.5", "train.local_steps=2", "out=line"]
-    assert main(["run", *words, "--quiet", "--no-report"]) == 0
+    overrides = [f"{key}={value}".replace(" ", "") for key, value in TINY.items() if key != "progress"]
+    overrides += ["train.lr=0.03", "strategy=fedprox", "strategy.mu=0.5", "train.local_steps=2", "out=line"]
+    assert main(["run", *overrides, "--quiet", "--no-report"]) == 0
     line = fg.load_run("line")
     assert_same_arrays(final(nested), final(line))
     assert nested.summary["metrics"] == line.summary["metrics"]
@@ -101,7 +101,7 @@ def test_a_run_is_that_of_the_command_line_bit_for_bit(folder):
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "overrides"),
     [
         ({"strategy": "fedavgg"}, ["strategy=fedavgg"]),
         ({"train": {"lrr": 1}}, ["train.lrr=1"]),
@@ -113,11 +113,11 @@ def test_a_run_is_that_of_the_command_line_bit_for_bit(folder):
         ({"resume": "nowhere"}, ["resume=nowhere"]),
     ],
 )
-def test_wrong_input_is_the_sentence_of_the_command_line(keys, words, capsys, folder, monkeypatch):
+def test_wrong_input_is_the_sentence_of_the_command_line(keys, overrides, capsys, folder, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(folder / "flwr"))
     with pytest.raises(fg.FedGraphError) as raised:
         fg.run(**keys)
-    assert main(["run", *words]) == 2
+    assert main(["run", *overrides]) == 2
     assert capsys.readouterr().err == f"error: {raised.value}\n"
 
 

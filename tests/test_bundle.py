@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[1]
 APP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
 
 
-def composed(*words: str) -> RunConfig:
+def composed(*args: str) -> RunConfig:
     """What ``flwr run . --run-config WORD ...`` gives the app, by Flower's own reading."""
-    return from_run_config(get_fused_config_from_dir(ROOT, parse_config_args(list(words))))
+    return from_run_config(get_fused_config_from_dir(ROOT, parse_config_args(list(args))))
 
 
 def test_the_bundle_meets_the_hubs_rules():
@@ -45,9 +45,9 @@ def test_without_a_word_a_run_is_that_of_the_configuration():
 
 
 def test_plain_keys_are_those_of_the_command_line():
-    words = ['strategy="fedspa" rounds=7 train.lr=0.05', "evaluation.trained=true", 'tracking="[tensorboard]"']
+    args = ['strategy="fedspa" rounds=7 train.lr=0.05', "evaluation.trained=true", 'tracking="[tensorboard]"']
     expected = ["strategy=fedspa", "rounds=7", "train.lr=0.05", "evaluation.trained=true", "tracking=[tensorboard]"]
-    assert composed(*words) == compose(expected, defaults=["num_clients=2"])
+    assert composed(*args) == compose(expected, defaults=["num_clients=2"])
 
 
 def test_overrides_stand_over_plain_keys():
