@@ -354,7 +354,7 @@ def test_the_report_counts_edges(inline, tmp_path):
     [
         (["strategy=fedgta"], "strategy=fedgta does not serve task=edges: set task to nodes"),
         (["split.kind=kfold"], "task=edges splits edges at random, by time or as the data do, got split.kind=kfold"),
-        (["dataset=mutag"], "graphs of one type of nodes"),
+        (["dataset=mutag"], "is for graphs with one node type, but model="),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_run(overrides, match):

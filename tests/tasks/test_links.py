@@ -254,7 +254,7 @@ def test_links_run_under_protections_and_references(keys, tmp_path):
         (["train.loss=weighted"], r"train.loss=weighted needs classes of nodes, and task=links has none"),
         (["split.kind=kfold"], "task=links splits edges at random, got split.kind=kfold: set split.kind=ratio"),
         (["evaluation.metrics=[numpy:mean]"], "read logits of classes, and task=links has none"),
-        (["dataset=mutag"], "graphs of one type of nodes"),
+        (["dataset=mutag"], "is for graphs with one node type, but model="),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_run(overrides, match):

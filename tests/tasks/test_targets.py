@@ -211,7 +211,7 @@ def test_targets_run_under_protections_and_references(task, keys, tmp_path):
         (["evaluation.confusion=true"], "evaluation.confusion=true needs classes of nodes"),
         (["strategy=fedproto"], "strategy=fedproto does not serve task=nodes-regression"),
         (["evaluation.metric=accuracy"], "is not available for task=nodes-regression, expected rmse, mae, r2"),
-        (["dataset=mutag"], "graphs of one type of nodes"),
+        (["dataset=mutag"], "is for graphs with one node type, but model="),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_run(given, match):
