@@ -126,13 +126,8 @@ def test_what_is_kept_is_made_again_when_the_code_changes(tmp_path, monkeypatch)
     assert words("fedgraph-flwr run train.lo") == expected
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "fedgraph-flwr run strategy=fed",
-        *(pytest.param(f"fedgraph-flwr {x}", marks=pytest.mark.slow) for x in ("", "run --")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [f"fedgraph-flwr {words}" for words in ("run strategy=fed", "", "run --")])
 def test_a_key_press_costs_less_than_a_fifth_of_a_second(line, tmp_path):
     """Of CPU, from the second on; nothing heavy is imported."""
     command = [sys.executable, "-X", "importtime", "-m", "fedgraph_flwr", "completion", "words", "--", line]

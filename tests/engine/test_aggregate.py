@@ -46,13 +46,14 @@ def assert_close(added, inline):
     assert "aggregated" not in inline.summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
         ["strategy=fedavg", "strategy.fraction=0.6", "strategy.weighting=nodes"],
-        pytest.param(["strategy=scaffold", "strategy.max_share=0.2"], marks=pytest.mark.slow),
-        pytest.param(["strategy=fedomd"], marks=pytest.mark.slow),
-        pytest.param(["strategy=fedper", "evaluation.clients=cohort"], marks=pytest.mark.slow),
+        ["strategy=scaffold", "strategy.max_share=0.2"],
+        ["strategy=fedomd"],
+        ["strategy=fedper", "evaluation.clients=cohort"],
     ],
     ids=lambda overrides: overrides[0].partition("=")[2],
 )

@@ -206,7 +206,7 @@ def test_a_node_that_two_parties_claim_names_both(method, tmp_path, monkeypatch)
 
 def test_a_run_is_not_resumed_on_files_of_another_link_run():
     before = Checkpoint(
-        **dict.fromkeys([f.name for f in dataclasses.fields(Checkpoint)]) | {"told": {"0": {"link": 5}}}
+        **dict.fromkeys([f.name for f in dataclasses.fields(Checkpoint)]) | {"descriptions": {"0": {"link": 5}}}
     )
     check_descriptions({"0": {"link": 5}}, before, "runs/mine")
     with pytest.raises(
