@@ -41,13 +41,14 @@ def by_default(method: str) -> RunConfig:
 
 @functools.cache
 def representatives() -> set[str]:
-    """FedAvg, and of each purpose the methods whose uplinks have the fewest and the most groups."""
+    """FedAvg, and of each purpose the methods whose uplinks have the fewest and the most groups, of equals the last by name."""
     sizes: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for method in METHODS:
         cfg = by_default(method)
         groups = shown(declared(locate(cfg.strategy.server), cfg))
         sizes[declaration(method).purpose].append((len(groups), method))
-    return {method for group in sizes.values() for _, method in (min(group), max(group))} | {compose([]).strategy.name}
+    chosen = [end for group in sizes.values() for end in (max(group, key=lambda one: (-one[0], one[1])), max(group))]
+    return {method for _, method in chosen} | {compose([]).strategy.name}
 
 
 def sampled(forms: Sequence[Any]) -> list[Any]:
