@@ -154,7 +154,7 @@ def prove(secret: bytes, places: Iterable[int], values: Iterable[bytes], purpose
         secret: from which a scalar for each value is derived.
         places: a distinct number for each value.
         values: the values.
-        purpose: as of `point`.
+        purpose: as of `points`.
     """
     made = [
         _proof_key(secret, place).exchange(X25519PublicKey.from_public_bytes(point))

@@ -49,7 +49,7 @@ def test_methods_are_columns_and_other_keys_rows(place):
     assert list(asked.methods) == ["Majority", "Local", "fedavg", "fedprox"]
     assert (asked.figure, asked.reference) == ("train.lr", "Local")
     assert runs_of(parse_sweep(overrides[::-1])) == runs
-    assert parse_sweep(overrides[::-1]).results == asked.results  # and they go on with the same file
+    assert parse_sweep(overrides[::-1]).results == asked.results  # the order of arguments does not change the file
     assert parse_sweep([*overrides[:2], "seed=0..9", *overrides[3:]]).results == asked.results  # as with more seeds
     assert parse_sweep([*overrides[:3], "rounds=6"]).results != asked.results
 
