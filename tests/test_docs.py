@@ -46,7 +46,7 @@ class Block:
 
     @property
     def words(self) -> list[str]:
-        """What its runs and sweeps are given beside their own words, to be short."""
+        """What its runs and sweeps are given beside their own words, to be short; a run without ``rounds`` has three."""
         return shlex.split(self.mark.removeprefix("words:")) if self.mark.startswith("words:") else []
 
     @property
@@ -104,7 +104,8 @@ class Shell:
         elif words[:1] == ["fedgraph-flwr"]:
             more = block.words if words[1] in ("run", "sweep") else []
             if words[1] == "run" and not any(word.startswith("resume=") for word in words):
-                more = [*(["--dry-run"] if block.checked else []), *more]
+                short = [] if any(word.startswith("rounds=") for word in words) else ["rounds=3"]
+                more = [*(["--dry-run"] if block.checked else []), *short, *more]
             assert cli.main([*words[1:], *more]) == 0, (command, self.capsys.readouterr().err)
         else:
             assert not block.checked or words[:1] != ["fedgraph-flwr"]

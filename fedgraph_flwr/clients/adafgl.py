@@ -51,6 +51,7 @@ from fedgraph_flwr.models.adafgl import Branches
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.numerics.sparse import Pattern, SmoothedRows, SparseMatrix
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree
 
@@ -90,7 +91,7 @@ class AdaFGLClient(GraphClient):
         super().__init__(*args, **kwargs)
         p, net = self.params, self.cfg.model
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.cfg.seed, "branches"))
+            reseed(derive_seed(self.cfg.seed, "branches"))
             self.branches = Branches(
                 self.graph.num_features,
                 self.graph.num_classes,

@@ -40,6 +40,7 @@ from fedgraph_flwr.models.feddep_authors import AugmentedInputs, LinearFusedSAGE
 from fedgraph_flwr.models.sage import GraphSAGE
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import SGD, Adam
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.policy import counted
 from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
@@ -220,7 +221,7 @@ class FedDEPAuthorsClient(GraphClient):
             make = partial(Generating, *sizes, p)
             self.policy.check_size(counted(make), "a generator")
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derive_seed(self.cfg.seed, "generator"))
+                reseed(derive_seed(self.cfg.seed, "generator"))
                 self.generating = make().to(self.device, self.dtype)
         return self.generating
 
@@ -240,7 +241,7 @@ class FedDEPAuthorsClient(GraphClient):
     def noise(self, *key: Any) -> Iterator[None]:
         """Use a random stream of this client, by its purpose."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(self.cfg.seed, self.graph.client, *key))
+            reseed(derive_seed(self.cfg.seed, self.graph.client, *key))
             yield
 
     def latent(self) -> Tensor:

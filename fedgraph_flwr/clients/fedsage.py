@@ -51,6 +51,7 @@ from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import Adam
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.policy import counted
 from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
@@ -193,7 +194,7 @@ class FedSageClient(GraphClient):
             self.policy.check_size(p.neighbours * self.graph.num_features, "a generator")
             self.policy.check_size(counted(make), "a generator")
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derive_seed(self.cfg.seed, "generator"))
+                reseed(derive_seed(self.cfg.seed, "generator"))
                 made = make().to(self.device, self.dtype)
             classifier = deepcopy(self.model)
             classifier.dense_features = True  # its gradient passes through the features
@@ -210,7 +211,7 @@ class FedSageClient(GraphClient):
     def noise(self, step: int) -> Iterator[None]:
         """Use the random stream of a generator step: learning repeats the draws of the proposal."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(self.cfg.seed, self.graph.client, "noise", step))
+            reseed(derive_seed(self.cfg.seed, self.graph.client, "noise", step))
             yield
 
     def predicted(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,6 +25,7 @@ from fedgraph_flwr.methods import fedstruct, hops
 from fedgraph_flwr.methods.fedstruct import STRUCTURE
 from fedgraph_flwr.methods.hops import Matrix, RowMessage
 from fedgraph_flwr.numerics.optim import NamedOptimizer
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.reply_schema import ArrayField
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved
@@ -112,7 +113,7 @@ class PrivateFedStructClient(FedStructClient):
     def embedded(self, training: bool) -> Tensor:
         """Compute g(s_u) of own nodes, [N, C]; a round's dropout mask is the same in every phase."""
         self.model.train(training)
-        torch.manual_seed(derive_seed(self.cfg.seed, self.graph.client, self.server_round, "mask"))
+        reseed(derive_seed(self.cfg.seed, self.graph.client, self.server_round, "mask"))
         return self.model.g(self.s)
 
     def spread(self, parts: dict[int, np.ndarray]) -> Tensor:

@@ -52,6 +52,7 @@ from fedgraph_flwr.models.layers import Linear
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, ValuedMatrix
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree
 
@@ -115,7 +116,7 @@ class FGGPClient(GraphClient):
         super().__init__(*args, **kwargs)
         one_adjacency(self.cfg, self.inputs)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.cfg.seed, AUGMENTOR))
+            reseed(derive_seed(self.cfg.seed, AUGMENTOR))
             made = Augmentor(self.graph.num_features, self.cfg.model.hidden)
         self.augmentor = made.to(self.device, self.dtype)
 

@@ -33,6 +33,7 @@ from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.numerics.draws import Entries, mix
 from fedgraph_flwr.numerics.sampler import backend_of
 from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.wire.messages import derive_seed
 
 NODE, EDGE = "node", "edge"
@@ -348,7 +349,7 @@ class HeteroModel(Model):
         if self.num_bases:
             self.bases[name] = _xavier(self.num_bases, *shape)
             with torch.random.fork_rng(devices=[]):  # later draws must not depend on the number of types
-                torch.manual_seed(derive_seed(torch.initial_seed(), name))
+                reseed(derive_seed(torch.initial_seed(), name))
                 self.coefficients[name] = nn.Parameter(self._coefficients(types))
         else:
             self.free[name] = _xavier(types, *shape)
@@ -451,7 +452,7 @@ class HeteroModel(Model):
         Equal coefficients on all clients would align types by their order, although no one has matched these types.
         """
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(torch.initial_seed(), "private", getattr(graph, "client", 0)))
+            reseed(derive_seed(torch.initial_seed(), "private", getattr(graph, "client", 0)))
             if self.type_embedding != "decoupled":
                 self.entities["table"] = nn.Parameter(torch.randn(graph.num_nodes, self.hidden))
             for i, kind in enumerate(graph.counts):

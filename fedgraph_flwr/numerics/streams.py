@@ -39,10 +39,16 @@ def generators(device: torch.device) -> list[torch.Generator]:
     return [torch.default_generator, torch.cuda.default_generators[device.index or torch.cuda.current_device()]]
 
 
-def reseed(seed: int, device: torch.device) -> None:
-    """Seed the generators like ``torch.manual_seed``, which also stores a stack trace per missing accelerator."""
+def reseed(seed: int, device: torch.device | None = None) -> None:
+    """Seed the generators of the CPU and of ``device``, or of all GPUs, as ``torch.manual_seed`` does.
+
+    That function also stores a stack trace per missing accelerator, which takes up to a millisecond.
+    """
     torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
+    if device is None:
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(seed)
+    elif device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 

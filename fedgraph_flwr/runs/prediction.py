@@ -43,6 +43,7 @@ from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.moved import FILES, renamed_attribute
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.runs.checks import client_class, rebuilds
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
 from fedgraph_flwr.tasks import Task, kind_of
@@ -527,7 +528,7 @@ class Predictor(TaskPredictor):
         """Return a client that is ready to predict a graph, with threads and random state as in the run."""
         torch.set_num_threads(self.cfg.threads)
         client = self._client(graph)
-        torch.manual_seed(derive_seed(self.cfg.seed, client.graph.client, self.round, EVALUATE))
+        reseed(derive_seed(self.cfg.seed, client.graph.client, self.round, EVALUATE))
         return client
 
     def _client(self, graph: Any) -> GraphClient:

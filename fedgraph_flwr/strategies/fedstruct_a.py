@@ -28,6 +28,7 @@ from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams, S
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.models.layers import propagate
 from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies.base import GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad
@@ -93,7 +94,7 @@ class FedStructA(FedGrad):
             cfg = replace(cfg, params={**cfg.params, "structure_width": s.shape[1]})
         else:
             s = self.structure_features(edges, n, self.params.width)
-        torch.manual_seed(derive_seed(self.cfg.seed, "model" if self.decoupled else "structure model"))
+        reseed(derive_seed(self.cfg.seed, "model" if self.decoupled else "structure model"))
         num_features = self.agreed("num_features") if self.decoupled else s.shape[1]
         self.network = models.build(cfg, num_features, classes).to(self.dtype)
         self.s = torch.from_numpy(s).to(self.dtype)
@@ -145,7 +146,7 @@ class FedStructA(FedGrad):
     def embeddings(self, training: bool) -> Tensor:
         """Compute S^(L_s), [n, C]; with ``training`` also its autograd graph."""
         self.network.train(training)
-        torch.manual_seed(derive_seed(self.cfg.seed, "server", self.server_round))
+        reseed(derive_seed(self.cfg.seed, "server", self.server_round))
         with torch.set_grad_enabled(training):
             if isinstance(self.network, FedStruct):
                 return self.network.structure_part(self.rows @ self.network.g(self.s))

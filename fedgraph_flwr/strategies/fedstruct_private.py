@@ -20,6 +20,7 @@ import torch
 from fedgraph_flwr import models
 from fedgraph_flwr.methods import fedstruct
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.strategies.fedstruct import FedStruct
@@ -62,7 +63,7 @@ class PrivateFedStruct(FedStruct):
         _, inbox = self.acquire()
         self.request_all("take", inbox)
         self.embeddings = 0
-        torch.manual_seed(derive_seed(self.cfg.seed, "model"))
+        reseed(derive_seed(self.cfg.seed, "model"))
         model = models.build(self.cfg.model, self.agreed("num_features"), self.agreed("num_classes"))
         dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
         prefix = "g."

@@ -42,6 +42,7 @@ from fedgraph_flwr.methods.fedtad import RELIABILITY, Params, teacher_weights
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_flwr.numerics.optim import Adam
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import DESCRIBE, Arrays, Reply, derive_seed, weighted_mean
@@ -86,7 +87,7 @@ class FedTAD(GraphStrategy):
         if not self.params.epochs:
             return mean
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.cfg.seed, "distillation", self.server_round))
+            reseed(derive_seed(self.cfg.seed, "distillation", self.server_round))
             return self.distilled(mean, replies)
 
     def distilled(self, mean: Arrays, replies: list[Reply]) -> Arrays:

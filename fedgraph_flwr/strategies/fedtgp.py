@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.methods import prototypes
 from fedgraph_flwr.methods.prototypes import PROTOTYPES, FedTGPParams, distances
 from fedgraph_flwr.numerics.optim import SGD
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.strategies.fedproto import FedProto
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
@@ -52,7 +53,7 @@ class FedTGP(FedProto):
         """Draw P̊ ~ N(0, 1) and θ_F, from the server's own stream."""
         super().setup()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.cfg.seed, GENERATOR))
+            reseed(derive_seed(self.cfg.seed, GENERATOR))
             self.generator = Generator(*self.shape).to(getattr(torch, self.cfg.dtype))
         self.memory[GENERATOR] = as_arrays(self.generator.state_dict())
 

@@ -1,6 +1,7 @@
 """Local steps on batches with sampled neighbours: equal to full batches where nothing is left out, and the same everywhere."""
 
 import contextlib
+import functools
 import re
 import threading
 from functools import partial
@@ -27,7 +28,7 @@ from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.runs.checks import check_method, client_class
 from fedgraph_flwr.tasks import Batch
 from tests.methods import small_runs as small
-from tests.methods.small_runs import small_runs
+from tests.methods.small_runs import by_default, small_runs
 from tests.support import call_fresh, same_result
 
 ROOT = Path(__file__).parents[2]
@@ -211,9 +212,10 @@ def test_all_training_nodes_and_neighbours_in_a_batch_train_as_the_full_batch(gr
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
 
 
+@functools.cache
 def samples(strategy):
     """Whether a method declares that it trains on batches, with its own model."""
-    cfg = compose([f"strategy={strategy}"])
+    cfg = by_default(strategy)
     declared = client_class(cfg).samples and all(part.samples for part in Parts(cfg.strategy).all)
     return declared and models.probe(cfg.model).sampled_hops is not None
 

@@ -19,7 +19,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from tests.clients.test_batches import MODELS, ROOT, grads, graph, samples
 from tests.methods import small_runs as small
-from tests.methods.small_runs import small_runs
+from tests.methods.small_runs import by_default, small_runs
 from tests.support import call_fresh, same_result
 
 __all__ = ["graph"]
@@ -249,7 +249,7 @@ SAMPLERS = {"clusters": [*CLUSTERS, "train.local_steps=2"], "saint": [*SAINT, "t
 
 def reads_parts(strategy):
     """Whether a method declares that it trains on batches, with a model that can read parts of a graph."""
-    return samples(strategy) and models.probe(compose([f"strategy={strategy}"]).model).subgraphs
+    return samples(strategy) and models.probe(by_default(strategy).model).subgraphs
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -107,6 +107,7 @@ def test_an_answer_that_is_refused_after_it_was_added_ends_the_run(go):
         go("strategy.client=tests.engine.misbehaving:Boasting", "strategy.min_clients=1", actors=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

@@ -12,7 +12,7 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.engine.inline import run_inline
-from fedgraph_flwr.engine.ray import run_ray
+from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.partition.clients import cut, pool
 from fedgraph_flwr.runs.prediction import load_node, load_predictor
 from fedgraph_flwr.runs.prepare import with_folder
@@ -102,7 +102,15 @@ def test_a_run_on_linked_files_is_that_of_the_partition(form, train):
     assert_same_run(train("linked", *form), train("partitioned", *form))
 
 
+@pytest.fixture(scope="module")
+def one_ray():
+    """A Ray instance for all tests of this file."""
+    with ray_session():
+        yield
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize("form", FORMS, ids=" ".join)
 def test_ray_gives_the_bits_of_the_inline_engine(form, train):
     assert_same_run(train("linked", *form, engine=run_ray), train("partitioned", *form))
@@ -138,6 +146,7 @@ def _book(like, bank, source, target):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_ray")
 def test_fedgl_shares_nodes_on_linked_files_to_the_same_bits(shared, train, monkeypatch):
     linked = [ClientGraph.load(shared / f"linked/client_{client:04d}.safetensors") for client in range(3)]
     assert sum(graph.num_nodes for graph in linked) == linked[0].num_global_nodes + 20
@@ -150,13 +159,23 @@ def test_fedgl_shares_nodes_on_linked_files_to_the_same_bits(shared, train, monk
     assert_same_run(train(shared / "linked", "fedgl", *overrides, engine=run_ray), runs[0])
 
 
-@pytest.mark.slow
-def test_a_fleet_gives_the_bits_of_the_inline_engine_and_its_parties_predict(folders, train, tmp_path):
+OFTEN = [["fedgcn"], ["fedstruct"], ["fedsage_true"]]
+"""One form of each exchange; an exchange of a fleet takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "tested",
+    [
+        pytest.param(OFTEN, id="often", marks=pytest.mark.slow),
+        pytest.param([form for form in FORMS if form not in OFTEN], id="others", marks=pytest.mark.faults),
+    ],
+)
+def test_a_fleet_gives_the_bits_of_the_inline_engine_and_its_parties_predict(tested, folders, train, tmp_path):
     """Three SuperNodes with linked files; then each party predicts its own nodes from its state folder alone."""
     machines = Fleet(tmp_path, folders / "linked")
     try:
         machines.start()
-        for number, form in enumerate(FORMS):
+        for number, form in enumerate(tested):
             fixed = ["num_clients=3", "rounds=2", "model.hidden=8", "checkpoint_every=0"]
             run = machines.run(tmp_path / f"fleet{number}", f"strategy={form[0]}", *fixed, *form[1:])
             inline = train("partitioned", *form, *fixed)

@@ -204,6 +204,7 @@ def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, 
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "error", "sentence"),
     [
@@ -212,7 +213,7 @@ def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, 
             RunFailed,
             "no machine has enough resources for client_cpus=1000 and client_gpus=0: lower them; Ray has",
         ),
-        pytest.param(["device=cuda"], FedGraphError, "device=cuda, but this node has no GPU", marks=SLOW),
+        (["device=cuda"], FedGraphError, "device=cuda, but this node has no GPU"),
     ],
 )
 def test_what_cannot_be_had_is_one_sentence(pool, tmp_path, overrides, error, sentence):

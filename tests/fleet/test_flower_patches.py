@@ -257,6 +257,7 @@ def test_a_fork_beside_a_thread_is_refused(tmp_path):
         other.join()
 
 
+@pytest.mark.slow
 def test_what_a_child_compiles_is_kept_for_the_next_one_and_not_in_the_app(tmp_path):
     app = tmp_path / "app"
     app.mkdir()

@@ -39,6 +39,10 @@ def by_default(method: str) -> RunConfig:
     return compose([f"strategy={method}", "num_clients=3"])
 
 
+declares = functools.cache(declaration)
+"""The declaration of a method; to read, not to change."""
+
+
 @functools.cache
 def representatives() -> set[str]:
     """FedAvg, and of each purpose the methods whose uplinks have the fewest and the most groups, of equals the last by name."""
@@ -46,7 +50,7 @@ def representatives() -> set[str]:
     for method in METHODS:
         cfg = by_default(method)
         groups = shown(declared(locate(cfg.strategy.server), cfg))
-        sizes[declaration(method).purpose].append((len(groups), method))
+        sizes[declares(method).purpose].append((len(groups), method))
     chosen = [end for group in sizes.values() for end in (max(group, key=lambda one: (-one[0], one[1])), max(group))]
     return {method for _, method in chosen} | {compose([]).strategy.name}
 

@@ -20,13 +20,22 @@ from fedgraph_flwr.engine import stacking
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.runs.checks import not_stacked
 from fedgraph_flwr.wire.messages import from_record
-from tests.methods.small_runs import FEATURES, METHODS, Go, by_default, is_typed, representatives, sampled, small_runs
+from tests.methods.small_runs import (
+    FEATURES,
+    METHODS,
+    Go,
+    by_default,
+    declares,
+    is_typed,
+    representatives,
+    sampled,
+    small_runs,
+)
 from tests.support import Finished, call_fresh, recorded_messages, same_result
 
-FORMS = [(method, *overrides) for method in METHODS for overrides in [[], *declaration(method).variants]]
+FORMS = [(method, *overrides) for method in METHODS for overrides in [[], *declares(method).variants]]
 """Every method, and with the overrides under which it does what it does not in three rounds of its defaults."""
 
 forms = pytest.mark.parametrize("form", FORMS, ids=" ".join)
@@ -197,7 +206,7 @@ LIMITS = [
         marks=() if method in representatives() else pytest.mark.slow,
     )
     for method in METHODS
-    for limit in declaration(method).limits
+    for limit in declares(method).limits
 ]
 
 
@@ -214,7 +223,7 @@ def test_a_method_is_another_at_the_limits_that_it_declares(method, limit, first
         compare(one.arrays[name], two.arrays[name], err_msg=name)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@some_methods
 def test_messages_request_known_phases_and_hold_no_features_labels_or_edges(method, recorded):
     """No array has a client's number of nodes, edges or training nodes in its shape, or the values of a row of its features."""
     finished, messages = recorded(method)
@@ -232,7 +241,7 @@ def test_messages_request_known_phases_and_hold_no_features_labels_or_edges(meth
                     open_.add((way, group))
         for record in content.metric_records.values():
             assert not any(isinstance(v, list) and len(v) in sizes for v in record.values())
-    declared = declaration(method)
+    declared = declares(method)
     assert {"/".join(group) for group in tall} == set(declared.sized)
     assert {"/".join(group) for group in open_} == set(declared.features)
     requested = {str(c.config_records["config"]["phase"]) for way, _, c in messages if way == "down"}

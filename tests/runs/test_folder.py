@@ -87,7 +87,7 @@ def _until(monkeypatch, number, error):
 def test_a_run_goes_on_from_wherever_it_was_cut(overrides, tmp_path, monkeypatch, error):
     overrides, whole = [*overrides, "rounds=2"], tmp_path / "whole"
     go(*overrides, f"out={whole}")
-    for number in range(1, 99, 3):
+    for number in range(1, 99, 5):
         out = tmp_path / f"cut{number}"
         with monkeypatch.context() as patch:
             _until(patch, number, error)

@@ -19,14 +19,13 @@ from flwr.app import Message
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.exchange import Outcome, take
 from fedgraph_flwr.wire.messages import Reply
-from tests.methods.small_runs import METHODS, Go, sampled, small_runs
+from tests.methods.small_runs import METHODS, Go, declares, sampled, small_runs
 from tests.safety.mutations import mutations
 
-VARIANTS = [(method, *overrides) for method in METHODS for overrides in [[], *declaration(method).variants]]
+VARIANTS = [(method, *overrides) for method in METHODS for overrides in [[], *declares(method).variants]]
 PROTECTED = [
     ["privacy.secagg=true"],
     ["privacy.dp=client_fixed", "privacy.noise_multiplier=1", "strategy.weighting=uniform"],

@@ -8,9 +8,12 @@ import pytest
 from fedgraph_flwr.config import TASKS, compose, group_names
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
-from tests.methods.small_runs import METHODS, sampled
+from tests.methods.small_runs import METHODS
 
 ROOT = Path(__file__).parents[2]
+
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,6 @@ def table() -> dict[str, dict[str, bool]]:
     return {row[0].split("`")[1]: {t: c == "yes" for t, c in zip(head[1:], row[1:], strict=True)} for row in rows}
 
 
-@pytest.mark.slow
 def test_the_table_has_every_method_and_task(table):
     assert set(table) == set(group_names("strategy"))
     assert all(set(row) == set(TASKS) for row in table.values())
@@ -34,7 +36,7 @@ def test_the_table_has_every_method_and_task(table):
     assert "<!-- made: tasks -->" in (ROOT / "docs/tasks.md").read_text()
 
 
-@pytest.mark.parametrize("method", sampled(METHODS))
+@pytest.mark.parametrize("method", METHODS)
 def test_runs_accept_what_the_table_says(method, table):
     for task, serves in table[method].items():
         cfg = compose([f"strategy={method}", f"task={task}"])

@@ -72,6 +72,7 @@ def test_mlflow_holds_figures_keys_and_files(tmp_path, monkeypatch):
     assert files >= {"config.yaml", "rounds.jsonl", "summary.json", "model_final.safetensors"}
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_lie_below_it(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="no mlflow here")
     pytest.importorskip("tensorboard", reason="no tensorboard here")
