@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--edge-columns",
         default="",
         metavar="NAMES",
-        help="columns of the edge table that become features of edges: names or patterns ('*'), by commas; default: the schema's",
+        help="columns of edge tables that become features of edges: names or patterns ('*'), by commas; default: the schema's",
     )
     given.add_argument("--client-column", metavar="NAME", help="column with each node's client (partition=planted)")
     given.add_argument("--classes", default="", metavar="A,B,C", help="class names in label order (default: sorted)")
@@ -126,7 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="COLUMN=KIND",
-        help=f"kind of a node or edge column: {', '.join(KINDS)} (TYPE.COLUMN in a heterogeneous graph)",
+        help=f"kind of a node or edge column: {', '.join(KINDS)} (TYPE.COLUMN or A:RELATION:B.COLUMN in a heterogeneous graph)",
     )
     treated.add_argument(
         "--scale",
@@ -141,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action="append",
             default=[],
             metavar=f"COLUMN={option.upper()}",
-            help=f"for a column of the edge table with the same name as a node column: {', '.join(values)}",
+            help=f"for a column of --edges with the same name as a node column: {', '.join(values)}",
         )
     treated.add_argument(
         "--unit", action="append", default=[], metavar="COLUMN=UNIT", help="unit of a number, for display"
@@ -259,6 +259,9 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
         held = {"times": graph.edge_time, "labels": graph.edge_y}
         others = "".join(f", {what}" for what, values in held.items() if values.numel())
         print(f"edges carry {graph.num_edge_features} features{others}; parallel edges stay separate")
+    if isinstance(graph, HeteroGraph) and graph.edge_attr:
+        widths = ", ".join(f"'{':'.join(edge)}' {rows.size(1)}" for edge, rows in graph.edge_attr.items())
+        print(f"features of edges: {widths}; their parallel edges stay separate")
     if isinstance(graph, Graph) and graph.graph_id.numel():
         graph = one_per_graph(graph)
         print(f"{graph.num_nodes} graphs; labels and split count graphs")
@@ -365,8 +368,12 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
     tables: dict[str, tuple[pd.DataFrame, str]] = {
         kind: (read_table(path, own.tables), str(path)) for kind, path in files.items() if path is not None
     }
-    if EDGE in agreed.nodes:
-        tables[EDGE] = (read_table(args.edges, own.tables), str(args.edges))
+    of_edges = {EDGE: args.edges} if args.nodes else named_files(args.edge_table, "--edge-table")
+    tables |= {
+        kind: (read_table(path, own.tables), str(path))
+        for kind, path in of_edges.items()
+        if path and kind in agreed.nodes
+    }
     nodes = {
         kind: {name: replace(column, format=own.nodes[kind][name].format) for name, column in columns.items()}
         for kind, columns in agreed.nodes.items()
@@ -408,6 +415,16 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
         )
     if not args.nodes and (args.graph_table or args.graph_column):
         raise FedGraphError("--graph-column and --graph-table apply to --nodes and --edges: leave them out")
+    if typed and (args.time_column or args.edge_label_column or args.windows):
+        raise FedGraphError(
+            "--time-column, --edge-label-column and --windows apply to --nodes and --edges: leave them out; --edge-columns keeps"
+            " a column of dates as a feature"
+        )
+    if typed and (args.edge_kind or args.edge_scale):
+        raise FedGraphError(
+            "--edge-kind and --edge-scale apply to --edges: in a heterogeneous graph, pass --kind A:RELATION:B.COLUMN=KIND or"
+            " --scale A:RELATION:B.COLUMN=SCALE"
+        )
     layout = _layout(args, treatment)
     if args.data and not args.target:
         return from_saved(args.data, classes=classes, undirected=args.undirected, treatment=treatment)

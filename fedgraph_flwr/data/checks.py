@@ -137,15 +137,18 @@ def _check_typed(graph: HeteroGraph) -> None:
     for kind, count in graph.counts.items():
         if not isinstance(kind, str) or type(count) is not int or count < 0:
             raise FedGraphError(f"node type {kind!r} must have a node count of at least 0, got {count!r}")
-    for key in ("x", "node_id"):
+    for key, of in (("x", "node"), ("node_id", "node"), ("edge_attr", "edge")):
         if not isinstance(getattr(graph, key, {}), dict):
-            raise FedGraphError(f"{key} must be a dict keyed by node type, got {type(getattr(graph, key)).__name__}")
+            raise FedGraphError(f"{key} must be a dict keyed by {of} type, got {type(getattr(graph, key)).__name__}")
     _length(graph.y, "y", graph.counts[graph.target])
     for (a, relation, b), index in graph.edges.items():
         _edges(index, f"edges of '{relation}'", graph.counts[a], graph.counts[b])
     for kind, x in graph.x.items():
         _tensor(x, f"x of '{kind}'", torch.float32, (graph.counts[kind], None))
         _finite(x, f"x of '{kind}'")
+    for edge, attr in graph.edge_attr.items():
+        _tensor(attr, f"edge_attr of '{':'.join(edge)}'", torch.float32, (graph.edges[edge].size(1), None))
+        _finite(attr, f"edge_attr of '{':'.join(edge)}'", "edge")
     if isinstance(graph, HeteroClientGraph):
         for kind, ids in graph.node_id.items():
             _tensor(ids, f"node_id of '{kind}'", torch.int64, (graph.counts[kind],))

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -352,22 +352,26 @@ def target_tensor(data: Any, where: str) -> Tensor:
     return targets.view(len(targets), -1).to(torch.float32)
 
 
-def edge_tensors(data: Any, where: str) -> dict[str, Any]:
-    """Return ``edge_attr``, ``edge_time`` and ``edge_y`` of a PyG ``Data``, as far as it has them.
+def edge_tensors(data: Any, where: str, keys: Sequence[str] = ("edge_attr", "edge_time", "edge_y")) -> dict[str, Any]:
+    """Return ``edge_attr``, ``edge_time`` and ``edge_y`` of a PyG ``Data`` or an edge type, as far as it has them.
 
     Raises:
         FedGraphError: one does not have a row per edge, or times or labels are not integers.
     """
-    found = {key: getattr(data, key, None) for key in ("edge_attr", "edge_time", "edge_y")}
+    found = {key: getattr(data, key, None) for key in keys}
     held = {key: tensor for key, tensor in found.items() if isinstance(tensor, Tensor)}
     for key, tensor in held.items():
-        if tensor.size(0) != data.edge_index.size(1):
+        rows = len(tensor) if tensor.dim() else 0
+        if rows != data.edge_index.size(1):
             raise FedGraphError(
-                f"{where}: {key} must have a row per edge, got {tensor.size(0)} for {data.edge_index.size(1)} edges"
+                f"{where}: {key} must have a row per edge, got {rows} for {data.edge_index.size(1)} edges"
             )
         if key != "edge_attr" and (tensor.is_floating_point() or tensor.dim() != 1):
             raise FedGraphError(f"{where}: {key} must be integers [E], got {tensor.dtype} {list(tensor.shape)}")
-        held[key] = tensor.view(len(tensor), -1).to(torch.float32) if key == "edge_attr" else tensor.to(torch.int64)
+        if key == "edge_attr":
+            held[key] = (tensor.view(-1, 1) if tensor.dim() == 1 else tensor.flatten(1)).to(torch.float32)
+        else:
+            held[key] = tensor.to(torch.int64)
     if "edge_y" in held:
         largest = int(held["edge_y"].max()) if len(held["edge_y"]) else 0
         return held | {"num_edge_classes": max(int(getattr(data, "num_edge_classes", 0)), largest + 1, 2)}

@@ -8,6 +8,7 @@ Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, E_r edge
 nodes of all types in the order of the schema.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -23,6 +24,7 @@ from fedgraph_flwr.data.graph import (
     Source,
     check_client_fields,
     check_dtypes,
+    edge_tensors,
     read_tensors,
     write_tensors,
 )
@@ -48,6 +50,7 @@ class HeteroGraph:
         schema: schema of an imported graph's features and classes (`schema.stored`); empty for others.
         by_name: whether edge types with the same relation name share weights, whatever types they join.
         ids: ids of the target nodes, as in `Graph`, uint8 [N_target, width].
+        edge_attr: features float32 [E_r, D_r] of the edge types with features. Parallel edges of such a type stay separate.
     """
 
     counts: dict[str, int]
@@ -63,6 +66,7 @@ class HeteroGraph:
     schema: dict[str, Any] = field(default_factory=dict)
     by_name: bool = False
     ids: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.uint8))
+    edge_attr: dict[EdgeType, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.target not in self.counts:
@@ -71,16 +75,24 @@ class HeteroGraph:
             for end in (source, target):
                 if end not in self.counts:
                     raise unknown(f"node type of the edges '{relation}'", end, self.counts, self.name)
+        for edge in self.edge_attr:
+            if edge not in self.edges:
+                raise unknown("edge type of edge_attr", ":".join(edge), map(":".join, self.edges), self.name)
 
     @property
     def num_features(self) -> list[int]:
-        """Sizes that determine a model's weight shapes: A, number of edge kinds, then F_a of every node type (0: no features)."""
+        """Sizes that determine a model's weight shapes: A, number of edge kinds, then F_a of every node type (0: no features).
+
+        If edges have features, D_r of every edge type follows.
+        """
         widths = [self.x[a].size(1) if a in self.x else 0 for a in self.counts]
-        return [len(self.counts), int(self.edge_kinds.max(initial=-1)) + 1, *widths]
+        of_edges = [self.edge_attr[r].size(1) if r in self.edge_attr else 0 for r in self.edges]
+        kinds = int(self.edge_kinds.max(initial=-1)) + 1
+        return [len(self.counts), kinds, *widths, *(of_edges if any(of_edges) else [])]
 
     @property
     def num_edge_features(self) -> int:
-        """0: edges of several types carry no features yet."""
+        """0: `num_features` has the number of each edge type."""
         return 0
 
     def until(self, stage: int) -> Self:
@@ -123,7 +135,8 @@ class HeteroGraph:
         reverse = {(b, REVERSE + name, a): index.flip(0) for (a, name, b), index in self.edges.items()}
         if twice := reverse.keys() & self.edges.keys():
             raise FedGraphError(f"{self.name} already has the reverse edge type {sorted(twice)[0]}")
-        return replace(self, edges={**self.edges, **reverse})
+        attr = {(b, REVERSE + name, a): rows.clone() for (a, name, b), rows in self.edge_attr.items()}
+        return replace(self, edges={**self.edges, **reverse}, edge_attr={**self.edge_attr, **attr})
 
     def without_reverse(self) -> Self:
         """Return the graph without the edge types that `with_reverse` or PyG's ``ToUndirected`` add."""
@@ -134,18 +147,23 @@ class HeteroGraph:
             if not name.startswith(REVERSE) or forward is None:
                 return False
             both = (index[0] * self.counts[source] + index[1] for index in (forward, self.edges[edge].flip(0)))
-            return torch.equal(*(codes.sort().values for codes in both))
+            if edge not in self.edge_attr:
+                return torch.equal(*(codes.sort().values for codes in both))
+            known = self.edge_attr.get((target, name.removeprefix(REVERSE), source))
+            return known is not None and torch.equal(*both) and torch.equal(known, self.edge_attr[edge])
 
-        return replace(self, edges={edge: index for edge, index in self.edges.items() if not added(edge)})
+        return self._of_types(self.counts, {edge: index for edge, index in self.edges.items() if not added(edge)})
 
     def on_schema(self, node_types: list[str], edge_types: list[EdgeType]) -> Self:
         """Return the graph with its types in the given order; missing types become empty."""
         none = torch.zeros(2, 0, dtype=torch.int64)
-        return replace(
-            self,
-            counts={a: self.counts.get(a, 0) for a in node_types},
-            edges={r: self.edges.get(r, none) for r in edge_types},
-        )
+        counts = {a: self.counts.get(a, 0) for a in node_types}
+        return self._of_types(counts, {r: self.edges.get(r, none) for r in edge_types})
+
+    def _of_types(self, counts: dict[str, int], edges: dict[EdgeType, Tensor]) -> Self:
+        """Return the graph with these types of nodes and edges, and the features of these edges."""
+        attr = {r: self.edge_attr[r] for r in edges if r in self.edge_attr}
+        return replace(self, counts=counts, edges=edges, edge_attr=attr)
 
     @classmethod
     def from_pyg(cls, data: Any, target: str, num_classes: int, name: str = "") -> "HeteroGraph":
@@ -171,6 +189,13 @@ class HeteroGraph:
             num_classes=num_classes,
             x={a: data[a].x.to(torch.float32) for a in data.node_types if getattr(data[a], "x", None) is not None},
             name=name,
+            edge_attr={
+                r: rows
+                for r in data.edge_types
+                for rows in edge_tensors(
+                    data[r], f"{name or 'the HeteroData'}, '{':'.join(r)}'", ["edge_attr"]
+                ).values()
+            },
         )
 
     def to_pyg(self) -> Any:
@@ -184,6 +209,8 @@ class HeteroGraph:
             data[a].x = x
         for r, index in self.edges.items():
             data[r].edge_index = index
+        for r, rows in self.edge_attr.items():
+            data[r].edge_attr = rows
         for key in ("y", "train_mask", "val_mask", "test_mask"):
             data[self.target][key] = getattr(self, key)
         for a, ids in getattr(self, "node_id", {}).items():
@@ -195,6 +222,7 @@ class HeteroGraph:
         tensors = {key: getattr(self, key) for key in ("y", "train_mask", "val_mask", "test_mask", "ids")}
         tensors |= {f"x.{i}": self.x[a] for i, a in enumerate(self.counts) if a in self.x}
         tensors |= {f"edges.{i}": index for i, index in enumerate(self.edges.values())}
+        tensors |= {f"edge_attr.{i}": self.edge_attr[r] for i, r in enumerate(self.edges) if r in self.edge_attr}
         values = {"node_types": list(self.counts.items()), "edge_types": list(self.edges)}
         values |= {key: getattr(self, key) for key in ("target", "num_classes", "name", "schema", "by_name")}
         more_tensors, more_values = self._own_fields()
@@ -223,8 +251,9 @@ class HeteroGraph:
         counts: dict[str, int] = dict(given.pop("node_types"))
         types: list[EdgeType] = [(a, relation, b) for a, relation, b in given.pop("edge_types")]
         given["edges"] = {r: given.pop(f"edges.{i}") for i, r in enumerate(types)}
-        for key in ("x", "node_id"):
-            of_type = {a: given.pop(f"{key}.{i}") for i, a in enumerate(counts) if f"{key}.{i}" in given}
+        names: list[tuple[str, Iterable[Any]]] = [("x", counts), ("node_id", counts), ("edge_attr", types)]
+        for key, kinds in names:
+            of_type = {kind: given.pop(f"{key}.{i}") for i, kind in enumerate(kinds) if f"{key}.{i}" in given}
             if of_type:
                 given[key] = of_type
         return cls(counts=counts, **given)
@@ -266,13 +295,17 @@ def check(graph: HeteroGraph, where: str) -> HeteroGraph:
                     f"{where}: edges of '{relation}' name nodes {int(ends.min())}..{int(ends.max())} of '{kind}', expected"
                     f" 0..{graph.counts[kind] - 1}"
                 )
-    for a, x in graph.x.items():
-        if x.dim() != 2 or x.size(0) != graph.counts[a]:
-            raise FedGraphError(f"{where}: features of '{a}' must be [{graph.counts[a]}, F], got {list(x.shape)}")
+    rows = [(x, f"'{a}'", graph.counts[a], "node") for a, x in graph.x.items()]
+    rows += [(x, f"edges '{':'.join(r)}'", graph.edges[r].size(1), "edge") for r, x in graph.edge_attr.items()]
+    for x, what, count, item in rows:
+        if x.dim() != 2 or x.size(0) != count:
+            raise FedGraphError(f"{where}: features of {what} must be [{count}, F], got {list(x.shape)}")
         if not bool(torch.isfinite(x).all()):
             row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
             value = float(x[row, column])
-            raise FedGraphError(f"{where}: features of '{a}' must be finite; node {row} has {value} in column {column}")
+            raise FedGraphError(
+                f"{where}: features of {what} must be finite; {item} {row} has {value} in column {column}"
+            )
     n = graph.counts[graph.target]
     for key in ("y", "train_mask", "val_mask", "test_mask"):
         if getattr(graph, key).shape != (n,):

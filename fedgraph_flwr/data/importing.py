@@ -195,13 +195,13 @@ def say_dropped(links: Any, columns: Columns, where: str, treatment: Treatment, 
         treatment.say(f"{where}: ignored: {', '.join(dropped)} ({why})")
 
 
-def edge_feature_columns(links: Any, columns: Columns, where: str, treatment: Treatment) -> list[str]:
-    """Return the columns of an edge table that may become features: those that are asked for, or the schema's.
+def edge_feature_columns(links: Any, columns: Columns, where: str, treatment: Treatment, kind: str = EDGE) -> list[str]:
+    """Return the columns of a table of one edge type that may become features: those asked for, or the schema's.
 
     Raises:
         FedGraphError: no column matches a pattern.
     """
-    if columns.edge_features or (treatment.schema and treatment.schema.nodes.get(EDGE)):
+    if columns.edge_features or (treatment.schema and treatment.schema.nodes.get(kind)):
         return feature_columns(links, columns.edge_features, columns.edge_others, where)
     say_dropped(links, columns, where, treatment, "--edge-columns NAMES keeps them")
     return []

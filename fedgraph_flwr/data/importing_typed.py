@@ -5,6 +5,7 @@ lets a federation share its schema although a client has no data of some type.
 """
 
 import copy
+import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,16 +22,16 @@ from fedgraph_flwr.data.importing import (
     Columns,
     Ids,
     agreed_classes,
+    arranged,
     check_masks,
     check_roles,
     edge_ends,
+    edge_feature_columns,
     feature_columns,
     label_codes,
     numbered_classes,
-    once,
     read_saved,
     saved_features,
-    say_dropped,
     split_masks,
 )
 from fedgraph_flwr.data.schema import Schema, stored
@@ -54,8 +55,9 @@ def from_typed_tables(
     Args:
         nodes: by node type, CSV or Parquet with one row per node. Columns other than id, label, split and client are
             features. A type without other columns has no features.
-        edges: by (source type, relation, target type), CSV or Parquet with one row per edge. An edge type that is the exact
-            reverse of another is dropped: the partition and `typed_client` add reverse types.
+        edges: by (source type, relation, target type), CSV or Parquet with one row per edge. Each may have other columns. An
+            edge type without features that is the exact reverse of another is dropped: the partition and `typed_client` add
+            reverse types, which carry the same features.
         target: labelled node type; its table has the label column, and the split column if there is one.
         columns: roles of the columns.
         classes: class names in label order; empty for the schema's, else the sorted values that occur.
@@ -71,34 +73,29 @@ def from_typed_tables(
     for kind in tables:
         check_roles(columns, kind, treatment)
     ids = {kind: Ids(table, columns.id, str(nodes[kind])) for kind, table in tables.items()}
-    usable = {kind: feature_columns(t, (), columns.others, str(nodes[kind])) for kind, t in tables.items()}
+    files = {kind: str(path) for kind, path in nodes.items()} | {":".join(r): str(path) for r, path in edges.items()}
+    usable = {kind: feature_columns(t, (), columns.others, files[kind]) for kind, t in tables.items()}
+    links = {r: read_table(path, layout, treatment.say) for r, path in _with_ends(nodes, edges).items()}
+    tables |= {":".join(r): table for r, table in links.items()}
+    usable |= _edge_columns({kind: t for kind, t in tables.items() if kind not in ids}, columns, files, treatment)
     treatment.check_names(usable)
     made = {
-        kind: features(kind, tables[kind], names, str(nodes[kind]), treatment)
+        kind: features(kind, tables[kind], names, files[kind], treatment)
         for kind, names in usable.items()
         if names or (treatment.schema and treatment.schema.nodes.get(kind))
     }
     for kind, agreed in (treatment.schema.nodes if treatment.schema else {}).items():
         if (
-            kind in nodes and kind not in tables and agreed
+            kind in files and kind not in tables and agreed
         ):  # nothing of it here, but the others' features have this width
             made[kind] = Features(agreed, agreed, torch.zeros(0, len(feature_names(agreed))))
-    found: dict[EdgeType, Tensor] = {}
-    for (a, relation, b), path in edges.items():
-        for end in (a, b):
-            if end not in nodes:
-                raise unknown(f"node type of the edges '{relation}'", end, nodes, "--edge-table")
-        if path is None:
-            found[a, relation, b] = torch.zeros(2, 0, dtype=torch.int64)
-        elif a in ids and b in ids:
-            links = read_table(path, layout, treatment.say)
-            say_dropped(links, columns, str(path), treatment, "edges of typed graphs have no features")
-            ends = edge_ends(links, columns, str(path), ids[a], ids[b])
-            found[a, relation, b] = once(ends, 0, False, str(path), treatment)
-        else:
-            raise FedGraphError(
-                f"{path} has edges of '{relation}', but node type '{b if a in ids else a}' has no table: pass --node-table"
-            )
+    found: dict[EdgeType, Tensor] = {r: torch.zeros(2, 0, dtype=torch.int64) for r in edges}
+    attr = {r: made[":".join(r)].x for r in edges if ":".join(r) in made and made[":".join(r)].x.size(1)}
+    for r, table in links.items():
+        ends = edge_ends(table, columns, str(edges[r]), ids[r[0]], ids[r[2]])
+        found[r], rows = arranged(ends, len(ids[r[2]].index), False, str(edges[r]), treatment, r in attr)
+        if r in attr:
+            attr[r] = attr[r][rows]
     where = str(nodes[target])
     y, names = label_codes(tables[target], columns.label, where, agreed_classes(classes, treatment))
     train, val, test = (mask & (y >= 0) for mask in split_masks(tables[target], columns.split, where))
@@ -111,10 +108,53 @@ def from_typed_tables(
         val_mask=val,
         test_mask=test,
         num_classes=len(names),
-        x={kind: made_features.x for kind, made_features in made.items() if made_features.x.size(1)},
+        x={kind: made[kind].x for kind in nodes if kind in made and made[kind].x.size(1)},
         ids=pack_words(ids[target].index.to_numpy()),
+        edge_attr=attr,
     )
     return check(_with_schema(graph, names, made, treatment, treatment.settled_scaling(), layout), where)
+
+
+def _with_ends(nodes: Mapping[str, Path | None], edges: Mapping[EdgeType, Path | None]) -> dict[EdgeType, Path]:
+    """Return the tables of edges.
+
+    Raises:
+        FedGraphError: a node type of an edge type is unknown, or has no table although there are edges.
+    """
+    found = {}
+    for (a, relation, b), path in edges.items():
+        for end in (a, b):
+            if end not in nodes:
+                raise unknown(f"node type of the edges '{relation}'", end, nodes, "--edge-table")
+        if path is None:
+            continue
+        if missing := [end for end in (a, b) if nodes[end] is None]:
+            raise FedGraphError(
+                f"{path} has edges of '{relation}', but node type '{missing[0]}' has no table: pass --node-table"
+            )
+        found[a, relation, b] = path
+    return found
+
+
+def _edge_columns(
+    tables: Mapping[str, Any], columns: Columns, files: Mapping[str, str], treatment: Treatment
+) -> dict[str, list[str]]:
+    """Return the columns of each edge type that may become features; a name or pattern applies to every table that has it.
+
+    Raises:
+        FedGraphError: no table has a column of that name.
+    """
+    free = {kind: feature_columns(table, (), columns.edge_others, files[kind]) for kind, table in tables.items()}
+    wanted: dict[str, list[str]] = {kind: [] for kind in tables}
+    for pattern in columns.edge_features:
+        if not (having := [kind for kind in free if pattern in free[kind] or fnmatch.filter(free[kind], pattern)]):
+            raise unknown("edge column", pattern, {name for names in free.values() for name in names}, "--edge-columns")
+        for kind in having:
+            wanted[kind].append(pattern)
+    return {
+        kind: edge_feature_columns(table, replace(columns, edge_features=wanted[kind]), files[kind], treatment, kind)
+        for kind, table in tables.items()
+    }
 
 
 def _with_schema(
@@ -127,14 +167,17 @@ def _with_schema(
 ) -> HeteroGraph:
     """Return the graph with ordered types, without reverse edge types, and with the schema of its features."""
     graph = in_order(without_reverse(graph))
+    edges = {kind: made[kind] for edge in graph.edges if edge in graph.edge_attr and (kind := ":".join(edge)) in made}
     agreed = Schema(
         classes=tuple(classes),
-        nodes={kind: made[kind].agreed if kind in made else {} for kind in graph.counts},
+        nodes={kind: made[kind].agreed if kind in made else {} for kind in graph.counts}
+        | {kind: columns.agreed for kind, columns in edges.items()},
         edges=tuple(":".join(edge) for edge in graph.edges),
         scaling=scaling,
         tables=treatment.schema.tables if treatment.schema else layout,
     )
     fitted = {kind: made[kind].fitted if kind in made else {} for kind in graph.counts}
+    fitted |= {kind: columns.fitted for kind, columns in edges.items()}
     return replace(graph, schema=stored(agreed, fitted, tables=layout))
 
 

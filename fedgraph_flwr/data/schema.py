@@ -258,9 +258,12 @@ class Schema:
         if self.edge_classes != other.edge_classes:
             ours, theirs = (", ".join(schema.edge_classes) or "none" for schema in (self, other))
             return f"the classes of edges are {ours} here and {theirs} there"
-        if bool(_used(self.nodes.get(EDGE, {}))) != bool(_used(other.nodes.get(EDGE, {}))):
-            ours, theirs = (", ".join(_used(schema.nodes.get(EDGE, {}))) or "none" for schema in (self, other))
-            return f"the columns of edges are {ours} here and {theirs} there"
+        for kind in sorted({*self.edges} & {*other.edges}):
+            used = [_used(schema.nodes.get(kind, {})) for schema in (self, other)]
+            if bool(used[0]) != bool(used[1]):
+                ours, theirs = (", ".join(columns) or "none" for columns in used)
+                which = "edges" if kind == EDGE else f"edges '{kind}'"
+                return f"the columns of {which} are {ours} here and {theirs} there"
         for kind in sorted(self.nodes.keys() & other.nodes.keys()):
             if difference := _columns_differ(_used(self.nodes[kind]), _used(other.nodes[kind])):
                 return difference if kind == NODE else f"of '{kind}', {difference}"

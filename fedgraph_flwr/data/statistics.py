@@ -38,7 +38,7 @@ def describe_typed(graph: HeteroGraph) -> dict[str, Any]:
     return {
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
-        "features": max(graph.num_features[2:]),
+        "features": max(graph.num_features[2 : 2 + len(graph.counts)]),
         "classes": graph.num_classes,
         **_labels(graph),
         "edge_homophily": None,

@@ -236,12 +236,13 @@ def hgb(name: str) -> Reader:
 
 
 def without_reverse(graph: HeteroGraph) -> HeteroGraph:
-    """Return the graph without edge types that are exactly the reverse of another one."""
+    """Return the graph without edge types that are exactly the reverse of another one and have no features."""
     kept: dict[EdgeType, Tensor] = {}
     seen: dict[tuple[str, str], list[Tensor]] = {}
     for (a, relation, b), index in graph.edges.items():
         ordered = _in_order(index)
-        if a != b and any(torch.equal(_in_order(index.flip(0)), other) for other in seen.get((b, a), [])):
+        turned = a != b and any(torch.equal(_in_order(index.flip(0)), other) for other in seen.get((b, a), []))
+        if turned and (a, relation, b) not in graph.edge_attr:
             continue
         kept[a, relation, b] = index
         seen.setdefault((a, b), []).append(ordered)

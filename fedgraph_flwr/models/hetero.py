@@ -14,6 +14,10 @@ The first part of a parameter's name is its kind, which is all that a strategy n
         common.*         θ_c, weights that belong to no type
         entities.*       initial states of nodes: their embeddings, or projections of their type's features
 
+Features x_uv [D_r] of an edge of type r enter every layer as a state of the edge (ours): ε_uv = x_uv P_r [H], without bias, so
+features of zero, the mean of standardised columns, change nothing. P_r differs in width from type to type. It is stored where
+projections of nodes are: in ``entities``, which never travel, or with ``bases: 0`` in ``free``.
+
 An edge type is a triple or, with ``dataset.edge_types: name``, a name that several triples share.
 Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, H hidden width, B bases, C classes.
 """
@@ -52,21 +56,25 @@ class InEdges:
         start: position of the first edge into each node, [N + 1].
         source: source node of each edge, [E]; edges into a node are sorted by type.
         relation: edge type of each edge, [E].
-        by_type: for each edge type the flat number of its first target, and its edges by target as CSR with flat sources.
+        place: its position among the edges of its type, [E].
+        by_type: for each edge type the flat number of its first target, its edges by target as CSR with flat sources, and their
+            positions.
     """
 
     def __init__(self, graph: HeteroGraph):
         source, target, relation = graph.flat_edges()
         order = np.lexsort((relation, target))
         self.source, self.relation = source[order], relation[order]
+        sizes = [index.size(1) for index in graph.edges.values()]
+        self.place = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])[order]
         self.start = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=graph.num_nodes))])
 
-        self.by_type: list[tuple[int, np.ndarray, np.ndarray]] = []
+        self.by_type: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
         starts = dict(zip(graph.counts, graph.offsets().tolist(), strict=False))
         for (a, _, b), index in graph.edges.items():
             order = np.argsort(index[1].numpy(), kind="stable")
             indptr = np.concatenate([[0], np.cumsum(np.bincount(index[1].numpy(), minlength=graph.counts[b]))])
-            self.by_type.append((starts[b], indptr, index[0].numpy()[order] + starts[a]))
+            self.by_type.append((starts[b], indptr, index[0].numpy()[order] + starts[a], order))
 
     def drawn(self, nodes: np.ndarray, fanout: int, key: int, hop: int, stable: bool) -> tuple[np.ndarray, ...]:
         """Draw up to ``fanout`` edges of each type into ``nodes`` [n], ascending; -1 takes all.
@@ -74,10 +82,10 @@ class InEdges:
         The stream of a draw depends on the key, the node, the hop and the edge type.
 
         Returns:
-            Source, the index of the target among the nodes, and type of each edge, [e] each.
+            Source, the index of the target among the nodes, type of each edge, and its position in the type, [e] each.
         """
-        draws, parts = backend_of("auto"), [np.zeros((3, 0), np.int64)]
-        for kind, (start, indptr, indices) in enumerate(self.by_type):
+        draws, parts = backend_of("auto"), [np.zeros((4, 0), np.int64)]
+        for kind, (start, indptr, indices, place) in enumerate(self.by_type):
             first, last = np.searchsorted(nodes, [start, start + len(indptr) - 1])
             rows = nodes[first:last] - start
             own = int(mix(np.array([key], np.uint64) ^ mix(np.array([kind + 1], np.uint64)))[0])
@@ -85,10 +93,12 @@ class InEdges:
             sizes = (len(rows) + 1, total, total, len(rows))
             made = Entries(*(np.empty(size, np.int64) for size in sizes))
             draws.draw(indptr, indices, rows, made, fanout, own, hop, stable)
-            parts.append(np.stack([indices[made.position], made.rows + first, np.full(total, kind)]))
-        source, target, relation = np.concatenate(parts, axis=1)
+            parts.append(
+                np.stack([indices[made.position], made.rows + first, np.full(total, kind), place[made.position]])
+            )
+        source, target, relation, places = np.concatenate(parts, axis=1)
         order = np.lexsort((relation, target))
-        return source[order], target[order], relation[order]
+        return source[order], target[order], relation[order], places[order]
 
     def into(
         self, nodes: np.ndarray, fanout: int = 0, rng: np.random.Generator | None = None
@@ -120,6 +130,7 @@ class Block:
         source: position of each edge's source among the inputs, [e].
         target: position of its target among the outputs, [e].
         relation: its type, [e].
+        place: its position among the graph's edges of this type, [e].
         types: node type of each output, [O].
     """
 
@@ -129,6 +140,7 @@ class Block:
     source: np.ndarray
     target: np.ndarray
     relation: np.ndarray
+    place: np.ndarray
     types: np.ndarray
 
     def mean_weights(self) -> np.ndarray:
@@ -167,10 +179,10 @@ def blocks(
     found: list[Block] = []
     for hop in range(layers):
         if draw is not None:
-            source, target, relation = draw(outputs, hop)
+            source, target, relation, place = draw(outputs, hop)
         else:
             edge, target = edges.into(outputs, fanout, rng)
-            source, relation = edges.source[edge], edges.relation[edge]
+            source, relation, place = edges.source[edge], edges.relation[edge], edges.place[edge]
         inputs = np.union1d(outputs, source)
         found.append(
             Block(
@@ -180,6 +192,7 @@ def blocks(
                 source=np.searchsorted(inputs, source),
                 target=target,
                 relation=relation,
+                place=place,
                 types=np.searchsorted(offsets, outputs, side="right") - 1,
             )
         )
@@ -187,8 +200,23 @@ def blocks(
     return found[::-1]
 
 
+@dataclass
+class EdgeStates:
+    """Features of the edges of one type in a layer, as a model adds their projections to its messages.
+
+    Attributes:
+        name: name of their projection P_r.
+        rows: rows that they are added to, [k].
+        x: features [k, D_r].
+    """
+
+    name: str
+    rows: Tensor
+    x: Tensor
+
+
 class TypedSum:
-    """Σ_r mean_{u ∈ N_v^r} h_u W_r over the edges of a layer, as one sparse and few dense products.
+    """Σ_r mean_{u ∈ N_v^r} (h_u + ε_uv) W_r over the edges of a layer, as one sparse and few dense products.
 
     The sparse product gives the means of every (output, edge type that reaches the output's node type). Then each node type,
     with n outputs and R' edge types into them, uses the cheaper of
@@ -201,6 +229,9 @@ class TypedSum:
         kinds: `HeteroGraph.edge_kinds` of each edge type: means are per edge type, weights are per kind.
         device: device of the tensors.
         dtype: dtype of the values.
+
+    Attributes:
+        row: row of the means that each edge belongs to, [e].
     """
 
     def __init__(self, block: Block, kinds: np.ndarray, device: torch.device | str, dtype: torch.dtype):
@@ -216,14 +247,13 @@ class TypedSum:
             start = rows.stop
         self.sizes = [nodes.stop - nodes.start for _, nodes in block.of_type()]
         means = sp.csr_matrix((block.mean_weights(), (row, block.source)), shape=(start, block.inputs.size))
-        self.means = SparseMatrix(means, dtype).to(device)
+        self.means, self.row = SparseMatrix(means, dtype).to(device), row
 
-    def __call__(self, h: Tensor, weight: "TypeWeight") -> Tensor:
-        """Compute sums [O, H'] for the outputs from the states [I, H] of the inputs."""
-        means = self.means @ h  # [Σ n R', H]
+    def __call__(self, means: Tensor, weight: "TypeWeight") -> Tensor:
+        """Compute sums [O, H'] for the outputs from the means [Σ n R', H] of their messages."""
         parts = []
         for n, (rows, types) in zip(self.sizes, self.groups, strict=True):
-            parts.append(weight.times(means[rows].view(n, types.numel(), h.size(1)), types))
+            parts.append(weight.times(means[rows].view(n, types.numel(), means.size(1)), types))
         return torch.cat(parts)
 
 
@@ -290,7 +320,8 @@ class HeteroModel(Model):
     generator, with equal results on all clients.
 
     Args:
-        num_features: ``HeteroGraph.num_features``, [A, R, F_1, ..., F_A]; A = R = 0 for a server without the schema.
+        num_features: ``HeteroGraph.num_features``, [A, R, F_1, ..., F_A], then D_r of edge types if edges have features;
+            A = R = 0 for a server without the schema.
         num_classes: C.
         hidden: H.
         layers: number of layers.
@@ -382,6 +413,43 @@ class HeteroModel(Model):
         self.to(device, dtype)
         return self.inputs_for(np.arange(graph.counts[graph.target]))
 
+    def edge_states(
+        self, block: Block, device: torch.device | str, dtype: torch.dtype, row: np.ndarray | None = None
+    ) -> list[EdgeStates]:
+        """Return the features of a layer's edges by type, for those types that have some.
+
+        Args:
+            block: the layer's edges.
+            device: device of the tensors.
+            dtype: dtype of the features.
+            row: row of each edge [e], to return the mean over the edges of each row; None: a row per edge.
+        """
+        found = []
+        for kind, edge in enumerate(self.graph.edges):
+            attr = self.graph.edge_attr.get(edge)
+            places = np.flatnonzero(block.relation == kind)
+            if attr is None or not attr.size(1) or not places.size:
+                continue
+            rows, x = places, attr[torch.from_numpy(block.place[places])].to(dtype)
+            if row is not None:
+                rows, group, count = np.unique(row[places], return_inverse=True, return_counts=True)
+                total = x.new_zeros(rows.size, x.size(1)).index_add(0, torch.from_numpy(group), x)
+                x = total / torch.from_numpy(count)[:, None].to(dtype)
+            name = f"projection_{len(self.graph.counts) + kind}"
+            found.append(EdgeStates(name, torch.from_numpy(rows).to(device), x.to(device)))
+        return found
+
+    def added(self, h: Tensor, states: Sequence[EdgeStates]) -> Tensor:
+        """Add the projections of edge features to some of the rows of ``h`` [n, H]."""
+        for state in states:
+            h = h.index_add(0, state.rows, state.x @ self.projection(state.name))
+        return h
+
+    def projection(self, name: str) -> Tensor:
+        """Return the projection of the features of a node type or edge type, [F, H]."""
+        projection: Tensor = (self.entities if self.num_bases else self.free)[name]
+        return projection
+
     def inputs_for(self, targets: np.ndarray, fanout: int = 0, rng: np.random.Generator | None = None) -> HeteroInputs:
         """Prepare the pass over some target nodes [n], ascending; with a ``fanout``, over sampled neighbours."""
         return self._inputs(blocks(self.edges, self.offsets, targets + self._first, self.num_layers, fanout, rng))
@@ -442,8 +510,7 @@ class HeteroModel(Model):
         if self.type_embedding != "entity":
             h = h + self.typed("state").all()[inputs.types]
         for kind, (rows, x) in inputs.x.items():
-            name = f"projection_{kind}"
-            h = h.index_copy(0, rows, x @ (self.entities if self.num_bases else self.free)[name])
+            h = h.index_copy(0, rows, x @ self.projection(f"projection_{kind}"))
         return h
 
     def _draw_private(self, graph: HeteroGraph) -> None:
@@ -460,6 +527,9 @@ class HeteroModel(Model):
                     self.entities[f"projection_{i}"] = _xavier(graph.x[kind].size(1), self.hidden)
             for beta in self.coefficients.values():
                 beta.data.copy_(self._coefficients(beta.size(0)))  # drawn on the CPU: the same on every device
+            for i, edge in enumerate(graph.edges, len(graph.counts)):
+                if self.num_bases and edge in graph.edge_attr and graph.edge_attr[edge].numel():
+                    self.entities[f"projection_{i}"] = _xavier(graph.edge_attr[edge].size(1), self.hidden)
 
     def _coefficients(self, types: int) -> Tensor:
         """Draw β [types, B], each row Xavier-uniform as a [1, B] matrix."""

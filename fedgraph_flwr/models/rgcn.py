@@ -1,11 +1,12 @@
 """Relational GCN in the form used by FedHGN (Fu & King, IJCAI 2023; after Schlichtkrull et al., ESWC 2018).
 
-    h^1_v = ReLU(Σ_r mean_{u ∈ N_v^r} h^0_u + b^0)                                           first layer: no weights
-    h^{l+1}_v = σ(Σ_r mean_{u ∈ N_v^r} h^l_u W_r + [h^l_v T_{φ(v)}] + b^l)                   σ: ReLU, none in the last
+    h^1_v = ReLU(Σ_r mean_{u ∈ N_v^r} (h^0_u + ε_uv) + b^0)                                  first layer: no weights
+    h^{l+1}_v = σ(Σ_r mean_{u ∈ N_v^r} (h^l_u + ε_uv) W_r + [h^l_v T_{φ(v)}] + b^l)          σ: ReLU, none in the last
     logits = Dec(ReLU(h^L_v))
 
-W_r belongs to edge type r; T_a, in the ``paper`` profile, to node type a (Trans of Eq. (1)).
-Shapes: h [N, H], W_r [H, H], T_a [H, H], Dec: H → C.
+W_r belongs to edge type r; T_a, in the ``paper`` profile, to node type a (Trans of Eq. (1)). ε_uv = x_uv P_r are edge features
+(`models.hetero`), missing where an edge type has none.
+Shapes: h [N, H], W_r [H, H], T_a [H, H], x_uv [D_r], P_r [D_r, H], Dec: H → C.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from fedgraph_flwr.models.hetero import (
     EDGE,
     NODE,
     Block,
+    EdgeStates,
     HeteroInputs,
     HeteroModel,
     TypedSum,
@@ -30,9 +32,18 @@ from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 @dataclass
 class Layer:
-    """Prepared parts of a layer: its sum over edges, and the outputs' rows among the inputs by node type (``paper`` profile)."""
+    """Prepared parts of a layer.
 
-    edges: SparseMatrix | TypedSum
+    Attributes:
+        means: means over edges, one row per output (first layer), or per output and edge type.
+        sums: their weighted sums; None in the first layer.
+        states: means of edge features, by rows of the means.
+        rows: the outputs' rows among the inputs by node type, for the ``paper`` profile.
+    """
+
+    means: SparseMatrix
+    sums: TypedSum | None
+    states: list[EdgeStates]
     rows: list[tuple[Tensor, Tensor]]
 
 
@@ -64,16 +75,19 @@ class RGCN(HeteroModel):
 
     def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Layer:
         """Prepare the sum over edges as sparse products."""
-        edges = TypedSum(block, self.graph.edge_kinds, device, dtype) if layer else plain_sum(block, device, dtype)
+        sums = TypedSum(block, self.graph.edge_kinds, device, dtype) if layer else None
+        means = sums.means if sums else plain_sum(block, device, dtype)
         rows = torch.from_numpy(block.rows).to(device)
         types = [(rows[place], torch.tensor([kind], device=device)) for kind, place in block.of_type()]
-        return Layer(edges, types)
+        return Layer(means, sums, self.edge_states(block, device, dtype, sums.row if sums else block.target), types)
 
     def propagate(self, h: Tensor, layers: list[Layer]) -> Tensor:
         """Compute ReLU(h^L) of the target nodes, [n, H]."""
         last = len(layers) - 1
         for i, layer in enumerate(layers):
-            out = layer.edges(h, self.typed(f"edge_{i}")) if isinstance(layer.edges, TypedSum) else layer.edges @ h
+            out = self.added(layer.means @ h, layer.states)
+            if layer.sums is not None:
+                out = layer.sums(out, self.typed(f"edge_{i}"))
             if i and self.profile == "paper":
                 out = out + _own_transform(h, layer.rows, self.typed(f"node_{i}"))
             if self.self_loop:

@@ -1,12 +1,14 @@
 """Simple-HGN (Lv et al., KDD 2021, arXiv:2112.14936, section 5): attention with edge types.
 
-    e_uv = LeakyReLU(a^T [W h_v ‖ W h_u ‖ W_e r_{ψ(uv)}]),   α_uv = softmax_{u ∈ N_v}(e_uv)
-    h'_v = ELU(Σ_u α_uv W h_u + W_res h_v), heads side by side; their mean, without ELU, in the last layer
+    e_uv = LeakyReLU(a^T [W h_v ‖ W h_u ‖ W_e (r_{ψ(uv)} + ε_uv)]),   α_uv = softmax_{u ∈ N_v}(e_uv)
+    h'_v = ELU(Σ_u α_uv W (h_u + ε_uv) + W_res h_v), heads side by side; their mean, without ELU, in the last layer
     logits = o_v / ‖o_v‖
 
 Parameters of a type: the edge embeddings r of every layer and, in the ``paper`` profile of FedHGN, a transform of the
-initial state by node type. All types share the rest. Attention has no residual (β = 0 in the paper).
-Shapes: h [N, H], K heads of width D = H / K (C in the last layer), W [H, K D], r [R, H], W_e [H, K H], a three vectors per head.
+initial state by node type. All types share the rest. Attention has no residual (β = 0 in the paper). ε_uv = x_uv P_r are edge
+features (`models.hetero`), missing where an edge type has none.
+Shapes: h [N, H], K heads of width D = H / K (C in the last layer), W [H, K D], r [R, H], W_e [H, K H], a three vectors per head,
+x_uv [D_r], P_r [D_r, H].
 """
 
 from dataclasses import dataclass
@@ -17,18 +19,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroInputs, HeteroModel
+from fedgraph_flwr.models.hetero import EDGE, NODE, Block, EdgeStates, HeteroInputs, HeteroModel
 from fedgraph_flwr.models.layers import dropout
 
 
 @dataclass
 class Edges:
-    """A layer's edges: source, target and type [e] each, and the outputs' rows among the inputs [O]."""
+    """A layer's edges: source, target and type [e] each, the outputs' rows among the inputs [O], and features of edges."""
 
     source: Tensor
     target: Tensor
     relation: Tensor
     rows: Tensor
+    states: list[EdgeStates]
 
 
 class Attention(nn.Module):
@@ -41,8 +44,8 @@ class Attention(nn.Module):
         self.edge = _xavier(width, heads * width)
         self.to_source, self.to_target, self.to_edge = _xavier(heads, out), _xavier(heads, out), _xavier(heads, width)
 
-    def forward(self, h: Tensor, r: Tensor, edges: Edges, slope: float) -> Tensor:
-        """Compute [O, K, D] from states [I, H] and edge embeddings [R, H]."""
+    def forward(self, h: Tensor, r: Tensor, edges: Edges, slope: float, states: Tensor | None = None) -> Tensor:
+        """Compute [O, K, D] from states [I, H], edge embeddings [R, H] and states of edges ε [e, H]; None without features."""
         heads, out = self.to_source.shape
         wh = (h @ self.weight).view(-1, heads, out)
         wr = (r @ self.edge).view(r.size(0), heads, -1)
@@ -51,9 +54,14 @@ class Attention(nn.Module):
             + (wh[edges.rows] * self.to_target).sum(2)[edges.target]
             + (wr * self.to_edge).sum(2)[edges.relation]
         )
+        if states is not None:
+            score = score + states @ (self.edge.view(len(self.edge), heads, -1) * self.to_edge).sum(2)
         alpha = edge_softmax(F.leaky_relu(score, slope), edges.target, edges.rows.numel())  # [e, K]
+        message = wh[edges.source]
+        if states is not None:
+            message = message + (states @ self.weight).view(-1, heads, out)
         summed = torch.zeros(edges.rows.numel(), heads, out, dtype=h.dtype, device=h.device)
-        summed = summed.index_add(0, edges.target, alpha.unsqueeze(2) * wh[edges.source])
+        summed = summed.index_add(0, edges.target, alpha.unsqueeze(2) * message)
         return summed + (h[edges.rows] @ self.residual).view(-1, heads, out)
 
 
@@ -87,7 +95,8 @@ class SimpleHGN(HeteroModel):
     def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Edges:
         """Return the edges as tensors."""
         columns = (block.source, block.target, self.graph.edge_kinds[block.relation], block.rows)
-        return Edges(*(torch.from_numpy(column).to(device) for column in columns))
+        source, target, relation, rows = (torch.from_numpy(column).to(device) for column in columns)
+        return Edges(source, target, relation, rows, self.edge_states(block, device, dtype))
 
     def initial(self, inputs: HeteroInputs) -> Tensor:
         """Compute initial states [I, H], transformed by node type in the ``paper`` profile."""
@@ -112,7 +121,8 @@ class SimpleHGN(HeteroModel):
     def attend(self, layer: int, h: Tensor, edges: Edges) -> Tensor:
         """Apply dropout and one layer: [I, H] → [O, K, D]."""
         h = dropout(h, self.dropout, self.training)
-        return self.common.attention[layer](h, self.typed(f"edge_{layer}").all(), edges, self.slope)
+        states = self.added(h.new_zeros(edges.source.numel(), self.hidden), edges.states) if edges.states else None
+        return self.common.attention[layer](h, self.typed(f"edge_{layer}").all(), edges, self.slope, states)
 
 
 def edge_softmax(score: Tensor, target: Tensor, num_targets: int) -> Tensor:

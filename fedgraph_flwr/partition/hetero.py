@@ -44,7 +44,7 @@ def make(graph: HeteroGraph, cfg: RunConfig) -> list[HeteroClientGraph]:
         seed = cfg.partition.params.get("seed")
         graph = split_targets(graph, cfg.split, cfg.seed)
         if cfg.strategy.pooled:
-            parts = [_induced(graph, list(graph.edges.values()), 0, 1)]
+            parts = [_induced(graph, [torch.arange(index.size(1)) for index in graph.edges.values()], 0, 1)]
         else:
             parts = _dealt(graph, name, cfg.num_clients, np.random.default_rng(cfg.seed if seed is None else seed))
         parts = [part.with_reverse() for part in parts]
@@ -86,12 +86,12 @@ def _dealt(graph: HeteroGraph, name: str, num_clients: int, rng: np.random.Gener
 
 
 def _edges(graph: HeteroGraph, num_clients: int, rng: np.random.Generator) -> Iterator[list[torch.Tensor]]:
-    """Random Edges: each client's edges of every type."""
+    """Random Edges: positions of each client's edges of every type."""
     held = deal(graph.num_edges, num_clients, rng)
     ends = np.cumsum([index.size(1) for index in graph.edges.values()])[:-1]
     for row in held:
         masks = np.split(row, ends)
-        yield [index[:, torch.from_numpy(m)] for index, m in zip(graph.edges.values(), masks, strict=True)]
+        yield [torch.from_numpy(mask.nonzero()[0]) for mask in masks]
 
 
 def _edge_types(graph: HeteroGraph, num_clients: int, rng: np.random.Generator) -> Iterator[list[torch.Tensor]]:
@@ -109,12 +109,13 @@ def _edge_types(graph: HeteroGraph, num_clients: int, rng: np.random.Generator) 
     else:
         held = deal(count, num_clients, rng)
     for row in held:
-        yield [index if kept else index[:, :0] for index, kept in zip(graph.edges.values(), row, strict=True)]
+        yield [torch.arange(i.size(1) if kept else 0) for i, kept in zip(graph.edges.values(), row, strict=True)]
 
 
 def _induced(graph: HeteroGraph, edges: list[torch.Tensor], client: int, num_clients: int) -> HeteroClientGraph:
-    """Return the client with these edges (by type, possibly empty) and the nodes that they touch."""
-    kept = {r: index for r, index in zip(graph.edges, edges, strict=True) if index.size(1)}
+    """Return the client with the edges at these positions (by type, possibly none) and the nodes that they touch."""
+    rows = {r: place for r, place in zip(graph.edges, edges, strict=True) if place.numel()}
+    kept = {r: graph.edges[r][:, place] for r, place in rows.items()}
     ids = {}
     for kind in graph.counts:
         ends = [index[side] for (a, _, b), index in kept.items() for side, end in ((0, a), (1, b)) if end == kind]
@@ -139,6 +140,7 @@ def _induced(graph: HeteroGraph, edges: list[torch.Tensor], client: int, num_cli
         name=graph.name,
         schema=graph.schema,
         ids=graph.ids[targets] if len(graph.ids) else graph.ids,
+        edge_attr={r: graph.edge_attr[r][place] for r, place in rows.items() if r in graph.edge_attr},
         node_id=ids,
         client=client,
         num_clients=num_clients,
@@ -164,12 +166,18 @@ def _given(cfg: RunConfig) -> list[HeteroClientGraph]:
 def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
     """Merge the clients' graphs: a shared node or edge counts once, and a node keeps its first holder's data.
 
-    A single client is returned unchanged.
+    Of equal parallel edges with features, as many are kept as the client with most of them holds. A single client is returned
+    unchanged.
     """
     if len(clients) == 1:
         return clients[0]
     parts = share_schema(list(clients))
     first = parts[0]
+    if len(sizes := {tuple(part.num_features) for part in parts}) > 1:
+        raise FedGraphError(
+            f"clients have different numbers of features of nodes and edges, {sorted(sizes)}, so their graphs cannot be pooled"
+            " (strategy=central): use another strategy"
+        )
     ids, place = (
         {},
         {},
@@ -182,11 +190,14 @@ def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
     def joined(end: str, part: HeteroClientGraph, local: torch.Tensor) -> torch.Tensor:
         return torch.searchsorted(ids[end], part.node_id[end][local]) if local.numel() else local
 
-    edges = {}
+    edges, attr = {}, {}
     for a, r, b in first.edges:
         local = [part.edges[a, r, b] for part in parts]
         both = [torch.stack([joined(a, p, i[0]), joined(b, p, i[1])]) for p, i in zip(parts, local, strict=True)]
-        edges[a, r, b] = torch.cat(both, dim=1).unique(dim=1)
+        if (a, r, b) in first.edge_attr:
+            edges[a, r, b], attr[a, r, b] = _distinct(both, [part.edge_attr[a, r, b] for part in parts])
+        else:
+            edges[a, r, b] = torch.cat(both, dim=1).unique(dim=1)
 
     def nodes(key: str) -> torch.Tensor:
         return torch.cat([getattr(part, key) for part in parts])[place[first.target]]
@@ -196,6 +207,7 @@ def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
         ids=torch.zeros(0, 0, dtype=torch.uint8),
         counts={kind: held.numel() for kind, held in ids.items()},
         edges=edges,
+        edge_attr=attr,
         x={kind: torch.cat([part.x[kind] for part in parts])[place[kind]] for kind in first.x},
         node_id=ids,
         client=0,
@@ -207,9 +219,28 @@ def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
     )
 
 
+def _distinct(edges: list[torch.Tensor], attr: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all clients' edges [2, E] and features [E, D]: the k-th of equal ones is the same edge at every client."""
+    numbered = []
+    for index, values in zip(edges, attr, strict=True):
+        rows = np.concatenate([index.T.numpy(), values.numpy()], axis=1, dtype=np.float64)
+        _, group, sizes = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+        copy = np.empty(len(rows))
+        copy[np.argsort(group, kind="stable")] = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        numbered.append(np.concatenate([rows, copy[:, None]], axis=1))
+    found = torch.from_numpy(np.unique(np.concatenate(numbered), axis=0))
+    return found[:, :2].T.to(torch.int64), found[:, 2:-1].to(torch.float32)
+
+
 def share_schema(parts: list[HeteroClientGraph]) -> list[HeteroClientGraph]:
     """Return the clients with the types of all clients in one order; missing types are empty."""
     node_types = sorted({kind for part in parts for kind in part.counts})
     edge_types: list[EdgeType] = sorted({r for part in parts for r in part.edges})
     no_features = {kind: x[:0] for part in parts for kind, x in part.x.items()}
-    return [replace(part.on_schema(node_types, edge_types), x=no_features | part.x) for part in parts]
+    no_rows = {r: rows[:0] for part in parts for r, rows in part.edge_attr.items()}
+    shared = []
+    for part in parts:
+        held = part.on_schema(node_types, edge_types)
+        attr = {r: rows for r, rows in no_rows.items() if not held.edges[r].size(1)} | held.edge_attr
+        shared.append(replace(held, x=no_features | part.x, edge_attr=attr))
+    return shared

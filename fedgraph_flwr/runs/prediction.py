@@ -583,11 +583,29 @@ class Predictor(TaskPredictor):
         if isinstance(own, HeteroGraph) != typed:
             kinds = ("homogeneous", "heterogeneous")
             raise FedGraphError(f"{self.source} expects a {kinds[typed]} graph, got a {kinds[not typed]} one")
+        self._check_edge_features(own)
         client = kind(self.task.for_prediction(self.cfg), own)
         client.model.load_state_dict(self._fitting(client.model, own), strict=False)
         if memory := {key: tree for key, tree in self.memory.items() if key != GRAPH}:
             client.load(memory)
         return client
+
+    def _check_edge_features(self, graph: Any) -> None:
+        """Refuse a heterogeneous graph whose edges have other features than those of the run.
+
+        Raises:
+            FedGraphError: names the edge type and both numbers of features.
+        """
+        if not isinstance(graph, HeteroGraph) or not isinstance(self.input_spec.num_features, list):
+            return
+        none, first = [0] * len(graph.edges), 2 + len(graph.counts)
+        wanted, found = (sizes[first:] or none for sizes in (self.input_spec.num_features, graph.num_features))
+        for (edge, index), width, own in zip(graph.edges.items(), wanted, found, strict=False):
+            if index.size(1) and width != own:
+                raise FedGraphError(
+                    f"{self.source} reads {width} features of each edge '{':'.join(edge)}', but this graph has {own}: pass the"
+                    " edge columns of the run"
+                )
 
     def _fitting(self, model: models.Model, graph: Any) -> dict[str, Tensor]:
         """Return the parameters if they fit this model.

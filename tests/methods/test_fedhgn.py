@@ -32,8 +32,8 @@ TYPES = {
 }
 
 
-def typed_client(client=0, people=9, papers=7, words=4, edges=14, features=False):
-    """A client's small graph with its own types; every person has a label."""
+def typed_client(client=0, people=9, papers=7, words=4, edges=14, features=False, of_edges=False):
+    """A client's small graph with its own types; every person has a label. Two edge types may have two and three features."""
     rng = np.random.default_rng(client)
     counts = {"paper": papers, "person": people, "word": words}
     drawn = {
@@ -59,6 +59,9 @@ def typed_client(client=0, people=9, papers=7, words=4, edges=14, features=False
         client=client,
         num_clients=3,
     )
+    if of_edges:
+        first, _, last = TYPES[client]
+        graph.edge_attr = {r: torch.from_numpy(rng.normal(size=(edges, d))).float() for r, d in ((first, 2), (last, 3))}
     return graph.with_reverse()
 
 
@@ -115,6 +118,30 @@ def initial(model, graph):
     return h
 
 
+def edge_states(model, graph):
+    """ε of every edge by type, [E_r, H] each, one feature after the other; 0 where a type has no features."""
+    found = []
+    for r, (edge, index) in enumerate(graph.edges.items()):
+        states = torch.zeros(index.size(1), H, dtype=torch.float64)
+        for d in range(graph.edge_attr[edge].size(1) if edge in graph.edge_attr else 0):
+            weight = (model.entities if model.num_bases else model.free)[f"projection_{len(graph.counts) + r}"][d]
+            states = states + torch.outer(graph.edge_attr[edge][:, d].double(), weight)
+        found.append(states)
+    return found
+
+
+def mean_states(graph, states):
+    """Mean of edge states [E_r, H] over the edges of each type into each node: [N, H] by type, edge by edge."""
+    found = []
+    start = dict(zip(graph.counts, graph.offsets(), strict=False))
+    for ((_, _, b), index), own in zip(graph.edges.items(), states, strict=True):
+        into = [[] for _ in range(graph.num_nodes)]
+        for t, state in zip(index[1].tolist(), own, strict=True):
+            into[start[b] + t].append(state)
+        found.append(torch.stack([sum(s) / len(s) if s else torch.zeros(H, dtype=torch.float64) for s in into]))
+    return found
+
+
 def targets(graph):
     return (node_types(graph) == list(graph.counts).index(graph.target)).nonzero().view(-1)
 
@@ -122,10 +149,12 @@ def targets(graph):
 def dense_rgcn(model, graph):
     """Every layer on all nodes, one relation after the other."""
     h, kinds = initial(model, graph), node_types(graph)
+    of_edges = mean_states(graph, edge_states(model, graph))
     for layer in range(model.num_layers):
         out = torch.zeros_like(h)
         for r, mean in enumerate(means(graph)):
-            out = out + (mean @ h @ weight_of(model, f"edge_{layer}")[rows_of(graph)[r]] if layer else mean @ h)
+            message = mean @ h + of_edges[r]
+            out = out + (message @ weight_of(model, f"edge_{layer}")[rows_of(graph)[r]] if layer else message)
         if layer and model.profile == "paper":
             own = weight_of(model, f"node_{layer}")[kinds]
             out = out + torch.einsum("nh,nhk->nk", h, own)
@@ -142,6 +171,7 @@ def dense_simple_hgn(model, graph):
     if model.profile == "paper":
         h = torch.einsum("nh,nhk->nk", h, weight_of(model, "node_0")[node_types(graph)])
     source, target, relation = graph.flat_edges()
+    states = torch.cat(edge_states(model, graph))
     for i, layer in enumerate(model.common.attention):
         heads, out = layer.to_source.shape
         r = weight_of(model, f"edge_{i}")
@@ -158,12 +188,12 @@ def dense_simple_hgn(model, graph):
                         [
                             (h[source[e]] @ w) @ layer.to_source[k]
                             + (h[v] @ w) @ layer.to_target[k]
-                            + (r[rows_of(graph)[relation[e]]] @ we) @ layer.to_edge[k]
+                            + ((r[rows_of(graph)[relation[e]]] + states[e]) @ we) @ layer.to_edge[k]
                             for e in into
                         ]
                     )
                     alpha = F.leaky_relu(score, model.slope).softmax(0)
-                    rest = rest + sum(a * (h[source[e]] @ w) for a, e in zip(alpha, into, strict=True))
+                    rest = rest + sum(a * ((h[source[e]] + states[e]) @ w) for a, e in zip(alpha, into, strict=True))
                 parts.append(rest)
             last = i == model.num_layers - 1
             rows.append(torch.stack(parts).mean(0) if last else F.elu(torch.cat(parts)))
@@ -174,6 +204,7 @@ def dense_simple_hgn(model, graph):
 LINKS = typed_client().without_reverse()
 LINKS.edges = {(a, "cites" if name == "cites" else "links", b): index for (a, name, b), index in LINKS.edges.items()}
 LINKS = replace(LINKS, by_name=True).with_reverse()  # six edge types of four names
+NUMBERED = replace(LINKS, edge_attr={r: torch.randn(14, d) for r, d in zip(LINKS.edges, (2, 3), strict=False)})
 
 VARIANTS = [
     {},
@@ -185,6 +216,9 @@ VARIANTS = [
     {"graph": typed_client(1, features=True), "bases": 0, "profile": "paper"},
     {"graph": LINKS},
     {"graph": LINKS, "bases": 0},
+    {"graph": typed_client(1, of_edges=True)},
+    {"graph": typed_client(1, features=True, of_edges=True), "bases": 0, "profile": "paper"},
+    {"graph": NUMBERED, "bases": 0},
 ]
 
 
@@ -198,6 +232,28 @@ def test_rgcn_and_its_gradients_are_those_of_a_relation_loop(variant):
 def test_simple_hgn_and_its_gradients_are_those_of_a_node_loop(variant):
     model, inputs, graph = built(SimpleHGN, heads=2, **variant)
     _same_with_gradients(model, model(inputs), dense_simple_hgn(model, graph))
+
+
+@pytest.mark.parametrize("bases", [0, B])
+@pytest.mark.parametrize("cls", [RGCN, SimpleHGN])
+def test_edge_features_of_zero_give_the_model_without_any(cls, bases):
+    """Bit for bit, with the parameters of the model without; other features give other logits and reach their projections."""
+    kwargs = {"bases": bases} | ({"heads": 2} if cls is SimpleHGN else {})
+    without, inputs, plain = built(cls, typed_client(1), **kwargs)
+    given = typed_client(1, of_edges=True)
+    assert given.num_features == [*plain.num_features, *([2, 0, 3] * 2)]
+    zero = replace(given, edge_attr={r: torch.zeros_like(rows) for r, rows in given.edge_attr.items()})
+    logits = []
+    for graph in (zero, given):
+        model, own, _ = built(cls, graph, **kwargs)
+        missing, unexpected = model.load_state_dict(without.state_dict(), strict=False)
+        logits.append(model(own))
+        assert not unexpected
+        assert len(missing) == 4  # one projection for each type with features and its reverse
+    assert torch.equal(logits[0], without(inputs))
+    assert not torch.allclose(logits[1], logits[0])
+    logits[1].square().sum().backward() if cls is RGCN else logits[1][:, 0].sum().backward()
+    assert all(dict(model.named_parameters())[name].grad.abs().max() > 1e-6 for name in missing)
 
 
 def _same_with_gradients(model, ours, oracle):
