@@ -83,13 +83,14 @@ def _kill_node(fleet: Hosts) -> None:
     fleet.kill(f"node_{len(SIZES) - 1}")
 
 
-def _kill_server_app(fleet: Hosts) -> None:
-    def found() -> int:
-        with contextlib.suppress(LookupError):
-            return fleet.process_id("flwr-serverapp")
-        return 0
+def _has_server_app(fleet: Hosts) -> bool:
+    with contextlib.suppress(LookupError):
+        return fleet.process_id("flwr-serverapp") > 0
+    return False
 
-    wait_for(lambda: bool(found()), "a ServerApp")
+
+def _kill_server_app(fleet: Hosts) -> None:
+    wait_for(lambda: _has_server_app(fleet), "a ServerApp")
     with contextlib.suppress(LookupError, ProcessLookupError):  # it may just have ended
         os.kill(fleet.process_id("flwr-serverapp"), signal.SIGKILL)
 
@@ -149,9 +150,10 @@ def _finish(fleet: Hosts, out: Path, disturb: dict[str, Callable[[Hosts], None]]
 
 
 def _repair(fleet: Hosts) -> None:
-    """Start anew what is dead, as a supervisor would."""
+    """Start anew what is dead, as a supervisor would, and wait until a dead SuperLink's ServerApp has left the run's folder."""
     if "superlink" not in fleet.processes or fleet.processes["superlink"].poll() is not None:
         fleet.start_superlink()
     for node in range(len(SIZES)):
         if f"node_{node}" not in fleet.processes or fleet.processes[f"node_{node}"].poll() is not None:
             fleet.restart_node(node)
+    wait_for(lambda: not _has_server_app(fleet), "the end of the ServerApp")
