@@ -21,13 +21,11 @@ from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.config import ModelConfig, compose, group_names
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.engine.inline import InlineGrid
-from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.blocks import batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.runs.checks import check_method, client_class
 from fedgraph_flwr.tasks import Batch
-from tests.methods import small_runs as small
 from tests.methods.small_runs import by_default, small_runs
 from tests.support import call_fresh, same_result
 
@@ -322,15 +320,6 @@ def test_batches_do_not_depend_on_the_client_object(go, monkeypatch):
     whole = go("fedavg", *WORDS)
     monkeypatch.setattr(InlineGrid, "_call", call_fresh)
     same_result(go("fedavg", *WORDS), whole)
-
-
-@pytest.mark.slow
-def test_ray_has_the_same_bits(go):
-    overrides = [*WORDS, "engine=ray"]
-    with pytest.MonkeyPatch.context() as patch, ray_session():
-        patch.setattr(small, "run_inline", run_ray)
-        ray = go("fedavg", *overrides)
-    same_result(ray, go("fedavg", *WORDS))
 
 
 def test_the_page_lists_the_methods_of_each_sampler():

@@ -18,6 +18,7 @@ from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from tests.clients.test_batches import MODELS, ROOT, grads, graph, samples
+from tests.clients.test_batches import WORDS as NEIGHBOURS
 from tests.methods import small_runs as small
 from tests.methods.small_runs import by_default, small_runs
 from tests.support import call_fresh, same_result
@@ -278,12 +279,14 @@ def test_a_resumed_run_and_clients_built_again_have_the_same_bits(sampler, go, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_ray_has_the_same_bits(sampler, go):
+def test_ray_has_the_same_bits(go):
+    """Of each sampler, in one Ray instance."""
+    forms = [NEIGHBOURS, *SAMPLERS.values()]
     with pytest.MonkeyPatch.context() as patch, ray_session():
         patch.setattr(small, "run_inline", run_ray)
-        ray = go("fedavg", *SAMPLERS[sampler], "engine=ray")
-    same_result(ray, go("fedavg", *SAMPLERS[sampler]))
+        on_ray = [go("fedavg", *form, "engine=ray") for form in forms]
+    for form, run in zip(forms, on_ray, strict=True):
+        same_result(run, go("fedavg", *form))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
