@@ -37,6 +37,21 @@ def register(commands: Any) -> None:
         type=Path,
         help="graph file, or a PyG object saved by torch.save (.pt); with tables, the stored graph whose nodes --edges may name",
     )
+    given.add_argument(
+        "--node-table",
+        action="append",
+        default=[],
+        metavar="TYPE=FILE",
+        help="heterogeneous graph: one table per node type, instead of --nodes and --edges",
+    )
+    given.add_argument(
+        "--edge-table",
+        action="append",
+        default=[],
+        metavar="A:RELATION:B=FILE",
+        help="heterogeneous graph: edges from type A to type B, with the edge columns of the training",
+    )
+    given.add_argument("--target", default="", metavar="TYPE", help="heterogeneous graph: the node type to predict")
     given.add_argument("--schema", type=Path, metavar="FILE", help="schema of the tables, if the run folder has none")
     add_table_arguments(given)
     given.add_argument(
@@ -175,18 +190,27 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     from dataclasses import replace
 
     from fedgraph_flwr.data.importing import Columns
-    from fedgraph_flwr.data.prediction_input import graph_file, new_nodes
+    from fedgraph_flwr.data.importing_typed import edge_types, named_files
+    from fedgraph_flwr.data.prediction_input import graph_file, new_nodes, typed_tables
     from fedgraph_flwr.data.tables import TableLayout
 
     if bool(args.nodes) != bool(args.edges):
         raise FedGraphError("incomplete input: pass both --nodes FILE and --edges FILE, or --graph FILE")
     spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
+    layout = layout_of(args).over(spec.schema.tables if spec.schema else TableLayout())
+    options: dict[str, Any] = {**formats_of(args), "say": lambda text: print(text, file=sys.stderr)}
+    if args.node_table or args.edge_table:
+        if args.nodes or args.graph:
+            raise FedGraphError(
+                "--node-table and --edge-table replace --nodes, --edges and --graph: pass one or the other"
+            )
+        tables = named_files(args.node_table, "--node-table"), edge_types(named_files(args.edge_table, "--edge-table"))
+        return typed_tables(*tables, args.target, Columns.of(layout), spec, options), None, None
     stored = graph_file(args.graph, spec) if args.graph else None
     if not args.nodes and stored is not None:
         return stored, None, None
     if args.nodes:
-        layout = layout_of(args).over(spec.schema.tables if spec.schema else TableLayout())
-        treatment = replace(spec.treatment(), **formats_of(args), say=lambda text: print(text, file=sys.stderr))
+        treatment = replace(spec.treatment(), **options)
         where = str(args.graph) if args.graph else f"client {predictor.client}'s stored graph"
         stored = stored if args.graph else predictor.own
         found = new_nodes(args.nodes, args.edges, Columns.of(layout), spec, stored, where, treatment)

@@ -138,6 +138,11 @@ class HeteroGraph:
         attr = {(b, REVERSE + name, a): rows.clone() for (a, name, b), rows in self.edge_attr.items()}
         return replace(self, edges={**self.edges, **reverse}, edge_attr={**self.edge_attr, **attr})
 
+    def both_ways(self) -> Self:
+        """Return `with_reverse`, with its edge types in alphabetical order, as clients' files have them."""
+        both = self.with_reverse()
+        return both.on_schema(list(both.counts), sorted(both.edges))
+
     def without_reverse(self) -> Self:
         """Return the graph without the edge types that `with_reverse` or PyG's ``ToUndirected`` add."""
 
@@ -280,8 +285,8 @@ class HeteroClientGraph(HeteroGraph):
         return ids | {"part": self.part}, {"client": self.client, "num_clients": self.num_clients}
 
 
-def check(graph: HeteroGraph, where: str) -> HeteroGraph:
-    """Return the graph unchanged if its tensors fit together.
+def check(graph: HeteroGraph, where: str, labelled: bool = True) -> HeteroGraph:
+    """Return the graph unchanged if its tensors fit together, and some label is known unless ``labelled`` is False.
 
     Raises:
         FedGraphError: an edge names a missing node, features or labels have a wrong shape or value, or are not finite.
@@ -310,11 +315,11 @@ def check(graph: HeteroGraph, where: str) -> HeteroGraph:
     for key in ("y", "train_mask", "val_mask", "test_mask"):
         if getattr(graph, key).shape != (n,):
             raise FedGraphError(f"{where}: {key} must be [{n}], got {list(getattr(graph, key).shape)}")
-    if not bool((graph.y >= 0).any()):
+    if labelled and not bool((graph.y >= 0).any()):
         raise FedGraphError(
             f"{where} has no labelled node of type '{graph.target}': at least one label must be 0 or higher"
         )
-    if int(graph.y.max()) >= graph.num_classes:
+    if graph.y.numel() and int(graph.y.max()) >= graph.num_classes:
         raise FedGraphError(f"{where}: labels must be in -1..{graph.num_classes - 1}, got {int(graph.y.max())}")
     return graph
 

@@ -49,6 +49,7 @@ def from_typed_tables(
     *,
     classes: Sequence[str] = (),
     treatment: Treatment = AS_FOUND,
+    labelled: bool = True,
 ) -> HeteroGraph:
     """Build a heterogeneous graph from one table per node type and edge type; None for an empty type.
 
@@ -62,6 +63,7 @@ def from_typed_tables(
         columns: roles of the columns.
         classes: class names in label order; empty for the schema's, else the sorted values that occur.
         treatment: column options (`columns`) and the schema to follow.
+        labelled: whether the table of the target type must have labels.
 
     Raises:
         FedGraphError: a table is invalid, as for `importing.from_tables`, or a type of an edge has no node table.
@@ -97,7 +99,9 @@ def from_typed_tables(
         if r in attr:
             attr[r] = attr[r][rows]
     where = str(nodes[target])
-    y, names = label_codes(tables[target], columns.label, where, agreed_classes(classes, treatment))
+    y, names = torch.full((len(tables[target]),), -1), list(agreed_classes(classes, treatment))
+    if labelled or columns.label in tables[target].columns:
+        y, names = label_codes(tables[target], columns.label, where, names)
     train, val, test = (mask & (y >= 0) for mask in split_masks(tables[target], columns.split, where))
     graph = HeteroGraph(
         counts={kind: len(tables[kind]) if kind in tables else 0 for kind in nodes},
@@ -112,7 +116,7 @@ def from_typed_tables(
         ids=pack_words(ids[target].index.to_numpy()),
         edge_attr=attr,
     )
-    return check(_with_schema(graph, names, made, treatment, treatment.settled_scaling(), layout), where)
+    return check(_with_schema(graph, names, made, treatment, treatment.settled_scaling(), layout), where, labelled)
 
 
 def _with_ends(nodes: Mapping[str, Path | None], edges: Mapping[EdgeType, Path | None]) -> dict[EdgeType, Path]:
@@ -267,8 +271,7 @@ def typed_client(
         raise FedGraphError(
             f"client {client} has no '{own.target}' node for training: mark some in its split column or train_mask"
         )
-    both = own.with_reverse()
-    return both.on_schema(list(both.counts), sorted(both.edges))
+    return own.both_ways()
 
 
 def named_files(args: Sequence[str], option: str) -> dict[str, Path | None]:

@@ -14,7 +14,7 @@ from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.columns import Treatment, as_words, features
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words, read_header, unpack_words
-from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
+from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.importing import (
     Columns,
     Ids,
@@ -77,17 +77,25 @@ class InputSpec:
         Raises:
             FedGraphError: the columns have no names, or each party has its own statistics.
         """
-        columns = self.columns(kind)
-        if self.schema is None or not columns:
-            raise FedGraphError(
-                f"{self.where} has no schema of table columns: pass --graph FILE with features as in training"
-            )
+        schema, columns = self.named_schema(kind), self.columns(kind)
         if missing := [name for name, column in columns.items() if "fill" not in column.statistics]:
             raise FedGraphError(
                 f"{self.where} has no shared statistics of column '{missing[0]}': each party used its own (scaling"
-                f" {self.schema.scaling}). Pass --client I to use those of party I"
+                f" {schema.scaling}). Pass --client I to use those of party I"
             )
-        return Treatment(schema=self.schema, where=self.where)
+        return Treatment(schema=schema, where=self.where)
+
+    def named_schema(self, kind: str = "") -> Schema:
+        """Return the schema, which must name columns of a node type if one is given.
+
+        Raises:
+            FedGraphError: it does not.
+        """
+        if self.schema is None or (kind and not self.columns(kind)):
+            raise FedGraphError(
+                f"{self.where} has no schema of table columns: pass --graph FILE with features as in training"
+            )
+        return self.schema
 
 
 @dataclass(frozen=True)
@@ -335,6 +343,54 @@ def _joined_data(
     return data
 
 
+def typed_tables(
+    nodes: Mapping[str, Path | None],
+    edges: Mapping[EdgeType, Path | None],
+    target: str,
+    columns: Columns,
+    spec: InputSpec,
+    options: Mapping[str, Any],
+) -> HeteroGraph:
+    """Build a heterogeneous graph from tables, with the types of the training graph and their reverse; labels are optional.
+
+    Args:
+        nodes: by node type, one row per node; a type without a table is empty.
+        edges: by edge type, one row per edge.
+        target: the node type to predict.
+        columns: roles of the columns.
+        spec: the model's features and classes.
+        options: fields of the `Treatment`, such as ``decimals``.
+
+    Raises:
+        FedGraphError: a type is unknown, or as for `from_typed_tables` or `InputSpec.treatment`.
+    """
+    from fedgraph_flwr.data.importing_typed import edge_types, from_typed_tables
+
+    schema = spec.named_schema()
+    kinds = [kind for kind in schema.nodes if kind not in schema.edges]
+    known = edge_types(dict.fromkeys(schema.edges))
+    for what, given, accepted in (
+        ("node", list(nodes), kinds),
+        ("edge", list(map(":".join, edges)), list(schema.edges)),
+    ):
+        for name in given:
+            if name not in accepted:
+                raise unknown(f"{what} type", name, accepted, f"--{what}-table")
+    for kind in schema.nodes:
+        if spec.columns(kind):
+            spec.treatment(kind)
+    graph = from_typed_tables(
+        dict.fromkeys(kinds) | dict(nodes),
+        {**known, **edges},
+        target,
+        replace(columns, split=""),
+        classes=schema.classes,
+        treatment=Treatment(schema=schema, where=spec.where, **options),
+        labelled=False,
+    )
+    return graph.on_schema(sorted(kinds), sorted(known)).both_ways()
+
+
 def graph_file(path: Path, spec: InputSpec) -> Graph | HeteroGraph:
     """Read a graph file of this package, or a PyG object written by ``torch.save``.
 
@@ -343,7 +399,8 @@ def graph_file(path: Path, spec: InputSpec) -> Graph | HeteroGraph:
     """
     if path.suffix in SAVED:
         return from_pyg(read_saved(path), spec, str(path))
-    return check_file(load_graph(path), str(path))
+    graph = check_file(load_graph(path), str(path))
+    return graph.both_ways() if type(graph) is HeteroGraph else graph  # a dataset, without reverse edges
 
 
 def from_pyg(data: Any, spec: InputSpec, where: str = "the graph") -> Graph | HeteroGraph:
@@ -386,8 +443,7 @@ def _typed(data: Any, spec: InputSpec, where: str) -> HeteroGraph:
         if isinstance(getattr(data[kind], "x", None), Tensor):
             data[kind].x = _features(data[kind].x, kind, spec, where)
     graph = in_order(HeteroGraph.from_pyg(data, labelled[0], num_classes=len(spec.classes)).without_reverse())
-    both = _known_labels(graph).with_reverse()
-    return check_file(both.on_schema(list(both.counts), sorted(both.edges)), where)
+    return check_file(_known_labels(graph).both_ways(), where)
 
 
 def _known_labels(graph: Any) -> Any:

@@ -286,25 +286,38 @@ def test_models_learn_from_edge_features_and_predict_new_graphs(model):
 
 
 @pytest.mark.slow
-def test_tables_become_a_run_and_predictions(tables, tmp_path):
-    """CSV files of two parties, a run of both client files, and predictions of one party's nodes by its model."""
+def test_tables_become_a_run_and_predictions_of_new_tables(tables, tmp_path, capsys):
+    """CSV files of two parties and a run of both client files; tables give the predictions of the file made from them."""
     folder, schema = tmp_path / "graphs", tmp_path / "s.yaml"
     for client in range(2):
         args = [*options(*tables()), "--schema", str(schema), "--edge-columns", "*", "--classes", "a,b"]
         args += ["--client", str(client), "--num-clients", "2"]
         assert main(["import", *args, "--out", str(folder / f"client_{client:04d}.safetensors")]) == 0
     out = tmp_path / "run"
-    words = [
-        f"graph={folder}",
-        "model=simple_hgn",
-        "model.hidden=8",
-        "rounds=2",
-        f"out={out}",
-        "--no-report",
-        "--quiet",
-    ]
-    assert main(["run", *words]) == 0
-    assert main(["predict", str(out), "--client", "1", "--out", str(tmp_path / "p.csv")]) == 0
-    assert len((tmp_path / "p.csv").read_text().splitlines()) == 10
+    keys = ["model=simple_hgn", "model.hidden=8", "model.type_embedding=decoupled", "rounds=2", f"out={out}"]
+    assert main(["run", f"graph={folder}", *keys, "--no-report", "--quiet"]) == 0
+
+    def predicted(*given: str) -> str:
+        assert main(["predict", str(out), "--client", "1", *given, "--out", str(tmp_path / "p.csv")]) == 0
+        return (tmp_path / "p.csv").read_text()
+
+    nodes, edges = tables()
+    bare = nodes["customer"].with_name("unlabelled.csv")
+    bare.write_text("id,age\n" + "".join(f"c{i},{20 + i}\n" for i in range(9)))
+    given = options(nodes | {"customer": bare}, edges)[:-4]
+    assert predicted(*given) == predicted()
+    assert predicted(*options(nodes | {"customer": bare}, {PAYS: edges[PAYS]})[:-4]) != predicted()  # no purchases
+    capsys.readouterr()
+    for changed, message in (
+        (PAYMENTS.replace("amount", "sum"), "pays.csv has no column 'amount' (number)"),
+        (PAYMENTS.replace("30", "much"), "column 'amount' has 'much' in row 2"),
+    ):
+        tables(pays=changed)
+        assert main(["predict", str(out), "--client", "1", *given]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["predict", str(out), "--client", "1", *given, "--edge-table", f"customer:owns:product={bare}"]) == 2
+    assert "edge type 'customer:owns:product' is unknown (--edge-table)" in capsys.readouterr().err
+    assert main(["predict", str(out), "--client", "1", *given, "--graph", str(bare)]) == 2
+    assert "--node-table and --edge-table replace --nodes, --edges and --graph" in capsys.readouterr().err
     with pytest.raises(FedGraphError, match="heterogeneous graphs, which cannot be exported yet"):
         fg.load_run(out).export(tmp_path / "exported")
