@@ -596,10 +596,11 @@ class Predictor(TaskPredictor):
         Raises:
             FedGraphError: names the edge type and both numbers of features.
         """
-        if not isinstance(graph, HeteroGraph) or not isinstance(self.input_spec.num_features, list):
-            return
+        known = self.input_spec.num_features
+        if not isinstance(graph, HeteroGraph) or not isinstance(known, list) or known[:2] != graph.num_features[:2]:
+            return  # other types do not fit the model's shapes
         none, first = [0] * len(graph.edges), 2 + len(graph.counts)
-        wanted, found = (sizes[first:] or none for sizes in (self.input_spec.num_features, graph.num_features))
+        wanted, found = (sizes[first:] or none for sizes in (known, graph.num_features))
         for (edge, index), width, own in zip(graph.edges.items(), wanted, found, strict=False):
             if index.size(1) and width != own:
                 raise FedGraphError(

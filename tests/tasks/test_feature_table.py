@@ -75,6 +75,13 @@ SHOWN = (
             (task, "fleet"): "engine/test_tasks.py::test_a_fleet_gives_the_parameters_of_the_inline_engine"
             for task in ("nodes-regression", "nodes-multilabel", "links")
         },
+        **{
+            (
+                task,
+                "fleet",
+            ): "engine/test_tasks.py::test_a_fleet_of_two_trains_triples_and_graphs_with_the_bits_of_the_inline_engine"
+            for task in ("triples", "graphs")
+        },
         (
             "edges",
             "fleet",

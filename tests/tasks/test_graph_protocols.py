@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch_geometric.datasets import TUDataset
 from torch_geometric.nn import GINConv, global_add_pool
 
 import fedgraph_flwr as fg
@@ -18,6 +19,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.tasks.graphs import OfGraphs
+from fedgraph_flwr.testing import assert_same_arrays
 
 SMALL = ["protocol=gcfl", "dataset=cycles", "partition=planted", "dataset.graphs=20", "num_clients=2", "model.hidden=8"]
 
@@ -136,6 +138,60 @@ def test_each_dataset_is_a_client_with_its_own_features_and_classes(strategy, tw
         table = pd.read_csv(out)
         assert len(table) == 18
         assert [name for name in table if name.startswith("p_")] == [f"p_{number}" for number in range(classes)]
+
+
+@pytest.mark.slow
+def test_ray_gives_the_bits_of_the_inline_engine(two, tmp_path):
+    """Clients with other features and classes in Ray actors: the shared and the private parameters of one process."""
+    runs = [fg.run(**two, engine=engine, out=tmp_path / engine) for engine in ("inline", "ray")]
+    shared = [read_tensors(tmp_path / engine / "model_final.safetensors")[0] for engine in ("inline", "ray")]
+    assert_same_arrays(*shared)
+    for client in range(2):  # by its private input layer and head
+        assert torch.equal(*(run.predict(client=client).logits for run in runs))
+
+
+MOLECULES: dict[str, dict[str, list[Any]]] = {
+    # two rings with a tail and two chains: classes -1 and 1, kinds of atoms and of bonds, as in MUTAG
+    "MUTAG": {
+        "A": [(1, 2), (2, 3), (3, 1), (3, 4), (5, 6), (6, 7), (8, 9), (9, 10), (10, 8), (10, 11), (12, 13), (13, 14)],
+        "graph_indicator": [1] * 4 + [2] * 3 + [3] * 4 + [4] * 3,
+        "graph_labels": [1, -1, 1, -1],
+        "node_labels": [0, 0, 0, 2, 0, 1, 0, 0, 0, 0, 2, 1, 0, 0],
+    },
+    # as in BZR: coordinates besides the kinds of atoms, whose numbers from 1 to 35 have gaps
+    "BZR": {
+        "A": [(1, 2), (2, 3), (4, 5), (5, 6), (6, 4), (7, 8), (9, 10), (10, 11)],
+        "graph_indicator": [1] * 3 + [2] * 3 + [3] * 2 + [4] * 3,
+        "graph_labels": [-1, 1, -1, 1],
+        "node_labels": [1, 6, 1, 6, 8, 6, 1, 6, 35, 6, 1],
+        "node_attributes": [(n / 4, -n, 0.5) for n in range(11)],
+    },
+}
+"""Single directions of the edges, and the other files, of four molecules each."""
+
+
+def test_published_files_train_under_fedstars_protocol(tmp_path, monkeypatch):
+    """Files in TU Dortmund's format, with bonds and attributes: features are the kinds of atoms, as PyG reads them."""
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
+    for name, tables in MOLECULES.items():
+        (folder := tmp_path / "TUDataset" / name / "raw").mkdir(parents=True)
+        both = [end for u, v in tables["A"] for end in ((u, v), (v, u))]
+        texts = tables | {"A": both, "edge_labels": [place // 2 % 2 for place in range(len(both))]}
+        for part, rows in texts.items():
+            lines = (", ".join(map(str, row)) if isinstance(row, tuple) else str(row) for row in rows)
+            (folder / f"{name}_{part}.txt").write_text("\n".join(lines) + "\n")
+    keys = {"protocol": "fedstar", "dataset": "tu-chem", "dataset.name": "MUTAG+BZR", "num_clients": 2, "rounds": 2}
+    keys |= {"model.hidden": 8, "split.train": 0.5, "split.val": 0.25, "split.test": 0.25, "split.stratify": False}
+    run = fg.run(**keys, progress=False, out=tmp_path / "run")
+    assert run.summary["strategy"] == "fedstar"
+    for client, (name, atoms) in enumerate((("MUTAG", 3), ("BZR", 35))):
+        own, plain = load_client(run.config, client), TUDataset(str(tmp_path / "TUDataset"), name)
+        assert torch.equal(own.x, torch.cat([graph.x for graph in plain]))
+        assert (own.num_features, own.num_classes) == (atoms, 2)
+        assert own.edge_index.size(1) == 2 * len(MOLECULES[name]["A"])
+        assert [int(own.y[own.graph_id == graph][0]) for graph in range(4)] == [int(graph.y) for graph in plain]
+    shared = read_tensors(tmp_path / "run/model_final.safetensors")[0]
+    assert {name.split(".")[0] for name in shared} == {"structure", "structure_convs"}
 
 
 def test_parameters_whose_shape_differs_are_not_shared(two):
