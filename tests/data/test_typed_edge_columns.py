@@ -100,6 +100,7 @@ def test_tables_without_chosen_columns_give_the_graph_of_bare_tables(tables):
     ]
     plain = read(*tables("bare", *bare))
     assert not unasked.edge_attr
+    assert unasked.edges[PAYS].T.tolist() == [[0, 1], [1, 0], [3, 2]]
     assert unasked.schema == plain.schema
     assert unasked.num_features == plain.num_features == [2, 2, 1, 1]
     assert all(torch.equal(unasked.edges[r], plain.edges[r]) for r in (PAYS, BUYS))
