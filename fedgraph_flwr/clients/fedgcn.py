@@ -39,12 +39,23 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgcn
-from fedgraph_flwr.methods.fedgcn import DEGREES, OWNED, ROWS, SUMS, Boundary, Params, incoming, outgoing
+from fedgraph_flwr.methods.fedgcn import (
+    DEGREES,
+    OWNED,
+    ROWS,
+    SPANS,
+    SUMS,
+    Boundary,
+    Params,
+    check_spans,
+    incoming,
+    outgoing,
+)
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.gcn import GCN, SmoothInputs
 from fedgraph_flwr.models.layers import adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
-from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.messages import Arrays, check_arrays
 from fedgraph_flwr.wire.trees import Tree
 
 
@@ -118,6 +129,10 @@ class FedGCNClient(GraphClient):
 
         ``behind`` counts the nodes in each z; a sum that was left out is zero and adds none.
         """
+        if spans := groups.get(SPANS):
+            check_arrays(spans, dict.fromkeys(spans, (2,)), "the server")
+            for boundary in (self.incoming, self.outgoing):
+                check_spans(boundary, spans, self.graph.client)
         total, behind = self.inner @ self.scaled, self.inner.getnnz(axis=1)
         places = {peer: self.incoming.own(peer) for peer in self.incoming.peers}
         of_peer = {peer: np.zeros(self.graph.num_nodes, np.int64) for peer in self.outgoing.peers}

@@ -17,6 +17,7 @@ from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgrad
+from fedgraph_flwr.methods.owners import external_nodes
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree
 
@@ -40,9 +41,8 @@ class FedSageTrueClient(FedGradClient):
         super().__init__(*args, **kwargs)
         ends = torch.cat([self.graph.cut_out[1], self.graph.cut_in[1]])
         owners = torch.cat([self.graph.cut_out_owner, self.graph.cut_in_owner])
-        self.external = ends.unique()
-        self.owner = torch.empty_like(self.external)
-        self.owner[torch.searchsorted(self.external, ends)] = owners
+        nodes, owner, _ = external_nodes(ends.cpu().numpy(), owners.cpu().numpy())
+        self.external, self.owner = torch.from_numpy(nodes), torch.from_numpy(owner)
         self.external_x = torch.zeros(0, self.graph.num_features)
 
     @phase

@@ -4,6 +4,7 @@ Edges i → k join nodes of client i with nodes of client k. Arrays from i to k 
 (rows) at these edges, ascending by global id. Both clients know this order, so no id travels between them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.owners import external_nodes
 from fedgraph_flwr.methods.uplink import Individual, Once, Relay, Uplink, model_only
 
 SUMS, ROWS, DEGREES = "sums", "rows", "degrees"
@@ -20,6 +23,9 @@ SUMS, ROWS, DEGREES = "sums", "rows", "degrees"
 
 OWNED = "owned"
 """Group, up: global ids of the client's nodes, by which the server finds nodes that two clients have."""
+
+SPANS = "spans"
+"""Group, down: first and last global id of each client, by client, if the ids of each are consecutive as in linked files."""
 
 
 @dataclass
@@ -50,9 +56,9 @@ class Boundary:
     def of(cls, cut: Tensor, owner: Tensor, num_nodes: int) -> "Boundary":
         """Build from ``cut_out`` or ``cut_in`` of a graph [2, E], and the owner of each edge's other end [E]."""
         own, other = cut.cpu().numpy()
-        nodes, first, row = np.unique(other, return_index=True, return_inverse=True)
+        nodes, owners, row = external_nodes(other, owner.cpu().numpy())
         edges = sp.csr_matrix((np.ones(row.size), (row, own)), shape=(nodes.size, num_nodes))
-        return cls(nodes, owner.cpu().numpy()[first], edges)
+        return cls(nodes, owners, edges)
 
     @property
     def peers(self) -> list[int]:
@@ -76,6 +82,29 @@ def outgoing(graph: ClientGraph) -> Boundary:
 def incoming(graph: ClientGraph) -> Boundary:
     """Return the sources of cut edges to this client's nodes."""
     return Boundary.of(graph.cut_in, graph.cut_in_owner, graph.num_nodes)
+
+
+def spans_of(nodes: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the first and last id of each client's nodes; nothing if those of one are not consecutive."""
+    spans = {str(client): np.array([ids.min(), ids.max()]) for client, ids in nodes.items()}
+    whole = all(np.ptp(spans[str(client)]) + 1 == ids.size for client, ids in nodes.items())
+    return spans if whole else {}
+
+
+def check_spans(boundary: Boundary, spans: Mapping[str, np.ndarray], client: int) -> None:
+    """Check that a client's file names the right owners of external nodes.
+
+    Raises:
+        FedGraphError: an owner did not announce a node. Its rows would count as those of another node.
+    """
+    for peer in boundary.peers:
+        nodes, (first, last) = boundary.nodes[boundary.owner == peer], spans.get(str(peer), (0, -1))
+        wrong = nodes[(nodes < first) | (nodes > last)]
+        if wrong.size:
+            raise FedGraphError(
+                f"the file of client {client} says that node {wrong[0]} belongs to client {peer}, which announced nodes {first}"
+                f" to {last}: link all parties again"
+            )
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:

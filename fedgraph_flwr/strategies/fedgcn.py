@@ -18,10 +18,11 @@ from flwr.common.logger import log
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fedgcn
-from fedgraph_flwr.methods.fedgcn import DEGREES, OWNED, ROWS, SUMS, Params
+from fedgraph_flwr.methods.fedgcn import DEGREES, OWNED, ROWS, SPANS, SUMS, Params, spans_of
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.fedgrad import relayed
 from fedgraph_flwr.strategies.owners import check_owners
+from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField
 
 
@@ -50,8 +51,11 @@ class FedGCN(GraphStrategy):
         if not self.params.hops:
             return
         replies = self.request_all("sums")
+        spans: Arrays = {}
         if any(reply.groups.get(SUMS) for reply in replies):
-            check_owners({reply.client: reply.groups[OWNED]["ids"] for reply in replies})
+            owned = {reply.client: reply.groups[OWNED]["ids"] for reply in replies}
+            check_owners(owned)
+            spans = spans_of(owned)
         else:
             log(
                 WARNING,
@@ -59,7 +63,8 @@ class FedGCN(GraphStrategy):
                 self.cfg.strategy.name,
             )
         sums = relayed(replies, SUMS)
-        replies = self.request_all("smooth", sums)
+        ranges = {SPANS: spans} if spans else {}
+        replies = self.request_all("smooth", {client: {**own, **ranges} for client, own in sums.items()})
         if self.params.hops == 2:
             rows, degrees = (relayed(replies, group) for group in (ROWS, DEGREES))
             self.request_all("extend", {client: {**rows[client], **degrees[client]} for client in rows})

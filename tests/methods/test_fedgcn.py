@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from fedgraph_flwr.clients.fedgcn import FedGCNClient
+from fedgraph_flwr.clients.fedsage_true import FedSageTrueClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.fedgcn import OWNED
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.wire.messages import MODEL, from_record
-from tests.methods.worlds import WORDS, edges_of, world
+from tests.methods.worlds import WORDS, N, clients_of, edges_of, world
 from tests.support import assert_same_arrays, dense_gcn_adjacency, recorded_messages
 
 METHOD = ["strategy=fedgcn", "model=gcn", "model.hidden=4"]
@@ -215,6 +216,50 @@ def test_rows_that_do_not_fit_the_edges_name_the_sender(train, monkeypatch):
     monkeypatch.setattr(FedGCNClient, "sums", short)
     with pytest.raises(RunFailed, match=r"client 1 sent client 0 .* rows of sums, expected"):
         train(*METHOD)
+
+
+def test_sums_of_a_client_without_edges_in_the_own_file_are_refused():
+    """Whatever edges its sender claims: rows are added only at edges that the receiver's file has from that sender."""
+    graphs = world()
+    kept = graphs[0].cut_in_owner != 1
+    graphs[0].cut_in, graphs[0].cut_in_owner = graphs[0].cut_in[:, kept], graphs[0].cut_in_owner[kept]
+    clients = [FedGCNClient(compose([*METHOD, *WORDS]), graph) for graph in graphs]
+    inbox = relay(clients, "sums", {})
+    with pytest.raises(
+        FedGraphError, match=r"client 1 sent client 0 \d+ rows of sums, expected 0: their graphs differ"
+    ):
+        clients[0].smooth(inbox[0], {})
+
+
+def test_a_file_that_names_the_wrong_owner_is_refused(run, tmp_path):
+    """Each owner sends as many rows as expected, and they would count as rows of the other's node."""
+    graphs = clients_of(edges_of("undirected"), np.arange(N) // 15)
+    for graph in graphs:
+        graph.train_mask = graph.val_mask = torch.ones(15, dtype=torch.bool)
+        graph.val_mask, graph.test_mask = ~graph.train_mask, ~graph.train_mask
+    ends = graphs[3].cut_in[1]
+    other, node = (int(ends[graphs[3].cut_in_owner == k][0]) for k in (0, 1))
+    for name in ("honest", "swapped"):
+        if name == "swapped":
+            graphs[3].cut_in[1] = torch.where(ends == other, node, torch.where(ends == node, other, ends))
+        for graph in graphs:
+            graph.save(tmp_path / name / f"client_{graph.client:04d}.safetensors")
+    small = [*METHOD, *WORDS, "rounds=1", "num_clients=4", "privacy.scores=none"]
+    run(f"graph={tmp_path / 'honest'}", *small)
+    message = rf"client 3: the file of client 3 says that node {node} belongs to client 0, which announced nodes 0 to 14: link"
+    with pytest.raises(RunFailed, match=message):
+        run(f"graph={tmp_path / 'swapped'}", *small)
+
+
+@pytest.mark.parametrize(("method", "client"), [("fedgcn", FedGCNClient), ("fedsage_true", FedSageTrueClient)])
+def test_a_file_that_names_two_owners_of_a_node_is_refused(method, client):
+    graph = world()[0]
+    node = int(graph.cut_in[1, 0])
+    graph.cut_in = torch.cat([graph.cut_in, torch.tensor([[3], [node]])], dim=1)
+    graph.cut_in_owner = torch.cat([graph.cut_in_owner, graph.cut_in_owner[:1] % 3 + 1])
+    first, second = int(graph.cut_in_owner[0]), int(graph.cut_in_owner[-1])
+    with pytest.raises(FedGraphError, match=f"names clients {first} and {second} as owners of node {node}: each node"):
+        _ = getattr(client(compose([*METHOD, *WORDS, f"strategy={method}"]), graph), "incoming", None)
 
 
 @pytest.mark.parametrize(
