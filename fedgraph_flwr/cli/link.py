@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def register(commands: Any) -> None:
         "--simulate", nargs="+", type=Path, metavar="FILE", help="client files of all parties, on one machine"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="output folder of --simulate")
+    parser.add_argument("--quiet", action="store_true", help="on a fleet: print only the result, not the steps")
     add_rules(parser)
     consent = parser.add_argument_group("consent of all parties, for --match ids and --one-sided disclose")
     consent.add_argument(
@@ -103,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
     if args.new_consent or args.sign_consent:
         return _consent(args, rules)
     if args.overrides and not args.simulate:
-        return _fleet(args.overrides, rules)
+        return _fleet(args.overrides, rules, args.quiet)
     if not args.simulate:
         raise FedGraphError(
             "link needs the files of all parties (--simulate FILE FILE ... --out DIR) or a fleet (engine=CONNECTION"
@@ -136,18 +138,18 @@ def _consent(args: argparse.Namespace, rules: Any) -> int:
     return 0
 
 
-def _fleet(overrides: list[str], rules: Any) -> int:
+def _fleet(overrides: list[str], rules: Any, quiet: bool) -> int:
     """Run the phases on a fleet; each node writes its own file."""
-    from fedgraph_flwr.api import train
     from fedgraph_flwr.config import configuration
     from fedgraph_flwr.runs.prepare import with_folder
+    from fedgraph_flwr.runs.runner import run
 
     cfg = with_folder(configuration([*overrides, *link_overrides(rules)]))
     if not cfg.on_fleet:
         raise FedGraphError(
             f"engine={cfg.engine} is not a fleet: pass engine=CONNECTION, or link files with --simulate"
         )
-    train(cfg)
+    run(cfg, on_wait=None if quiet else lambda what: print(what, file=sys.stderr, flush=True))
     done = "every node logged its numbers" if rules.dry_run else "every node wrote linked_FILE next to its graph FILE"
     print(f"{done} and its report; the server saw sizes of envelopes only ({cfg.out})")
     return 0

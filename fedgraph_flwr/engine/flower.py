@@ -21,7 +21,7 @@ from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, tool
 from fedgraph_flwr.runs.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
 from fedgraph_flwr.runs.prepare import Prepared, prepare
-from fedgraph_flwr.runs.progress import OnRound, OnWait
+from fedgraph_flwr.runs.progress import SETUP, OnRound, OnWait
 
 APP = "FEDGRAPH_APP"
 """Environment variable: name of a signed app that the fleet's SuperLink fetches instead of a bundle."""
@@ -159,6 +159,8 @@ def _flwr_run(
                     run_id = started[1]
                     whom = "Flower's processes" if cfg.engine in SIMULATIONS else f"{cfg.num_clients} SuperNodes"
                     say(f"run {run_id} is waiting for {whom}, then for round 1")
+                if step := re.search(rf"INFO\b.*?: +{SETUP}(.*)", line):
+                    say(sanitize(step[1].rstrip(), 1000))
                 if cfg.engine not in SIMULATIONS and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
                     text = sanitize(warning[1].rstrip(), 1000)
                     print(f"warning: {text}", file=sys.stderr)  # a node may need attention

@@ -15,6 +15,9 @@ OnRound = Callable[[dict[str, Any]], None]
 
 OnWait = Callable[[str], None]
 
+SETUP = "setup: "
+"""Start of a server's log lines that are shown while a run waits for round 1."""
+
 _Show = Callable[[int, str], None]
 """Function that shows the number of finished rounds, and their scores as text."""
 

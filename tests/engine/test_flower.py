@@ -128,12 +128,17 @@ def test_whoever_waits_is_told_for_what(tmp_path, monkeypatch):
     import fedgraph_flwr.engine.flower as flower
 
     fake, lines = tmp_path / "flwr", []
-    fake.write_text("#!/bin/sh\nprintf 'Successfully started run 42\n'\n")
+    step = r"\033[92mINFO \033[0m:      setup: link mask (4 of 11): clients 0, 1 replied"
+    fake.write_text(f"#!/bin/sh\nprintf 'Successfully started run 42\\n{step}\\n'\n")
     fake.chmod(0o755)
     monkeypatch.setattr(flower, "tool", lambda name: str(fake))
     cfg = compose(["engine=fleet", "num_clients=3", f"out={tmp_path}"])
     flower._flwr_run(cfg, "fleet", dict(os.environ), None, lines.append)
-    assert lines == ["submitting the app to 'fleet'", "run 42 is waiting for 3 SuperNodes, then for round 1"]
+    assert lines == [
+        "submitting the app to 'fleet'",
+        "run 42 is waiting for 3 SuperNodes, then for round 1",
+        "link mask (4 of 11): clients 0, 1 replied",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,13 @@ from flwr.common.constant import ErrorCode
 from fedgraph_flwr import cli
 from fedgraph_flwr.cli.link import link_overrides
 from fedgraph_flwr.clients import session
-from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import ClientGraph, read_digest
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.link import STEP
+from fedgraph_flwr.partition import client_files
+from fedgraph_flwr.runs import runner
 from fedgraph_flwr.secure import link_policy
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.link_policy import (
@@ -208,7 +211,7 @@ def test_a_node_that_lists_strategies_lets_its_link_policy_decide(tmp_path):
         read_policy(str(tmp_path / "policy.yaml")).check_run(configuration(["num_clients=3"]))
 
 
-def test_rules_travel_as_keys_of_the_run(run, tmp_path, monkeypatch):
+def test_rules_travel_as_keys_of_the_run(run, tmp_path, monkeypatch, caplog):
     """All phases in process; nothing is trained or scored, and the server sends a party keys and what others sealed for it."""
     made = banks(tmp_path, accounts=8, payments=20)
     for client, bank in enumerate(BANKS):
@@ -232,12 +235,25 @@ def test_rules_travel_as_keys_of_the_run(run, tmp_path, monkeypatch):
     assert phases["announce"]["exchanges"] == 1
     assert phases["train"]["bytes_up_by_group"].keys() <= {"metrics"}
     assert asdict(LinkPolicy())["match"] == []
+    steps = LinkRules(one_sided="disclose").phases
+    lines = [f"setup: link {step} ({place} of 12): clients 0, 1, 2 replied" for place, step in enumerate(steps, 1)]
+    assert [record.getMessage() for record in caplog.records if "setup: " in record.getMessage()] == lines
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("left", ["introduce", "double", "match"])
-def test_a_party_that_leaves_is_named_and_nothing_is_written(left, run, tmp_path, monkeypatch):
-    """Then all link again: the files are those of `--simulate`."""
+STEPS = LinkRules().phases
+LAST = "write"
+
+
+@pytest.mark.parametrize(
+    ("left", "lost"),
+    [
+        *(pytest.param(step, False, marks=pytest.mark.slow) for step in STEPS[:-1]),
+        (LAST, False),
+        pytest.param(LAST, True, marks=pytest.mark.slow),  # the party wrote its file, and its reply is lost
+    ],
+)
+def test_a_party_that_leaves_is_named_and_nothing_is_lost(left, lost, run, tmp_path, monkeypatch):
+    """Before each step. In the last one the others write their files; the next run writes the same again."""
     made = banks(tmp_path, accounts=8, payments=10)
     for client, bank in enumerate(BANKS):
         made.client(bank).save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
@@ -245,28 +261,53 @@ def test_a_party_that_leaves_is_named_and_nothing_is_written(left, run, tmp_path
     (policy := tmp_path / "policy.yaml").write_text(
         "min_nodes: 0\nlink: {match: [payments], min_shared: 1, hours: 0}\n"
     )
-    call, steps, away = InlineGrid._call, iter(range(100)), LinkRules().phases[1:].index(left)
+    call, steps = InlineGrid._call, iter([*STEPS, *[""] * 100])
 
     def node(self, message):
         client = message.metadata.dst_node_id - 1
-        if client == 1 and message.content["config"]["phase"] == STEP and next(steps) == away:
-            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+        away = client == 1 and message.content["config"]["phase"] in ("announce", STEP) and next(steps) == left
+        gone = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+        if away and not lost:
+            return gone
         settings = {"graph": tmp_path / f"graphs/client_{client:04d}.safetensors", "policy": policy}
         self.contexts[client + 1].node_config = {key: str(path) for key, path in settings.items()}
         session.forget(self.run_id)  # every message reaches another process
-        return call(self, message)
+        reply = call(self, message)
+        return gone if away else reply
 
     monkeypatch.setattr(InlineGrid, "_call", node)
     args = [f"graph={tmp_path / 'graphs'}", *link_overrides(LinkRules())]
-    with pytest.raises(RunFailed, match="client 1"):
+    with pytest.raises(RunFailed) as caught:
         run(*args)
-    assert not list((tmp_path / "graphs").glob("linked_*"))
+    wrote = [0, 2] if left == LAST else []
+    (message,) = str(caught.value).splitlines()
+    assert message == (
+        f"link {left} ({STEPS.index(left) + 1} of {len(STEPS)}) did not get valid replies of all parties: client 1: gone; "
+        + ("clients 0, 2 confirmed a linked file, which no run accepts before all have theirs" if wrote else "no party"
+           " wrote a linked file") + "; link again when all take part"
+    )  # fmt: skip
+    linked = {client: path.with_name(f"linked_{path.name}") for client, path in enumerate(before)}
+    first = {client: read_digest(path) for client, path in linked.items() if path.exists()}
+    assert sorted(first) == sorted(wrote + [1] * lost)
     assert {path: path.read_bytes() for path in before} == before
+    if wrote and not lost:  # some parties start training with what they have
+        for client, path in enumerate(before):
+            source = linked[client] if client in wrote else path
+            ClientGraph.load(source).save(tmp_path / "mixed" / path.name)
+        with pytest.raises(FedGraphError, match="clients 0 and 1 have files that do not fit, one has an unlinked file"):
+            client_files(compose([f"graph={tmp_path / 'mixed'}"]))
     run(*args)
+    assert {client: read_digest(linked[client]) for client in first} == first
     assert cli.main(["link", "--simulate", *map(str, before), "--out", str(tmp_path / "linked")]) == 0
-    for path in before:
-        written = ClientGraph.load(path.with_name(f"linked_{path.name}"))
-        assert written.linking == ClientGraph.load(tmp_path / "linked" / path.name).linking
+    for client, path in enumerate(before):
+        assert ClientGraph.load(linked[client]).linking == ClientGraph.load(tmp_path / "linked" / path.name).linking
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_command_prints_a_line_per_step(quiet, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "run", lambda cfg, on_wait: on_wait and on_wait("link mask (4 of 11): clients 0, 1"))
+    assert cli.main(["link", "engine=fleet", "num_clients=2", f"out={tmp_path}", *["--quiet"] * quiet]) == 0
+    assert capsys.readouterr().err == ("" if quiet else "link mask (4 of 11): clients 0, 1\n")
 
 
 @pytest.mark.fleet
