@@ -159,16 +159,18 @@ def test_an_interrupt_while_values_are_read_stays_one(written, what):
             if left < 0:
                 raise KeyboardInterrupt
 
-    while not ended:
+    seen: set[str] = set()
+    while not ended and seen <= {"KeyboardInterrupt"}:
         left, moment = moment, moment + 1
         sys.setprofile(interrupt)
         try:
             read()
             ended = True
-        except KeyboardInterrupt:
-            pass
+        except BaseException as error:
+            seen.add(type(error).__name__)
         finally:
             sys.setprofile(None)
+    assert seen == {"KeyboardInterrupt"}
     assert moment > 50
 
 
