@@ -54,7 +54,7 @@ def test_all_keys_of_the_summary_are_named():
     assert not [key for key in documented if f"`{key}`" not in page]
 
 
-QUICK = "pytest -n 3"
+QUICK = "pytest -n 2"
 SLOW = 'pytest -n 3 -m "slow and not faults"'
 
 
