@@ -65,10 +65,11 @@ def check_same_bits(fleet, folder, keys):
 GENERATED = {
     "triples": ["dataset=planted-triples", "dataset.entities=16", "dataset.relations=4"],
     "graphs": ["dataset=cycles", "dataset.graphs=8"],
+    "graphs-regression": ["dataset=planted-counts", "dataset.graphs=8"],
 }
 
 
-@pytest.mark.parametrize("task", GENERATED)
+@pytest.mark.parametrize("task", ["triples", "graphs", pytest.param("graphs-regression", marks=pytest.mark.faults)])
 def test_a_fleet_of_two_trains_triples_and_graphs_with_the_bits_of_the_inline_engine(task, tmp_path):
     cfg = compose([f"task={task}", "num_clients=2", *GENERATED[task]])
     with started(tmp_path, [load_client(cfg, client) for client in range(2)], [task]) as fleet:

@@ -63,14 +63,18 @@ SHOWN = (
             "nodes-regression",
             "predict, new",
         ): "tasks/test_targets.py::test_tables_with_targets_become_predictions_in_their_unit",
-        (
-            "nodes-multilabel",
-            "own tables",
-        ): "tasks/test_targets.py::test_new_tables_without_targets_get_probabilities_of_yes",
-        (
-            "nodes-multilabel",
-            "predict, new",
-        ): "tasks/test_targets.py::test_new_tables_without_targets_get_probabilities_of_yes",
+        **{
+            (
+                "nodes-multilabel",
+                feature,
+            ): "tasks/test_targets.py::test_tables_with_yes_and_no_become_probabilities"
+            for feature in ("own tables", "predict, stored", "predict, new")
+        },
+        **{
+            ("links", feature): "tasks/test_links.py::test_links_of_tables_are_trained_and_pairs_of_new_tables_scored"
+            for feature in ("own tables", "predict, new")
+        },
+        ("triples", "own tables"): "tasks/test_triples.py::test_the_labels_of_an_edge_table_are_relations",
         **{
             (task, "fleet"): "engine/test_tasks.py::test_a_fleet_gives_the_parameters_of_the_inline_engine"
             for task in ("nodes-regression", "nodes-multilabel", "links")
@@ -80,7 +84,7 @@ SHOWN = (
                 task,
                 "fleet",
             ): "engine/test_tasks.py::test_a_fleet_of_two_trains_triples_and_graphs_with_the_bits_of_the_inline_engine"
-            for task in ("triples", "graphs")
+            for task in ("triples", "graphs", "graphs-regression")
         },
         (
             "edges",
@@ -111,7 +115,6 @@ SHOWN = (
         (task, feature): f"tasks/{file}.py::{name}"
         for task, file in BY_TASK.items()
         for feature, name in COMMON.items()
-        if (task, feature) != ("triples", "report")
     }
 )
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -320,6 +321,33 @@ def test_pairs_are_scored_once_the_run_is_over(inline, tmp_path):
         run.predict(graph)
     run.export(tmp_path / "exported")
     assert (tmp_path / "exported" / "model.py").is_file()
+
+
+def test_links_of_tables_are_trained_and_pairs_of_new_tables_scored(tmp_path, monkeypatch):
+    """A pair's score is the dot product of the outputs for the new nodes, read in the order of their table."""
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    rng, names = np.random.default_rng(0), [f"n{i}" for i in range(60)]
+    rows = [
+        f"{name},{a},{b},{i % 2}" for i, (name, (a, b)) in enumerate(zip(names, rng.normal(size=(60, 2)), strict=True))
+    ]
+    (tmp_path / "nodes.csv").write_text("\n".join(["id,a,b,label", *rows]))
+    ends = rng.integers(60, size=(240, 2))
+    (tmp_path / "edges.csv").write_text("\n".join(["source,target", *(f"n{u},n{v}" for u, v in ends if u != v)]))
+    given = ["--nodes", str(tmp_path / "nodes.csv"), "--edges", str(tmp_path / "edges.csv")]
+    assert main(["import", *given, "--scale", "a=none", "--scale", "b=none", "--name", "t"]) == 0
+    run = fg.run(dataset="t", task="links", num_clients=2, rounds=1, progress=False, out=str(tmp_path / "run"))
+    assert 0 < run.summary["test_mrr"] < 1
+    (tmp_path / "new.csv").write_text("id,a,b\nz,0.5,0.1\ny,1,2\nx,0,-1\n")
+    (tmp_path / "new_edges.csv").write_text("source,target\nz,y\n")
+    (tmp_path / "pairs.csv").write_text("source,target\nz,x\nx,y\n")
+    new = ["--nodes", str(tmp_path / "new.csv"), "--edges", str(tmp_path / "new_edges.csv")]
+    new += ["--pairs", str(tmp_path / "pairs.csv"), "--out", str(tmp_path / "scored.csv")]
+    assert main(["predict", str(tmp_path / "run"), *new]) == 0
+    found = pd.read_csv(tmp_path / "scored.csv")
+    given = replace(random_graph(3), x=torch.tensor([[0.5, 0.1], [1, 2], [0, -1]]), edge_index=torch.tensor([[0], [1]]))
+    z = run.model()(run.model().prepare(given)).detach()
+    assert found[["source", "target"]].to_numpy().tolist() == [["z", "x"], ["x", "y"]]
+    assert found["score"].tolist() == pytest.approx([(z[0] * z[2]).sum().item(), (z[2] * z[1]).sum().item()], abs=1e-6)
 
 
 def test_the_report_names_scores_of_links(inline, tmp_path):

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import norm
-from sklearn.metrics import root_mean_squared_error
+from sklearn.metrics import average_precision_score, root_mean_squared_error
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
@@ -308,12 +308,20 @@ def test_parties_agree_on_the_statistics_of_targets_without_sharing_rows(tmp_pat
     assert "other.yaml has the targets wealth, got income: pass --predict-columns wealth" in capsys.readouterr().err
 
 
-def test_new_tables_without_targets_get_probabilities_of_yes(tmp_path, monkeypatch):
+def test_tables_with_yes_and_no_become_probabilities(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
     label = (np.random.default_rng(1).random((90, 2)) < 0.5).astype(float)
     options = tables(tmp_path, {"old": label[:, 0], "rich": label[:, 1]})
     assert main([*options, "--predict-columns", "old,rich", "--name", "t"]) == 0
-    fg.run(dataset="t", task="nodes-multilabel", num_clients=2, rounds=1, progress=False, out=tmp_path / "run")
+    run = fg.run(dataset="t", task="nodes-multilabel", num_clients=2, rounds=1, progress=False, out=tmp_path / "run")
+    scores = []
+    for index in range(2):
+        out = tmp_path / f"{index}.csv"
+        assert main(["predict", str(tmp_path / "run"), "--client", str(index), "--out", str(out)]) == 0
+        found, graph = pd.read_csv(out), load_client(run.config, index)
+        test = graph.test_mask.numpy()
+        scores.append(average_precision_score(graph.targets.numpy()[test], found[["old", "rich"]].to_numpy()[test]))
+    assert run.summary["metrics"]["best_val"]["test_average_precision"] == pytest.approx(np.mean(scores), rel=1e-5)
     (tmp_path / "new.csv").write_text("id,a,b\nx,0.5,0.1\ny,1,2\n")
     (tmp_path / "new_edges.csv").write_text("source,target\nx,y\n")
     out, new = tmp_path / "p.csv", ["--nodes", str(tmp_path / "new.csv"), "--edges", str(tmp_path / "new_edges.csv")]

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import fedgraph_flwr as fg
+from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.data.graph import ClientGraph, read_tensors
+from fedgraph_flwr.data.graph import ClientGraph, read_tensors, unpack_words
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
@@ -278,6 +279,39 @@ def inline(tmp_path_factory) -> Path:
     assert 0 < run.summary["test_mrr"] < 1
     assert run.summary["headline"] == "test_mrr at best_val"
     return out
+
+
+def test_the_report_names_scores_of_triples(inline, tmp_path):
+    page = fg.load_run(inline).report(tmp_path / "report.html").read_text()
+    assert "test MRR" in page
+    assert "test triples" in page
+    assert "Confusion matrix" not in page
+
+
+def test_the_labels_of_an_edge_table_are_relations(tmp_path, monkeypatch):
+    """The client's triples are the rows of the table, by the ids of the nodes and the names of the relations."""
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    rng = np.random.default_rng(0)
+    (tmp_path / "nodes.csv").write_text("\n".join(["id,a,label", *(f"n{i},{i / 30},{i % 2}" for i in range(30))]))
+    drawn = np.unique(rng.integers(30, size=(200, 2)), axis=0)
+    rows = {
+        (f"n{u}", f"r{kind}", f"n{v}")
+        for (u, v), kind in zip(drawn, rng.integers(3, size=len(drawn)), strict=True)
+        if u != v
+    }
+    (tmp_path / "edges.csv").write_text(
+        "\n".join(["source,target,relation", *(f"{u},{v},{r}" for u, r, v in sorted(rows))])
+    )
+    given = ["--nodes", str(tmp_path / "nodes.csv"), "--edges", str(tmp_path / "edges.csv")]
+    assert main(["import", *given, "--edge-label-column", "relation", "--name", "t"]) == 0
+    run = fg.run(dataset="t", task="triples", num_clients=1, rounds=1, progress=False, out=str(tmp_path / "run"))
+    assert 0 < run.summary["test_mrr"] < 1
+    graph = load_client(run.config, 0)
+    ids, names = unpack_words(graph.ids), graph.schema["agreed"]["edge_classes"]
+    read = {
+        (ids[u], names[r], ids[v]) for (u, v), r in zip(graph.edge_index.T.tolist(), graph.edge_y.tolist(), strict=True)
+    }
+    assert read == rows
 
 
 def test_only_vectors_of_relations_leave_a_client(inline):
