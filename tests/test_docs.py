@@ -104,7 +104,7 @@ class Shell:
         elif words[:1] == ["fedgraph-flwr"]:
             more = block.words if words[1] in ("run", "sweep") else []
             if words[1] == "run" and not any(word.startswith("resume=") for word in words):
-                short = [] if any(word.startswith("rounds=") for word in words) else ["rounds=3"]
+                short = [] if any(arg.startswith("rounds=") for arg in words) else ["rounds=3"]
                 more = [*(["--dry-run"] if block.checked else []), *short, *more]
             assert cli.main([*words[1:], *more]) == 0, (command, self.capsys.readouterr().err)
         else:

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config import config_file
-from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, flat, laid_over, load, parse, resolved
+from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, flat, laid_over, load, resolved
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
 from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, key_names, modernise
 from fedgraph_flwr.config.plugins import packages
@@ -280,9 +280,7 @@ def _parse(overrides: Sequence[str]) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _value(text: str) -> Any:
-    if "${" in text:  # OmegaConf checks its form; it is resolved with the layer
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"v={text}"]))["v"]  # type: ignore[index,call-overload]
-    return parse(text)
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"v={text}"]))["v"]  # type: ignore[index,call-overload]
 
 
 def _values(keys: Mapping[str, Any]) -> dict[str, Any]:

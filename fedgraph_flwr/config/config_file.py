@@ -8,7 +8,6 @@ A resolved configuration (a run's ``config.yaml``) is not a list of overrides: c
 """
 
 import copy
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -20,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config.schema import DatasetConfig, ModelConfig, PartitionConfig, StrategyConfig, TaskConfig
-from fedgraph_flwr.errors import FedGraphError, first_line, no_yaml
+from fedgraph_flwr.errors import FedGraphError, no_yaml
 from fedgraph_flwr.moved import rename_config
 
 CHOICES = {
@@ -135,64 +134,22 @@ def load(path: Path) -> dict[str, Any]:
     return copy.deepcopy(_loaded(path, stat.st_mtime_ns, stat.st_size))
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # without the C library, slower
-    """Loader with OmegaConf's rules: 1e5 is a number, a date is text, and a key given twice is an error.
-
-    It builds no containers of OmegaConf, which turn a Ctrl-C that arrives while they fill a list into an AttributeError.
-    """
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuse repeated keys."""
-        if not hasattr(node, "checked"):
-            node.checked = True
-            names = [key for key, _ in node.value if key.tag == yaml.resolver.BaseResolver.DEFAULT_SCALAR_TAG]
-            seen: set[str] = set()
-            for key in names:
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key '{key.value}' is given twice", key.start_mark
-                    )
-                seen.add(key.value)
-        super().flatten_mapping(node)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
-    for first, forms in _Loader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(_\d+)*(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def parse(text: str) -> Any:
-    """Return the plain values of a YAML text.
-
-    Raises:
-        yaml.YAMLError: it is not YAML.
-    """
-    return yaml.load(text, _Loader)
-
-
 @lru_cache(maxsize=512)
 def _loaded(path: Path, changed: int, size: int) -> dict[str, Any]:
     """Read the version of a file that changed at a time; a process composes many configurations from the same files."""
     try:
-        text = path.read_text(encoding="utf-8")
-        # PyYAML loses keys of a mapping that is merged twice, OmegaConf does not.
-        found: Any = OmegaConf.to_container(OmegaConf.create(text)) if "<<" in text else parse(text)
+        loaded = OmegaConf.load(path)
     except yaml.YAMLError as error:
         raise FedGraphError(no_yaml(path, error)) from error
-    except (OSError, RecursionError, ValueError) as error:
-        raise FedGraphError(f"{path} cannot be read as YAML ({first_line(error)})") from error
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FedGraphError(f"{path} is not valid YAML ({reason})") from error
+    if not isinstance(loaded, DictConfig):
         raise FedGraphError(f"{path} must contain keys with values, such as rounds: 20, got a list or a single value")
     try:
-        return resolved(found) if "${" in text else found
+        return resolved(loaded)
     except OmegaConfBaseException as error:
-        raise FedGraphError(f"{path}: {first_line(error)}") from error
+        raise FedGraphError(f"{path}: {str(error).splitlines()[0]}") from error
 
 
 def resolved(body: Mapping[str, Any] | DictConfig) -> dict[str, Any]:

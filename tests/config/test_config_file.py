@@ -1,13 +1,9 @@
 """A configuration as a person writes it: the same as on a command line, and its mistakes by file and line."""
 
-import sys
-
 import pytest
-import yaml
-from omegaconf import OmegaConf
 
 from fedgraph_flwr import cli
-from fedgraph_flwr.config import compose, composition, config_file, from_run_config, to_yaml
+from fedgraph_flwr.config import compose, from_run_config, to_yaml
 from fedgraph_flwr.errors import FedGraphError
 
 
@@ -142,76 +138,9 @@ def test_run_takes_it(written, capsys):
     assert "mu: 0.25" in printed
 
 
-@pytest.mark.parametrize("what", ["file", "override"])
-def test_an_interrupt_while_values_are_read_stays_one(written, what):
-    """Ctrl-C at any moment, such as in the middle of a list: no wrong error about a file of ours."""
-    path, moment, ended = written("strategy: {name: fedavg, shared: [a, b]}\nrounds: 2"), 0, False
-
-    def read():
-        if what == "file":
-            return config_file._loaded.__wrapped__(path, 0, 0)
-        return composition._parse([f"strategy.shared=[a,b{moment}]"])
-
-    def interrupt(frame, event, arg):
-        nonlocal left
-        if frame.f_code.co_filename != __file__:
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-
-    seen: set[str] = set()
-    while not ended and seen <= {"KeyboardInterrupt"}:
-        left, moment = moment, moment + 1
-        sys.setprofile(interrupt)
-        try:
-            read()
-            ended = True
-        except BaseException as error:
-            seen.add(type(error).__name__)
-        finally:
-            sys.setprofile(None)
-    assert seen == {"KeyboardInterrupt"}
-    assert moment > 50
-
-
-VALUES = """
-numbers: [1, 1e5, 1.5e3, -2E-7, 1_000, 1_0e2, 0x1f, 1.5, .5, 5., .inf, -.inf, 012, 1:30]
-texts: [2026-01-02, 2026-01-02 10:00:00, e5, 1e, 1.2.3, "1e5", ~x, a: b]
-missing: ???
-others: [true, no, "no", null, ~, [], {}, ""]
-base: &base {x: 1, y: {z: [2]}}
-more: &more {<<: *base, x: 3}
-most: {<<: *more, w: *base}
-"""
-
-
-def test_values_of_a_file_are_those_that_omegaconf_reads(written):
-    path = written(VALUES)
-    expected = OmegaConf.to_container(OmegaConf.load(path))
-    found = config_file.load(path)
-    assert found == expected
-    assert repr(found["numbers"]) == repr(expected["numbers"])
-    assert found["most"]["x"] == 3
-    assert composition._parse(["a=[1e5, 2026-01-02]", "b=", "c=1_0e2"]) == {
-        "a": [1e5, "2026-01-02"],
-        "b": None,
-        "c": 1000.0,
-    }
-
-
-@pytest.mark.parametrize("text", ["a: 1\nb: {c: 1,\n c: 2}", "x: 1\nx: 2"])
-def test_a_key_that_is_given_twice_is_named_with_its_line(written, text):
-    path = written(text)
-    with pytest.raises(yaml.YAMLError, match="duplicate"):
-        OmegaConf.load(path)
-    with pytest.raises(
-        FedGraphError, match=r"mine\.yaml, line [23], column \d+: invalid YAML \(key '[cx]' is given twice"
-    ):
-        compose([], path)
-
-
-def test_every_file_of_conf_is_read_as_omegaconf_reads_it():
-    files = sorted(composition.conf_dir().rglob("*.yaml"))
-    assert len(files) > 100
-    for path in files:
-        assert config_file.load(path) == OmegaConf.to_container(OmegaConf.load(path), resolve=True), path
+def test_aliases_that_expand_without_end_are_refused(written):
+    """Nine lists, each of ten times the one before."""
+    names = "abcdefghi"
+    lines = [f"{n}: &{n} [{', '.join([f'*{names[i - 1]}' if i else 'x'] * 10)}]" for i, n in enumerate(names)]
+    with pytest.raises(FedGraphError, match=r"mine\.yaml, line 1, column 1: invalid YAML .*expansion exceeds"):
+        compose([], written("\n".join(lines)))

@@ -150,7 +150,7 @@ def _finish(fleet: Hosts, out: Path, disturb: dict[str, Callable[[Hosts], None]]
 
 
 def _repair(fleet: Hosts) -> None:
-    """Start anew what is dead, as a supervisor would, and wait until a dead SuperLink's ServerApp has left the run's folder."""
+    """Restart what is dead, as a supervisor would, and wait until a dead SuperLink's ServerApp has left the run's folder."""
     if "superlink" not in fleet.processes or fleet.processes["superlink"].poll() is not None:
         fleet.start_superlink()
     for node in range(len(SIZES)):

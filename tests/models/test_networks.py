@@ -265,8 +265,11 @@ def test_features_that_are_mostly_non_zero_stay_dense():
     assert isinstance(model.prepare(graph(share=0.05)).x, SparseMatrix)
 
 
+@pytest.mark.parametrize(
+    "fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["along one direction", "each"]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_equal_finite_differences(name):
+def test_gradients_equal_finite_differences(name, fast):
     g, model = graph(), network(name)
     inputs, names = model.prepare(g, dtype=torch.float64), [n for n, _ in model.named_parameters()]
     model.eval()
@@ -276,7 +279,7 @@ def test_gradients_equal_finite_differences(name):
         return nn.functional.cross_entropy(out[g.train_mask], g.y[g.train_mask])
 
     parameters = tuple(p.detach().requires_grad_() for p in model.parameters())
-    assert torch.autograd.gradcheck(loss, parameters, atol=1e-6, fast_mode=True)
+    assert torch.autograd.gradcheck(loss, parameters, atol=1e-6, fast_mode=fast)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -82,12 +82,17 @@ def _until(monkeypatch, number, error):
 
 
 @pytest.mark.parametrize(
-    "error", [Killed(), pytest.param(OSError(28, "No space left on device"), marks=pytest.mark.slow)]
+    ("error", "stride"),
+    [
+        (Killed(), 5),
+        pytest.param(Killed(), 3, marks=pytest.mark.slow),
+        pytest.param(OSError(28, "No space left on device"), 3, marks=pytest.mark.slow),
+    ],
 )
-def test_a_run_goes_on_from_wherever_it_was_cut(overrides, tmp_path, monkeypatch, error):
+def test_a_run_goes_on_from_wherever_it_was_cut(overrides, tmp_path, monkeypatch, error, stride):
     overrides, whole = [*overrides, "rounds=2"], tmp_path / "whole"
     go(*overrides, f"out={whole}")
-    for number in range(1, 99, 5):
+    for number in range(1, 99, stride):
         out = tmp_path / f"cut{number}"
         with monkeypatch.context() as patch:
             _until(patch, number, error)

@@ -100,6 +100,7 @@ def typed_client() -> HeteroClientGraph:
         test_mask=fold == 2,
         num_classes=2,
         x={"paper": torch.randn(6, 3)},
+        edge_attr={("author", "writes", "paper"): torch.randn(3, 2)},
         name="toy",
         node_id={"paper": torch.arange(6), "author": torch.arange(4)},
         client=0,

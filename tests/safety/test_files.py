@@ -82,6 +82,11 @@ def test_typed_clients_are_checked_too(tmp_path):
         ({"edges": {kind: torch.tensor([[4], [0]])}}, r"edges of 'writes', row 0, must be in 0\.\.3, got 4\.\.4"),
         ({"counts": {"paper": 6, "author": "4"}}, "node type 'author' must have a node count of at least 0, got '4'"),
         ({"x": {"paper": torch.zeros(5, 3)}}, r"x of 'paper' must be torch.float32 \[6, any\]"),
+        (
+            {"edge_attr": {kind: torch.zeros(2, 2)}},
+            r"edge_attr of 'author:writes:paper' must be torch.float32 \[3, any\]",
+        ),
+        ({"edge_attr": {kind: torch.full((3, 1), torch.nan)}}, "edge_attr of 'author:writes:paper' .*edge 0"),
         ({"x": {}, "part": torch.ones(1)}, r"part must be torch.int64 \[0\]"),
         ({"val_mask": whole.train_mask.clone()}, "must not overlap"),
     ):
