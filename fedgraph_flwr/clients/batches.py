@@ -19,6 +19,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.stack import OVER_NODES
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows, GraphInputs, Neighbours, batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
@@ -74,7 +75,7 @@ def check_model(cfg: RunConfig, model: Model) -> None:
     if sampler == "saint" and model.heterogeneous:
         raise FedGraphError(f"{what}, which reads several types of nodes: set train.sampler=none or neighbors")
     if hops is None:
-        norm = f" with model.norm={model.norm}" if getattr(model, "norm", "none") == "batch" else ""
+        norm = f" with model.norm={model.norm}" if getattr(model, "norm", "none") in OVER_NODES else ""
         raise FedGraphError(
             f"{what}{norm}, which needs a whole graph in every step: set train.sampler=none, or a model such as sage or gcn"
         )

@@ -15,7 +15,8 @@ the paper, so without its equation numbers, and checked against the authors' cod
 
 - Model: three graph convolutions, of which the last is the head (backbone/gnn/pmlp.py, lines 22 and 34-36; ``--depth`` of
   main_graph.py is unused), so f(v) is the output of the second. ``model=gcn3`` is the default. With two layers a prototype
-  covers one hop.
+  covers one hop. The authors also standardise hidden features over a client's nodes, the last ones for the head only (lines 30,
+  56 and 74): ``model.norm=standardize`` does so in both layers, for prototypes too.
 - The third term of L is utils/util.py, lines 86-110: all similarities are cosines, and the second view's other classes are
   negatives too (``negatives=both``; ``other``: without them).
 - Labels and confidences of both views are the first view's (models/fggp.py, lines 264-271).
@@ -24,8 +25,8 @@ the paper, so without its equation numbers, and checked against the authors' cod
 - The head is not averaged: every client starts each round from its initial values (main_graph.py, lines 139-140, and
   models/fggp.py, lines 157-176): ``head=initial``, which needs ``inference=prototypes``.
 - Different here: the second view is drawn over pairs only, and the BCE over the N² other pairs is estimated on as many drawn
-  pairs, so no matrix is N x N. The augmentor stays at the client; the authors average it. The authors test on validation nodes
-  too; here they are excluded.
+  pairs, so no matrix is N x N. The augmentor stays at the client; the authors average it. They send prototypes of a
+  pass with dropout, and test on validation nodes too; here neither.
 
 OpenFGL predicts with the head. With the head and without the last three terms the method equals FedAvg.
 Leaves the client: what FedAvg sends, and P^c [D] of each class whose weights sum to at least ``min_nodes``.

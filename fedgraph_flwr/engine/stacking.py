@@ -25,6 +25,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, located
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.batched_metrics import Segments
+from fedgraph_flwr.models.stack import OVER_NODES
 from fedgraph_flwr.numerics.losses import shared_grad
 from fedgraph_flwr.numerics.optim import step_all
 from fedgraph_flwr.numerics.stacked import IGNORED, constants, kinds, padded, rows_of, stack_inputs
@@ -61,7 +62,9 @@ def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
     if not kind_of(cfg).classes:
         return f"task={cfg.task.name}"
     if not model.stacks:
-        return f"model={cfg.model.name}" + (" with model.norm=batch" if getattr(model, "norm", "") == "batch" else "")
+        return f"model={cfg.model.name}" + (
+            f" with model.norm={model.norm}" if getattr(model, "norm", "") in OVER_NODES else ""
+        )
     if unstackable := [part.name for part in Parts(cfg.strategy).all if not part.stacks]:
         return f"the part '{unstackable[0]}'"
     if cfg.train.sampler != "none":

@@ -25,9 +25,17 @@ from fedgraph_flwr.models.plain import Plain, PlainLayer, of_modules
 from fedgraph_flwr.numerics.blocks import BatchInputs
 from fedgraph_flwr.numerics.inputs import Inputs
 
-Norm = Literal["none", "batch", "layer"]
-NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
-"""Normalisation of hidden features [N, H]: over the nodes of a client, or over each node's features."""
+Norm = Literal["none", "batch", "layer", "standardize"]
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "batch": nn.BatchNorm1d,
+    "layer": nn.LayerNorm,
+    "standardize": partial(nn.BatchNorm1d, affine=False, track_running_stats=False),
+}
+"""Normalisation of hidden features [N, H]: ``batch`` over the nodes of a client, ``layer`` over each node's features, and
+``standardize`` over the nodes of the graph that is trained on or predicted, without parameters."""
+
+OVER_NODES = ("batch", "standardize")
+"""Norms that read all nodes."""
 
 Layer = Callable[[int, int], nn.Module]
 """Makes a layer from an input width and an output width."""
@@ -87,7 +95,9 @@ class Stack(Model):
         hidden: int,
         layers: int,
         dropout: float,
-        norm: Norm = "none",  # of hidden features, before the activation: none | batch, over a client's nodes | layer
+        # of hidden features, before the activation: none | batch, over a client's nodes | layer | standardize, over all nodes
+        # at hand, without parameters
+        norm: Norm = "none",
         input_norm: bool = False,  # layer normalisation of the features
         # widths of the hidden layers, if they differ; the first layers - 1 count; empty: `hidden` for each
         widths: Sequence[int] = (),
@@ -99,7 +109,7 @@ class Stack(Model):
                 f"model.widths must be at least {layers - 1} numbers >= 1, one per hidden layer, got {list(widths)}"
             )
         self.norm, self.widths = norm, (list(widths) or [hidden] * (layers - 1))[: layers - 1]
-        self.stacks = self.stacks and norm != "batch"  # its statistics would count padding rows
+        self.stacks = self.stacks and norm not in OVER_NODES  # its statistics would count padding rows
         sizes = [num_features, *self.widths]
         self.input_norm: Any = nn.LayerNorm(num_features) if input_norm else nn.Identity()
         self.dense_features = self.dense_features or input_norm
@@ -135,14 +145,18 @@ class Stack(Model):
     @property
     def sampled_hops(self) -> int | None:
         """Number of layers that read neighbours; None with batch normalisation or `after_hidden`, which may read all nodes."""
-        if not vars(type(self)).get("samples", False) or self.norm == "batch" or self.after_hidden is not None:
+        if not vars(type(self)).get("samples", False) or self.norm in OVER_NODES or self.after_hidden is not None:
             return None
         return sum(map(self.reads_neighbours, range(len(self.layers) + 1)))
 
     @property
     def subgraphs(self) -> bool:
-        """Whether it declares ``samples``, with edges to read; batch normalisation is over the nodes of the part."""
-        return vars(type(self)).get("samples", False) and self.after_hidden is None and self.sampled_hops != 0
+        """Whether it declares ``samples``, with edges to read; batch normalisation is over the nodes of the part.
+
+        ``standardize`` would predict with the statistics of a block, so it needs the whole graph.
+        """
+        reads = vars(type(self)).get("samples", False) and self.norm != "standardize"
+        return reads and self.after_hidden is None and self.sampled_hops != 0
 
     def at(self, inputs: Any, index: int) -> Any:
         """Return the inputs of a layer: in a sampled batch its own, else those of all layers."""
@@ -153,7 +167,7 @@ class Stack(Model):
     @property
     def hops(self) -> int | None:
         """One hop per layer; None with batch normalisation or `after_hidden`, which may read all nodes."""
-        one_hop = vars(type(self)).get("one_hop", False) and self.norm != "batch" and self.after_hidden is None
+        one_hop = vars(type(self)).get("one_hop", False) and self.norm not in OVER_NODES and self.after_hidden is None
         return len(self.layers) + 1 if one_hop else None
 
     # --- the pass -----------------------------------------------------------------------------------------------------
@@ -162,7 +176,8 @@ class Stack(Model):
         """Prepare inputs, and refuse a graph that is too small for batch normalisation."""
         if graph.num_nodes < 2 and any(isinstance(norm, nn.BatchNorm1d) for norm in self.norms):
             raise FedGraphError(
-                f"model.norm=batch needs at least 2 nodes per client, got {graph.num_nodes}: set model.norm to layer or none"
+                f"model.norm={self.norm} needs at least 2 nodes per client, got {graph.num_nodes}: set model.norm"
+                " to layer or none"
             )
         return super().prepare(graph, device, dtype)
 

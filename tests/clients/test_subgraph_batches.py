@@ -151,6 +151,7 @@ def test_parts_are_computed_once_per_client_and_seed(graph, tmp_path, monkeypatc
         ),
         ([*SAINT, "model=mlp"], r"train\.sampler=saint does not support model=mlp, which reads no edges"),
         ([*SAINT, "model.norm=batch"], r"model=gcn with model\.norm=batch, which needs a whole graph"),
+        ([*CLUSTERS, "model.norm=standardize"], r"model=gcn, which reads more than the edges between nodes"),
         ([*CLUSTERS, "strategy=fgssl"], r"train\.sampler=clusters does not support strategy=fgssl"),
         ([*CLUSTERS, "strategy=moon"], "does not support the part 'moon' of strategy=moon"),
         ([*CLUSTERS, "task=links"], r"train\.sampler=clusters does not support task=links yet"),

@@ -34,6 +34,7 @@ RUNS = {
     "nodes-regression": ["task=nodes-regression", "dataset=planted-regression", "dataset.nodes=60"],
     "nodes-multilabel": ["task=nodes-multilabel", "dataset=planted-multilabel", "dataset.nodes=60"],
     "nodes gin": [*CSBM, "model=gin", "model.norm=batch"],
+    "nodes gcn": [*CSBM, "model=gcn", "model.norm=standardize"],
     "nodes transformer": [*CSBM, "model=transformer"],
 }
 

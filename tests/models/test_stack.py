@@ -61,6 +61,24 @@ def test_scoring_uses_the_running_statistics_of_training():
     np.testing.assert_allclose(model.norms[0].running_mean, mean)
 
 
+@pytest.mark.parametrize("name", NORMED)
+def test_standardize_uses_the_nodes_at_hand_and_has_no_parameters(name):
+    """Mean 0 and variance 1 over the nodes of any graph, in training and in scoring alike."""
+    model = network(name, "standardize")
+    assert not [key for key in model.state_dict() if key.startswith("norms.")]
+    given: list[torch.Tensor] = []
+    for layer in model.norms:
+        layer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    for mode, seed in ((True, 0), (False, 0), (False, 1)):
+        given.clear()
+        hidden = model.train(mode).hidden(model.prepare(client_graph(seed), dtype=torch.float64))
+        for z, h in zip(given, hidden, strict=True):
+            spread = z - z.mean(0)
+            np.testing.assert_allclose(
+                h.detach(), (spread / (spread.square().mean(0) + 1e-5).sqrt()).relu().detach(), atol=1e-12
+            )
+
+
 def test_running_statistics_travel_and_counters_do_not():
     model = network("gcn", "batch", layers=2)
     kept = {"norms.0.weight", "norms.0.bias", "norms.0.running_mean", "norms.0.running_var"}

@@ -1,5 +1,6 @@
 """ACM-GCN: low-pass, high-pass and identity channels, mixed for each node (Luan et al., NeurIPS 2022)."""
 
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -7,7 +8,12 @@ from torch import Tensor, nn
 from torch_geometric.nn import SimpleConv
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+NORMS = {
+    "none": nn.Identity,
+    "batch": nn.BatchNorm1d,
+    "layer": nn.LayerNorm,
+    "standardize": partial(nn.BatchNorm1d, affine=False, track_running_stats=False),
+}
 
 
 class Layer(nn.Module):

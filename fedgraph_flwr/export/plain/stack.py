@@ -1,5 +1,6 @@
 """A stack of PyG's own layers."""
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +14,12 @@ def gin(num_in: int, num_out: int) -> nn.Module:
 
 LAYERS = {"gcn": GCNConv, "sage": SAGEConv, "gat": GATConv, "gin": gin, "linear": nn.Linear}
 ACTIVATIONS = {"relu": nn.ReLU, "elu": nn.ELU, "none": nn.Identity}
-NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+NORMS = {
+    "none": nn.Identity,
+    "batch": nn.BatchNorm1d,
+    "layer": nn.LayerNorm,
+    "standardize": partial(nn.BatchNorm1d, affine=False, track_running_stats=False),
+}
 
 
 class Net(nn.Module):
