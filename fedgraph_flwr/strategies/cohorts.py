@@ -1,7 +1,7 @@
 """Cohorts: the clients that take part in a round.
 
 Each client has a hash of (seed, stream, client), and the clients with the lowest hashes are drawn. A client's hash depends on no
-other client. Leaving one out therefore changes no other draw: the next client takes its place in its cohorts.
+other client. Leaving one out therefore changes no other draw of the same size: the next client takes its place in its cohorts.
 """
 
 from collections.abc import Iterable
