@@ -85,9 +85,16 @@ class FedLITClient(GraphClient):
         return torch.cat([z[chosen[0]], z[chosen[1]]], 1)
 
     def type_links(self, types: Tensor) -> None:
-        """Set the types [E] of the links for training and prediction."""
-        edges = self.graph.edge_index
-        adj = self.model.typed_adjacency(edges, types.cpu()[self.pairs[1]], self.graph.num_nodes, self.dtype)
+        """Set the links that each branch reads, for training and prediction; types [E] of the clusters."""
+        edges, k = self.graph.edge_index, self.model.types
+        if self.params.links == "random":
+            rng = torch.Generator().manual_seed(derive_seed(self.cfg.seed, self.graph.client, "types"))
+            types = torch.randint(k, types.shape, generator=rng)
+        of_edges = types.cpu()[self.pairs[1]]
+        if self.params.links == "all":
+            of_edges = torch.arange(k).repeat_interleave(edges.size(1))
+            edges = edges.repeat(1, k)
+        adj = self.model.typed_adjacency(edges, of_edges, self.graph.num_nodes, self.dtype)
         self.inputs = replace(self.inputs, adj=adj.to(self.device))
         self.batch = self.batch._replace(inputs=self.inputs)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config import RunConfig, choice
 from fedgraph_flwr.methods.similarity import unit_rows
 from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Uplink
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
@@ -25,6 +25,8 @@ class Params:
     """Keys of FedLIT."""
 
     em_steps: int = 1  # clustering steps per round
+    # links that a branch reads: those of its cluster | (ours, for comparison) random: drawn once | all
+    links: str = choice("clustered", ("clustered", "random", "all"))
 
 
 def assigned(z: Tensor, pairs: Tensor, centroids: Tensor) -> Tensor:

@@ -113,6 +113,29 @@ def test_a_node_reads_the_branches_of_its_links_only():
         assert difference.nonzero().view(-1).tolist() == moved
 
 
+def test_branches_read_all_links_or_random_ones_for_comparison():
+    """With ``all``, equal branches give K times the sum of one; random types divide the links and do not depend on features."""
+    one, every = client_of("model.types=1"), client_of("strategy.links=all")
+    weights = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
+    for name in weights:
+        value = weights[name].expand(K, *weights[name].shape[1:]) if name.startswith("branches.") else weights[name]
+        every.model.state_dict()[name].copy_(value)
+    for client in (one, every):
+        client.model.eval()
+        client.type_links(torch.zeros(client.pairs[0].size(1), dtype=torch.int64))
+    torch.testing.assert_close(every.model.encode(every.inputs), K * one.model.encode(one.inputs))
+    drawn = client_of("strategy.links=random")
+    found = []
+    for types in (0, 1):
+        drawn.type_links(torch.full((drawn.pairs[0].size(1),), types))
+        found.append(drawn.inputs.adj @ torch.eye(K * N, dtype=torch.float64))
+    assert torch.equal(*found)
+    blocks = found[0].view(K, N, K, N)[range(K), :, range(K)]
+    apart = (blocks > 0).sum(0) - K * torch.eye(N)
+    edges = drawn.graph.edge_index
+    assert (apart[edges[0], edges[1]] == 1).all()  # each link in one branch
+
+
 def test_branches_start_equal_and_by_init_apart():
     """Of equal branches it does not matter which link has which type, if all of a node's links have one."""
     together, apart = network_of(), network_of("model.init=separate")

@@ -32,7 +32,7 @@ def test_leaving_a_client_out_changes_no_draw_of_another(left_out):
 
 def test_min_clients_fixes_the_size_so_that_a_client_can_be_left_out():
     """A share of the clients is another number if one is left out; `min_clients` beside a small share is not."""
-    share, fixed = (compose([word, "strategy.min_clients=5"]).strategy for word in ("strategy.fraction=0.6", "strategy.fraction=0.01"))
+    share, fixed = (compose([f"strategy.fraction={f}", "strategy.min_clients=5"]).strategy for f in (0.6, 0.01))
     assert [share.cohort_size(n) for n in (9, 10)] == [5, 6]
     assert [fixed.cohort_size(n) for n in (9, 10, 200)] == [5, 5, 5]
 
