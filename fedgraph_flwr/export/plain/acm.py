@@ -1,5 +1,6 @@
 """ACM-GCN: low-pass, high-pass and identity channels, mixed for each node (Luan et al., NeurIPS 2022)."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import SimpleConv
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-NORMS = {
+NORMS: dict[str, Callable[[int], nn.Module]] = {
     "none": nn.Identity,
     "batch": nn.BatchNorm1d,
     "layer": nn.LayerNorm,

@@ -1,5 +1,6 @@
 """A stack of PyG's own layers."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ def gin(num_in: int, num_out: int) -> nn.Module:
 
 LAYERS = {"gcn": GCNConv, "sage": SAGEConv, "gat": GATConv, "gin": gin, "linear": nn.Linear}
 ACTIVATIONS = {"relu": nn.ReLU, "elu": nn.ELU, "none": nn.Identity}
-NORMS = {
+NORMS: dict[str, Callable[[int], nn.Module]] = {
     "none": nn.Identity,
     "batch": nn.BatchNorm1d,
     "layer": nn.LayerNorm,
