@@ -17,6 +17,9 @@ from fedgraph_flwr.wire.messages import MODEL, TRAIN
 OBJECTIVES = {"prox": (), "moon": ("logits", "loss"), "sam": ("parameters",)}
 """Members that a client must have from `GraphClient` for each part of the objective."""
 
+COMPARING = {"prox": "holds clients at", "moon": "compares features with those of"}
+"""What a part of the objective does with the shared parameters."""
+
 SENDING = ("before_train", "before_evaluate")
 """Members by which a server sends groups with a model."""
 
@@ -44,9 +47,9 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
     _check_requests(rules, server, client)
     _check_unused(rules)
     for name in rules.objective:
-        if name == "prox":
-            _need_shared(rules, "strategy.objective=prox holds clients at")
         _need_hooks(rules, f"strategy.objective={name}", client, OBJECTIVES[name])
+        if name in COMPARING:
+            _need_shared(rules, f"strategy.objective={name} {COMPARING[name]}")
     if (own := rules.personalization) in KEYS:
         _need_shared(rules, f"strategy.personalization={own} trains a second model beside")
         _need_hooks(rules, f"strategy.personalization={own}", client, PERSONAL)
@@ -119,6 +122,11 @@ def _check_variates(rules: StrategyConfig, server: type, client: type[GraphClien
             f"{what} sums over clients by the weights of their mean, and strategy={rules.name} has a server,"
             f" {server.__name__}, that makes another model of the replies: expected one with the `step` of"
             f" {GraphStrategy.__name__}, such as strategy=fedavg"
+        )
+    if server.stage is not GraphStrategy.stage:  # type: ignore[attr-defined]
+        raise FedGraphError(
+            f"{what} corrects towards the mean of the clients' models in every round, and strategy={rules.name} has rounds"
+            " without a mean: leave it out"
         )
     if rules.variates != "scaffold" and rules.server_optimizer != "average":
         raise FedGraphError(

@@ -96,6 +96,14 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
             "strategy.variates=feddyn needs the mean of the clients' models",
         ),
         (
+            ["strategy=adafgl", "strategy.variates=scaffold"],
+            "strategy.variates=scaffold corrects towards the mean .* strategy=adafgl has rounds without a mean",
+        ),
+        (
+            ["strategy=local", "strategy.objective=[moon]"],
+            "objective=moon compares features with those of the shared parameters",
+        ),
+        (
             ["strategy.variates=feddyn", "strategy.server_optimizer=adam"],
             "strategy.variates=feddyn sets the next model itself.* strategy.server_optimizer=adam would change it",
         ),
