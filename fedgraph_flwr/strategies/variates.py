@@ -36,9 +36,12 @@ class Variates(ServerPart):
     def share(self, server: Composed, clients: list[int]) -> float:
         """Return Σ_{i∈S} p_i: the weight of the clients that replied among all clients, at most 1.
 
-        ``strategy.max_share`` caps p_i over all clients. In a mean over some of them it caps the mean's own weights.
+        ``strategy.max_share`` caps p_i over all clients. In a mean over some of them it caps the mean's own weights. Under
+        differential privacy a mean divides by the sampled clients, so S are those.
         """
         everyone = sorted(server.clients)
+        if server.privacy:
+            return server.cohort_size / len(everyone)
         weights = dict(zip(everyone, server.weights(everyone), strict=True))
         return sum(weights[client] for client in clients) / sum(weights.values())
 

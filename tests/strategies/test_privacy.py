@@ -7,10 +7,12 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
+from flwr.app import Error, Message
 
 from fedgraph_flwr.cli.run import print_summary
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.writing import write_report
 from fedgraph_flwr.secure import noise
@@ -18,9 +20,12 @@ from fedgraph_flwr.secure.accounting import epsilon_at
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from tests.conftest import client_graph
+from tests.methods.regression import WORDS, vector
 from tests.support import recorded_messages
 
 UNIFORM = "strategy.weighting=uniform"
+UNEQUAL = "train.local_steps_by_client=[1,3,2]"
+HUGE = ["privacy.dp=client_fixed", "privacy.clipping_norm=1e6"]
 NOISY = [UNIFORM, "privacy.dp=server_fixed", "privacy.noise_multiplier=4"]
 LIAR = ["adversary.kind=scaling", "adversary.clients=[1]"]
 
@@ -28,12 +33,46 @@ LIAR = ["adversary.kind=scaling", "adversary.clients=[1]"]
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedavgm"])
 def test_no_noise_and_a_huge_norm_give_the_plain_method(run, strategy):
     plain = run(f"strategy={strategy}", UNIFORM)
-    found = run(f"strategy={strategy}", UNIFORM, "privacy.dp=client_fixed", "privacy.clipping_norm=1e6")
+    found = run(f"strategy={strategy}", UNIFORM, *HUGE)
     for name, array in plain.arrays.items():
         np.testing.assert_allclose(found.arrays[name], array, atol=1e-6, err_msg=name)
         assert found.arrays[name].dtype == np.float32
     assert found.summary["exchanges_per_round"] == 1
     assert found.summary["privacy"] == {"epsilon": None, "delta": 1e-5, "releases": 3}
+
+
+@pytest.mark.parametrize("fraction", [1, 0.67])
+@pytest.mark.parametrize("strategy", ["scaffold", "feddyn", "feddc", "fedadam", "fedyogi", "fedadagrad"])
+def test_no_noise_and_a_huge_norm_change_rounding_only(run, strategy, fraction):
+    overrides = [*WORDS, f"strategy={strategy}", f"strategy.fraction={fraction}", UNEQUAL]
+    plain, found = run(*overrides), run(*overrides, *HUGE)
+    assert [r["cohort"] for r in found.rounds] == [r["cohort"] for r in plain.rounds]
+    np.testing.assert_allclose(vector(found.arrays), vector(plain.arrays), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("strategy", ["scaffold", "feddyn", "feddc"])
+def test_a_lost_reply_counts_as_that_of_a_client_that_did_not_train(run, monkeypatch, strategy):
+    """Client 1's reply of round 2 is lost under privacy; without privacy it arrives, after no steps."""
+    overrides, call, batches = [*WORDS, f"strategy={strategy}", UNEQUAL], InlineGrid._call, GraphClient.batches
+
+    def lossy(self, message):
+        config, node = message.content["config"], self.contexts[message.metadata.dst_node_id]
+        reply = call(self, message)
+        lost = (config["phase"], config["round"], node.node_config["partition-id"]) == ("train", 2, 1)
+        return Message(Error(1, "lost"), reply_to=message) if lost else reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InlineGrid, "_call", lossy)
+        found = run(*overrides, *HUGE)
+    assert len(found.summary["failures"]) == 1
+
+    def some(self):
+        return iter(()) if (self.graph.client, self.server_round) == (1, 2) else batches(self)
+
+    monkeypatch.setattr(GraphClient, "batches", some)
+    expected = run(*overrides)
+    assert expected.summary["failures"] == {}
+    np.testing.assert_allclose(vector(found.arrays), vector(expected.arrays), rtol=0, atol=1e-12)
 
 
 def _step(messages, finished):
