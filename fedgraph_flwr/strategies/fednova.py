@@ -14,7 +14,8 @@ A robust rule R takes updates per step, with τ_eff and ‖a_i‖₁ from the co
 
 Running statistics are ȳ, or the rule's. With equal ‖a_i‖₁ FedNova equals FedAvg (τ_eff S = 1), except in the proximal variant. A
 client without steps counts only in τ_eff. Server momentum, which the authors implement but do not use, is left out. K_i and
-‖a_i‖₁ follow from the configuration.
+‖a_i‖₁ follow from the configuration. Under differential privacy τ_eff counts the sampled clients, S all clients, and a lost
+reply moves nothing, so that no factor depends on who replied.
 Leaves the client: what FedAvg sends.
 """
 
@@ -22,9 +23,9 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fednova
 from fedgraph_flwr.methods.fednova import work
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
-from fedgraph_flwr.wire.messages import MODEL, Arrays
+from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays
 
 
 class FedNova(GraphStrategy):
@@ -47,22 +48,24 @@ class FedNova(GraphStrategy):
             "take train.local_steps_by_client=[2,5], say"
         )
 
+    def before_train(self, arrays: Arrays) -> Groups:
+        """Remember the sampled clients, of which later exchanges may drop some."""
+        self.sampled = self.cohort
+        return {}
+
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Eq. (1')."""
         mean, train, mu = reduced[MODEL], self.cfg.train, fednova.proximal(self.cfg)
-        weights = self.weights(reduced.clients)
+        clients = self.sampled if self.privacy else reduced.clients
+        weights, steps = self.weights(clients), [train.steps_of(client) for client in clients]
         if not self.privacy:  # a client without training nodes takes no step
-            trains = self.counts("num_train", reduced.clients)
-            steps = [train.steps_of(c) if n else 0 for c, n in zip(reduced.clients, trains, strict=True)]
-        else:
-            steps = [train.steps_of(client) for client in reduced.clients]
+            steps = [k if n else 0 for k, n in zip(steps, self.counts("num_train", clients), strict=True)]
         length, total = [work(count, train, mu) for count in steps], sum(weights)
         effective = sum(p * t / total for p, t in zip(weights, steps if mu else length, strict=True))
         if self.cfg.strategy.aggregator != "mean":  # the rule took updates over ‖a_i‖₁
             return self._moved(arrays, mean, effective)
-        worth = sum(p / a / total if a else 0.0 for p, a in zip(weights, length, strict=True))
-        if not worth:
-            return mean
+        everyone = sorted(self.clients) if self.privacy else clients  # over which a release divides by the mean weight
+        worth = sum(self.weights_in(self.uplink_of[TRAIN][MODEL], everyone)) / sum(self.weights(everyone))
         return self._moved(arrays, mean, worth * effective)
 
     def _moved(self, arrays: Arrays, mean: Arrays, stretch: float) -> Arrays:

@@ -65,7 +65,7 @@ def test_a_client_without_steps_moves_nothing(run):
         y = y - LR * gradient(y, 1)
     np.testing.assert_allclose(vector(run(*overrides).arrays), x + (y - x) / 9, atol=1e-13)
     still = run(*WORDS, "strategy=fednova", "rounds=2", "train.local_steps=0")
-    np.testing.assert_array_equal(vector(still.arrays), x)
+    np.testing.assert_allclose(vector(still.arrays), x, rtol=0, atol=1e-15)  # x is a mean of equal models, which rounds
 
 
 def test_one_client_ends_where_its_training_does(run):

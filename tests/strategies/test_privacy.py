@@ -18,6 +18,7 @@ from fedgraph_flwr.report.writing import write_report
 from fedgraph_flwr.secure import noise
 from fedgraph_flwr.secure.accounting import epsilon_at
 from fedgraph_flwr.secure.clipping import clipped_model
+from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from tests.conftest import client_graph
 from tests.methods.regression import WORDS, vector
@@ -42,7 +43,7 @@ def test_no_noise_and_a_huge_norm_give_the_plain_method(run, strategy):
 
 
 @pytest.mark.parametrize("fraction", [1, 0.67])
-@pytest.mark.parametrize("strategy", ["scaffold", "feddyn", "feddc", "fedadam", "fedyogi", "fedadagrad"])
+@pytest.mark.parametrize("strategy", ["scaffold", "feddyn", "feddc", "fednova", "fedadam", "fedyogi", "fedadagrad"])
 def test_no_noise_and_a_huge_norm_change_rounding_only(run, strategy, fraction):
     overrides = [*WORDS, f"strategy={strategy}", f"strategy.fraction={fraction}", UNEQUAL]
     plain, found = run(*overrides), run(*overrides, *HUGE)
@@ -50,10 +51,16 @@ def test_no_noise_and_a_huge_norm_change_rounding_only(run, strategy, fraction):
     np.testing.assert_allclose(vector(found.arrays), vector(plain.arrays), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("strategy", ["scaffold", "feddyn", "feddc"])
-def test_a_lost_reply_counts_as_that_of_a_client_that_did_not_train(run, monkeypatch, strategy):
-    """Client 1's reply of round 2 is lost under privacy; without privacy it arrives, after no steps."""
+@pytest.mark.parametrize("strategy", ["scaffold", "feddyn", "feddc", "fednova"])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_lost_reply_counts_as_that_of_a_client_that_did_not_train(run, monkeypatch, strategy, dropped):
+    """Client 1's reply of round 2 is lost under privacy, or it is dropped before; without privacy it replies, after no steps."""
     overrides, call, batches = [*WORDS, f"strategy={strategy}", UNEQUAL], InlineGrid._call, GraphClient.batches
+    configure = GraphStrategy.configure_train
+
+    def drops(self, server_round, *args):
+        self.drop([1] if server_round == 2 else [])
+        return configure(self, server_round, *args)
 
     def lossy(self, message):
         config, node = message.content["config"], self.contexts[message.metadata.dst_node_id]
@@ -62,9 +69,9 @@ def test_a_lost_reply_counts_as_that_of_a_client_that_did_not_train(run, monkeyp
         return Message(Error(1, "lost"), reply_to=message) if lost else reply
 
     with monkeypatch.context() as patch:
-        patch.setattr(InlineGrid, "_call", lossy)
+        patch.setattr(*((GraphStrategy, "configure_train", drops) if dropped else (InlineGrid, "_call", lossy)))
         found = run(*overrides, *HUGE)
-    assert len(found.summary["failures"]) == 1
+    assert len(found.summary["failures"]) == (not dropped)
 
     def some(self):
         return iter(()) if (self.graph.client, self.server_round) == (1, 2) else batches(self)
