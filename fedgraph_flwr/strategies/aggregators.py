@@ -157,7 +157,10 @@ def combine(values: list[Arrays], origin: Mapping[str, np.ndarray], cfg: Strateg
     """
     rule = RULES[cfg.aggregator]
     if len(values) < (least := rule.least(cfg.byzantine)):
-        raise RunFailed(f"{len(values)} clients replied, but {_needs(cfg)} at least {least} (lower strategy.byzantine)")
+        raise RunFailed(
+            f"{len(values)} clients replied with an update, but {_needs(cfg)} at least {least} (clients without training nodes do"
+            " not count; lower strategy.byzantine)"
+        )
     first = values[0]
     start = flat({name: origin.get(name, np.zeros_like(array)) for name, array in first.items()})
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,7 +1,7 @@
 """Reduction of the replies to one exchange, as the method's uplink declares it for each group."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -162,15 +162,24 @@ def _reduced(method: Method, reducer: Reducer, group: str, replies: list[Reply])
             return added_up(values, reducer.dtype)
         middle = combine(values, {}, rules)
         return {name: len(values) * array.astype(reducer.dtype) for name, array in middle.items()}
-    if isinstance(reducer, Mean) and reducer.trained and rules.aggregator != "mean":
-        weights = method.weights_in(reducer, clients)
-        kept = [place for place, weight in enumerate(weights) if weight]
+    if isinstance(reducer, Mean) and rules.aggregator != "mean":
+        kept = _counted(method, reducer, clients)
         values, clients = [values[place] for place in kept], [clients[place] for place in kept]
     if isinstance(reducer, Mean) and reducer.scale and rules.aggregator != "mean":
         origin = origin_of(method, reducer, values[0])
         scales = map(reducer.scale, clients)
         values = [_scaled(value, origin, s, method.buffers) for value, s in zip(values, scales, strict=True)]
     return averaged(values, method.weights_in(reducer, clients), origin_of(method, reducer, values[0]), rules)
+
+
+def _counted(method: Method, reducer: Mean, clients: list[int]) -> list[int]:
+    """Return the places of the clients that a robust rule counts: those with weight and, where models count, training nodes.
+
+    Without any such client, all count.
+    """
+    models = reducer.weight == "weighting"  # even if ``strategy.weighting=nodes`` weighs an unchanged model
+    weights = method.weights_in(replace(reducer, trained=reducer.trained or models), clients)
+    return [place for place, weight in enumerate(weights) if weight] or list(range(len(clients)))
 
 
 def _scaled(arrays: Arrays, origin: Arrays, scale: float, buffers: Collection[str]) -> Arrays:

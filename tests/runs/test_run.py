@@ -617,6 +617,18 @@ def test_another_version_of_the_protocol_is_one_error_on_each_side(run, monkeypa
         run("rounds=1")
 
 
+def test_uniform_weights_of_equal_clients_are_those_of_training_nodes(run, tmp_path):
+    """Two clients have 8 training nodes each, the third has none."""
+    for client in range(3):
+        graph = client_graph(client)
+        graph.train_mask &= client != 1
+        graph.save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
+    overrides = ["dtype=float64", f"graph={tmp_path / 'graphs'}"]
+    uniform, train = (run(*overrides, f"strategy.weighting={rule}").arrays for rule in ("uniform", "train"))
+    for name, array in train.items():
+        np.testing.assert_allclose(uniform[name], array, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("private", [False, True])
 def test_uniform_weights_leave_out_clients_that_do_not_train(run, tmp_path, monkeypatch, private):
     """Under differential privacy they count, since weights follow from the configuration."""

@@ -9,6 +9,7 @@ from fedgraph_flwr.config import AGGREGATORS, StrategyConfig, compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.strategies import aggregators
 from fedgraph_flwr.strategies.aggregators import RULES, combine
+from tests.conftest import client_graph
 
 N, F, P = 11, 2, 7
 HONEST = np.random.default_rng(0).normal(size=(N, P))
@@ -168,8 +169,46 @@ def test_clients_that_fail_may_leave_too_few(run, monkeypatch):
 
     monkeypatch.setattr(GraphClient, "train", fails)
     assert len(run().rounds) == 3
-    with pytest.raises(RunFailed, match=r"2 clients replied, but strategy.aggregator=median .* at least 3"):
+    with pytest.raises(
+        RunFailed, match=r"2 clients replied with an update, but strategy.aggregator=median .* at least 3"
+    ):
         run("strategy.aggregator=median")
+
+
+@pytest.mark.parametrize("weighting", ["nodes", "uniform"])
+@pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("name", ["median", "norm_bound"])
+def test_clients_without_training_nodes_do_not_hold_the_model_back(run, tmp_path, name, strategy, weighting):
+    """Only client 1 trains, so that each rule gives its model, as the mean by training nodes does."""
+    overrides = [f"strategy={strategy}", "strategy.byzantine=0", "dtype=float64", "train.optimizer=sgd"]
+    overrides += [_trained_by(tmp_path, {1}), f"strategy.weighting={weighting}"]
+    robust = run(*overrides, f"strategy.aggregator={name}")
+    mean = run(*overrides, "strategy.weighting=train")
+    for key, array in mean.arrays.items():
+        np.testing.assert_allclose(robust.arrays[key], array, atol=1e-12, err_msg=key)
+
+
+@pytest.mark.parametrize("trained", [set(), {1}])
+def test_a_rule_without_enough_training_clients(run, tmp_path, trained):
+    graphs = [_trained_by(tmp_path, trained), "strategy.weighting=uniform", "strategy.aggregator=median"]
+    if trained:
+        with pytest.raises(
+            RunFailed, match=r"1 clients replied with an update, but .* needs at least 3 \(clients without"
+        ):
+            run(*graphs)
+    else:  # where none trains, the model stays
+        first, second = run(*graphs, "rounds=1"), run(*graphs, "rounds=2")
+        for key, array in first.arrays.items():
+            np.testing.assert_array_equal(second.arrays[key], array)
+
+
+def _trained_by(folder, clients):
+    """Files of three clients, of which only some have training nodes."""
+    for client in range(3):
+        graph = client_graph(client)
+        graph.train_mask &= client in clients
+        graph.save(folder / "graphs" / f"client_{client:04d}.safetensors")
+    return f"graph={folder / 'graphs'}"
 
 
 def test_shared_coefficients_have_no_rule():
