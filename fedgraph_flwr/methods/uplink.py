@@ -36,8 +36,9 @@ Fields = Mapping[str, ArrayField | NumberField]
 ARRAYS = "arrays"
 """As `origin`: the group is an update of the shared parameters; as `fields`: it has their names and shapes."""
 
-WEIGHTS = ("weighting", "uniform", "train", "nodes")
-"""Weights of a mean: ``strategy.weighting``, equal weights, training nodes, nodes."""
+WEIGHTS = ("weighting", "shares", "uniform", "train", "nodes")
+"""Weights of a mean: ``strategy.weighting`` with ``strategy.max_share`` of its clients, or of all clients (``shares``); equal
+weights; training nodes; nodes."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Mean(Reducer):
     """Weighted mean, Σ w y / Σ w.
 
     Attributes:
-        weight: one of `WEIGHTS`; under differential privacy all but ``weighting`` count as ``uniform``.
+        weight: one of `WEIGHTS`; under differential privacy the last two count as ``uniform``.
         origin: start of the updates that clipping and robust rules measure: `ARRAYS`, or empty for 0.
         scale: factor of a client's weight, by its index; it must follow from the configuration. A robust rule has no weights, and
             multiplies the updates of trained parameters by it.
@@ -153,7 +154,7 @@ def declared(side: Any, cfg: RunConfig) -> dict[str, Groups]:
         share = {"share": ArrayField(("C",), "float64", low=0, high=1)}
         found[LABELS] = Once({LABELS: Mean(share, weight="train")})
     if cfg.strategy.variates in CONTROLLED:
-        found[TRAIN] = {**found.get(TRAIN, {}), VARIATES: Mean(ARRAYS)}
+        found[TRAIN] = {**found.get(TRAIN, {}), VARIATES: Mean(ARRAYS, weight="shares")}
     if cfg.privacy.adaptive and cfg.privacy.side != "server":
         found = {phase: _with_bits(groups) for phase, groups in found.items()}
     found.setdefault(TRAIN, {})

@@ -139,7 +139,7 @@ def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
                 f"{key} uploads each client's number of nodes, which privacy.dp={privacy.dp} does not cover: set {instead}, or"
                 " privacy.dp=none"
             )
-    weighted = any(isinstance(r, Mean) and r.weight == "weighting" for _, _, r in shown(uplink))
+    weighted = any(isinstance(r, Mean) and r.weight in ("weighting", "shares") for _, _, r in shown(uplink))
     if weighted and rules.weighting != "uniform":
         raise FedGraphError(
             f"privacy.dp={privacy.dp} bounds each client's share by 1/n: set strategy.weighting=uniform, not"

@@ -177,7 +177,7 @@ def _counted(method: Method, reducer: Mean, clients: list[int]) -> list[int]:
 
     Without any such client, all count.
     """
-    models = reducer.weight == "weighting"  # even if ``strategy.weighting=nodes`` weighs an unchanged model
+    models = reducer.weight in ("weighting", "shares")  # even if ``strategy.weighting=nodes`` weighs an unchanged model
     weights = method.weights_in(replace(reducer, trained=reducer.trained or models), clients)
     return [place for place, weight in enumerate(weights) if weight] or list(range(len(clients)))
 

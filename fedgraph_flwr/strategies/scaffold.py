@@ -3,8 +3,9 @@
     x ← x + η_g (ȳ − x),   c ← c + (1/N) Σ_{i∈S} (c_i⁺ − c_i),   ȳ = (1/|S|) Σ_{i∈S} y_i                  Eq. (5)
 
 so that c = (1/N) Σ_i c_i over all N clients, whoever takes part. A ``strategy.weighting`` other than ``uniform`` weighs models
-and variates alike: c = Σ_i p_i c_i (ours). The clients' steps then cancel where Σ_i p_i ∇F_i does, and not elsewhere. With one
-step of plain SGD by all clients the variates cancel in the mean, and η_g = 1 is FedAvg.
+and variates alike: c = Σ_i p_i c_i (ours), where p_i are shares of all clients, each at most ``strategy.max_share``. The
+clients' steps then cancel where Σ_i p_i ∇F_i does, and not elsewhere. With one step of plain SGD by all clients the variates
+cancel in the mean, and η_g = 1 is FedAvg.
 Leaves the client: FedAvg's uploads, and c_i⁺ − c_i, as large as the model (of one step it is a difference of gradients).
 """
 

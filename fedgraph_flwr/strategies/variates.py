@@ -9,6 +9,7 @@ from fedgraph_flwr.methods.variates import ACKNOWLEDGED
 from fedgraph_flwr.strategies.contract import Composed, ServerPart
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.requests import Groups
+from fedgraph_flwr.strategies.weighting import shares
 from fedgraph_flwr.wire.messages import Arrays
 
 
@@ -36,14 +37,13 @@ class Variates(ServerPart):
     def share(self, server: Composed, clients: list[int]) -> float:
         """Return Σ_{i∈S} p_i: the weight of the clients that replied among all clients, at most 1.
 
-        ``strategy.max_share`` caps p_i over all clients. In a mean over some of them it caps the mean's own weights. Under
-        differential privacy a mean divides by the sampled clients, so S are those.
+        ``strategy.max_share`` caps p_i over all clients, also in the mean of variates. In the mean model it caps the shares of
+        the clients that replied. Under differential privacy a mean divides by the sampled clients, so S are those.
         """
-        everyone = sorted(server.clients)
         if server.privacy:
-            return server.cohort_size / len(everyone)
-        weights = dict(zip(everyone, server.weights(everyone), strict=True))
-        return sum(weights[client] for client in clients) / sum(weights.values())
+            return server.cohort_size / len(server.clients)
+        p = shares(server)
+        return sum(p[client] for client in clients)
 
 
 def _acknowledged(server: Composed) -> np.ndarray:

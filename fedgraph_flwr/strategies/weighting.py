@@ -20,6 +20,14 @@ def by_rule(method: Method, clients: list[int]) -> list[float]:
     return capped(method.counts(_SIZES[rules.weighting], clients), rules.max_share)
 
 
+def shares(method: Method) -> dict[int, float]:
+    """Return p_i, the share of each client in the weights of all clients by ``strategy.weighting``; 0 if all weights are 0."""
+    everyone = sorted(method.clients)
+    weights = method.weights(everyone)
+    total = sum(weights) or 1.0
+    return {client: weight / total for client, weight in zip(everyone, weights, strict=True)}
+
+
 def of_reducer(method: Method, reducer: Reducer, clients: list[int]) -> list[float]:
     """Return the unnormalised weight of each client in a declared mean or sum, known before the exchange."""
     found = [1.0] * len(clients)
@@ -27,6 +35,9 @@ def of_reducer(method: Method, reducer: Reducer, clients: list[int]) -> list[flo
         return found
     if reducer.weight == "weighting":
         found = method.weights(clients)
+    elif reducer.weight == "shares":
+        p = shares(method)
+        found = _unless_zero([p[client] for client in clients], found)
     elif reducer.weight != "uniform" and not method.privacy:
         found = _unless_zero(method.counts(_SIZES[reducer.weight], clients), found)
     if reducer.scale:

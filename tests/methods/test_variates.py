@@ -52,7 +52,7 @@ def test_a_robust_rule_measures_variates_from_zero(run, method):
 
 
 def test_shares_are_of_all_clients_where_a_share_is_capped(run, monkeypatch):
-    """SCAFFOLD by hand: p = (0.375, 0.375, 0.25) of 6, 8 and 10 training nodes, of which none counts above 0.375."""
+    """SCAFFOLD by hand, c = Σ_i p_i c_i over all clients: of 6, 8 and 10 training nodes, p_2 is at most 0.375."""
     shares, share = [], Variates.share
 
     def seen(self, server, clients):
@@ -68,15 +68,13 @@ def test_shares_are_of_all_clients_where_a_share_is_capped(run, monkeypatch):
     x, c, own = start(run), 0.0, [0.0, 0.0, 0.0]
     for clients, found in shares:
         assert found == pytest.approx(sum(p[i] for i in clients), rel=1e-12)
-        ends, changes = [], []
+        ends = []
         for i in clients:
             y = x
             for _ in range(2):
                 y = y - LR * (gradient(y, i) + c - own[i])
-            new = own[i] - c + (x - y) / (2 * LR)
+            own[i] = own[i] - c + (x - y) / (2 * LR)
             ends.append(y)
-            changes.append(new - own[i])
-            own[i] = new
         # Two clients of which none may have more than 0.375 of a mean have equal weights in it.
-        x, c = np.mean(ends, axis=0), c + sum(p[i] for i in clients) * np.mean(changes, axis=0)
+        x, c = np.mean(ends, axis=0), sum(p[i] * own[i] for i in range(3))
     np.testing.assert_allclose(vector(finished.arrays), x, rtol=0, atol=1e-12)
