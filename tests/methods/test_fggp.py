@@ -104,6 +104,14 @@ def test_the_bank_is_a_queue_of_so_many_rows_per_class():
     ]
 
 
+def test_by_default_the_bank_keeps_ten_rows_per_class():
+    """As in the authors' code (models/fggp.py, lines 78-80): of 25 rounds with a row of both classes each, the last ten."""
+    server = server_of()
+    for value in range(25):
+        round_of(server, reply(0, float(value), [True, True]))
+    assert sorted(server.memory["bank"]["mean"][:, 0].tolist()) == [v for v in range(15, 25) for _ in range(2)]
+
+
 @pytest.mark.parametrize(("head", "expected"), [("average", 4.0), ("initial", 0.0)])
 def test_the_head_is_averaged_or_keeps_its_initial_values(head, expected):
     server = server_of(f"strategy.head={head}")

@@ -361,20 +361,21 @@ def test_older_classes_and_keys_mean_the_parts(name):
     key, value = next(
         (k, v) for k, v in vars(getattr(new, part)).items() if isinstance(v, int | float) and not isinstance(v, bool)
     )
+    changed = value + 1 if isinstance(value, int) else value / 2 or 0.25
     sides = "".join(f", {side.replace('=', ': ')!r}".replace("'", "") for side in OLDER[name])
     stored = to_json(compose([f"strategy={name}"]))
     for old in (
-        compose([f"strategy={name}", f"strategy.{key}={value + 1 if isinstance(value, int) else value / 2}"]),
+        compose([f"strategy={name}", f"strategy.{key}={changed}"]),
         compose(
             [
                 "strategy=fedavg",
                 *(f"strategy.{side}" for side in OLDER[name]),
-                f"strategy.{key}={value + 1 if isinstance(value, int) else value / 2}",
+                f"strategy.{key}={changed}",
             ]
         ),
-        compose([f"strategy.{key}={value + 1 if isinstance(value, int) else value / 2}"], stored),
+        compose([f"strategy.{key}={changed}"], stored),
     ):
-        assert getattr(getattr(old.strategy, part), key) == (value + 1 if isinstance(value, int) else value / 2), sides
+        assert getattr(getattr(old.strategy, part), key) == changed, sides
         assert (old.strategy.server, old.strategy.client) == (new.server, new.client)
         assert chosen(vars(old.strategy)) == [part]
         assert old.strategy.params == {}

@@ -15,6 +15,8 @@ LR, DECAY, STEPS, ROUNDS = 0.4, 0.01, 2, 4
 EXACT = ["dtype=float64", "model.dropout=0", "train.optimizer=sgd", f"train.lr={LR}", f"train.weight_decay={DECAY}"]
 WORDS = [*EXACT, f"train.local_steps={STEPS}", f"rounds={ROUNDS}"]
 
+PROX = ["strategy.objective=[prox]", "strategy.prox.mu=0.8"]
+
 Theta = dict[str, np.ndarray]
 
 
@@ -53,9 +55,12 @@ def step(theta: Theta, gradient: Theta) -> Theta:
     return {n: t - LR * (gradient[n] + DECAY * t) for n, t in theta.items()}
 
 
-def trained(party: Party, theta: Theta, steps: int = STEPS) -> Theta:
+def trained(party: Party, theta: Theta, steps: int = STEPS, mu: float = 0.0, held_at: Theta | None = None) -> Theta:
+    """Steps of FedProx's objective with this μ, whose proximal term holds the model at its start or at another model."""
+    start = held_at or theta
     for _ in range(steps):
-        theta = step(theta, party.gradient(theta))
+        slope = party.gradient(theta)
+        theta = step(theta, {n: slope[n] + mu * (theta[n] - start[n]) for n in theta})
     return theta
 
 
@@ -82,7 +87,8 @@ def ditto(parties: list[Party], w: Theta, lam: float) -> Scored:
         yield own
 
 
-def apfl(parties: list[Party], w: Theta, adaptive: bool) -> Scored:
+def apfl(parties: list[Party], w: Theta, adaptive: bool, mu: float = 0.0) -> Scored:
+    """The proximal term holds w_i alone."""
     own, alpha = [w] * 3, [0.5] * 3
     for _ in range(ROUNDS):
         local = [w] * 3
@@ -93,7 +99,7 @@ def apfl(parties: list[Party], w: Theta, adaptive: bool) -> Scored:
                     along = sum(float(((own[i][n] - local[i][n]) * slope[n]).sum()) for n in w)
                     alpha[i] = min(max(share - LR * along, 0.0), 1.0)
                 own[i] = step(own[i], {n: share * slope[n] for n in w})
-                local[i] = trained(party, local[i], 1)
+                local[i] = trained(party, local[i], 1, mu, w)
         w = mean(local)
         yield [mix(v, w, share) for v, share in zip(own, alpha, strict=True)]
     assert adaptive == (alpha != [0.5] * 3)
@@ -119,9 +125,10 @@ def fedala(parties: list[Party], w: Theta, eta: float, passes: int) -> Scored:
     assert all(((own[n] > 0) & (own[n] < 1)).any() for own in weights for n in head)
 
 
-def tuned(parties: list[Party], w: Theta, steps: int) -> Scored:
+def tuned(parties: list[Party], w: Theta, steps: int, mu: float = 0.0) -> Scored:
+    """The proximal term holds w_i alone, not the tuned copy."""
     for _ in range(ROUNDS):
-        w = mean([trained(party, w) for party in parties])
+        w = mean([trained(party, w, mu=mu) for party in parties])
         yield [trained(party, w, steps) for party in parties]
 
 
@@ -136,8 +143,10 @@ def tuned(parties: list[Party], w: Theta, steps: int) -> Scored:
             lambda *a: fedala(*a, eta=40, passes=3),
         ),
         (["strategy=fedavg_ft", "strategy.steps=4"], lambda *a: tuned(*a, steps=4)),
+        (["strategy=apfl", *PROX], lambda *a: apfl(*a, adaptive=True, mu=0.8)),
+        (["strategy=fedavg_ft", "strategy.steps=4", *PROX], lambda *a: tuned(*a, steps=4, mu=0.8)),
     ],
-    ids=["ditto", "apfl", "apfl fixed", "fedala", "fedavg_ft"],
+    ids=["ditto", "apfl", "apfl fixed", "fedala", "fedavg_ft", "apfl beside prox", "fedavg_ft beside prox"],
 )
 def test_rounds_are_those_done_by_hand(overrides: list[str], by_hand: Callable[..., Scored], run):
     finished = run(*overrides, *WORDS)

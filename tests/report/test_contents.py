@@ -135,15 +135,19 @@ def one_class(logits, y):
     return 1 / len(np.unique(logits.argmax(1)))
 
 
-@pytest.mark.parametrize("metric", ["tests.report.test_contents:one_class", "accuracy"])
-def test_a_run_that_ends_below_the_chance_level_warns(runs, tmp_path, caplog, capsys, metric):
-    overrides = [*WORDS, f"evaluation.metric={metric}", "train.lr=0.1", "rounds=2", f"out={tmp_path / 'run'}"]
+@pytest.mark.parametrize(
+    ("metric", "lr", "below"),
+    [("tests.report.test_contents:one_class", 0.1, True), ("accuracy", 0.1, False), ("accuracy", 1e-9, True)],
+)
+def test_a_run_that_ends_below_the_chance_level_warns(runs, tmp_path, caplog, capsys, metric, lr, below):
+    overrides = [*WORDS, f"evaluation.metric={metric}", f"train.lr={lr}", "rounds=2", f"out={tmp_path / 'run'}"]
     assert main(["run", *(word for word in overrides if word != "rounds=3")]) == 0
     warned = [line for line in caplog.messages if "is below its chance level" in line]
     done = summary(tmp_path / "run")
     key = done["headline"].partition(" at ")[0]
-    assert bool(warned) == (done[key] < done["chance"]) == (metric != "accuracy")
-    assert all(f"{key} at best_val = {done[key]:.4f} is below its chance level 1.0000" in line for line in warned)
+    assert bool(warned) == (done[key] < done["chance"]) == below
+    text = f"{key} at best_val = {done[key]:.4f} is below its chance level {done['chance']:.4f}"
+    assert all(text in line for line in warned)
     assert f"= {done[key]:.4f} (chance level {done['chance']:.4f})" in capsys.readouterr().out
 
 
