@@ -207,7 +207,7 @@ class AdaFGLClient(GraphClient):
         return torch.stack(parts).sum()
 
     def train(self) -> float:
-        """Train the model in stage 1, the branches in stage 2.
+        """Train the model in stage 1 with the configured parts, the branches in stage 2 without them.
 
         Raises:
             FedGraphError: the client never received the extractor.
@@ -220,7 +220,7 @@ class AdaFGLClient(GraphClient):
                 " its state was lost; keep the node's --state folder across restarts"
             )
         self.branches.train()
-        loss = super().train()
+        loss = self.train_plainly()
         self.memory["branches"] = copied(self.branches.state_dict())
         return loss
 

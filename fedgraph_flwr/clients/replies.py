@@ -183,9 +183,9 @@ def _trained(
     """Return the reply to ``train``: shared parameters, the method's groups, scores, losses and the method's numbers."""
     trained, num_train, scores = client.fit(parameters, config)
     sent, numbers = client.send()
-    sent = {**sent, **client.combined.send(client)}
-    if MODEL in client.declared[TRAIN] and not config.get("keep_model"):
-        sent = {MODEL: dict(zip(client.shared, trained, strict=True)), **sent}
+    if not config.get("keep_model"):
+        model = {MODEL: dict(zip(client.shared, trained, strict=True))} if MODEL in client.declared[TRAIN] else {}
+        sent = {**model, **sent, **client.combined.send(client)}
     if client.cfg.privacy.dp == "none":
         scores["num_train"] = num_train
     received = dict(zip(client.shared, parameters, strict=False))

@@ -53,10 +53,11 @@ def modernise(body: dict[str, Any], below: Mapping[str, Any], own: bool) -> None
     for key, value in retired.items():
         body.setdefault(key, value)
     named = {**below, **retired} if own else {**below, **body}
-    params = body.get("params") or {}
+    params, held = body.get("params") or {}, flat(body)
     for part in chosen(named):
         for f in fields(KEYS[part]):
-            if f.name in params:
+            methods = f.name in (below.get("params") or {}) if own else f"{part}.{f.name}" in held
+            if f.name in params and not methods:  # a method may have an own key of the same name
                 body[part] = {**(body.get(part) or {}), f.name: params.pop(f.name)}
 
 

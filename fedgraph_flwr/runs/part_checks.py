@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Collection
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.parts import KINDS
 from fedgraph_flwr.clients.phases import phases
 from fedgraph_flwr.config import RunConfig, StrategyConfig, group_names
 from fedgraph_flwr.config.composition import group_file, group_path
@@ -17,8 +18,8 @@ from fedgraph_flwr.wire.messages import MODEL, TRAIN
 OBJECTIVES = {"prox": (), "moon": ("logits", "loss"), "sam": ("parameters",)}
 """Members that a client must have from `GraphClient` for each part of the objective."""
 
-COMPARING = {"prox": "holds clients at", "moon": "compares features with those of"}
-"""What a part of the objective does with the shared parameters."""
+ANCHORED = {"prox": "holds clients at", "moon": "contrasts each client's model with"}
+"""Parts of the objective that need the server's model, and what they do with it."""
 
 SENDING = ("before_train", "before_evaluate")
 """Members by which a server sends groups with a model."""
@@ -47,12 +48,13 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
     _check_requests(rules, server, client)
     _check_unused(rules)
     for name in rules.objective:
+        if name in ANCHORED:
+            _need_shared(rules, f"strategy.objective={name} {ANCHORED[name]}")
         _need_hooks(rules, f"strategy.objective={name}", client, OBJECTIVES[name])
-        if name in COMPARING:
-            _need_shared(rules, f"strategy.objective={name} {COMPARING[name]}")
     if (own := rules.personalization) in KEYS:
         _need_shared(rules, f"strategy.personalization={own} trains a second model beside")
-        _need_hooks(rules, f"strategy.personalization={own}", client, PERSONAL)
+        prepared = ("train",) if KINDS[own].tunes else ()  # it trains at scoring too, after `train` has ended
+        _need_hooks(rules, f"strategy.personalization={own}", client, PERSONAL + prepared)
     if rules.variates != "none":
         _check_variates(rules, server, client, uplink)
     if rules.server_optimizer != "average":
@@ -122,11 +124,6 @@ def _check_variates(rules: StrategyConfig, server: type, client: type[GraphClien
             f"{what} sums over clients by the weights of their mean, and strategy={rules.name} has a server,"
             f" {server.__name__}, that makes another model of the replies: expected one with the `step` of"
             f" {GraphStrategy.__name__}, such as strategy=fedavg"
-        )
-    if server.stage is not GraphStrategy.stage:  # type: ignore[attr-defined]
-        raise FedGraphError(
-            f"{what} corrects towards the mean of the clients' models in every round, and strategy={rules.name} has rounds"
-            " without a mean: leave it out"
         )
     if rules.variates != "scaffold" and rules.server_optimizer != "average":
         raise FedGraphError(

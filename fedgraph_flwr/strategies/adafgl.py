@@ -5,7 +5,7 @@
     rounds R + 1..   clients train their own branches (`fedgraph_flwr.clients.adafgl`)                          stage 2
 
 In stage 2 messages contain scores and numbers of nodes, no arrays. R is ``extractor_rounds``. A client that was unreachable when
-θ was sent receives it in the next round it takes part in.
+θ was sent receives it in the next round it takes part in. Parts that the configuration adds act in stage 1 only.
 Leaves a client: what FedAvg sends, only in stage 1.
 """
 

@@ -195,9 +195,9 @@ class GraphStrategy(Side, FlowerFedAvg):
         return reduced.groups.get(MODEL, arrays)
 
     def groups_to_train(self, arrays: Arrays) -> GroupsFor:
-        """Return the groups of `before_train` with those of the configured parts."""
+        """Return the groups of `before_train` with those of the configured parts, which act only where models are sent up."""
         groups = self.before_train(arrays)
-        for part in self.combined:
+        for part in self.combined if self.stage().up else ():
             groups = with_own(groups, own) if (own := part.groups(self, arrays)) else groups
         return groups
 

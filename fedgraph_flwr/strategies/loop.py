@@ -32,7 +32,8 @@ class Stage:
     Attributes:
         name: name of the stage, on which the client's training may depend; empty for a method with one stage.
         down: whether clients receive the shared parameters; else they continue with their own.
-        up: whether clients reply with their parameters; else the server's stay unchanged.
+        up: whether clients reply with their parameters. Else the server's stay unchanged and the configured parts send nothing,
+            so clients train by `train_plainly`.
     """
 
     name: str = ""

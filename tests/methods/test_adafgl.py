@@ -212,6 +212,24 @@ def test_stage_2_sends_nothing_and_stage_1_is_fedavg(run, monkeypatch):
     assert losses[-1] < losses[2]
 
 
+@pytest.mark.parametrize("part", ["variates=scaffold", "variates=feddyn", "variates=feddc", "objective=[prox]"])
+def test_the_parts_act_in_stage_1_only(part, run, monkeypatch):
+    """Stage 1 is FedAvg with the part; later messages have no arrays of it, and the server keeps the model."""
+    overrides = [f"strategy.{part}", "strategy.weighting=uniform", "train.local_steps=2", "model.dropout=0"]
+    with recorded_messages(monkeypatch) as messages:
+        finished = run(*WORDS, *overrides, "rounds=4", "strategy.extractor_rounds=2")
+    alone, fedavg = run(*overrides, "rounds=2"), run(*overrides[1:], "rounds=2")
+    for name, array in alone.arrays.items():
+        np.testing.assert_array_equal(finished.arrays[name], array)
+    assert any((fedavg.arrays[name] != array).any() for name, array in alone.arrays.items())
+    assert finished.summary["failures"] == {}
+    down = [content for way, _, content in messages if way == "down" and content["config"].get("round", 0) > 2]
+    assert {name for content in down for name in content.array_records} == {"extractor"}
+    assert sum(bool(content.array_records) for content in down) == 3
+    ups = [content for way, _, content in messages if way == "up"]
+    assert sum(bool(content.array_records) for content in ups) == 2 * 3  # in stage 1
+
+
 @pytest.mark.slow
 def test_stage_2_survives_fresh_clients_a_cohort_and_a_resumption(run, monkeypatch):
     overrides = [*WORDS, "rounds=5", "strategy.fraction=0.67", "strategy.extractor_rounds=2", "model.dropout=0.5"]

@@ -79,8 +79,14 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
             ["strategy=local", "strategy.objective=[prox]"],
             "holds clients at the shared parameters, and strategy=local has",
         ),
-        (["strategy=fedproto", "strategy.objective=[moon]"], "its client, FedProtoClient, has its own `loss`"),
+        (
+            ["strategy=local", "strategy.objective=[moon]"],
+            "strategy.objective=moon contrasts each client's model with the shared parameters, and strategy=local has none",
+        ),
+        (["strategy=adafgl", "strategy.objective=[moon]"], "its client, AdaFGLClient, has its own `loss`"),
         (["strategy=fedpub", "strategy.personalization=ditto"], "its client, FedPUBClient, has its own `parameters`"),
+        (["strategy=fgssl", "strategy.personalization=finetune"], "its client, FGSSLClient, has its own `train`"),
+        (["strategy=fgssl", "strategy.personalization=ala"], "its client, FGSSLClient, has its own `train`"),
         (["strategy=fedproto", "strategy.personalization=apfl"], "trains a second model beside the shared parameters"),
         (["strategy.personalization=norm"], "strategy.private: 'norms.' matches no parameter of model=gcn"),
         (["strategy=fedgrad", "strategy.objective=[prox]"], "its client, FedGradClient, has its own `train`; expected"),
@@ -94,14 +100,6 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
         (
             ["strategy=gcfl", "strategy.variates=feddyn"],
             "strategy.variates=feddyn needs the mean of the clients' models",
-        ),
-        (
-            ["strategy=adafgl", "strategy.variates=scaffold"],
-            "strategy.variates=scaffold corrects towards the mean .* strategy=adafgl has rounds without a mean",
-        ),
-        (
-            ["strategy=local", "strategy.objective=[moon]"],
-            "objective=moon compares features with those of the shared parameters",
         ),
         (
             ["strategy.variates=feddyn", "strategy.server_optimizer=adam"],
@@ -379,6 +377,21 @@ def test_older_classes_and_keys_mean_the_parts(name):
         assert (old.strategy.server, old.strategy.client) == (new.server, new.client)
         assert chosen(vars(old.strategy)) == [part]
         assert old.strategy.params == {}
+
+
+def test_a_method_and_its_part_may_have_keys_of_the_same_name(run):
+    """In the configuration that clients and later commands read, and in the keys of a checkpoint; as in the overrides."""
+    words = ["strategy=adafgl", "strategy.variates=feddyn", "strategy.alpha=0.3", "strategy.feddyn.alpha=0.7"]
+    words += ["strategy.extractor_rounds=1"]
+    stored = to_json(compose(words))
+    for overrides, alpha in ([], 0.3), (["strategy.alpha=0.4"], 0.4), (["strategy.extractor_rounds=2"], 0.3):
+        read = compose(overrides, stored).strategy
+        assert (read.params["alpha"], read.feddyn.alpha) == (alpha, 0.7)
+    keys = {"strategy.variates": "feddyn", "strategy.feddyn.alpha": 0.7, "strategy.params.alpha": 0.3}
+    assert modernise_keys(keys) == keys
+    half = run(*words, "rounds=2", "checkpoint_every=1")
+    resumed = run(*words, "rounds=3", f"resume={half.out}", f"out={half.out}")
+    assert_same_arrays(resumed.arrays, half.arrays)  # stage 2 leaves them
 
 
 def test_keys_of_an_older_checkpoint_are_those_of_the_parts():
