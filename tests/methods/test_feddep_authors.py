@@ -93,8 +93,11 @@ def test_recovery_by_hand():
 
 
 def test_gradients_for_a_peer_are_those_of_its_recovery():
-    """By differences of a NumPy network on the same draws."""
+    """By differences of a NumPy network on the same draws, in which lost neighbours are nearest to some slots."""
     sender, judge = client_of(0), client_of(1)
+    judge.prototypes = torch.randn(
+        N, H, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )  # all far apart
     sent, _ = sender.propose({}, {})
     w = {name: 3 * array for name, array in sent["generator"].items()}
     u = sent["embeddings"]["rows"]
@@ -109,19 +112,20 @@ def test_gradients_for_a_peer_are_those_of_its_recovery():
     noise = torch.randn(len(u), D, dtype=torch.float64).numpy()
     hidden = sorted(set(range(N)) - set(judge.impaired.kept.tolist()))
     edges = judge.graph.edge_index.T.tolist()
-    own, targets = judge.prototype().numpy(), np.zeros((len(u), P, H))
+    own, targets = judge.prototypes.numpy(), np.zeros((len(u), P, H))
     for row, v in enumerate(node):
         lost = [] if v in hidden else [source for source, target in edges if target == v and source in hidden][:P]
         for t, p in enumerate(slot[row]):
             targets[row, t] = own[lost[p]] if p < len(lost) else own[v]
 
-    def loss(w):
+    def loss(w, targets=targets):
         count = np.maximum(u @ w["count.weight"] + w["count.bias"], 0)[:, 0].astype(int)
         inner = np.maximum((u + noise) @ w["layers.0.weight"] + w["layers.0.bias"], 0)
         made = np.tanh(inner @ w["head.weight"] + w["head.bias"]).reshape(-1, P, H)
         return recovery_by_hand(made, count, targets, np.ones((len(u), P), bool)) / judge.cfg.num_clients
 
     w["count.bias"] = w["count.bias"] + 2  # slots are in use
+    assert abs(loss(w) - loss(w, np.repeat(own[node][:, None], P, 1))) > 1e-3
     found = judge.judge({**groups, "generator": {f"0.{name}": array for name, array in w.items()}}, {})[0]["gradients"]
     for name in ("layers.0.weight", "head.weight", "head.bias"):
         assert found[f"0.{name}"].any()
