@@ -1,5 +1,6 @@
 """Parts of methods combined with each other, against rounds computed by hand; parts at their limits; refusals."""
 
+import itertools
 import re
 
 import numpy as np
@@ -184,6 +185,41 @@ def test_the_proximal_and_the_contrastive_term_with_momentum_on_the_server(run):
         np.testing.assert_allclose(finished.arrays[name], array, rtol=0, atol=1e-7, err_msg=name)
 
 
+def test_the_contrastive_term_with_control_variates_and_adam_on_the_server(run):
+    """Of two clients a round; z_prev is of a client's last round, and c − c_i is added to the whole gradient."""
+    overrides = ["strategy.objective=[moon]", f"strategy.moon.mu={moon.MU}", f"strategy.moon.temperature={moon.TAU}"]
+    overrides += [
+        "model.layers=2",
+        "model.hidden=4",
+        "train.local_steps=2",
+        "rounds=3",
+        "strategy.fraction=0.67",
+        "seed=4",
+    ]
+    overrides += ["strategy.variates=scaffold", "strategy.server_optimizer=adam", *SERVERS["adam"][1]]
+    finished = run(*WORDS, *overrides)
+    theta = run(*WORDS, *overrides, "rounds=1", "train.local_steps=0").arrays
+    c, own, states = dict.fromkeys(theta, 0.0), [dict.fromkeys(theta, 0.0)] * 3, {name: {} for name in theta}
+    previous = [None] * 3
+    for cohort in (record["cohort"] for record in finished.rounds):
+        ends, change = [], dict.fromkeys(theta, 0.0)
+        for i in cohort:
+            x, labels = data(i)
+            p, to = theta, moon.hidden(theta, x)
+            for _ in range(2):
+                moved = moon.step(p, x, labels, to, to if previous[i] is None else previous[i])
+                p = {name: moved[name] - LR * (c[name] - own[i][name]) for name in p}
+            new = {name: own[i][name] - c[name] + (theta[name] - p[name]) / (2 * LR) for name in p}
+            change = {name: change[name] + (new[name] - own[i][name]) / 3 for name in p}
+            own[i], previous[i] = new, moon.hidden(p, x)
+            ends.append(p)
+        means = {name: np.mean([p[name] for p in ends], axis=0) for name in theta}
+        theta = {name: SERVERS["adam"][0](theta[name], means[name], states[name]) for name in theta}
+        c = {name: c[name] + change[name] for name in c}
+    for name, array in theta.items():
+        np.testing.assert_allclose(finished.arrays[name], array, rtol=0, atol=1e-6, err_msg=name)
+
+
 def test_dittos_second_model_beside_a_proximal_term(run):
     """Each has its own μ: w_i is held by the proximal term alone, v_i by Ditto's alone; the server takes momentum."""
     mu, lam, rounds = 0.9, 0.4, 3
@@ -210,6 +246,87 @@ def test_dittos_second_model_beside_a_proximal_term(run):
     np.testing.assert_allclose(scores_by_client(finished), expected, rtol=1e-9)
     for name, array in w.items():
         np.testing.assert_allclose(finished.arrays[name], array, rtol=0, atol=1e-12)
+
+
+MU, RHO = 0.9, 0.3
+OBJECTIVES = {"prox": [f"strategy.prox.mu={MU}"], "sam": [f"strategy.sam.rho={RHO}"]}
+
+
+def stepped(party, y, x, objective):
+    """One step of y from x on F_i with the term of the objective."""
+    at = y
+    if objective == "sam":
+        g = party.gradient(y)
+        size = np.sqrt(sum((a**2).sum() for a in g.values()))
+        at = {n: y[n] + RHO * g[n] / size for n in y}
+    g = party.gradient(at)
+    return hand.step(y, {n: g[n] + MU * (objective == "prox") * (y[n] - x[n]) for n in y})
+
+
+def ended(party, x, objective):
+    y = x
+    for _ in range(hand.STEPS):
+        y = stepped(party, y, x, objective)
+    return y
+
+
+def mixed_by_apfl(parties, w, objective):
+    own, alpha = [w] * 3, [0.5] * 3
+    while True:
+        ends = []
+        for i, party in enumerate(parties):
+            y = w
+            for k in range(hand.STEPS):
+                slope, share = party.gradient(hand.mix(own[i], y, alpha[i])), alpha[i]
+                if not k:
+                    along = sum(((own[i][n] - y[n]) * slope[n]).sum() for n in w)
+                    alpha[i] = min(max(share - hand.LR * along, 0.0), 1.0)
+                own[i] = hand.step(own[i], {n: share * slope[n] for n in w})
+                y = stepped(party, y, w, objective)
+            ends.append(y)
+        w = hand.mean(ends)
+        yield [hand.mix(v, w, share) for v, share in zip(own, alpha, strict=True)]
+
+
+def tuned_plainly(parties, w, objective):
+    while True:
+        w = hand.mean([ended(party, w, objective) for party in parties])
+        yield [hand.trained(party, w, 3) for party in parties]
+
+
+def mixed_by_ala(parties, w, objective):
+    """One pass a round at first too; W is learned without the terms, and training with them starts from the mixture."""
+    head, weights = ("head.weight", "head.bias"), [dict.fromkeys(w, 1.0)] * 3
+    local = [ended(party, w, objective) for party in parties]
+    while True:
+        w, start = hand.mean(local), []
+        for i, party in enumerate(parties):
+            apart = {n: w[n] - local[i][n] for n in head}
+            slope = party.gradient(w | {n: local[i][n] + weights[i][n] * apart[n] for n in head})
+            weights[i] = {n: np.clip(weights[i][n] - 40 * slope[n] * apart[n], 0, 1) for n in head}
+            start.append(w | {n: local[i][n] + weights[i][n] * apart[n] for n in head})
+        yield start
+        local = [ended(party, theta, objective) for party, theta in zip(parties, start, strict=True)]
+
+
+PERSONAL = {
+    "apfl": (mixed_by_apfl, []),
+    "finetune": (tuned_plainly, ["strategy.finetune.steps=3"]),
+    "ala": (mixed_by_ala, [f"strategy.ala.{key}" for key in ("sample=1", "eta=40", "threshold=0", "passes=1")]),
+}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("personal", PERSONAL)
+def test_what_is_personal_trains_without_the_terms_that_the_shared_model_has(run, personal, objective):
+    by_hand, keys = PERSONAL[personal]
+    overrides = [f"strategy.personalization={personal}", f"strategy.objective=[{objective}]", *keys]
+    finished = run(*overrides, *OBJECTIVES[objective], *hand.EXACT, f"train.local_steps={hand.STEPS}", "rounds=3")
+    w = {n: t.double().numpy().copy() for n, t in made("fedavg").model.state_dict().items()}
+    parties = [hand.Party(client) for client in range(3)]
+    models = itertools.islice(by_hand(parties, w, objective), 3)
+    expected = [[party.loss(v, party.val) for party, v in zip(parties, own, strict=True)] for own in models]
+    np.testing.assert_allclose(scores_by_client(finished), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("personal", ["ditto", "apfl", "finetune"])
