@@ -32,7 +32,7 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "standardize": partial(nn.BatchNorm1d, affine=False, track_running_stats=False),
 }
 """Normalisation of hidden features [N, H]: ``batch`` over the nodes of a client, ``layer`` over each node's features, and
-``standardize`` over the nodes of the graph that is trained on or predicted, without parameters."""
+``standardize`` over the nodes of the graph that is trained on or predicted, without parameters or running statistics."""
 
 OVER_NODES = ("batch", "standardize")
 """Norms that read all nodes."""
@@ -95,8 +95,8 @@ class Stack(Model):
         hidden: int,
         layers: int,
         dropout: float,
-        # of hidden features, before the activation: none | batch, over a client's nodes | layer | standardize, over all nodes
-        # at hand, without parameters
+        # of hidden features, before the activation: none | batch, over a client's nodes | layer | standardize, over the
+        # nodes of the graph, without parameters
         norm: Norm = "none",
         input_norm: bool = False,  # layer normalisation of the features
         # widths of the hidden layers, if they differ; the first layers - 1 count; empty: `hidden` for each

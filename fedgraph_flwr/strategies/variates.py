@@ -9,7 +9,7 @@ from fedgraph_flwr.methods.variates import ACKNOWLEDGED
 from fedgraph_flwr.strategies.contract import Composed, ServerPart
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.requests import Groups
-from fedgraph_flwr.strategies.weighting import shares
+from fedgraph_flwr.strategies.weighting import over_all
 from fedgraph_flwr.wire.messages import Arrays
 
 
@@ -42,8 +42,8 @@ class Variates(ServerPart):
         """
         if server.privacy:
             return server.cohort_size / len(server.clients)
-        p = shares(server)
-        return sum(p[client] for client in clients)
+        weights = over_all(server)
+        return sum(weights[client] for client in clients) / (sum(weights.values()) or 1.0)
 
 
 def _acknowledged(server: Composed) -> np.ndarray:

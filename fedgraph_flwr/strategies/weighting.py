@@ -20,12 +20,10 @@ def by_rule(method: Method, clients: list[int]) -> list[float]:
     return capped(method.counts(_SIZES[rules.weighting], clients), rules.max_share)
 
 
-def shares(method: Method) -> dict[int, float]:
-    """Return p_i, the share of each client in the weights of all clients by ``strategy.weighting``; 0 if all weights are 0."""
+def over_all(method: Method) -> dict[int, float]:
+    """Return the unnormalised weight of each client among all clients, by ``strategy.weighting`` and ``strategy.max_share``."""
     everyone = sorted(method.clients)
-    weights = method.weights(everyone)
-    total = sum(weights) or 1.0
-    return {client: weight / total for client, weight in zip(everyone, weights, strict=True)}
+    return dict(zip(everyone, method.weights(everyone), strict=True))
 
 
 def of_reducer(method: Method, reducer: Reducer, clients: list[int]) -> list[float]:
@@ -36,8 +34,8 @@ def of_reducer(method: Method, reducer: Reducer, clients: list[int]) -> list[flo
     if reducer.weight == "weighting":
         found = method.weights(clients)
     elif reducer.weight == "shares":
-        p = shares(method)
-        found = _unless_zero([p[client] for client in clients], found)
+        weights = over_all(method)
+        found = _unless_zero([weights[client] for client in clients], found)
     elif reducer.weight != "uniform" and not method.privacy:
         found = _unless_zero(method.counts(_SIZES[reducer.weight], clients), found)
     if reducer.scale:

@@ -62,7 +62,7 @@ def test_scoring_uses_the_running_statistics_of_training():
 
 
 @pytest.mark.parametrize("name", NORMED)
-def test_standardize_uses_the_nodes_at_hand_and_has_no_parameters(name):
+def test_standardize_reads_the_nodes_of_the_graph_and_has_no_parameters(name):
     """Mean 0 and variance 1 over the nodes of any graph, in training and in scoring alike."""
     model = network(name, "standardize")
     assert not [key for key in model.state_dict() if key.startswith("norms.")]
