@@ -19,7 +19,7 @@ from fedgraph_flwr.engine.stacking import refusal
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, declared, shown, signature
-from fedgraph_flwr.runs.part_checks import check_parts
+from fedgraph_flwr.runs.part_checks import check_parts, check_personal
 from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.strategies import aggregators, privacy
@@ -71,6 +71,7 @@ def check_method(cfg: RunConfig) -> None:
     if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # a prefix may belong to a disabled part
         models.check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
     models.check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
+    check_personal(cfg, model)
 
 
 def _uplink(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphClient]) -> Uplink:

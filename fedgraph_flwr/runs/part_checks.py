@@ -10,8 +10,10 @@ from fedgraph_flwr.config import RunConfig, StrategyConfig, group_names
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.config.lookup import full_name
 from fedgraph_flwr.config.parts import KEYS, chosen
+from fedgraph_flwr.config.schema import PERSONAL_PREFIXES
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import LateMean, Mean, Uplink
+from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
@@ -59,6 +61,26 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
         _check_variates(rules, server, client, uplink)
     if rules.server_optimizer != "average":
         _need_mean(rules, f"strategy.server_optimizer={rules.server_optimizer}", server, uplink)
+
+
+def check_personal(cfg: RunConfig, model: Model) -> None:
+    """Refuse to keep a part of the model that does not travel anyway.
+
+    Args:
+        cfg: the run's configuration.
+        model: a model of the run.
+
+    Raises:
+        FedGraphError: naming the part, and what the method shares.
+    """
+    rules = cfg.strategy
+    kept = PERSONAL_PREFIXES.get(rules.personalization, [])
+    if kept and model.names(kept[0]) and not model.shared(rules.shared).keys() & model.shared(kept).keys():
+        raise FedGraphError(
+            f"strategy.personalization={rules.personalization} has no effect: strategy={rules.name} shares"
+            f" {', '.join(rules.shared) or 'no parameters'} (strategy.shared), and nothing of the {rules.personalization}"
+            " travels: leave it out"
+        )
 
 
 def _check_pair(rules: StrategyConfig) -> None:

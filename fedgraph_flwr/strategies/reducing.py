@@ -12,10 +12,13 @@ from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.contract import Method
 from fedgraph_flwr.strategies.privacy import Terms
-from fedgraph_flwr.wire.messages import CLIPPED, TRAIN, Arrays, Reply, weighted_mean
+from fedgraph_flwr.wire.messages import CLIPPED, MODEL, TRAIN, Arrays, Reply, weighted_mean
 
 Weights = Iterable[float] | Mapping[str, Iterable[float]]
 """One weight per client, or one per client for each named array; unnormalised."""
+
+TRAINED = Mean(weight="uniform", trained=True)
+"""Weighs clients with training nodes by 1, others by 0."""
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Reduced:
     replies: list[Reply]
     groups: dict[str, Arrays] = field(default_factory=dict)
     late: Mapping[str, list[Arrays]] = field(default_factory=dict, repr=False)
-    rule: Callable[[list[Arrays], Weights, Arrays | None], Arrays] | None = field(default=None, repr=False)
+    rule: Callable[[list[Arrays], Weights, Arrays | None, list[int]], Arrays] | None = field(default=None, repr=False)
 
     @property
     def clients(self) -> list[int]:
@@ -67,7 +70,7 @@ class Reduced:
         origin: Arrays | None = None,
         clients: Iterable[int] | None = None,
     ) -> Arrays:
-        """Return the mean of a `LateMean`, or the result of a robust rule instead.
+        """Return the mean of a `LateMean`, or instead the result of a robust rule over the clients with training nodes.
 
         Args:
             group: name of the group.
@@ -77,13 +80,11 @@ class Reduced:
             clients: the clients to average over; default: all that replied.
         """
         chosen = set(self.clients if clients is None else clients)
-        values = [
-            transform(place, arrays) if transform else arrays
-            for place, (client, arrays) in enumerate(zip(self.clients, self.late[group], strict=True))
-            if client in chosen
-        ]
+        places = [place for place, client in enumerate(self.clients) if client in chosen]
+        late = self.late[group]
+        values = [transform(place, late[place]) if transform else late[place] for place in places]
         assert self.rule is not None
-        return self.rule(values, weights, origin)
+        return self.rule(values, weights, origin, [self.clients[place] for place in places])
 
 
 def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
@@ -113,8 +114,11 @@ def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
     else:
         found = {group: _reduced(method, declared[group], group, replies) for group in early}
 
-    def rule(values: list[Arrays], weights: Weights, origin: Arrays | None) -> Arrays:
-        return averaged(values, weights, method.arrays if origin is None else origin, method.cfg.strategy)
+    def rule(values: list[Arrays], weights: Weights, origin: Arrays | None, clients: list[int]) -> Arrays:
+        rules = method.cfg.strategy
+        if rules.aggregator != "mean":
+            values = [values[place] for place in _counted(method, TRAINED, clients)]
+        return averaged(values, weights, method.arrays if origin is None else origin, rules)
 
     hidden = {*early, *late, *([SECAGG] if early else [])}
     seen = [
@@ -160,6 +164,8 @@ def _reduced(method: Method, reducer: Reducer, group: str, replies: list[Reply])
     if isinstance(reducer, Sum):
         if rules.aggregator == "mean":
             return added_up(values, reducer.dtype)
+        if group == MODEL:  # sums of gradients: a client without training nodes has none
+            values = [values[place] for place in _counted(method, TRAINED, clients)]
         middle = combine(values, {}, rules)
         return {name: len(values) * array.astype(reducer.dtype) for name, array in middle.items()}
     if isinstance(reducer, Mean) and rules.aggregator != "mean":

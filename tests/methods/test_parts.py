@@ -89,6 +89,15 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
         (["strategy=fgssl", "strategy.personalization=finetune"], "its client, FGSSLClient, has its own `train`"),
         (["strategy=fgssl", "strategy.personalization=ala"], "its client, FGSSLClient, has its own `train`"),
         (["strategy=fedproto", "strategy.personalization=apfl"], "trains a second model beside the shared parameters"),
+        (
+            ["strategy=local", "strategy.personalization=head"],
+            "strategy.personalization=head has no effect: strategy=local shares no parameters",
+        ),
+        (
+            ["strategy=fedtgp", "model=gcn_norm", "strategy.personalization=norm"],
+            "and nothing of the norm travels: leave it out",
+        ),
+        (["strategy=fedstar", "strategy.personalization=head"], "strategy=fedstar shares structure"),
         (["strategy.personalization=norm"], "strategy.private: 'norms.' matches no parameter of model=gcn"),
         (["strategy=fedgrad", "strategy.objective=[prox]"], "its client, FedGradClient, has its own `train`; expected"),
         (["strategy.objective=[prox,prox]"], "strategy.objective lists 'prox' more than once"),

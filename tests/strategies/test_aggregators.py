@@ -176,11 +176,13 @@ def test_clients_that_fail_may_leave_too_few(run, monkeypatch):
 
 
 @pytest.mark.parametrize("weighting", ["nodes", "uniform"])
-@pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
+@pytest.mark.parametrize(
+    "strategy", ["fedavg", "scaffold", "fedgrad", "fedlit", "fedspa strategy.prior=false strategy.posterior=false"]
+)
 @pytest.mark.parametrize("name", ["median", "norm_bound"])
 def test_clients_without_training_nodes_do_not_hold_the_model_back(run, tmp_path, name, strategy, weighting):
     """Only client 1 trains, so that each rule gives its model, as the mean by training nodes does."""
-    overrides = [f"strategy={strategy}", "strategy.byzantine=0", "dtype=float64", "train.optimizer=sgd"]
+    overrides = [*f"strategy={strategy}".split(), "strategy.byzantine=0", "dtype=float64", "train.optimizer=sgd"]
     overrides += [_trained_by(tmp_path, {1}), f"strategy.weighting={weighting}"]
     robust = run(*overrides, f"strategy.aggregator={name}")
     mean = run(*overrides, "strategy.weighting=train")
