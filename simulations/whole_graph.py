@@ -41,8 +41,10 @@ def whole_graph(clients: Sequence[ClientGraph]) -> ClientGraph:
     return clients[0] if len(clients) == 1 else pool(clients)
 
 
+@torch.no_grad()
 def _accuracy(folder: Path, client: int | None, graph: ClientGraph) -> float:
-    chosen = load_predictor(folder, client).logits(graph).argmax(1)
+    model = load_predictor(folder, client).network(graph)  # without what a client adds, such as generated neighbours
+    chosen = model(model.prepare(graph)).argmax(1)
     hit = (chosen == graph.y)[graph.test_mask & (graph.y >= 0)]
     return float(hit.to(torch.float64).mean())
 

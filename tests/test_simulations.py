@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
@@ -117,6 +118,23 @@ def test_on_the_whole_graph_the_pooled_model_keeps_its_score_and_one_shared_mode
     assert scores["fedavg"] == pytest.approx(float(hit[graph.test_mask].double().mean()))
     own = [load_predictor(tmp_path / "local", i).logits(graph).argmax(1) == graph.y for i in range(3)]
     assert scores["local"] == pytest.approx(np.mean([float(hit[graph.test_mask].double().mean()) for hit in own]))
+
+
+def test_on_the_whole_graph_fedsage_is_scored_without_generated_neighbours(tmp_path):
+    """Against dense matrices: mean of neighbours and own features, two layers."""
+    common = ["dataset=csbm", "dataset.nodes=240", "num_clients=2", "rounds=2", "strategy=fedsage", "model.dropout=0"]
+    run(compose([*common, "checkpoint_every=0", f"out={tmp_path}"]))
+    graph = whole_graph.whole_graph([load_client(load_predictor(tmp_path, 0).cfg, i) for i in range(2)])
+    w = {name: tensor.double() for name, tensor in load_predictor(tmp_path, None).tensors.items()}
+    links = torch.zeros(240, 240, dtype=torch.float64)
+    links[graph.edge_index[1], graph.edge_index[0]] = 1
+    mean, h = links / links.sum(1, keepdim=True).clamp(min=1), graph.x.double()
+    for layer in ("layers.0", "head"):
+        parts = [w[f"{layer}.{part}.weight"] for part in ("itself", "neighbours")]
+        h = h.relu() if layer == "head" else h
+        h = h @ parts[0] + mean @ h @ parts[1] + w[f"{layer}.itself.bias"]
+    hit = (h.argmax(1) == graph.y)[graph.test_mask]
+    assert whole_graph.whole_score(tmp_path) == pytest.approx(float(hit.double().mean()), abs=1e-9)
 
 
 def test_the_stored_table_of_the_whole_graph_is_what_its_rows_say():
