@@ -98,6 +98,7 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "RAY_DEDUP_LOGS": "0",
+            "RAY_ADDRESS": "local",  # else Ray joins the cluster that was started last on this machine
         }
         Path(home, "config.toml").write_text(
             f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'

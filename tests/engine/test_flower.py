@@ -33,6 +33,7 @@ pytestmark = pytest.mark.fleet
 )
 def test_the_simulation_gives_the_parameters_of_the_inline_engine(run, tmp_path, overrides, monkeypatch):
     monkeypatch.setenv("PATH", os.defpath)  # no environment is active
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where nobody is: a simulation joins no cluster of others
     overrides = [*overrides, "rounds=3", "checkpoint_every=2"]
     inline = run(*overrides)
     cfg = with_folder(
