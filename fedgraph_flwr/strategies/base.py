@@ -16,13 +16,11 @@ of a fleet, so scores of round r travel with the training replies of round r + 1
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from logging import INFO
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
@@ -485,11 +483,6 @@ class GraphStrategy(Side, FlowerFedAvg):
         self.reader.forget()
 
     # --- Flower's Strategy --------------------------------------------------------------------------------------------
-
-    def summary(self) -> None:
-        """Log the main settings."""
-        s = self.cfg.strategy
-        log(INFO, "\t└── %s: %d clients, weighting %s, shared %s", s.name, len(self.clients), s.weighting, s.shared)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

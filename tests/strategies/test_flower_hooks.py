@@ -1,0 +1,66 @@
+"""Flower's hooks: a run calls an override, or the class is refused. None is ignored silently."""
+
+import pytest
+from flwr.client import NumPyClient
+from flwr.serverapp.strategy import FedAvg, FedMedian, Strategy
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.strategies.base import GraphStrategy
+
+HERE = "tests.strategies.test_flower_hooks"
+REFUSED = {
+    "aggregate_train": "step",
+    "aggregate_evaluate": "step",
+    "summary": "startup_note",
+    "get_properties": "describe",
+}
+
+
+def public(kind):
+    return sorted(name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name)))
+
+
+def counting(kind, hook, calls):
+    """A subclass whose hook records its calls."""
+
+    def override(self, *args, **kwargs):
+        calls.append(hook)
+        return getattr(kind, hook)(self, *args, **kwargs)
+
+    return type("Counting", (kind,), {hook: override, "__module__": HERE, "serves": kind.__dict__.get("serves")})
+
+
+def called(kind, hook, side, run, monkeypatch):
+    calls = []
+    monkeypatch.setitem(globals(), "Counting", counting(kind, hook, calls))
+    run(f"strategy.{side}={HERE}:Counting", "rounds=1")
+    return bool(calls)
+
+
+@pytest.mark.parametrize("hook", public(Strategy))
+def test_every_hook_of_a_flower_strategy_is_called_or_refused(hook, run, monkeypatch):
+    if hook in REFUSED:
+        with pytest.raises(TypeError, match=rf"overrides Flower's '{hook}', .*: define {REFUSED[hook]}"):
+            counting(GraphStrategy, hook, [])
+    else:
+        assert called(GraphStrategy, hook, "server", run, monkeypatch)
+
+
+def test_no_hook_of_a_flower_client_is_ignored(run, monkeypatch):
+    for hook in public(NumPyClient):
+        if hook in REFUSED:
+            with pytest.raises(TypeError, match=rf"overrides Flower's '{hook}', .*: define {REFUSED[hook]}"):
+                counting(GraphClient, hook, [])
+        elif hook != "to_client":  # wraps the client for Flower, nobody overrides it
+            assert called(GraphClient, hook, "client", run, monkeypatch), hook
+
+
+@pytest.mark.parametrize("bases", [(FedMedian, GraphStrategy), (GraphStrategy, FedMedian)])
+def test_an_inherited_override_is_refused_too(bases):
+    """Also one that comes with a Flower strategy as second base."""
+    with pytest.raises(TypeError, match="overrides Flower's 'aggregate_train'"):
+        type("Mixed", bases, {})
+
+
+def test_the_base_itself_keeps_what_flower_defines():
+    assert all(getattr(GraphStrategy, hook) is getattr(FedAvg, hook) for hook in REFUSED if hasattr(FedAvg, hook))
