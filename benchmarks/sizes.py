@@ -27,7 +27,6 @@ from pathlib import Path, PurePosixPath
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import compose, group_names
-from fedgraph_flwr.moved import successor
 
 ROOT = Path(__file__).parents[1]
 BASELINE = Path(__file__).with_suffix(".json")
@@ -75,9 +74,7 @@ def lines(path: str, text: str) -> int:
 
 
 def room(path: str) -> str:
-    """Return the folder of a file; for a moved module its current folder."""
-    if path.startswith("fedgraph_flwr/") and path.endswith(".py"):
-        path = successor(path.removesuffix(".py").replace("/", ".")).replace(".", "/") + ".py"
+    """Return the folder of a file."""
     parts = PurePosixPath(path).parts
     if parts[0] == "fedgraph_flwr":
         folder = "/".join(parts[:2]) if len(parts) > 2 else parts[0]

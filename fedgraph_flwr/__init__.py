@@ -10,15 +10,12 @@ docs/python.md describes all names here. They are imported on first use.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedgraph_flwr import moved
 from fedgraph_flwr.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedgraph_flwr.api import Run, choices, compare, keys, load_run, plot, ray_session, run
     from fedgraph_flwr.errors import FedGraphError, RunFailed
     from fedgraph_flwr.partition import api as datasets
-
-moved.install()
 
 __all__ = [
     "FedGraphError",

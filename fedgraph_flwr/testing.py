@@ -20,7 +20,6 @@ from fedgraph_flwr.config import CONF, RunConfig, compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.methods.declarations import declaration
-from fedgraph_flwr.moved import CONTRACT_NAMES, rename_keys
 from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.wire.messages import from_record
 
@@ -103,11 +102,6 @@ class MethodContract:
     conf: ClassVar[Path | None] = None
 
     _count = count()
-
-    def __init_subclass__(cls) -> None:
-        names = {*CONTRACT_NAMES, *CONTRACT_NAMES.values()}
-        for name, value in rename_keys({n: v for n, v in vars(cls).items() if n in names}, CONTRACT_NAMES).items():
-            setattr(cls, name, value)
 
     def go(self, tmp_path: Path, monkeypatch: Any, *overrides: str) -> Finished:
         """Run the method with further overrides, by default three rounds."""

@@ -55,28 +55,6 @@ def test_overrides_stand_over_plain_keys():
     assert (cfg.strategy.name, cfg.strategy.prox.mu, cfg.rounds) == ("fedprox", 0.5, 9)
 
 
-def test_old_names_in_overrides_are_the_new_ones_for_the_server_and_a_node():
-    old = 'overrides="evaluation.watch=loss split.redraw=true privacy.scores=told"'
-    new = ["evaluation.monitor=loss", "split.resample=true", "privacy.scores=exact"]
-    with pytest.warns(FutureWarning) as warned:
-        assert composed(old) == compose(new, defaults=["num_clients=2"])
-    assert [str(warning.message).partition(":")[0] for warning in warned] == [
-        "evaluation.watch is now evaluation.monitor",
-        "split.redraw is now split.resample",
-        "privacy.scores=told is now privacy.scores=exact",
-    ]
-    sent = get_fused_config_from_dir(ROOT, parse_config_args([old]))
-    with pytest.warns(FutureWarning):
-        assert from_run_config(sent, foreign=True) == compose(new, defaults=["num_clients=2"])
-
-
-def test_an_old_name_in_overrides_next_to_the_new_plain_key_is_an_error():
-    with pytest.raises(
-        FedGraphError, match=r"evaluation\.watch is the old name of evaluation\.monitor, and both are given"
-    ):
-        composed('evaluation.monitor="metric" overrides="evaluation.watch=loss"')
-
-
 def test_wrong_plain_keys_are_sentences():
     with pytest.raises(FedGraphError, match="did you mean 'fedspa'"):
         composed('strategy="fedsap"')

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "fedgraph_flwr"
 
 
 LAYERS = [
-    ("errors", "moved", "version"),
+    ("errors", "version"),
     ("wire",),
     ("config", "data"),
     ("numerics", "fleet"),
@@ -78,7 +78,7 @@ def test_every_room_has_a_layer(imports):
 def test_every_other_module_has_a_room():
     """At the top are entry points, what a method's author imports, and what all rooms share."""
     entries = {"__init__", "__main__", "api", "server_app", "client_app", "plugin", "testing"}
-    shared = {"errors", "moved", "version"}  # `version` apart from `__init__`, which names `api` and so all rooms
+    shared = {"errors", "version"}  # `version` apart from `__init__`, which names `api` and so all rooms
     assert {path.stem for path in PACKAGE.glob("*.py")} == entries | shared
 
 
@@ -193,30 +193,6 @@ def test_folders_of_other_people_do_not_matter(tmp_path):
 def test_the_links_at_the_top_lead_into_the_package():
     for name in ("strategies", "clients"):
         assert (ROOT / name).resolve() == (PACKAGE / name).resolve()
-
-
-@pytest.mark.filterwarnings("error:fedgraph_flwr:FutureWarning")
-def test_a_stored_configuration_of_before_the_move_still_loads(tmp_path):
-    from fedgraph_flwr.config import compose
-    from fedgraph_flwr.config.lookup import locate, named_code
-    from fedgraph_flwr.strategies.fedomd import FedOMD
-
-    assert locate("strategies.fedomd:FedOMD") is FedOMD
-    old = tmp_path / "config.yaml"
-    old.write_text(
-        "strategy: {name: central, server: 'strategies.fedavg:FedAvg', client: 'clients.base:GraphClient',"
-        " params: {pooled: true}}\n"
-    )
-    assert compose([], old).strategy.pooled
-    old.write_text(
-        "strategy: {server: 'fedgraph_flwr.strategies.fedavg:FedAvg', client: 'fedgraph_flwr.clients.hostile:MaliciousClient'}\n"
-        "evaluation: {metrics: ['fedgraph_flwr.evaluation.many:Segments', 'mine.measures:gain']}\n"
-    )
-    assert named_code(compose([], old)) == {
-        "strategy.client": "fedgraph_flwr.clients.malicious:MaliciousClient",
-        "evaluation.metrics (Segments)": "fedgraph_flwr.evaluation.batched_metrics:Segments",
-        "evaluation.metrics (gain)": "mine.measures:gain",
-    }
 
 
 def test_tests_mirror_the_package():

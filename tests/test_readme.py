@@ -16,7 +16,6 @@ import yaml
 from benchmarks import baselines, scale
 from fedgraph_flwr.cli.app import COMMANDS
 from fedgraph_flwr.config import compose, group_names
-from fedgraph_flwr.moved import rename_words
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import identity, read
@@ -181,7 +180,7 @@ def older_than(commit: str, change: str) -> bool:
 def test_rows_older_than_a_change_that_moves_them_are_repeated_or_noted():
     """`simulations/base/moved.yaml` names the changes, the words of the runs that they move, and what notes say of older rows."""
     stored = {
-        path.stem: [(r["commit"], set(rename_words(r["words"].split()))) for r in read(RESULTS / f"{path.stem}.csv")]
+        path.stem: [(r["commit"], set(r["words"].split())) for r in read(RESULTS / f"{path.stem}.csv")]
         for path in TABLES
     }
     notes = {path.stem: " ".join(str(yaml.safe_load(path.read_text()).get("notes")).split()) for path in TABLES}

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
-from fedgraph_flwr.moved import rename_options
 from fedgraph_flwr.version import __version__
 
 # Command → the module that registers it, and its one-line help. Modules are imported on demand, so that --help is fast.
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(args_list: list[str]) -> int:
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        args = _parse(rename_options(args_list))
+        args = _parse(args_list)
         return int(args.func(args))
     except SystemExit as stop:  # argparse exits with 0 after --help and with 2 on wrong input
         return int(stop.code or 0)

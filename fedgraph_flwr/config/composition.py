@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedgraph_flwr.config import config_file
 from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, flat, laid_over, load, resolved
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
-from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, key_names, modernise
+from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, key_names, lengthen
 from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import (
     AttackConfig,
@@ -39,8 +39,6 @@ from fedgraph_flwr.config.schema import (
     is_own,
 )
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
-from fedgraph_flwr.moved import KEYS as OLD_KEYS
-from fedgraph_flwr.moved import rename_nested
 
 Layer = tuple[str, dict[str, Any]]
 """Source and nested keys of one layer of a configuration, whose keys composition may change."""
@@ -156,8 +154,7 @@ def _chooses(given: Mapping[str, Any]) -> bool:
 
 
 def _upon(resolved: dict[str, Any], source: str, given: dict[str, Any]) -> list[Layer]:
-    """Return the layers of overrides on top of a resolved configuration, which may have old names of keys."""
-    rename_nested(resolved, dict.fromkeys(OLD_KEYS, source), warn=False)
+    """Return the layers of overrides on top of a resolved configuration."""
     layers = [(source, resolved)]
     selected = {group: name for group in GROUPS if isinstance(name := given.pop(group, None), str)}
     for group in ("dataset", "strategy"):
@@ -569,7 +566,6 @@ def _build(layers: list[Layer], places: Mapping[str, str] | None = None, chosen:
     nodes: list[tuple[str, dict[str, Any]]] = []
     accepted_params: dict[str, set[str]] = {group: set() for group in _LIFTED}
     for source, node in layers:
-        rename_nested(node, dict.fromkeys(OLD_KEYS, source))
         if isinstance(node.get("attack"), str):
             node["attack"] = {"name": node["attack"]}
         for section, keys in _SECTIONS.items():
@@ -582,7 +578,7 @@ def _build(layers: list[Layer], places: Mapping[str, str] | None = None, chosen:
             if group == "strategy" and source != "override" and "name" in body:
                 merged[group] = {key: value for key, value in merged.get(group, {}).items() if key not in METHOD}
             if group == "strategy":
-                modernise(body, merged.get(group, {}), own=source == "override")
+                lengthen(body, merged.get(group, {}))
             before = merged.get(group, {}).get("name", _NAMES[group])
             own, name = set(body.get("params") or {}), str(body.get("name", before))
             if source == "override" and group == "strategy":

@@ -20,7 +20,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config.schema import DatasetConfig, ModelConfig, PartitionConfig, StrategyConfig, TaskConfig
 from fedgraph_flwr.errors import FedGraphError, no_yaml
-from fedgraph_flwr.moved import rename_config
 
 CHOICES = {
     "strategy": StrategyConfig,
@@ -66,13 +65,13 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 
 def choices(overrides: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """Normalise overrides: old names of keys, ``group.name`` as the selection, ``params`` as keys of the group.
+    """Normalise overrides: ``group.name`` as the selection, ``params`` as keys of the group.
 
     Raises:
-        FedGraphError: a group is selected twice, its selection is not a name, or an old name is next to its new one.
+        FedGraphError: a group is selected twice, or its selection is not a name.
     """
     renamed: dict[str, Any] = {}
-    for key, value in rename_config(overrides, places).items():
+    for key, value in overrides.items():
         group, _, rest = key.partition(".")
         if group in CHOICES and rest == "name":
             if overrides.get(group, value) == value:

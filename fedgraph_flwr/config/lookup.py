@@ -6,12 +6,10 @@ import functools
 import importlib
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 from fedgraph_flwr.config.schema import RunConfig, typed
 from fedgraph_flwr.errors import FedGraphError, located
-from fedgraph_flwr.moved import successor
 
 
 @dataclasses.dataclass
@@ -19,25 +17,13 @@ class NoParams:
     """Params of a method without additional keys."""
 
 
-def full_name(target: str) -> str:
-    """Return the current ``module:name`` of a target; see `locate`."""
-    module, colon, name = target.partition(":")
-    try:
-        ours = module.startswith(("strategies.", "clients.")) and find_spec(f"fedgraph_flwr.{module}")
-    except ModuleNotFoundError:  # a parent package is missing
-        ours = False
-    return successor(f"fedgraph_flwr.{module}" if ours else module) + colon + name
-
-
 def locate(target: str) -> Any:
     """Import the class named ``module:Class``, as in a strategy's YAML.
-
-    The bare prefixes ``strategies.`` and ``clients.``, in configurations stored before version 0.1, mean this package's.
 
     Raises:
         FedGraphError: the module or class cannot be imported.
     """
-    module, _, name = full_name(target).partition(":")
+    module, _, name = target.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:
@@ -52,8 +38,7 @@ def named_code(cfg: RunConfig) -> dict[str, str]:
     found = {"strategy.client": cfg.strategy.client}
     if ":" in cfg.model.name:
         found["model"] = cfg.model.name
-    found |= {f"evaluation.metrics ({name})": target for name, target in cfg.evaluation.own.items()}
-    return {key: full_name(target) for key, target in found.items()}
+    return found | {f"evaluation.metrics ({name})": target for name, target in cfg.evaluation.own.items()}
 
 
 def function(target: str, key: str) -> Callable[..., Any]:

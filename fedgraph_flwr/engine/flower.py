@@ -29,7 +29,7 @@ APP = "FEDGRAPH_APP"
 _STUB = """\
 [project]
 name = "fedgraph-flwr"
-version = "0.1.0"
+version = "0.2.0"
 description = "Federated graph neural networks on Flower."
 license = "Apache-2.0"
 dependencies = ["fedgraph-flwr"]

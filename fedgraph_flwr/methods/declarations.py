@@ -15,7 +15,6 @@ from omegaconf import MISSING, OmegaConf
 
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.schema import at_least, check, choice
-from fedgraph_flwr.moved import CONTRACT_NAMES, rename_keys
 
 PURPOSES = {
     "reference": "Reference points",
@@ -69,6 +68,5 @@ def declaration(name: str) -> Declaration:
     Raises:
         FedGraphError: the strategy does not exist, or a declared value is invalid.
     """
-    body = dict(group_file("strategy", name).get("declares", {}))
-    body["limits"] = [rename_keys(limit, CONTRACT_NAMES) for limit in body.get("limits", [])]
+    body = group_file("strategy", name).get("declares", {})
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Declaration), body))  # type: ignore[return-value]

@@ -7,7 +7,6 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import NoParams
 from fedgraph_flwr.methods.uplink import Uplink, model_only
 from fedgraph_flwr.models.base import Model
-from fedgraph_flwr.moved import refuse_old_hooks
 
 NOT_CALLED = {
     "server": {
@@ -34,7 +33,6 @@ class Side:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if Side not in cls.__bases__:
-            refuse_old_hooks(cls, cls.side)
             _refuse_silent_hooks(cls)
 
     @staticmethod

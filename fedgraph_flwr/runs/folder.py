@@ -28,10 +28,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.parts import modernise_keys
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.moved import FILES, rename_config
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
 CONFIG = "config.yaml"
@@ -146,7 +144,7 @@ def clear(folder: Path) -> None:
         FedGraphError: a file cannot be removed.
     """
     try:
-        for name in (CHECKPOINT, SUMMARY, INPUT_SPEC, *FILES.values(), FAILURE, ROUNDS, *MODELS, "report.html"):
+        for name in (CHECKPOINT, SUMMARY, INPUT_SPEC, FAILURE, ROUNDS, *MODELS, "report.html"):
             (folder / name).unlink(missing_ok=True)
         for state in (folder / "state").glob("*-" + "[0-9a-f]" * 16):
             shutil.rmtree(state)
@@ -291,7 +289,7 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
     Raises:
         FedGraphError: it does not; the message has the keys and both values.
     """
-    now, before = fingerprint(cfg, data), modernise_keys(rename_config(found.fingerprint, warn=False))
+    now, before = fingerprint(cfg, data), found.fingerprint
     usual = _flat(dataclasses.asdict(RunConfig()))  # for keys that did not exist then
     keys = (now.keys() | before.keys()) - FREE - {"data"}
     if cfg.on_fleet:

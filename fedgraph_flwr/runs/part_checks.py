@@ -8,7 +8,6 @@ from fedgraph_flwr.clients.parts import KINDS
 from fedgraph_flwr.clients.phases import phases
 from fedgraph_flwr.config import RunConfig, StrategyConfig, group_names
 from fedgraph_flwr.config.composition import group_file, group_path
-from fedgraph_flwr.config.lookup import full_name
 from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.config.schema import PERSONAL_PREFIXES
 from fedgraph_flwr.errors import FedGraphError
@@ -86,7 +85,7 @@ def check_personal(cfg: RunConfig, model: Model) -> None:
 def _check_pair(rules: StrategyConfig) -> None:
     """Refuse two classes of this package that no method combines: one may wait for groups that the other does not send."""
     plain = {StrategyConfig.server, StrategyConfig.client}
-    chosen_sides = {side: full_name(getattr(rules, side)) for side in ("server", "client")}
+    chosen_sides = {side: getattr(rules, side) for side in ("server", "client")}
     own = group_file("strategy", rules.name) if group_path("strategy", rules.name) else {}
     if chosen_sides.items() <= dict(own.items()).items():  # as its file has them: no other file needs to be read
         return

@@ -42,7 +42,6 @@ from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.moved import FILES, renamed_attribute
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.runs.checks import client_class, rebuilds
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
@@ -206,8 +205,6 @@ class TaskPredictor(ABC):
     cfg: RunConfig
     client: int | None
     input_spec: InputSpec
-
-    meaning = renamed_attribute("input_spec")
 
     @property
     @abstractmethod
@@ -731,9 +728,8 @@ def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
 
 
 def _input_spec(run: Path) -> InputSpec:
-    """Read a run's `INPUT_SPEC`, or the file by its old name."""
+    """Read a run's `INPUT_SPEC`."""
     path = run / INPUT_SPEC
-    path = path if path.is_file() else run / FILES[INPUT_SPEC]
     try:
         content = json.loads(path.read_bytes())
         schema = Schema.from_dict(content["schema"], str(path)) if content["schema"] else None

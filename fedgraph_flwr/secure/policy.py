@@ -50,10 +50,9 @@ from fedgraph_flwr.config import (
     typed,
 )
 from fedgraph_flwr.config.composition import group_file
-from fedgraph_flwr.config.lookup import full_name, named_code
+from fedgraph_flwr.config.lookup import named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.errors import FedGraphError, line_of, sanitize, unknown
-from fedgraph_flwr.moved import KEYS, POLICY_KEYS, rename_config, rename_keys
 from fedgraph_flwr.secure.link_policy import LINK_CLIENT, link_policy
 from fedgraph_flwr.wire.messages import DESCRIBE
 
@@ -132,7 +131,7 @@ class Policy:
         """
         name, client = cfg.strategy.name, cfg.strategy.client
         plain = client in self.strategies and cfg.strategy.variates == "none"  # variates send more than the model
-        if self.strategies and not plain and full_name(client) != LINK_CLIENT:  # `link` decides about those runs
+        if self.strategies and not plain and client != LINK_CLIENT:  # `link` decides about those runs
             ours = group_file("strategy", name) if name in group_names("strategy") else {}
             fields = ("client", *(key for key in CHOICES if key != "server_optimizer"))
             usual = vars(StrategyConfig()) | dict(ours.items())
@@ -331,9 +330,6 @@ def read_policy(path: str) -> Policy:
         )
     if not isinstance(body, dict):
         raise FedGraphError(f"policy={path} of --node-config must hold keys and values, such as min_nodes: 10")
-    body = rename_keys(body, POLICY_KEYS, dict.fromkeys(POLICY_KEYS, path))  # type: ignore[arg-type]
-    if isinstance(required := body.get("required_config"), dict):
-        body["required_config"] = rename_config(required, dict.fromkeys(KEYS, path))
     for key in body:
         if key not in (names := [f.name for f in dataclasses.fields(Policy)]):
             raise unknown("policy key", key, names, path)

@@ -31,7 +31,6 @@ from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.side import Side
 from fedgraph_flwr.methods.uplink import Reducer, declared, releases, sums
-from fedgraph_flwr.moved import renamed
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies import weighting
@@ -339,8 +338,6 @@ class GraphStrategy(Side, FlowerFedAvg):
                 f"client {missing[0]}: {self.failed[missing[0]]}"
             )
         return replies
-
-    ask, ask_all = renamed("request"), renamed("request_all")
 
     def releases_in(self, server_round: int) -> int:
         """Return the number of releases under differential privacy in a round's exchanges."""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.moved import KEYS, SWEEP_KEYS, old_names, rename_config, rename_keys
 from fedgraph_flwr.sweeps.search import Search, is_distribution
 from fedgraph_flwr.sweeps.spec import Sweep, knows, seeds_of
 from fedgraph_flwr.sweeps.values import expand
@@ -36,8 +35,8 @@ def parse_sweep(
     Raises:
         FedGraphError: an invalid override, or an invalid combination.
     """
-    given = rename_config(rename_keys(_given(overrides), SWEEP_KEYS))
-    tuned = [KEYS.get(key, key) for key in given.pop("tune", [])]
+    given = _given(overrides)
+    tuned = given.pop("tune", [])
     seeds = given.pop("seed", ["0"])
     searched = {key: values[0] for key, values in given.items() if is_distribution(values[0])}
     for key in tuned:
@@ -55,9 +54,8 @@ def parse_sweep(
     names = ", ".join(dict.fromkeys(methods))
     options = [*(["--search", str(trials)] if trials else []), *(["--baseline", baseline] if baseline else [])]
     options += [] if baselines else ["--no-baselines"]
-    # Hash the old names of keys, so that a repeated command finds a sweep that was started under them.
-    hashed = sorted(f"{key}={values}" for key, values in old_names(given).items())
-    key = hashlib.sha256("\n".join([*hashed, *old_names({key: [] for key in tuned})]).encode()).hexdigest()[:8]
+    hashed = sorted(f"{key}={values}" for key, values in given.items())
+    key = hashlib.sha256("\n".join([*hashed, *tuned]).encode()).hexdigest()[:8]
     return Sweep(
         name="-".join([*names.replace(",", "").split(), *([data] if data not in names else []), key])[-80:].lstrip("-"),
         folder=out or FOLDER,

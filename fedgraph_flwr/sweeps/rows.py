@@ -10,7 +10,6 @@ from typing import Any
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.moved import rename_words
 from fedgraph_flwr.runs.folder import InUse, owned
 
 FIELDS = ["setting", "method", "seed", "value", "validation", "headline", "last", "last5", "rounds", "best_round"]
@@ -31,7 +30,7 @@ Found = Mapping[Identity, Row]
 
 def identity(method: str, overrides: str) -> Identity:
     """Return an identity that rows of the same run share; the last override of a key counts."""
-    pairs = [word.partition("=")[::2] for word in rename_words(overrides.split())]
+    pairs = [word.partition("=")[::2] for word in overrides.split()]
     return method if method in COUNTED else "", frozenset(dict(pairs).items())
 
 

@@ -35,7 +35,6 @@ from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration, par
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
 from fedgraph_flwr.evaluation import chance
-from fedgraph_flwr.moved import SWEEP_KEYS, rename_keys
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
 from fedgraph_flwr.sweeps.search import Search
 from fedgraph_flwr.sweeps.values import expand
@@ -216,8 +215,6 @@ def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> 
         FedGraphError: the file is missing, invalid YAML, or has an invalid key or value; the message has its line.
     """
     body, places = _read(path, ())
-    body = rename_keys(body, SWEEP_KEYS, places)
-    places |= {SWEEP_KEYS[old]: place for old, place in places.items() if old in SWEEP_KEYS}
     known = {f.name for f in fields(Sweep)} - {"name", "folder", "made", "over", "places", "_added"} | {"out"}
     for key in body:
         if key not in known:

@@ -150,9 +150,6 @@ def test_a_key_that_is_given_goes_over_the_default_and_another_method_starts_fro
     for base in (to_json(other), tmp_path / "config.yaml"):
         assert compose([], base).strategy.prox.mu == 4
         assert compose(["strategy=fedtgp"], base).strategy.params == compose(["strategy=fedtgp"]).strategy.params
-        server = "strategy.server=fedgraph_flwr.strategies.fedavgm:FedAvgM"
-        retired = compose([server], base).strategy
-        assert (retired.params, retired.server_optimizer) == ({}, "momentum")
     assert [params.__name__ for params in sides("fedtgp")] == ["FedTGPParams"]
     assert sides("fedtgp")[0]().lam == 0.1
 

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from fedgraph_flwr.config import compose, to_json
-from fedgraph_flwr.config.parts import KEYS, chosen, modernise_keys
+from fedgraph_flwr.config import compose, group_names, to_json
+from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
@@ -114,18 +114,6 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
         (
             ["strategy.variates=feddyn", "strategy.server_optimizer=adam"],
             "strategy.variates=feddyn sets the next model itself.* strategy.server_optimizer=adam would change it",
-        ),
-        (
-            ["strategy.server=fedgraph_flwr.strategies.feddyn:FedDyn"],
-            "feddyn:FedDyn is one side of strategy.variates=feddyn, and strategy.client=fedgraph_flwr.clients.base:GraphClient is"
-            " not the other: set strategy.variates=feddyn",
-        ),
-        (
-            [
-                "strategy.server=fedgraph_flwr.strategies.fedopt:FedAdam",
-                "strategy.client=fedgraph_flwr.clients.scaffold:ScaffoldClient",
-            ],
-            "ScaffoldClient is one side of strategy.variates=scaffold, and strategy.server=fedgraph_flwr.strategies.fedopt",
         ),
         (
             ["strategy=fedhero", "strategy.client=fedgraph_flwr.clients.base:GraphClient"],
@@ -456,53 +444,23 @@ def test_fedomd_with_a_proximal_term_is_held_the_nearer_the_larger_mu(run):
     assert moved[0] > moved[1] > moved[2] > 0
 
 
-OLDER = {
-    "scaffold": [
-        "server=fedgraph_flwr.strategies.scaffold:Scaffold",
-        "client=fedgraph_flwr.clients.scaffold:ScaffoldClient",
-    ],
-    "feddyn": ["server=strategies.feddyn:FedDyn", "client=clients.feddyn:FedDynClient"],
-    "feddc": ["server=strategies.feddc:FedDC", "client=fedgraph_flwr.clients.feddc:FedDCClient"],
-    "ditto": ["client=fedgraph_flwr.clients.ditto:DittoClient"],
-    "apfl": ["client=clients.apfl:APFLClient"],
-    "fedavg_ft": ["client=fedgraph_flwr.clients.fedavg_ft:FineTunedClient"],
-    "fedala": ["client=fedgraph_flwr.clients.fedala:FedALAClient"],
-    "fedprox": ["client=fedgraph_flwr.clients.fedprox:FedProxClient"],
-    "moon": ["client=clients.moon:MoonClient"],
-    "fedsam": ["client=fedgraph_flwr.clients.fedsam:FedSAMClient"],
-    "fedavgm": ["server=fedgraph_flwr.strategies.fedavgm:FedAvgM"],
-    "fedadam": ["server=strategies.fedopt:FedAdam"],
-    "fedyogi": ["server=fedgraph_flwr.strategies.fedopt:FedYogi"],
-    "fedadagrad": ["server=fedgraph_flwr.strategies.fedopt:FedAdagrad"],
-}
-
-
-@pytest.mark.parametrize("name", OLDER)
-def test_older_classes_and_keys_mean_the_parts(name):
-    """As in a configuration that an earlier release stored, and from the command line."""
+@pytest.mark.parametrize(
+    "name", [name for name in group_names("strategy") if chosen(vars(compose([f"strategy={name}"]).strategy))]
+)
+def test_a_short_key_is_that_of_the_part(name):
+    """On the command line, and on top of a stored configuration."""
     new = compose([f"strategy={name}"]).strategy
-    (part,) = chosen(vars(new))
+    part = chosen(vars(new))[0]
     key, value = next(
         (k, v) for k, v in vars(getattr(new, part)).items() if isinstance(v, int | float) and not isinstance(v, bool)
     )
     changed = value + 1 if isinstance(value, int) else value / 2 or 0.25
-    sides = "".join(f", {side.replace('=', ': ')!r}".replace("'", "") for side in OLDER[name])
-    stored = to_json(compose([f"strategy={name}"]))
-    for old in (
+    for cfg in (
         compose([f"strategy={name}", f"strategy.{key}={changed}"]),
-        compose(
-            [
-                "strategy=fedavg",
-                *(f"strategy.{side}" for side in OLDER[name]),
-                f"strategy.{key}={changed}",
-            ]
-        ),
-        compose([f"strategy.{key}={changed}"], stored),
+        compose([f"strategy.{key}={changed}"], to_json(compose([f"strategy={name}"]))),
     ):
-        assert getattr(getattr(old.strategy, part), key) == changed, sides
-        assert (old.strategy.server, old.strategy.client) == (new.server, new.client)
-        assert chosen(vars(old.strategy)) == [part]
-        assert old.strategy.params == {}
+        assert getattr(getattr(cfg.strategy, part), key) == changed
+        assert cfg.strategy.params == new.params
 
 
 def test_a_method_and_its_part_may_have_keys_of_the_same_name(run):
@@ -513,21 +471,9 @@ def test_a_method_and_its_part_may_have_keys_of_the_same_name(run):
     for overrides, alpha in ([], 0.3), (["strategy.alpha=0.4"], 0.4), (["strategy.extractor_rounds=2"], 0.3):
         read = compose(overrides, stored).strategy
         assert (read.params["alpha"], read.feddyn.alpha) == (alpha, 0.7)
-    keys = {"strategy.variates": "feddyn", "strategy.feddyn.alpha": 0.7, "strategy.params.alpha": 0.3}
-    assert modernise_keys(keys) == keys
     half = run(*words, "rounds=2", "checkpoint_every=1")
     resumed = run(*words, "rounds=3", f"resume={half.out}", f"out={half.out}")
     assert_same_arrays(resumed.arrays, half.arrays)  # stage 2 leaves them
-
-
-def test_keys_of_an_older_checkpoint_are_those_of_the_parts():
-    old = {"rounds": 3, "strategy.client": "fedgraph_flwr.clients.ditto:DittoClient", "strategy.params.lam": 0.3}
-    assert modernise_keys(old) == {
-        "rounds": 3,
-        "strategy.client": "fedgraph_flwr.clients.base:GraphClient",
-        "strategy.personalization": "ditto",
-        "strategy.ditto.lam": 0.3,
-    }
 
 
 @pytest.mark.parametrize(

@@ -142,12 +142,10 @@ def bare(graph):
 
 def test_classes_are_those_that_the_schema_names(place, tmp_path, capsys):
     """Of a run whose folder knows none, as a fleet's server's."""
-    for name in ("meaning.json", "input_spec.json"):
-        if (path := place / "run" / name).is_file():
-            stored = path.read_bytes()
-            spec = json.loads(stored) | {"classes": ["0", "1"], "schema": {}}
-            path.write_text(json.dumps(spec))
-            break
+    path = place / "run" / "input_spec.json"
+    stored = path.read_bytes()
+    spec = json.loads(stored) | {"classes": ["0", "1"], "schema": {}}
+    path.write_text(json.dumps(spec))
     try:
         graph = ["--graph", place / "parts/client_0000.safetensors"]
         for overrides in (graph, [*graph, "--schema", place / "schema.yaml"]):

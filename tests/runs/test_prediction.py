@@ -116,17 +116,6 @@ def test_tables_become_what_the_client_file_holds(imported):
     assert np.array_equal(predictor.predict(graph.to_pyg()).probabilities, pyg)
 
 
-def test_a_run_of_an_earlier_release_is_read(imported, tmp_path):
-    """Its input specification is `meaning.json`."""
-    folder = shutil.copytree(imported / "run", tmp_path / "run")
-    (folder / "input_spec.json").rename(folder / "meaning.json")
-    old, new = load_predictor(folder).input_spec, load_predictor(imported / "run").input_spec
-    assert (old.classes, old.schema, old.num_features) == (new.classes, new.schema, new.num_features)
-    (folder / "meaning.json").unlink()
-    with pytest.raises(FedGraphError, match=r"meaning\.json does not define features and classes"):
-        load_predictor(folder)
-
-
 def test_the_shared_model_does_not_know_whose_statistics_to_take(imported):
     predictor = load_predictor(imported / "run")
     with pytest.raises(

@@ -115,47 +115,6 @@ def test_a_node_predicts_links_only_if_its_policy_says_so(node):
     assert described["metrics"]["num_classes"] == 8  # outputs of the network
 
 
-@pytest.mark.filterwarnings("ignore:.* is now:FutureWarning")
-@pytest.mark.parametrize(
-    ("policy", "kept"),
-    [
-        ("demands: {privacy.scores: told}", True),
-        ("demands: {privacy.scores: [told]}", True),
-        ("required_config: {privacy.scores: [told, noised]}", True),
-        ("required_config: {evaluation.watch: metric}", True),
-        ("demands: {privacy.scores: none}", False),
-        ("demands: {evaluation.watch: loss}", False),
-    ],
-)
-def test_a_policy_with_old_names_is_enforced(node, policy, kept):
-    accepts = node(policy=policy).request("describe")
-    assert isinstance(accepts, str) is not kept, accepts
-    if "scores" in policy and kept:
-        refused = node("privacy.scores=none", policy=policy).request("describe")
-        assert "refuses privacy.scores=none: it accepts privacy.scores=" in refused
-        assert "exact" in refused
-    if "watch" in policy and kept:
-        refused = node("evaluation.monitor=loss", policy=policy).request("describe")
-        assert "refuses evaluation.monitor=loss: it accepts evaluation.monitor=metric (required_config)" in refused
-
-
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        (
-            "demands: {rounds: 5}\nrequired_config: {rounds: 5}",
-            "is the old name of required_config, and both are given",
-        ),
-        (
-            "required_config: {evaluation.watch: loss, evaluation.monitor: loss}",
-            "is the old name of evaluation.monitor, and both are given",
-        ),
-    ],
-)
-def test_old_and_new_names_in_a_policy_are_an_error(node, policy, message):
-    assert message in node(policy=policy).request("describe")
-
-
 def test_what_a_policy_accepts(node):
     policy = {
         **{"strategies": ["fedprox"], "networks": ["gcn"], "phases": ["train"], "rounds": 5, "min_clients": 3},

@@ -222,39 +222,6 @@ def test_both_sides_must_declare_the_same():
         check_method(compose(overrides))
 
 
-@pytest.mark.parametrize(
-    ("name", "replacement"),
-    [
-        ("aggregate", "step"),
-        ("average", "Mean"),
-        ("exchange", "request"),
-        ("remark", "startup_note"),
-        ("schema", "uplink"),
-        ("sum_weights", "Mean"),
-        ("plain_average", "uplink"),
-        ("sums", "uplink"),
-        ("beyond_sums", "uplink"),
-    ],
-)
-def test_an_override_that_is_no_longer_allowed_fails_when_the_class_is_created(name, replacement):
-    with pytest.raises(TypeError, match=rf"Mine defines '{name}', which a method no longer may: define {replacement}"):
-        type("Mine", (GraphStrategy,), {name: None})
-
-
-def test_the_clients_hook_is_refused_too():
-    with pytest.raises(TypeError, match=r"Mine defines .unmasked.*define uplink"):
-        type("Mine", (GraphClient,), {"unmasked": None})
-
-
-@pytest.mark.parametrize(("old", "new"), [("ask", "request"), ("ask_all", "request_all")])
-def test_a_former_name_of_a_tool_warns_and_calls_the_new_one(old, new, monkeypatch):
-    strategy = object.__new__(GraphStrategy)
-    monkeypatch.setattr(GraphStrategy, new, lambda self, *args, **config: (args, config))
-    with pytest.warns(FutureWarning, match=f"call {new} instead") as caught:
-        assert getattr(strategy, old)("sums", k=1) == (("sums",), {"k": 1})
-    assert caught[0].filename == __file__
-
-
 def test_individual_needs_a_reason():
     with pytest.raises(TypeError, match="Individual needs why="):
         Individual(ARRAYS)
