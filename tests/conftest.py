@@ -1,9 +1,10 @@
 """Fixtures that many tests use: small client graphs, runs in this process, and the raw public data."""
 
+import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,29 @@ def run(tmp_path: Path, client_files: Callable[..., str]) -> Callable[..., Any]:
         return Finished(cfg, run_inline(cfg))
 
     return go
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """``go("fedprox", "key=value", ...)``: three rounds of any method on three small clients in this process."""
+    from tests.methods.small_runs import small_runs
+
+    with small_runs(tmp_path_factory.mktemp("small-runs")) as go:
+        yield go
+
+
+@pytest.fixture
+def node(client_files: Callable[..., str], tmp_path: Path) -> Callable[..., Any]:
+    """``node("strategy=fedavg", ..., policy={...})``: a node with a graph of 12 nodes."""
+    from tests.nodes import Node
+
+    def make(*overrides: str, policy: Any = None, size: int = 12, state: bool = False, **config: str) -> Node:
+        folder = Path(client_files((size, 16, 20)).partition("=")[2])
+        cfg = compose(["num_clients=3", "rounds=5", "model.hidden=8", "model.dropout=0", *overrides])
+        values = {"graph": str(folder / "client_0000.safetensors"), **config}
+        if policy is not None:
+            (tmp_path / "policy.yaml").write_text(policy if isinstance(policy, str) else json.dumps(policy))
+            values["policy"] = str(tmp_path / "policy.yaml")
+        return Node(cfg, **values, **({"state": str(tmp_path / "state")} if state else {}))
+
+    return make

@@ -1,13 +1,10 @@
 """Local steps on batches with sampled neighbours: equal to full batches where nothing is left out, and the same everywhere."""
 
 import contextlib
-import functools
 import re
 import threading
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,66 +14,15 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients import batches
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.batches import NeighbourBatches, in_order
-from fedgraph_flwr.clients.parts import Parts
-from fedgraph_flwr.config import ModelConfig, compose, group_names
-from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.blocks import batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
-from fedgraph_flwr.runs.checks import check_method, client_class
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.tasks import Batch
-from tests.methods.small_runs import by_default, small_runs
+from tests.clients.sampled_models import EVERY, MODELS, ROOT, SAMPLED, WORDS, built, grads, samples
 from tests.support import call_fresh, same_result
-
-ROOT = Path(__file__).parents[2]
-
-SAMPLED = ["train.sampler=neighbors", "train.batch_size=4"]
-EVERY = [*SAMPLED, "train.fanout=[-1,-1]"]
-
-MODELS: dict[str, dict[str, Any]] = {
-    "gcn": {},
-    "sage": {},
-    "sage head": {"head": True},
-    "acm": {},
-    "projected_gcn": {},
-    "decoupled": {"hops": 2},
-    "mlp": {},
-    "gat": {"heads": 2},
-    "gatv2": {"heads": 2},
-    "transformer": {"heads": 2},
-    "gine": {},
-    "pna": {"residual": True},
-    "fedomd": {},
-    "fedspa": {},
-}
-
-
-@pytest.fixture(scope="module")
-def graph() -> ClientGraph:
-    """Directed edges, some parallel, some loops, a node without any, edge features."""
-    random = np.random.default_rng(0)
-    source, target = random.integers(0, 29, (2, 150))
-    edges = np.concatenate([[source, target], [source[:9], target[:9]], np.tile(np.arange(4), (2, 1))], axis=1)
-    mask = torch.arange(30) % 2 == 0
-    return ClientGraph(
-        client=0,
-        x=torch.from_numpy(random.normal(size=(30, 5))).float(),
-        edge_index=torch.from_numpy(edges),
-        y=torch.from_numpy(random.integers(0, 3, 30)),
-        num_classes=3,
-        train_mask=mask,
-        val_mask=~mask,
-        test_mask=~mask,
-        edge_attr=torch.from_numpy(random.normal(size=(edges.shape[1], 2))).float(),
-    )
-
-
-def built(name, graph, layers=2, **more):
-    torch.manual_seed(1)
-    cfg = ModelConfig(name.split()[0], hidden=8, layers=layers, dropout=0.0, params=MODELS[name] | more)
-    kind = models.network(cfg)
-    return models.build(cfg, 5, 3, 2 if kind.reads_edges else 0).double()
 
 
 def batch(model, graph, seeds, fanout, key=1):
@@ -85,12 +31,6 @@ def batch(model, graph, seeds, fanout, key=1):
     block = NeighbourSampler(neighbours.indptr, neighbours.indices, [fanout] * model.sampled_hops).sample(seeds, key)
     x = inputs.x if isinstance(inputs.x, torch.Tensor) else inputs.x.to_dense()
     return inputs, batch_inputs(x[torch.from_numpy(block.nodes)], neighbours, block)
-
-
-def grads(logits, model):
-    model.zero_grad()
-    torch.nn.functional.cross_entropy(logits, torch.arange(len(logits)) % 3).backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("layers", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -210,26 +150,12 @@ def test_all_training_nodes_and_neighbours_in_a_batch_train_as_the_full_batch(gr
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
 
 
-@functools.cache
-def samples(strategy):
-    """Whether a method declares that it trains on batches, with its own model."""
-    cfg = by_default(strategy)
-    declared = client_class(cfg).samples and all(part.samples for part in Parts(cfg.strategy).all)
-    return declared and models.probe(cfg.model).sampled_hops is not None
-
-
 NEEDED = {"fedavg", "fedavgm", "fedadam", "fedprox", "scaffold", "ditto", "fedper", "fedomd", "fedspa", "fedgta"}
 
 
 def test_methods_that_sample():
     """At least those of the specification, and no method with its own client that does not declare it."""
     assert {name for name in group_names("strategy") if samples(name)} >= NEEDED
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    with small_runs(tmp_path_factory.mktemp("batches")) as run:
-        yield run
 
 
 QUICK = {"fedavg", "fedomd", "fedspa", "fedgta", "scaffold"}
@@ -248,9 +174,6 @@ def test_every_method_that_samples_trains_on_batches(strategy, go):
     run = go(strategy, *SAMPLED, f"train.fanout={[3] * depth}", "rounds=2")
     assert all(np.isfinite(array).all() for array in run.arrays.values())
     assert len(run.rounds) == 2
-
-
-WORDS = [*SAMPLED, "train.fanout=[3,2]", "train.local_steps=2"]
 
 
 def test_a_run_resumed_in_the_middle_of_an_epoch_has_the_same_bits(go):

@@ -16,7 +16,7 @@ from fedgraph_flwr.models import in_blocks, layers
 from fedgraph_flwr.numerics.blocks import GraphInputs, MatrixNeighbours, row_blocks
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.partition import store
-from tests.clients.test_batches import EVERY, MODELS, built, graph  # noqa: F401 (a fixture)
+from tests.clients.sampled_models import EVERY, MODELS, built
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -28,7 +28,7 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [*MODELS, "sage out", "decoupled uniform", "mlp norm"])
-def test_blocks_equal_the_whole_pass(name, graph):  # noqa: F811
+def test_blocks_equal_the_whole_pass(name, graph):
     more = {
         "sage out": {"out_neighbours": True, "norm": "layer"},
         "decoupled uniform": {"beta": "uniform", "hops": 3},
@@ -41,7 +41,7 @@ def test_blocks_equal_the_whole_pass(name, graph):  # noqa: F811
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_one_layer_and_sparse_features(graph):  # noqa: F811
+def test_one_layer_and_sparse_features(graph):
     x = torch.zeros(30, 40)
     x[torch.arange(30), torch.arange(30) % 40] = 1
     sparse = replace(graph, x=x)
@@ -62,7 +62,7 @@ def test_blocks_cover_every_row_once():
 
 
 @pytest.mark.parametrize("adjacency", layers.SCALINGS)
-def test_factors_give_the_entries_of_the_matrix(adjacency, graph):  # noqa: F811
+def test_factors_give_the_entries_of_the_matrix(adjacency, graph):
     """On a graph with loops and without parallel edges: the same order and bits, so that draws are those of the matrix."""
     edges = torch.from_numpy(np.unique(graph.edge_index.numpy(), axis=1))[:, np.random.default_rng(1).permutation(140)]
     simple = replace(graph, edge_index=edges, edge_attr=torch.zeros(0, 0))
@@ -78,7 +78,7 @@ def test_factors_give_the_entries_of_the_matrix(adjacency, graph):  # noqa: F811
     np.testing.assert_array_equal(values.astype(np.float32), matrix.values)
 
 
-def test_hidden_features_beyond_the_budget_are_in_a_file(graph, monkeypatch):  # noqa: F811
+def test_hidden_features_beyond_the_budget_are_in_a_file(graph, monkeypatch):
     opened = []
     file = tempfile.TemporaryFile
     monkeypatch.setattr(in_blocks, "BUDGET", 30 * 3 * 8)  # logits fit, hidden features do not
@@ -94,7 +94,7 @@ def test_hidden_features_beyond_the_budget_are_in_a_file(graph, monkeypatch):  #
         model(model.graph_inputs(graph, **DOUBLE))
 
 
-def test_a_disk_that_another_process_fills_is_an_error_not_a_signal(graph, monkeypatch):  # noqa: F811
+def test_a_disk_that_another_process_fills_is_an_error_not_a_signal(graph, monkeypatch):
     """The room is taken before it is mapped."""
 
     def full(*args):
@@ -107,7 +107,7 @@ def test_a_disk_that_another_process_fills_is_an_error_not_a_signal(graph, monke
         model(model.graph_inputs(graph, **DOUBLE))
 
 
-def test_a_client_with_a_mapped_file_expands_no_edges(tmp_path, monkeypatch, graph):  # noqa: F811
+def test_a_client_with_a_mapped_file_expands_no_edges(tmp_path, monkeypatch, graph):
     """Neither its edges as pairs nor a copy of its features, in float16 too; scores are those of the whole pass."""
     monkeypatch.setattr(mapped, "MAPPED_BYTES", 1)
     edges = graph.edge_index[:, graph.edge_index[0].argsort(stable=True)]
@@ -126,7 +126,7 @@ def test_a_client_with_a_mapped_file_expands_no_edges(tmp_path, monkeypatch, gra
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_a_method_with_statistics_of_the_whole_pass_prepares_it(graph):  # noqa: F811
+def test_a_method_with_statistics_of_the_whole_pass_prepares_it(graph):
     from fedgraph_flwr.runs.checks import client_class
 
     simple = replace(graph, edge_attr=torch.zeros(0, 0))

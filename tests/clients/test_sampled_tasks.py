@@ -8,16 +8,16 @@ import torch
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.models.rgcn import RGCN
 from fedgraph_flwr.models.simple_hgn import SimpleHGN
-from tests.clients.test_batches import graph  # noqa: F401 (a fixture)
-from tests.methods.test_fedhgn import RGCN, built, typed_client
+from tests.typed_graphs import built, typed_client
 
 WHOLE = ["train.sampler=neighbors", "train.fanout=[-1,-1]"]
 EXACT = ["dtype=float64", "model.dropout=0", "model.hidden=8"]
 
 
 @pytest.fixture
-def data(graph):  # noqa: F811
+def data(graph):
     """The graph with targets of nodes, some unknown, and labels and features of edges."""
     random = np.random.default_rng(5)
     targets = torch.from_numpy(random.integers(0, 2, (30, 2))).float()

@@ -8,7 +8,6 @@ import torch
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, located
-from tests.safety.test_policy import node  # noqa: F401, a fixture
 
 WORDS = ["dtype=float64", "rounds=1", "strategy.min_clients=1", "checkpoint_every=0"]
 LINES = Path(__file__).read_text().splitlines()
@@ -69,7 +68,7 @@ def test_where_no_frame_is_the_users_the_line_of_the_package_is_named(run):
         run(*WORDS, f"strategy.client={__name__}:Forgetting")
 
 
-def test_a_partys_node_names_no_folder(node, caplog):  # noqa: F811
+def test_a_partys_node_names_no_folder(node, caplog):
     one = node(f"strategy.client={__name__}:Unlike", "rounds=1", policy={"modules": ["tests"]})
     reply = one.request("evaluate", 1)
     line = line_of("joins")

@@ -17,13 +17,11 @@ from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
-from tests.clients.test_batches import MODELS, ROOT, grads, graph, samples
-from tests.clients.test_batches import WORDS as NEIGHBOURS
+from tests.clients.sampled_models import MODELS, ROOT, grads, samples
+from tests.clients.sampled_models import WORDS as NEIGHBOURS
 from tests.methods import small_runs as small
-from tests.methods.small_runs import by_default, small_runs
+from tests.methods.small_runs import by_default
 from tests.support import call_fresh, same_result
-
-__all__ = ["graph"]
 
 CLUSTERS = ["train.sampler=clusters", "train.clusters=6", "train.clusters_per_batch=2"]
 SAINT = ["train.sampler=saint", "train.batch_size=5"]
@@ -238,12 +236,6 @@ def test_a_saint_step_without_training_nodes_has_loss_zero(graph):
     client.batch = next(client.batches())
     client.loss().backward()
     assert not any(parameter.grad.any() for parameter in client.model.parameters())
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    with small_runs(tmp_path_factory.mktemp("parts")) as run:
-        yield run
 
 
 SAMPLERS = {"clusters": [*CLUSTERS, "train.local_steps=2"], "saint": [*SAINT, "train.local_steps=2"]}

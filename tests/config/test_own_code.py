@@ -323,7 +323,7 @@ def test_an_installed_package_brings_its_methods_on_both_engines(tmp_path):
 
 def test_what_a_server_may_name_is_the_nodes_to_say(own, run, tmp_path, monkeypatch):
     """Before anything of it is imported: by policy, or by a package that was installed for it."""
-    from tests.safety.test_policy import Node
+    from tests.nodes import Node
 
     graph = Path(run("rounds=1").cfg.graph)
     cfg = compose([f"graph={graph}", "num_clients=3", "rounds=2", "model.hidden=8", "strategy=own_methods:HalfStep"])

@@ -78,7 +78,7 @@ def test_no_array_comes_back_from_a_client(go, monkeypatch):
 
 @pytest.mark.slow
 def test_a_killed_actor_adds_nothing_twice(go):
-    from tests.engine.test_ray import kill_an_actor
+    from tests.engine.actors import kill_an_actor
 
     def kill(record):
         if record["round"] == 1:

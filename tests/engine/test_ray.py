@@ -24,6 +24,7 @@ from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runs.prepare import with_folder
+from tests.engine.actors import kill_an_actor
 from tests.support import PATIENCE, Finished, assert_same_arrays, same_result, wait_for, wait_for_end
 
 ROOT = Path(__file__).parents[2]
@@ -126,17 +127,6 @@ def test_distributed_noise_gives_the_parameters_of_the_inline_engine(both, tmp_p
 @pytest.mark.parametrize("model", ["gine", "gatv2", "pna"])
 def test_models_with_edge_features_give_the_parameters_of_the_inline_engine(both, client_files, model):
     assert_same(*both(client_files(num_edge_features=3), "num_clients=3", f"model={model}"))
-
-
-def actors() -> list[psutil.Process]:
-    """The processes that hold clients."""
-    return [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::ClientA")]
-
-
-def kill_an_actor() -> None:
-    """One that is seen: a process may be slow to tell its name."""
-    wait_for(lambda: bool(actors()), "an actor that tells its name")
-    actors()[0].kill()
 
 
 @SLOW

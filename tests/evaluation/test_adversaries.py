@@ -11,8 +11,8 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.wire.messages import from_record
 from tests.conftest import client_graph
-from tests.methods.test_fedhgn import typed_client
 from tests.support import assert_same_arrays, call_fresh, recorded_messages
+from tests.typed_graphs import typed_client
 
 
 def answers(run, monkeypatch, *overrides):

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from fedgraph_flwr import models
+from fedgraph_flwr.clients.requirements import tasks_of
 from fedgraph_flwr.config import RunConfig, compose, group_names
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.methods.uplink import declared, shown
+from fedgraph_flwr.runs.checks import client_class
 from fedgraph_flwr.runs.prepare import with_folder
-from tests.methods.test_fedhgn import typed_client
 from tests.support import Finished
+from tests.typed_graphs import typed_client
 
 METHODS = group_names("strategy")
 TYPED_WORDS = ["model.layers=2", "dataset=aifb"]
@@ -98,3 +100,9 @@ def small_runs(folder: Path) -> Iterator[Go]:
             return Finished(cfg, run_inline(cfg))
 
         yield run
+
+
+def serving(task: str) -> list[str]:
+    """Strategies whose client declares that it serves a task."""
+    runs = {name: by_default(name) for name in METHODS}
+    return [name for name, cfg in runs.items() if task in tasks_of(cfg, client_class(cfg))]

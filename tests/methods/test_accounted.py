@@ -13,7 +13,6 @@ from fedgraph_flwr.secure.protections import not_private
 from fedgraph_flwr.wire.messages import METRICS, MODEL, SPEAKS, from_record
 from tests.conftest import client_graph
 from tests.methods.small_runs import METHODS, sampled
-from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 from tests.support import recorded_messages
 
 FORMS = [(method,) for method in METHODS] + [("fedomd", "strategy.cmd_range=unit")]
@@ -33,7 +32,7 @@ def _length(arrays, origin):
 
 
 @pytest.mark.parametrize("form", sampled(FORMS))
-def test_what_leaves_under_privacy_is_accounted_for_or_refused(form, go, monkeypatch):  # noqa: F811
+def test_what_leaves_under_privacy_is_accounted_for_or_refused(form, go, monkeypatch):
     """Each array that is sent is in a declared mean or sum, no longer than the norm, and each exchange of such is booked."""
     cfg, uplink = _of(form)
     if not_private(cfg, uplink):
@@ -76,7 +75,7 @@ def test_what_leaves_under_privacy_is_accounted_for_or_refused(form, go, monkeyp
     ],
     ids=["label shares", "numbers of nodes"],
 )
-def test_labels_and_sizes_are_refused_with_every_method(form, overrides, go):  # noqa: F811
+def test_labels_and_sizes_are_refused_with_every_method(form, overrides, go):
     with pytest.raises(FedGraphError, match=r"privacy\.dp=client_fixed"):
         go(*form, *DP, *overrides)
 

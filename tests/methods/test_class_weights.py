@@ -16,19 +16,13 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.labels import large_enough, shares, weights
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import from_record
-from tests.methods.small_runs import METHODS, sampled, small_runs
+from tests.methods.small_runs import METHODS, sampled
 from tests.support import assert_same_arrays, call_fresh, recorded_messages
 
 FEDERATED = ("train.loss=weighted", "train.class_weights=federated")
 
 UNWEIGHTED = {"fedgrad", "fedsage_true", "fedstruct", "fedstruct_a", "fedstruct_private"}
 """Methods that sum gradients of a plain loss."""
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    with small_runs(tmp_path_factory.mktemp("weights")) as run:
-        yield run
 
 
 def test_weights_follow_from_shares():
@@ -130,7 +124,7 @@ def test_it_needs_a_weighted_loss():
 
 def test_a_partys_policy_holds_for_it(run, tmp_path):
     """On a fleet's node, classes of fewer training nodes than its policy's ``min_nodes`` are sent as 0."""
-    from tests.safety.test_policy import Node
+    from tests.nodes import Node
 
     folder = Path(run("rounds=1").cfg.graph)
     cfg = compose([f"graph={folder}", "num_clients=3", "model.hidden=8", *FEDERATED])

@@ -31,7 +31,6 @@ from tests.methods.small_runs import (
     is_typed,
     representatives,
     sampled,
-    small_runs,
 )
 from tests.support import Finished, call_fresh, recorded_messages, same_result
 
@@ -44,13 +43,6 @@ some_methods = pytest.mark.parametrize("method", sampled(METHODS))
 
 SHARING = [m for m in METHODS if (s := by_default(m).strategy).shared and not s.pooled]
 """Methods of several clients that share something."""
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """``go(method, "key=value", ...)``: three rounds on three small clients in this process."""
-    with small_runs(tmp_path_factory.mktemp("contract")) as run:
-        yield run
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
-from tests.methods import test_moon as moon
-from tests.methods import test_personal_by_hand as hand
+from tests.methods import gcn_by_hand as hand
+from tests.methods import moon_by_hand as moon
+from tests.methods.personal import made, scores_by_client
 from tests.methods.regression import DECAY, LR, TRAIN, WORDS, data, gradient, mean_of, start, vector
-from tests.methods.test_personal import made, scores_by_client
 from tests.support import assert_same_arrays
 
 

@@ -9,27 +9,19 @@ import torch
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.private_state import restore, snapshot
-from fedgraph_flwr.config import compose
-from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import every_model
 from fedgraph_flwr.strategies.personal import PersonalStrategy
 from fedgraph_flwr.wire.messages import MODEL, Reply
 from fedgraph_flwr.wire.trees import flatten, unflatten
-from tests.conftest import client_graph
+from tests.methods.personal import made, scores_by_client
 from tests.methods.small_runs import METHODS, by_default
 from tests.support import Finished, assert_same_arrays, call_fresh, recorded_messages
 
 PERSONAL = [name for name in METHODS if by_default(name).strategy.personal]
 ADDED = ["apfl", "ditto", "fedavg_ft"]
 """Methods whose shared model is FedAvg's, whatever their keys."""
-
-
-def made(method: str, *overrides: str, client: int = 0) -> Any:
-    """A client of a method on a small graph."""
-    cfg = compose([f"strategy={method}", "model.hidden=8", *overrides])
-    return locate(cfg.strategy.client)(cfg, client_graph(client))
 
 
 def elsewhere(client: Any, shift: float = 0.1) -> list[np.ndarray]:
@@ -41,10 +33,6 @@ def state(client: Any) -> dict[str, torch.Tensor]:
     return {name: t.clone() for name, t in flatten(snapshot(client)).items()} | {
         name: t.detach().clone() for name, t in client.model.state_dict().items()
     }
-
-
-def scores_by_client(finished: Finished, key: str = "val-loss") -> list[list[float]]:
-    return [record["clients"][key] for record in finished.rounds]
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])

@@ -12,7 +12,6 @@ from fedgraph_flwr.methods.uplink import declared, releases, signature
 from fedgraph_flwr.runs.checks import check_clients, check_method
 from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
 from tests.methods.small_runs import METHODS, by_default, sampled
-from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 
 DP = ("none", "server_fixed", "client_fixed", "distributed")
 UNIFORM = "strategy.weighting=uniform"  # without which privacy is refused, whatever the method
@@ -103,7 +102,7 @@ def test_every_combination_is_accepted_or_refused_by_what_the_method_declares(me
 
 
 @pytest.mark.parametrize("method", sampled(METHODS))
-def test_what_is_accepted_runs_and_books_what_it_releases(method, go):  # noqa: F811
+def test_what_is_accepted_runs_and_books_what_it_releases(method, go):
     """One round with a rule, and one with privacy."""
     base = compose([f"strategy={method}", "num_clients=3", "rounds=1"])  # of which some methods are FedAvg
     for kind, (overrides, combination) in PROTECTED.items():

@@ -13,7 +13,7 @@ from fedgraph_flwr.data.hetero import HeteroClientGraph
 from fedgraph_flwr.models import MODELS, Model, Stack, build
 from fedgraph_flwr.models.fedstruct import StructureInputs
 from tests.conftest import client_graph
-from tests.methods.test_fedhgn import typed_client
+from tests.typed_graphs import typed_client
 
 N, H = 16, 8
 TYPED = [name for name in MODELS if locate(MODELS[name]).heterogeneous]

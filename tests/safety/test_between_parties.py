@@ -9,16 +9,9 @@ import pytest
 from fedgraph_flwr import partition
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import MODEL, groups_of
-from tests.methods.small_runs import small_runs
 from tests.support import recorded_messages
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    with small_runs(tmp_path_factory.mktemp("features")) as run:
-        yield run
 
 
 def revealed(go, method: str, *overrides: str) -> tuple[int, set[str], int]:

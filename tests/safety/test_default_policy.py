@@ -5,7 +5,6 @@ import pytest
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.secure.policy import Policy
 from tests.methods.small_runs import METHODS, sampled
-from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 from tests.support import assert_same_arrays
 
 
@@ -21,7 +20,7 @@ def fleet(monkeypatch):
 
 
 @pytest.mark.parametrize("method", sampled(METHODS))
-def test_an_honest_run_is_answered(method, go, fleet, monkeypatch):  # noqa: F811
+def test_an_honest_run_is_answered(method, go, fleet, monkeypatch):
     overrides = ["rounds=2"]
     wanted = go(method, *overrides)
     fleet(min_nodes=0)

@@ -1,71 +1,19 @@
 """Requests that a party accepts: its policy, what was asked before, and that nothing a server names is a path here."""
 
-import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.state import StateFolder
-from fedgraph_flwr.config import RunConfig, compose, from_run_config, to_json
-from fedgraph_flwr.engine.inline import InlineGrid, run_identity
+from fedgraph_flwr.config import from_run_config
+from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.secure.policy import Ledger, Policy, file_name, read_policy
-from fedgraph_flwr.wire.messages import PROTOCOL, from_record, pack
-
-
-class Node:
-    """One node of a fleet, which a server may ask whatever it likes; its processes live for one message."""
-
-    def __init__(self, cfg: RunConfig, **config: str):
-        from fedgraph_flwr.client_app import app
-
-        self.grid = InlineGrid(app, 1, {"config": to_json(cfg), "overrides": ""})
-        self.context = self.grid.contexts[1]
-        self.context.node_config = config
-        self.exchanges: dict[tuple[str, int], itertools.count] = {}
-
-    def request(self, phase, server_round=0, groups=None, **config):
-        """The reply, or the error message of a refusal. The exchange is counted, as an honest server does."""
-        counted = next(self.exchanges.setdefault((phase, server_round), itertools.count()))
-        values = {"phase": phase, "round": server_round, "exchange": counted, "protocol": PROTOCOL, **config}
-        content = pack(groups or {})
-        content["config"] = ConfigRecord({k: v for k, v in values.items() if v is not None})
-        kind = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}.get(phase, MessageType.QUERY)
-        with run_identity(self.grid.run_id):
-            session.forget(self.grid.run_id)  # another process
-            reply = self.grid._call(Message(content, dst_node_id=1, message_type=kind))
-        return reply.error.reason if reply.has_error() else reply.content
-
-    def restart(self):
-        """The SuperNode's process is gone, with what it kept in memory."""
-        self.context.state = RecordDict()
-
-
-@pytest.fixture
-def node(client_files, tmp_path):
-    """``node("strategy=fedavg", ..., policy={...})``: a node with a graph of 12 nodes."""
-
-    def make(*overrides, policy=None, size=12, state=False, **config):
-        folder = Path(client_files((size, 16, 20)).partition("=")[2])
-        cfg = compose(["num_clients=3", "rounds=5", "model.hidden=8", "model.dropout=0", *overrides])
-        values = {"graph": str(folder / "client_0000.safetensors"), **config}
-        if policy is not None:
-            (tmp_path / "policy.yaml").write_text(policy if isinstance(policy, str) else json.dumps(policy))
-            values["policy"] = str(tmp_path / "policy.yaml")
-        return Node(cfg, **values, **({"state": str(tmp_path / "state")} if state else {}))
-
-    return make
-
-
-def model_of(node, scale=1.0):
-    """Shared parameters for a node, as a server makes them up."""
-    client, _ = session._find(from_run_config(node.context.run_config), node.context)
-    return {name: scale * tensor.detach().numpy() for name, tensor in client.shared.items()}
-
+from fedgraph_flwr.wire.messages import from_record
+from tests.nodes import model_of
 
 # --- a policy file ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.exchange import Outcome, take
 from fedgraph_flwr.wire.messages import Reply
-from tests.methods.small_runs import METHODS, Go, declares, sampled, small_runs
+from tests.methods.small_runs import METHODS, Go, declares, sampled
 from tests.safety.mutations import mutations
 
 VARIANTS = [(method, *overrides) for method in METHODS for overrides in [[], *declares(method).variants]]
@@ -35,12 +35,6 @@ LIAR, OTHER = 1, 2
 """The client with wrong replies, and another client; in a pooled graph there is only client 0."""
 
 forms = pytest.mark.parametrize("form", sampled(VARIANTS))
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Go]:
-    with small_runs(tmp_path_factory.mktemp("probes")) as run:
-        yield run
 
 
 @dataclass(frozen=True)

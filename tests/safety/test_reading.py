@@ -2,32 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from tests.conftest import client_graph
-from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
-
-SGD = ["model=mlp", "model.dropout=0", "train.optimizer=sgd", "train.lr=1e-3", "train.weight_decay=0", "dtype=float64"]
-
-
-def binning(model, width, features):
-    """A first layer whose units all look one way and open one after the other, so that neighbours differ by few nodes.
-
-    Robbing the Fed (Fowl et al., ICLR 2022). Unit k opens where x·d exceeds the k-th quantile of a normal distribution, which
-    is all that the server guesses of the data.
-    """
-    direction = torch.randn(features, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    share = torch.linspace(0.002, 0.998, width, dtype=torch.float64)
-    first, bias, second = (
-        next(n for n, a in model.items() if a.shape == s) for s in ((features, width), (width,), (width, 3))
-    )
-    planted = {name: np.zeros_like(array) for name, array in model.items()}
-    planted[first] += (direction / direction.norm()).numpy()[:, None]
-    planted[bias] -= torch.distributions.Normal(0.4, 1.3).icdf(share).numpy()
-    planted[second] += np.array([1, -0.5, -0.5]) * 1e-6
-    return planted, first, bias
+from tests.nodes import SGD, binning, model_of
 
 
 def rows_read(sent, trained, first, bias, graph):
@@ -51,7 +30,7 @@ def test_rows_that_one_update_shows(nodes, width, read):
     assert abs(rows_read(sent, trained, first, bias, graph) - read) <= 2
 
 
-def test_the_first_round_shows_none(node):  # noqa: F811
+def test_the_first_round_shows_none(node):
     """The node builds the first parameters itself, and a refused start holds; those of a later round it cannot know."""
     overrides = ["model.hidden=64", "train.local_steps=1", *SGD]
     refused = node(*overrides)

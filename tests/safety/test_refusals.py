@@ -14,16 +14,19 @@ from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
+from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.secure.policy import Policy
 from tests.methods.small_runs import METHODS, sampled
-from tests.methods.test_contract import go  # noqa: F401 (a fixture)
-from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
+from tests.nodes import SGD, binning, model_of
+
+WIDE = ["model.hidden=64", "train.local_steps=1", *SGD]
 
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", sampled(METHODS))
-def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):  # noqa: F811
+def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):
     """With `required_config: {privacy.scores: none}` a server had the scores of any model, and by them labels."""
     answer, replies = GraphClient.reply, []
 
@@ -60,7 +63,7 @@ def test_a_method_by_name_means_its_own_sharing(method, monkeypatch):
             refuse._check_sharing(wide.strategy, model)
 
 
-def test_the_model_of_fedproto_stays(node):  # noqa: F811
+def test_the_model_of_fedproto_stays(node):
     asked = node("strategy=fedproto", "strategy.shared=['']", policy={"strategies": ["fedproto"]})
     assert "refuses strategy.shared=[''] with strategy.private=[], which sends 'head" in asked.request("describe")
     policy = {"strategies": ["fedproto"], "required_config": {"strategy.shared": [[""]]}}
@@ -76,7 +79,7 @@ def test_the_model_of_fedproto_stays(node):  # noqa: F811
     "overrides",
     [["model.hidden=65536"], ["model.hidden=65536", "model=gat"], ["model.hidden=65536", "model.layers=1000"]],
 )
-def test_a_network_is_counted_before_it_takes_memory(node, overrides):  # noqa: F811
+def test_a_network_is_counted_before_it_takes_memory(node, overrides):
     """`model.hidden=65536` took 17 GB a layer before its size was looked at."""
     asked = node(*overrides, "model.dropout=0", policy={"max_parameters": 50_000})
     assert "parameters: it accepts at most 50000 (max_parameters)" in asked.request("describe")
@@ -86,7 +89,7 @@ def test_a_network_is_counted_before_it_takes_memory(node, overrides):  # noqa: 
 
 
 @pytest.mark.parametrize("model", ["gcn", "mlp", "sage", "gat", "acm"])
-def test_a_layer_is_as_wide_as_a_party_allows(node, model):  # noqa: F811
+def test_a_layer_is_as_wide_as_a_party_allows(node, model):
     """Thousands of units, each open for one node, showed 30 nodes' values in one message."""
     overrides = ["strategy=fedavg", f"model={model}"]
     assert "wide: it accepts at most 1024 (max_width)" in node(*overrides, "model.hidden=4000").request("describe")
@@ -94,10 +97,26 @@ def test_a_layer_is_as_wide_as_a_party_allows(node, model):  # noqa: F811
     assert "at most 16 (max_width)" in node(*overrides, "model.hidden=64", policy={"max_width": 16}).request("describe")
 
 
+class Uncountable(GCN):
+    """A model that reads a value while it is built, which the meta device has none of."""
+
+    def __init__(self, *sizes, **keywords):
+        super().__init__(*sizes, **keywords)
+        float(next(self.parameters()).sum())
+
+
+def test_a_model_that_cannot_be_counted_is_not_built(node):
+    """It was built first and counted afterwards."""
+    overrides, policy = [f"model={__name__}:Uncountable"], {"modules": ["tests"]}
+    assert "cannot be counted before it is built (RuntimeError" in node(*overrides, policy=policy).request("describe")
+    listed = node(*overrides, policy={**policy, "networks": [f"{__name__}:Uncountable"]})
+    assert not isinstance(listed.request("describe"), str)
+
+
 # --- one network a run ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_has_one_configuration(node):  # noqa: F811
+def test_a_run_has_one_configuration(node):
     asked = node("model.hidden=8", state=True)
     assert not isinstance(asked.request("describe"), str)
     other = to_json(compose(["num_clients=3", "rounds=5", "model.hidden=9"]))
@@ -110,7 +129,7 @@ def test_a_run_has_one_configuration(node):  # noqa: F811
     assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}), str)
 
 
-def test_a_run_starts_where_its_seed_says(node):  # noqa: F811
+def test_a_run_starts_where_its_seed_says(node):
     """First parameters of a server's choice read training nodes out of one update."""
     asked = node()
     assert "other parameters than its seed=0 gives" in asked.request("train", 1, {"model": model_of(asked, 1.5)})
@@ -127,7 +146,7 @@ START = "other parameters than its seed=0 gives"
 
 
 @pytest.mark.parametrize("state", [False, True])
-def test_a_resumption_that_the_node_does_not_know_starts_where_the_seed_says(node, state):  # noqa: F811
+def test_a_resumption_that_the_node_does_not_know_starts_where_the_seed_says(node, state):
     """A server claims to resume a run that never was: without a name of the run nothing was looked up."""
     asked = node(state=state)
     assert not isinstance(asked.request("describe", resume=3), str)
@@ -142,7 +161,7 @@ def test_a_resumption_that_the_node_does_not_know_starts_where_the_seed_says(nod
         assert record.suspect, "kept over a restart"
 
 
-def test_a_resumption_with_the_nodes_own_checkpoint_is_believed(node):  # noqa: F811
+def test_a_resumption_with_the_nodes_own_checkpoint_is_believed(node):
     asked = node(state=True)
     assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}, checkpoint=True, run="mine"), str)
     sent = {"model": model_of(asked, 1.5)}
@@ -155,13 +174,13 @@ def test_a_resumption_with_the_nodes_own_checkpoint_is_believed(node):  # noqa: 
     assert "round_000002.safetensors" in other.request("describe", resume=2, run="mine"), "there is no such checkpoint"
 
 
-def test_a_lost_state_needs_the_policys_key(node):  # noqa: F811
+def test_a_lost_state_needs_the_policys_key(node):
     asked = node(policy={"check_start": False})
     assert not isinstance(asked.request("describe", resume=3, run="mine"), str)
     assert not isinstance(asked.request("train", 4, {"model": model_of(asked, 1.5)}), str)
 
 
-def test_a_refused_start_is_not_forgotten_in_the_next_round(node):  # noqa: F811
+def test_a_refused_start_is_not_forgotten_in_the_next_round(node):
     asked = node()
     assert START in asked.request("train", 1, {"model": model_of(asked, 1.5)})
     assert START in asked.request("train", 2, {"model": model_of(asked, 1.5)})
@@ -169,7 +188,7 @@ def test_a_refused_start_is_not_forgotten_in_the_next_round(node):  # noqa: F811
     assert not isinstance(asked.request("train", 4, {"model": model_of(asked, 1.5)}), str)
 
 
-def test_an_evaluation_does_not_plant_parameters_that_training_starts_with(node, monkeypatch):  # noqa: F811
+def test_an_evaluation_does_not_plant_parameters_that_training_starts_with(node, monkeypatch):
     """Training without a model keeps the client's own parameters: those of an evaluation before it."""
     asked = node()
     monkeypatch.setattr(session, "forget", lambda run: None)  # one process, as on a fleet
@@ -179,7 +198,7 @@ def test_an_evaluation_does_not_plant_parameters_that_training_starts_with(node,
 
 
 @pytest.mark.parametrize("folds", [1, 3, 6])
-def test_a_step_of_few_nodes_is_refused(node, folds):  # noqa: F811
+def test_a_step_of_few_nodes_is_refused(node, folds):
     """A fold of one node revealed that node's label by the sign of the head's gradient."""
     asked = node("strategy=fedspa", f"strategy.folds={folds}")
     reply = asked.request("train", 1, {"model": model_of(asked)})
@@ -189,7 +208,7 @@ def test_a_step_of_few_nodes_is_refused(node, folds):  # noqa: F811
         assert f"client 0 has {6 // folds} training nodes in a step, but its node's policy requires at least 5" in reply
 
 
-def test_a_party_of_few_training_nodes_does_not_train(node):  # noqa: F811
+def test_a_party_of_few_training_nodes_does_not_train(node):
     asked = node(size=8)
     assert "has 4 training nodes in a step" in asked.request("train", 1, {"model": model_of(asked)})
 
@@ -213,7 +232,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("method", "phase", "groups"), MALFORMED)
-def test_a_malformed_request_is_an_error(node, method, phase, groups):  # noqa: F811
+def test_a_malformed_request_is_an_error(node, method, phase, groups):
     overrides = {"fedlit": ["model=fedlit"], "fedspa": ["strategy.fisher_exchange=scalar"]}.get(method, [])
     asked = node(f"strategy={method}", *overrides)
     if phase == "train":
@@ -224,14 +243,14 @@ def test_a_malformed_request_is_an_error(node, method, phase, groups):  # noqa: 
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedomd", "fedgl"])
-def test_an_array_of_text_is_an_error(node, method):  # noqa: F811
+def test_an_array_of_text_is_an_error(node, method):
     record = ArrayRecord({"w": Array(np.array(["a", "bc"]))})
     asked = node(f"strategy={method}")
     for phase in ("train", "evaluate"):
         assert "cannot read array 'w' of a message" in asked.request(phase, 1, {"model": record})
 
 
-def test_judged_rows_take_no_memory_by_their_index(node):  # noqa: F811
+def test_judged_rows_take_no_memory_by_their_index(node):
     """An owner of 2e9 made the client draw as many rows."""
     asked = node("strategy=fedsage", policy={"min_nodes": 0})
     groups = {
@@ -242,14 +261,14 @@ def test_judged_rows_take_no_memory_by_their_index(node):  # noqa: F811
 
 
 @pytest.mark.parametrize("overrides", [["strategy.widths=[100000000]"], ["strategy.neighbours=100000000"]])
-def test_a_generator_is_counted_too(node, overrides):  # noqa: F811
+def test_a_generator_is_counted_too(node, overrides):
     for method, phase in (("fedsage", "generate"), ("fedsage", "mend")):
         reply = node(f"strategy={method}", *overrides, policy={"min_nodes": 0}).request(phase, 0, {})
         assert "at most 100000000 (max_parameters)" in reply
 
 
 @pytest.mark.parametrize("text", ["strategies: ['${oc.env:HOME}']", "rounds: ${oc.env:NOTHING}", "min_nodes: ${x}"])
-def test_a_policy_resolves_nothing(node, text):  # noqa: F811
+def test_a_policy_resolves_nothing(node, text):
     assert "contains '${', which is not resolved" in node(policy=text).request("describe")
 
 
@@ -259,9 +278,64 @@ def test_a_server_class_that_is_none_is_an_error():
             locate(target)
 
 
-def test_the_ledger_keeps_what_it_pins(node):  # noqa: F811
+def test_the_ledger_keeps_what_it_pins(node):
     asked = node(state=True)
     asked.request("describe")
     record = json.loads(json.dumps(dict(asked.context.state.config_records[session.ASKED])))
     assert len(record["config"]) == 64
     assert record["resumed"] is False
+
+
+# --- the start of a run -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resume", [0, 3, -1])
+def test_a_message_that_trains_claims_no_resumption(node, resume):
+    """In round 0 it was believed and trained planted parameters: one message, whatever the seed."""
+    asked = node(*WIDE)
+    planted = binning(model_of(asked), 64, 5)[0]
+    assert f"resumes after round {resume} in a message of phase 'train'" in asked.request(
+        "train", 0, {"model": planted}, resume=resume
+    )
+    assert "other parameters than its seed=0 gives" in asked.request("train", 0, {"model": planted})
+    assert "expected phase 'describe' and no negative round" in node(*WIDE).request("describe", resume=-1)
+
+
+@pytest.mark.parametrize("kind", ["scaffold", "feddc"])
+def test_no_variate_plants_parameters_in_the_first_round(node, kind):
+    """From the parameters of the seed, one step along c = (seed's - planted) / lr ends at the planted ones."""
+    asked = node(f"strategy.variates={kind}", *WIDE, "train.local_steps=2")
+    seeds = model_of(asked)
+    planted = binning(seeds, 64, 5)[0]
+    variate = {name: (seeds[name] - planted[name]) / 1e-3 for name in seeds}
+    first = {ACKNOWLEDGED: {"round": np.zeros(1, np.int64)}, "model": seeds}
+    assert "starts this run with a variate of '" in asked.request("train", 1, {**first, VARIATES: variate})
+    zeros = {name: np.zeros_like(array) for name, array in seeds.items()}
+    reply = node(f"strategy.variates={kind}", *WIDE).request("train", 1, {**first, VARIATES: zeros})
+    assert not isinstance(reply, str), reply
+
+
+def test_no_encoder_plants_parameters_that_training_keeps(node, monkeypatch):
+    """In a process that stays, FedDEP's `prototype` leaves an encoder in the model, under another name than the model's."""
+    monkeypatch.setattr(session, "forget", lambda run_id: None)
+    overrides = ["strategy=feddep", "strategy.encoder_rounds=1", "model.hidden=64", "train.local_steps=1", *SGD[1:]]
+    asked = node(*overrides, size=60)
+    planted = {name: array + 1 for name, array in model_of(asked).items()}
+    assert not isinstance(asked.request("prototype", 0, {"encoder": planted}), str)
+    assert "other parameters than its seed=0 gives" in asked.request("train", 1)
+
+
+@pytest.mark.parametrize(
+    ("scalars", "message"),
+    [
+        ({"keep": True, "run": "r"}, "has best=None, expected int"),
+        ({"keep": True, "run": "r", "best": "x"}, "has best=x, expected int"),
+        ({"keep": "yes", "run": "r", "best": 1}, "has keep=yes, expected bool"),
+        ({"checkpoint": True, "run": 7}, "has run=7, expected str"),
+        ({"evaluate": "yes"}, "has evaluate=yes, expected bool"),
+    ],
+)
+def test_scalars_of_a_message_have_their_types(node, scalars, message):
+    """Some were tracebacks at the node."""
+    asked = node()
+    assert message in asked.request("train", 1, {"model": model_of(asked)}, **scalars)

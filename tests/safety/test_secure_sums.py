@@ -11,8 +11,7 @@ from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.requests import requests
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record, to_record
 from tests.methods.small_runs import METHODS, sampled
-from tests.methods.test_contract import go  # noqa: F401 (a fixture)
-from tests.secure.test_secagg import SECURE, Round, accepted
+from tests.secure.rounds import SECURE, Round, accepted
 
 
 @pytest.mark.parametrize("share", [0.5000000001, 0.51, 2 / 3, 1.0])
@@ -113,7 +112,7 @@ def fleet(monkeypatch):
 
 
 @pytest.mark.parametrize("method", sampled([name for name in METHODS if accepted(name)]))
-def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):  # noqa: F811
+def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):
     """Weight 1 for client 0 and 0 for the others gave the server that client's model in one round."""
 
     def alone(self, reducer, clients):

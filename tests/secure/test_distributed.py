@@ -12,10 +12,10 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.secure import distributed, noise
 from fedgraph_flwr.secure.accounting import cost, epsilon_at, skellam_epsilon
 from fedgraph_flwr.secure.distributed import DistributedNoise, rounded, skellam
+from tests.secure.rounds import RULES
 
 WORDS = ["strategy.weighting=uniform", "privacy.dp=distributed", "privacy.secagg=true", "privacy.secagg_bits=20"]
 NOISY = [*WORDS, "privacy.noise_multiplier=4", "privacy.clipping_norm=0.05"]
-RULES = PrivacyConfig("distributed", noise_multiplier=2.0, clipping_norm=0.5, secagg=True, secagg_bits=16)
 
 
 def exact_epsilon(delta: float, variance: float, shift: int, releases: int) -> float:

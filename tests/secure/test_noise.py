@@ -7,7 +7,7 @@ from scipy import stats
 from fedgraph_flwr.secure import noise
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.noise import SecureNoise, log_poisson
-from tests.secure.test_distributed import RULES
+from tests.secure.rounds import RULES
 
 KEY = bytes(range(32))
 SIZE = 400_000

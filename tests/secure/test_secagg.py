@@ -9,23 +9,19 @@ from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
 from fedgraph_flwr.clients.fedomd import FedOMDClient
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Sum, declared
+from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Sum
 from fedgraph_flwr.runs.checks import check_method, startup_notes
-from fedgraph_flwr.secure.protections import not_secure
 from fedgraph_flwr.secure.secagg import Member, limit, unmasked
 from fedgraph_flwr.strategies.fedavg import FedAvg
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record
 from fedgraph_flwr.wire.reply_schema import ArrayField
 from tests.conftest import client_graph
-from tests.methods.small_runs import METHODS, by_default, sampled
-from tests.methods.test_contract import go  # noqa: F401 (a fixture)
+from tests.methods.small_runs import METHODS, sampled
+from tests.secure.rounds import SECURE, Round, accepted
 from tests.support import assert_same_arrays, call_fresh, recorded_messages
-
-SECURE = "privacy.secagg=true"
 
 
 def with_counts(cfg, params):
@@ -38,40 +34,6 @@ FOUR = (12, 16, 20, 14)
 
 
 # --- one sum, by hand -------------------------------------------------------------------------------------------------
-
-
-class Round:
-    """A round of members, message by message; every client's public key list and envelopes as the server sees them."""
-
-    def __init__(self, count=5, share=0.6, bits=40, server_round=3):
-        self.round, self.bits = server_round, bits
-        self.members = [Member(i, share, bits) for i in range(count)]
-        self.keys = {i: m.publish(server_round)["keys"] for i, m in enumerate(self.members)}
-        self.needed = 3
-        self.values = {
-            i: {MODEL: {"w": np.random.default_rng(i).normal(size=(50, 4)), "b": np.full(3, float(i))}}
-            for i in range(count)
-        }
-
-    def deal(self):
-        ids, keys = np.arange(len(self.members)), np.stack(list(self.keys.values()))
-        self.dealt = {i: m.deal(ids, keys, self.round) for i, m in enumerate(self.members)}
-        return self
-
-    def mask(self, client, ratio=0.25, among=None, received=b""):
-        among = range(len(self.members)) if among is None else among
-        envelopes = np.stack([self.dealt[j]["envelopes"][client] for j in among])
-        ratios, member = np.broadcast_to(np.asarray(ratio, float), len(among)), self.members[client]
-        masked = member.masked(self.values[client], {MODEL: ratios}, np.array(among), envelopes, self.round, received)
-        self.agreed = member.state["agreed"].tobytes()
-        return masked
-
-    def sum(self, answers, shares, among=None):
-        among = range(len(self.members)) if among is None else among
-        return unmasked(answers, shares, list(among), self.keys, self.needed, self.bits, self.round, self.agreed)
-
-    def shares(self, helpers, survivors):
-        return {i: self.members[i].reveal(np.array(survivors), self.round)["shares"] for i in helpers}
 
 
 @pytest.mark.parametrize(
@@ -192,14 +154,8 @@ def test_what_does_not_fit_the_fixed_point_is_refused():
 # --- in a run ---------------------------------------------------------------------------------------------------------
 
 
-def accepted(method):
-    """Whether the method declares that sums are all it needs."""
-    cfg = by_default(method)
-    return not not_secure(cfg, declared(locate(cfg.strategy.server), cfg))
-
-
 @pytest.mark.parametrize("method", sampled(METHODS))
-def test_every_method_ends_as_without_or_is_refused(method, go):  # noqa: F811
+def test_every_method_ends_as_without_or_is_refused(method, go):
     if not accepted(method):
         with pytest.raises(
             FedGraphError, match=rf"privacy\.secagg=true shows .*strategy={method} (needs|shares|has) [^.]+; set"
@@ -256,7 +212,7 @@ def answered(messages):
     return {group for group, masked in kinds if not masked}, {group for group, masked in kinds if masked}
 
 
-def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypatch):  # noqa: F811
+def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypatch):
     """FedOMD: each layer's range travels as it is, or is not asked for; moments and model are terms of sums."""
     with pytest.raises(FedGraphError, match=r"a largest value is not a sum.*privacy\.reveal=\[range\]"):
         go("fedomd", "rounds=2", SECURE)
@@ -271,7 +227,7 @@ def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypat
         assert [text for text in notes if "the server still sees each client's range" in text] == notes[: len(seen)]
 
 
-def test_keys_of_a_rounds_two_sums_are_told_apart(go, monkeypatch):  # noqa: F811
+def test_keys_of_a_rounds_two_sums_are_told_apart(go, monkeypatch):
     """What a signature is of names the sum, so that a server cannot bring the first one's keys again."""
     seen = []
     publish = Member.publish
@@ -285,7 +241,7 @@ def test_keys_of_a_rounds_two_sums_are_told_apart(go, monkeypatch):  # noqa: F81
     assert sorted(seen) == [(client, r, k) for client in range(3) for r in (1, 2) for k in (0, 1)]
 
 
-def test_coefficients_that_are_handed_on_travel_beside_the_sum_and_the_user_is_told(go, monkeypatch):  # noqa: F811
+def test_coefficients_that_are_handed_on_travel_beside_the_sum_and_the_user_is_told(go, monkeypatch):
     with recorded_messages(monkeypatch) as messages:
         finished = go("fedhgn", "rounds=2", SECURE, "privacy.reveal=[coefficients]")
     assert answered(messages) == ({"coefficients"}, {MODEL})

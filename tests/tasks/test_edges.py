@@ -12,8 +12,7 @@ from torch_geometric.nn import GCNConv
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.requirements import tasks_of
-from fedgraph_flwr.config import SplitConfig, compose, group_names
+from fedgraph_flwr.config import SplitConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.errors import FedGraphError
@@ -24,6 +23,7 @@ from fedgraph_flwr.runs.prediction import load_predictor
 from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks.edges import Edges, with_foreign_ends
 from fedgraph_flwr.testing import assert_same_arrays
+from tests.methods.small_runs import serving
 
 WORDS = ["task=edges", "model.hidden=8", "num_clients=1", "rounds=2", "dtype=float64", "model.dropout=0"]
 
@@ -370,12 +370,6 @@ def test_graphs_that_do_not_fit_are_refused():
         client(replace(graph, schema={"undirected": True}))
     with pytest.raises(FedGraphError, match=r"split\.kind=temporal needs edges that were split by their times"):
         client(graph, "split.kind=temporal")
-
-
-def serving(task: str) -> list[str]:
-    """Strategies whose client declares that it serves a task."""
-    runs = {name: compose([f"strategy={name}"]) for name in group_names("strategy")}
-    return [name for name, cfg in runs.items() if task in tasks_of(cfg, client_class(cfg))]
 
 
 @pytest.mark.parametrize(

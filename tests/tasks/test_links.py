@@ -13,17 +13,16 @@ from torch_geometric.nn import GCNConv
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.requirements import tasks_of
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
-from fedgraph_flwr.runs.checks import check_method, client_class
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.tasks import links, pairs
 from fedgraph_flwr.testing import assert_same_arrays
-from tests.methods.small_runs import METHODS, by_default
+from tests.methods.small_runs import serving
 
 WORDS = ["task=links", "model.hidden=16", "num_clients=1", "rounds=2"]
 
@@ -278,12 +277,6 @@ def test_more_pairs_than_fit_are_refused(monkeypatch):
         client(random_graph()).scores()
     with pytest.raises(FedGraphError, match=r"set task.negatives to at most"):
         client(random_graph(), "task.negatives=900").train()
-
-
-def serving(task: str) -> list[str]:
-    """Strategies whose client declares that it serves a task."""
-    runs = {name: by_default(name) for name in METHODS}
-    return [name for name, cfg in runs.items() if task in tasks_of(cfg, client_class(cfg))]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks import triples
 from fedgraph_flwr.tasks.decoders import DECODERS
 from fedgraph_flwr.testing import assert_same_arrays
-from tests.tasks.test_links import serving
+from tests.methods.small_runs import serving
 
 WORDS = ["task=triples", "model.hidden=8", "num_clients=1", "rounds=2"]
 

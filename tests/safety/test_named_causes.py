@@ -11,12 +11,12 @@ from fedgraph_flwr.clients.fedstruct_private import PrivateFedStructClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.export.card import escaped
-from tests.methods.test_contract import go  # noqa: F401 (a fixture)
+from tests.typed_graphs import typed_client
 
 NASTY = "<img src=x onerror=alert(1)> [a](http://x) | `c` **b**\n# head"
 
 
-def test_a_refused_key_of_fedspa_is_an_error(go, monkeypatch):  # noqa: F811
+def test_a_refused_key_of_fedspa_is_an_error(go, monkeypatch):
     """The server replied with a KeyError."""
     publish = FedSPAClient.publish_key
 
@@ -33,7 +33,7 @@ def test_a_refused_key_of_fedspa_is_an_error(go, monkeypatch):  # noqa: F811
 
 
 @pytest.mark.parametrize("left_out", [1, 2])
-def test_sums_without_a_part_are_refused(go, monkeypatch, left_out):  # noqa: F811
+def test_sums_without_a_part_are_refused(go, monkeypatch, left_out):
     """A server that relayed no envelope had a gradient with respect to only one client's part."""
     receive = PrivateFedStructClient.receive
 
@@ -51,7 +51,7 @@ def test_sums_without_a_part_are_refused(go, monkeypatch, left_out):  # noqa: F8
 
 
 @pytest.mark.parametrize(("exchange", "what"), [(0, "ended"), (None, "did not end")])
-def test_the_client_that_ends_otherwise_is_named(go, monkeypatch, exchange, what):  # noqa: F811
+def test_the_client_that_ends_otherwise_is_named(go, monkeypatch, exchange, what):
     """The others were."""
     acquire = FedStructClient.acquire
 
@@ -70,9 +70,7 @@ def test_the_client_that_ends_otherwise_is_named(go, monkeypatch, exchange, what
 
 
 @pytest.mark.parametrize("method", ["fedstruct", "fedstruct_private", "fedstruct_a"])
-def test_fedstruct_on_a_typed_graph_is_an_error(go, tmp_path, method):  # noqa: F811
-    from tests.methods.small_runs import typed_client
-
+def test_fedstruct_on_a_typed_graph_is_an_error(go, tmp_path, method):
     for client in range(3):
         typed_client(client, people=11, features=client == 1).save(tmp_path / f"client_{client:04d}.safetensors")
     with pytest.raises(FedGraphError, match="model=fedstruct needs a graph with one"):
@@ -95,7 +93,7 @@ def test_noise_without_an_epsilon_is_refused(noise):
         compose(["privacy.dp=server_fixed", f"privacy.noise_multiplier={noise}"])
 
 
-def test_noised_scores_are_in_the_record_of_their_round(go):  # noqa: F811
+def test_noised_scores_are_in_the_record_of_their_round(go):
     overrides = [
         "privacy.dp=server_fixed",
         "privacy.noise_multiplier=1",

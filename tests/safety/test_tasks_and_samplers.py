@@ -13,9 +13,7 @@ from fedgraph_flwr.models.embedding import Embedding
 from fedgraph_flwr.numerics import prepared
 from fedgraph_flwr.wire.messages import groups_of
 from tests.conftest import client_graph
-from tests.safety.test_few_nodes import made
-from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
-from tests.safety.test_reading import SGD
+from tests.nodes import SGD, made, model_of
 
 PLAIN = ["train.local_steps=1", *SGD]
 
@@ -72,7 +70,7 @@ def test_dropout_of_the_default_configuration_shows_nothing():
 # --- sampled batches --------------------------------------------------------------------------------------------------
 
 
-def test_updates_on_changing_batches_add_up_to_the_gradient_of_one_node(node):  # noqa: F811
+def test_updates_on_changing_batches_add_up_to_the_gradient_of_one_node(node):
     """The seed tells the server who is in a batch. Under one model, twelve nodes need some twenty rounds."""
     sampled = ["train.sampler=neighbors", "train.batch_size=6", "train.fanout=[-1,-1]"]
     overrides = ["model=gcn", *PLAIN[:1], *SGD[1:], *sampled, "rounds=60"]
@@ -198,7 +196,7 @@ def test_fgssl_contrasts_enough_nodes():
         (["strategy=fgssl", "train.sampler=neighbors"], "does not support strategy=fgssl"),
     ],
 )
-def test_a_node_checks_what_a_method_supports(node, overrides, message):  # noqa: F811
+def test_a_node_checks_what_a_method_supports(node, overrides, message):
     """Only an honest server did; a traceback, or statistics of a kind that ``min_nodes`` does not count."""
     policy = {"tasks": ["nodes", "links"], "samplers": ["none", "neighbors"]}
     assert message in node(*overrides, policy=policy).request("describe")
@@ -207,7 +205,7 @@ def test_a_node_checks_what_a_method_supports(node, overrides, message):  # noqa
 @pytest.mark.parametrize(
     "overrides", ["strategy.objective=[prox]", "strategy.personalization=head", "strategy.variates=scaffold"]
 )
-def test_a_listed_method_has_no_other_parts(node, overrides):  # noqa: F811
+def test_a_listed_method_has_no_other_parts(node, overrides):
     for listed in ("fedavg", "fedgraph_flwr.clients.base:GraphClient"):
         if listed == "fedavg" or "variates" in overrides:
             assert "refuses strategy=fedavg" in node(overrides, policy={"strategies": [listed]}).request("describe")
@@ -221,14 +219,14 @@ def test_a_listed_method_has_no_other_parts(node, overrides):  # noqa: F811
         ["task=links", "task.disjoint=0", "task.negatives=300"],
     ],
 )
-def test_pairs_are_counted_before_they_are_drawn(node, overrides):  # noqa: F811
+def test_pairs_are_counted_before_they_are_drawn(node, overrides):
     """1,000 negatives of a million edges, 1,024 numbers each, exhausted the memory."""
     policy = {"tasks": ["links"], "max_parameters": 3_000, "min_nodes": 1}
     assert "numbers in pairs that are compared at once" in node(*overrides, policy=policy).request("describe")
     assert not isinstance(node(overrides[0], policy=policy).request("describe"), str)
 
 
-def test_vectors_of_nodes_are_counted_before_they_are_drawn(node, monkeypatch):  # noqa: F811
+def test_vectors_of_nodes_are_counted_before_they_are_drawn(node, monkeypatch):
     """A million nodes with 1,024 numbers each took four gigabytes, and then were too many."""
     drawn = Embedding.with_nodes
 
@@ -272,7 +270,7 @@ def test_new_settings_do_not_fill_the_disk(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "overrides", [["task=edges"], ["task=triples"], ["task=triples", "model=embedding"], ["task=links"]]
 )
-def test_clipping_covers_the_readout(node, overrides):  # noqa: F811
+def test_clipping_covers_the_readout(node, overrides):
     """Weights of edges' readouts and vectors of relations are as bounded as the rest, and nothing else leaves."""
     private = ["strategy.weighting=uniform", "privacy.dp=client_fixed", "privacy.noise_multiplier=1"]
     private += ["privacy.scores=none", "privacy.clipping_norm=0.01", "train.local_steps=3", "train.lr=1"]

@@ -1,0 +1,85 @@
+"""A node of a fleet in this process, which a test's server may ask whatever it likes, and models of a server's choice."""
+
+import itertools
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.config import RunConfig, compose, from_run_config, to_json
+from fedgraph_flwr.engine.inline import InlineGrid, run_identity
+from fedgraph_flwr.secure.policy import Policy
+from fedgraph_flwr.wire.messages import PROTOCOL, pack
+from tests.conftest import client_graph
+
+
+class Node:
+    """One node of a fleet, which a server may ask whatever it likes; its processes live for one message."""
+
+    def __init__(self, cfg: RunConfig, **config: str):
+        from fedgraph_flwr.client_app import app
+
+        self.grid = InlineGrid(app, 1, {"config": to_json(cfg), "overrides": ""})
+        self.context = self.grid.contexts[1]
+        self.context.node_config = config
+        self.exchanges: dict[tuple[str, int], itertools.count] = {}
+
+    def request(self, phase, server_round=0, groups=None, **config):
+        """The reply, or the error message of a refusal. The exchange is counted, as an honest server does."""
+        counted = next(self.exchanges.setdefault((phase, server_round), itertools.count()))
+        values = {"phase": phase, "round": server_round, "exchange": counted, "protocol": PROTOCOL, **config}
+        content = pack(groups or {})
+        content["config"] = ConfigRecord({k: v for k, v in values.items() if v is not None})
+        kind = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}.get(phase, MessageType.QUERY)
+        with run_identity(self.grid.run_id):
+            session.forget(self.grid.run_id)  # another process
+            reply = self.grid._call(Message(content, dst_node_id=1, message_type=kind))
+        return reply.error.reason if reply.has_error() else reply.content
+
+    def restart(self):
+        """The SuperNode's process is gone, with what it kept in memory."""
+        self.context.state = RecordDict()
+
+
+def model_of(node, scale=1.0):
+    """Shared parameters for a node, as a server makes them up."""
+    client, _ = session._find(from_run_config(node.context.run_config), node.context)
+    return {name: scale * tensor.detach().numpy() for name, tensor in client.shared.items()}
+
+
+def made(kind, *overrides, graph=None, **policy):
+    """A client of a fleet's node."""
+    client = kind(
+        compose(["num_clients=3", "model.hidden=8", "model.dropout=0", *overrides]),
+        client_graph(0, 40) if graph is None else graph,
+    )
+    client.policy = Policy(**policy)
+    return client
+
+
+def looped(client):
+    """A pseudo graph of self-loops, as the group of arrays that comes down."""
+    own = np.arange(client.graph.num_nodes)
+    return {"label": np.full(own.size, -1), "row": own, "col": own, "weight": np.ones(own.size)}
+
+
+SGD = ["model=mlp", "model.dropout=0", "train.optimizer=sgd", "train.lr=1e-3", "train.weight_decay=0", "dtype=float64"]
+
+
+def binning(model, width, features):
+    """A first layer whose units all look one way and open one after the other, so that neighbours differ by few nodes.
+
+    Robbing the Fed (Fowl et al., ICLR 2022). Unit k opens where x·d exceeds the k-th quantile of a normal distribution, which
+    is all that the server guesses of the data.
+    """
+    direction = torch.randn(features, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    share = torch.linspace(0.002, 0.998, width, dtype=torch.float64)
+    first, bias, second = (
+        next(n for n, a in model.items() if a.shape == s) for s in ((features, width), (width,), (width, 3))
+    )
+    planted = {name: np.zeros_like(array) for name, array in model.items()}
+    planted[first] += (direction / direction.norm()).numpy()[:, None]
+    planted[bias] -= torch.distributions.Normal(0.4, 1.3).icdf(share).numpy()
+    planted[second] += np.array([1, -0.5, -0.5]) * 1e-6
+    return planted, first, bias

@@ -1,0 +1,56 @@
+"""A round of secure sums by hand, and rules of distributed noise."""
+
+import numpy as np
+
+from fedgraph_flwr.config import PrivacyConfig
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.methods.uplink import declared
+from fedgraph_flwr.secure.protections import not_secure
+from fedgraph_flwr.secure.secagg import Member, unmasked
+from fedgraph_flwr.wire.messages import MODEL
+from tests.methods.small_runs import by_default
+
+SECURE = "privacy.secagg=true"
+
+
+class Round:
+    """A round of members, message by message; every client's public key list and envelopes as the server sees them."""
+
+    def __init__(self, count=5, share=0.6, bits=40, server_round=3):
+        self.round, self.bits = server_round, bits
+        self.members = [Member(i, share, bits) for i in range(count)]
+        self.keys = {i: m.publish(server_round)["keys"] for i, m in enumerate(self.members)}
+        self.needed = 3
+        self.values = {
+            i: {MODEL: {"w": np.random.default_rng(i).normal(size=(50, 4)), "b": np.full(3, float(i))}}
+            for i in range(count)
+        }
+
+    def deal(self):
+        ids, keys = np.arange(len(self.members)), np.stack(list(self.keys.values()))
+        self.dealt = {i: m.deal(ids, keys, self.round) for i, m in enumerate(self.members)}
+        return self
+
+    def mask(self, client, ratio=0.25, among=None, received=b""):
+        among = range(len(self.members)) if among is None else among
+        envelopes = np.stack([self.dealt[j]["envelopes"][client] for j in among])
+        ratios, member = np.broadcast_to(np.asarray(ratio, float), len(among)), self.members[client]
+        masked = member.masked(self.values[client], {MODEL: ratios}, np.array(among), envelopes, self.round, received)
+        self.agreed = member.state["agreed"].tobytes()
+        return masked
+
+    def sum(self, answers, shares, among=None):
+        among = range(len(self.members)) if among is None else among
+        return unmasked(answers, shares, list(among), self.keys, self.needed, self.bits, self.round, self.agreed)
+
+    def shares(self, helpers, survivors):
+        return {i: self.members[i].reveal(np.array(survivors), self.round)["shares"] for i in helpers}
+
+
+def accepted(method):
+    """Whether the method declares that sums are all it needs."""
+    cfg = by_default(method)
+    return not not_secure(cfg, declared(locate(cfg.strategy.server), cfg))
+
+
+RULES = PrivacyConfig("distributed", noise_multiplier=2.0, clipping_norm=0.5, secagg=True, secagg_bits=16)
