@@ -17,9 +17,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.data.graph import ClientGraph, pack_words
+from fedgraph_flwr.party.link.protocol import LinkParty, simulate
+from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.keyring import Keyring
-from fedgraph_flwr.secure.link_rules import LinkRules
-from fedgraph_flwr.secure.linking import LinkParty, simulate
 
 NODES = 1000
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
+    from fedgraph_flwr.party.use.predict import PairPredictions, Predictions, Predictor, TargetPredictions
     from fedgraph_flwr.report.runs import FinishedRun
-    from fedgraph_flwr.runs.prediction import PairPredictions, Predictions, Predictor, TargetPredictions
 
 CLIENTS = "clients"
 """Subfolder of a run with the client files of graphs in memory."""
@@ -107,9 +107,10 @@ class Run:
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write one self-contained HTML page, by default in the run folder, and return its path."""
+        from fedgraph_flwr.party.use.predict import load_predictor
         from fedgraph_flwr.report.writing import write_report
 
-        return write_report([self.path], Path(path) if path else self.path / "report.html")
+        return write_report([self.path], Path(path) if path else self.path / "report.html", load=load_predictor)
 
     def predict_pairs(
         self, pairs: Sequence[Sequence[Any]], graph: Any = None, client: int | None = None
@@ -149,7 +150,7 @@ class Run:
         Raises:
             FedGraphError: the model or method cannot be exported, or the folder has other files.
         """
-        from fedgraph_flwr.export.writing import export
+        from fedgraph_flwr.party.use.export import export
 
         return export(self._predictor(client), Path(folder), self.path)
 
@@ -214,7 +215,7 @@ class Run:
         return partition.load_client(cfg, client)
 
     def _predictor(self, client: int | None) -> "Predictor":
-        from fedgraph_flwr.runs.prediction import load_predictor
+        from fedgraph_flwr.party.use.predict import load_predictor
 
         self._ended()
         return load_predictor(self.path, client)

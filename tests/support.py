@@ -3,12 +3,15 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from fedgraph_flwr.party.use.predict import load_predictor
+from fedgraph_flwr.report import writing
 from fedgraph_flwr.testing import Finished, assert_same_arrays, call_fresh, same_result
 
 __all__ = [
@@ -21,7 +24,10 @@ __all__ = [
     "same_result",
     "wait_for",
     "wait_for_end",
+    "write_report",
 ]
+
+write_report = partial(writing.write_report, load=load_predictor)
 
 PATIENCE = 600.0
 """Seconds that a test waits for a state before it fails; no test depends on how busy the machine is."""

@@ -29,14 +29,19 @@ LAYERS = [
     ("evaluation",),
     ("tasks",),
     ("strategies", "clients", "runs", "engine", "tracking", "client_app"),
-    ("export",),
     ("sweeps",),
     ("report",),
+    ("party",),
     ("api", "plugin", "server_app", "testing"),
     ("cli",),
     ("__main__",),
 ]
-"""Rooms and entry points: each imports from its own layer and those above it in this list, also by way of others."""
+"""Rooms and entry points: each imports from its own layer and those above it in this list, also by way of others.
+
+So nothing below `api` and `cli` imports `party`, a party's wing. A node reaches `party.link` by names in text: class paths of a link
+run (`strategy.server`, `strategy.client`), and the reader of a policy's section `link` (`secure.policy.SECTIONS`). They are imported
+by `config.lookup.locate` when a run or a policy has them.
+"""
 
 APART = [
     ("strategies", "clients"),
@@ -198,7 +203,7 @@ def test_the_links_at_the_top_lead_into_the_package():
 def test_tests_mirror_the_package():
     """A folder of tests per room; `safety` crosses rooms, and loose files are about entry points or the whole repository."""
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
-    assert {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))} == rooms | {"safety"}
+    assert {path.name for path in (ROOT / "tests").iterdir() if list(path.rglob("test_*.py"))} == rooms | {"safety"}
     modules = {f"test_{path.stem}.py" for path in PACKAGE.glob("*.py")}
     whole = {"bundle", "docs", "house", "notebook", "prose", "readme", "results_schema", "simulations", "sizes"}
     loose = {path.name for path in (ROOT / "tests").glob("test_*.py")}

@@ -10,7 +10,7 @@ import torch
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.partition import load_client
-from fedgraph_flwr.runs.prediction import load_predictor
+from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import COUNTED

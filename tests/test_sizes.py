@@ -44,7 +44,7 @@ def test_lines_of_code(path, text, expected):
         ("fedgraph_flwr/api.py", "fedgraph_flwr"),
         ("fedgraph_flwr/data/graph.py", "fedgraph_flwr/data"),
         ("fedgraph_flwr/report/assets/page.css", "fedgraph_flwr/report"),
-        ("tests/data/banks.py", "tests"),
+        ("tests/party/banks.py", "tests"),
         ("mkdocs.yml", "(top)"),
     ],
 )

@@ -23,7 +23,7 @@ from fedgraph_flwr.methods.uplink import shown as shown_uplink
 from fedgraph_flwr.runs.checks import served
 from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
 from fedgraph_flwr.strategies.fedavg import FedAvg
-from fedgraph_flwr.strategies.parts import server_parts
+from fedgraph_flwr.strategies.server_parts import server_parts
 from fedgraph_flwr.wire.messages import METRICS
 
 ROOT = Path(__file__).parents[2]

@@ -23,6 +23,7 @@ def register(commands: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``report``."""
+    from fedgraph_flwr.party.use.predict import load_predictor
     from fedgraph_flwr.report.tables import tables_of, write_tables
     from fedgraph_flwr.report.writing import write_report
 
@@ -31,5 +32,5 @@ def main(args: argparse.Namespace) -> int:
     if all(tables):
         print(write_tables([path for found in tables for path in found], out))
         return 0
-    print(write_report(args.folders, out, with_map=args.map, baselines=not args.no_baselines))
+    print(write_report(args.folders, out, load=load_predictor, with_map=args.map, baselines=not args.no_baselines))
     return 0

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.clients.part import ClientPart, Step, Trainee, copied, only, with_parameters
+from fedgraph_flwr.clients.client_part import ClientPart, Step, Trainee, copied, only, with_parameters
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.wire.trees import flatten
 

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients import batches, parts
+from fedgraph_flwr.clients.client_part import ClientPart, with_parameters
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.model_inputs import model_inputs
-from fedgraph_flwr.clients.part import ClientPart, with_parameters
 from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.clients.phases import ReplyContent, phase
 from fedgraph_flwr.clients.replies import plain_reply, reply

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedgraph_flwr.clients.client_part import ClientPart, Trainee, copied, only, with_parameters
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
-from fedgraph_flwr.clients.part import ClientPart, Trainee, copied, only, with_parameters
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.wire.trees import flatten
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.part import ClientPart, Trainee, assign, copied, with_parameters
+from fedgraph_flwr.clients.client_part import ClientPart, Trainee, assign, copied, with_parameters
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.models import Model, check_prefixes
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedgraph_flwr.clients.part import ClientPart, Trainee, copied, with_parameters
+from fedgraph_flwr.clients.client_part import ClientPart, Trainee, copied, with_parameters
 
 
 class Finetune(ClientPart):

@@ -10,7 +10,7 @@ approximate the minimum. The reported loss is F_i only.
 Leaves the client: what FedAvg sends, and the change of c_i.
 """
 
-from fedgraph_flwr.clients.part import Trainee
+from fedgraph_flwr.clients.client_part import Trainee
 from fedgraph_flwr.clients.scaffold import CONTROL, Scaffold
 from fedgraph_flwr.clients.variates import Named, own
 

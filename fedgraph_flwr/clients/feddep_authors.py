@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
-from fedgraph_flwr.clients.part import assign
+from fedgraph_flwr.clients.client_part import assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import feddep_authors

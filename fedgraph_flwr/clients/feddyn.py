@@ -8,7 +8,7 @@ for the server's sum of θ_i − x to decay. The reported loss is F_i only.
 Leaves the client: what FedAvg sends.
 """
 
-from fedgraph_flwr.clients.part import Trainee
+from fedgraph_flwr.clients.client_part import Trainee
 from fedgraph_flwr.clients.variates import Named, Variates, own
 
 DUAL = "dual"

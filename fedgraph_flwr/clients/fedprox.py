@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.part import ClientPart, Trainee
+from fedgraph_flwr.clients.client_part import ClientPart, Trainee
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.parts import chosen
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
+from fedgraph_flwr.clients.client_part import assign
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
-from fedgraph_flwr.clients.part import assign
 from fedgraph_flwr.clients.requirements import hidden_features
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fedpub

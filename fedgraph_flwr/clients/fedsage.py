@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import Batch, GraphClient, ReplyContent, phase, to_numpy
-from fedgraph_flwr.clients.part import assign
+from fedgraph_flwr.clients.client_part import assign
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError

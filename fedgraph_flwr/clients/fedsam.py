@@ -10,7 +10,7 @@ Leaves the client: what FedAvg sends.
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.part import ClientPart, Step, Trainee
+from fedgraph_flwr.clients.client_part import ClientPart, Step, Trainee
 from fedgraph_flwr.numerics.optim import Optimizer
 
 

@@ -42,7 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
-from fedgraph_flwr.clients.part import assign
+from fedgraph_flwr.clients.client_part import assign
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fggp

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.clients.part import ClientPart, Trainee
+from fedgraph_flwr.clients.client_part import ClientPart, Trainee
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model

@@ -11,6 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from fedgraph_flwr.clients.apfl import Apfl
+from fedgraph_flwr.clients.client_part import ClientPart, Trainee, only
 from fedgraph_flwr.clients.ditto import Ditto
 from fedgraph_flwr.clients.fedala import Ala
 from fedgraph_flwr.clients.fedavg_ft import Finetune
@@ -19,7 +20,6 @@ from fedgraph_flwr.clients.feddyn import FedDyn
 from fedgraph_flwr.clients.fedprox import Prox
 from fedgraph_flwr.clients.fedsam import Sam
 from fedgraph_flwr.clients.moon import Moon
-from fedgraph_flwr.clients.part import ClientPart, Trainee, only
 from fedgraph_flwr.clients.scaffold import Scaffold
 from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.models import Model

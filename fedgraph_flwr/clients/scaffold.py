@@ -12,7 +12,7 @@ Leaves the client: FedAvg's uploads, and c_i⁺ − c_i.
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.part import Step, Trainee
+from fedgraph_flwr.clients.client_part import Step, Trainee
 from fedgraph_flwr.clients.variates import OFFER, OWN, Named, Variates, own, trained
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.parts import chosen

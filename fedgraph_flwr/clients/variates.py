@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.part import ClientPart, Step, Trainee
+from fedgraph_flwr.clients.client_part import ClientPart, Step, Trainee
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays

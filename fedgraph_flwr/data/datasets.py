@@ -380,7 +380,7 @@ def _made(cfg: DatasetConfig, run_values: Mapping[str, int]) -> Graph | HeteroGr
         raise FedGraphError(f"dataset.source={cfg.source} failed: {first_line(error)}") from error
     where = f"the graph of dataset.source={cfg.source}"
     if type(graph).__name__ == "Data":  # PyG's class, tested by name because its import takes seconds
-        from fedgraph_flwr.data.importing import check_data, numbered_classes
+        from fedgraph_flwr.data.pyg import check_data, numbered_classes
 
         check_data(graph, where)
         graph = Graph.from_pyg(graph, len(numbered_classes(graph.y, where)))

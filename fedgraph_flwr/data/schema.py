@@ -14,7 +14,7 @@
     undirected: true
 
 The last three keys are written only if they differ from the defaults. Columns are in feature order.
-The module `columns` defines how values become features.
+`party.tables.columns` defines how values become features.
 """
 
 import hashlib
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import one_of
-from fedgraph_flwr.data.tables import TableLayout
 from fedgraph_flwr.data.value_formats import NumberFormat
 from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
 
@@ -36,8 +35,89 @@ SCALINGS = ("none", "local", "federated")
 NODE = "node"
 EDGE = "node:edge:node"
 
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": " "}
+"""Names for separators that are awkward to type in a shell."""
+
 Types = Mapping[str, Mapping[str, "Column"]]
 """Columns by node type and name."""
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """Column names and file format of a party's tables; "" for a default or a detected value.
+
+    Attributes:
+        id: column of the node table; likewise ``label``, ``split`` and ``client``.
+        source: column of the edge table; likewise ``target``, ``time``, ``edge_label`` and ``edge_id``.
+        graph: column of the node table with the graph of each node, if it holds many graphs.
+        predict: columns of the node table with numbers to predict, separated by commas.
+        windows: days within which payments at both ends of an edge are counted, separated by commas.
+        separator: field separator of a CSV.
+        encoding: encoding of a CSV.
+        party_columns: columns of the edge table with the parties of source and target, ``SOURCE,TARGET``.
+        party_prefix: text after a party's name at the start of an id.
+        match_columns: columns of the edge table that identify a record, ``NAME:KIND,...``.
+        id_form: form in which parties compare ids, ``text`` or ``number``.
+    """
+
+    id: str = ""
+    label: str = ""
+    split: str = ""
+    client: str = ""
+    source: str = ""
+    target: str = ""
+    time: str = ""
+    edge_label: str = ""
+    edge_id: str = ""
+    graph: str = ""
+    predict: str = ""
+    windows: str = ""
+    separator: str = ""
+    encoding: str = ""
+    party_columns: str = ""
+    party_prefix: str = ""
+    match_columns: str = ""
+    id_form: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "separator", SEPARATORS.get(self.separator, self.separator))
+        if len(self.separator) > 1:
+            raise FedGraphError(
+                f"separator '{self.separator}' must be one character, or one of: {', '.join(SEPARATORS)}"
+            )
+        if self.encoding:
+            try:
+                "".encode(self.encoding)
+            except LookupError as error:
+                raise FedGraphError(
+                    f"encoding '{self.encoding}' is unknown; expected a Python codec, such as utf-8, cp1252 or utf-16"
+                ) from error
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the non-empty fields."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_dict(cls, values: Any, where: str) -> "TableLayout":
+        """Build a layout from the output of `to_dict`.
+
+        Raises:
+            FedGraphError: the value is not a mapping, or has an unknown key.
+        """
+        if not isinstance(values, Mapping):
+            raise FedGraphError(f"{where}: tables must be a mapping such as {{id: customer, separator: ';'}}")
+        for key in values:
+            if key not in (known := [f.name for f in fields(cls)]):
+                raise unknown("key of tables", key, known, where)
+        return cls(**{str(key): str(value) for key, value in values.items()})
+
+    def over(self, other: "TableLayout") -> "TableLayout":
+        """Return this layout with empty fields filled from the other."""
+        return replace(other, **self.to_dict())
+
+
+AS_DETECTED = TableLayout()
+"""Every column has its default name; the file format is detected."""
 
 
 @dataclass(frozen=True)

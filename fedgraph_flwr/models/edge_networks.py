@@ -105,7 +105,7 @@ class EdgeNetwork(Stack):
 
     Attributes:
         loops: whether each node also sends itself a message, with edge features of zero.
-        exported_as: kind of its convolutions in `export.plain.edge_network`.
+        exported_as: kind of its convolutions in `party.use.plain.edge_network`.
     """
 
     reads_edges = True

@@ -10,15 +10,15 @@ from fedgraph_flwr.models.layers import Linear
 
 @dataclass(frozen=True)
 class Plain:
-    """A model as ``Net(**arguments)`` of a file of `fedgraph_flwr.export.plain`, or as a custom ``module:Class``.
+    """A model as ``Net(**arguments)`` of a file of `fedgraph_flwr.party.use.plain`, or as a custom ``module:Class``.
 
     Attributes:
         module: the file's name, or ``module:Class`` of a file that imports torch and PyG only; the export contains a copy of it.
         arguments: as JSON holds them.
-        weights: of that module, by name; with a readout, of `export.plain.items.Items` around it.
+        weights: of that module, by name; with a readout, of `party.use.plain.items.Items` around it.
         labels: whether it also reads the labels of nodes for which they are known.
         reads_edges: whether it also reads edge features.
-        readout: name and arguments of a readout of `export.plain.items`; "" for a model that predicts nodes.
+        readout: name and arguments of a readout of `party.use.plain.items`; "" for a model that predicts nodes.
     """
 
     module: str

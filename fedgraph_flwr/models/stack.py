@@ -130,12 +130,12 @@ class Stack(Model):
         return torch.relu(h)
 
     def plain_layer(self, layer: Any) -> PlainLayer:
-        """Describe one of `layers`, or the head, for `export.plain.stack`: kind, arguments, weights."""
+        """Describe one of `layers`, or the head, for `party.use.plain.stack`: kind, arguments, weights."""
         super().plain()  # raises
         raise NotImplementedError
 
     def plain_activation(self, index: int) -> str:
-        """Name σ of the hidden layer ``index`` for `export.plain.stack`."""
+        """Name σ of the hidden layer ``index`` for `party.use.plain.stack`."""
         return "relu"
 
     def reads_neighbours(self, index: int) -> bool:

@@ -22,8 +22,8 @@ from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
-from fedgraph_flwr.data.importing import read_pickled
 from fedgraph_flwr.data.many_graphs import from_graphs
+from fedgraph_flwr.data.pyg import read_pickled
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.partition.clients import with_target_stats
 from fedgraph_flwr.partition.hetero import share_schema

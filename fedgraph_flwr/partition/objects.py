@@ -13,9 +13,8 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
-from fedgraph_flwr.data.importing import client_graph, from_data, numbered_classes
-from fedgraph_flwr.data.importing_typed import from_hetero_data, in_order, typed_client
 from fedgraph_flwr.data.many_graphs import from_graphs
+from fedgraph_flwr.data.pyg import client_graph, from_data, from_hetero_data, in_order, numbered_classes, typed_client
 from fedgraph_flwr.data.split import split_graph, split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.partition.clients import with_target_stats

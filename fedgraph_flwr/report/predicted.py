@@ -4,8 +4,9 @@ The models predict again from the run folder and the client files, so this cover
 ``privacy.scores``. For a fleet, it shows the confusion matrices that clients reported (``evaluation.confusion``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from markupsafe import Markup
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation.metrics import confusion
 from fedgraph_flwr.report.page import Page, grid, note
-from fedgraph_flwr.report.parts import class_names
+from fedgraph_flwr.report.pieces import class_names
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup
 from fedgraph_flwr.report.units import count, percent
 from fedgraph_flwr.tasks import kind_of
@@ -40,8 +41,8 @@ class Predicted:
     of: int
 
 
-def predict(run: FinishedRun) -> Predicted:
-    """Predict with the run's models for at most `MAX_CLIENTS` clients.
+def predict(run: FinishedRun, load: Callable[[Path, int], Any]) -> Predicted:
+    """Predict with the run's models for at most `MAX_CLIENTS` clients; ``load`` returns each one's predictor.
 
     Raises:
         FedGraphError: predictions are not available; the message has the reason.
@@ -54,12 +55,10 @@ def predict(run: FinishedRun) -> Predicted:
         raise FedGraphError("the run is not finished")
     if not run.clients:
         raise FedGraphError("the client files are not on this machine")
-    from fedgraph_flwr.runs.prediction import load_predictor
-
     of = 1 if run.cfg.strategy.pooled else len(run.clients)
     chances, labels = [], []
     for client in range(min(of, MAX_CLIENTS)):
-        predictor = load_predictor(run.folder, client)
+        predictor = load(run.folder, client)
         graph = predictor.own
         if graph is None:
             raise FedGraphError("the client files are not on this machine")
@@ -73,12 +72,12 @@ def predict(run: FinishedRun) -> Predicted:
     return found
 
 
-def shown(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
+def shown(page: Page, groups: Sequence[RunGroup], load: Callable[[Path, int], Any]) -> list[Markup]:
     """Return the parts of the section, for the first run of each setting."""
     known, reported, missing = {}, {}, {}
     for group in groups[:MAX_SETTINGS]:
         try:
-            known[group.name] = group.runs[0], predict(group.runs[0])
+            known[group.name] = group.runs[0], predict(group.runs[0], load)
         except (FedGraphError, ValueError, KeyError, IndexError, RuntimeError) as error:
             if group.runs[0].confusion:
                 reported[group.name] = group.runs[0]
@@ -238,7 +237,7 @@ def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
     ]
 
 
-def hidden_map(page: Page, run: FinishedRun) -> Markup:
+def hidden_map(page: Page, run: FinishedRun, load: Callable[[Path, int], Any]) -> Markup:
     """Map the nodes of all clients by t-SNE of their hidden features (van der Maaten & Hinton, 2008).
 
     Raises:
@@ -246,8 +245,6 @@ def hidden_map(page: Page, run: FinishedRun) -> Markup:
     """
     import torch
     from sklearn.manifold import TSNE
-
-    from fedgraph_flwr.runs.prediction import load_predictor
 
     if run.cfg.privacy.scores != "exact" or not run.clients or not run.summary:
         raise FedGraphError(
@@ -262,7 +259,7 @@ def hidden_map(page: Page, run: FinishedRun) -> Markup:
     rng = np.random.default_rng(0)
     shown_clients = range(min(of, MAX_CLIENTS))
     for client in shown_clients:
-        predictor = load_predictor(run.folder, client)
+        predictor = load(run.folder, client)
         graph = predictor.own
         if graph is None or not hasattr(graph, "edge_index"):
             raise FedGraphError("a map requires homogeneous graphs with their files on this machine")

@@ -1,7 +1,7 @@
 """Report of runs: one self-contained HTML page."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +9,26 @@ from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.version import __version__
 
+LoadPredictor = Callable[[Path, int], Any]
+"""Returns the predictor of a client, from a run's folder and the client's index."""
 
-def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, baselines: bool = True) -> Path:
+
+def write_report(
+    folders: Sequence[Path], out: Path, *, load: LoadPredictor, with_map: bool = False, baselines: bool = True
+) -> Path:
     """Write the page and return its path.
 
     Args:
         folders: run folders; runs that differ only in their seeds are grouped, others are compared.
         out: output file.
+        load: predictor of one client of a run folder (`party.use.predict.load_predictor`).
         with_map: whether to add a map of hidden features.
         baselines: whether to compare with baseline runs (Local, Central) found in neighbouring folders.
 
     Raises:
         FedGraphError: a folder holds no run, or no finished round.
     """
-    from fedgraph_flwr.report import headline, parts, predicted, sections
+    from fedgraph_flwr.report import headline, pieces, predicted, sections
     from fedgraph_flwr.report.page import Page, note, render
     from fedgraph_flwr.report.runs import beside, group_runs, load_run
 
@@ -59,15 +65,15 @@ def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, bas
     maps = []
     if with_map:
         try:
-            maps = [predicted.hidden_map(page, top.runs[0])]
+            maps = [predicted.hidden_map(page, top.runs[0], load)]
         except (FedGraphError, NotImplementedError) as error:
             maps = [note(f"No map: {error}.")]
     lead = "Test nodes of all clients, each predicted by the model with which its client is scored."
-    page.section("predictions", "Predictions", _of(shown, lead), [*predicted.shown(page, shown), *maps])
+    page.section("predictions", "Predictions", _of(shown, lead), [*predicted.shown(page, shown, load), *maps])
     first = top.runs[0]
     number = first.clients[0]["classes"] if first.clients else 0
     lead = f"The graphs of {first.label}: labels, degrees and small graphs."
-    page.section("partition", "Partition", lead, parts.drawn(page, first, parts.class_names(first, number)))
+    page.section("partition", "Partition", lead, pieces.drawn(page, first, pieces.class_names(first, number)))
     page.section("costs", "Traffic and time", "", sections.costs(page, shown))
     page.section("trust", "Protections and failures", "", sections.trust(shown))
     page.section("repeat", "Repeat it", "", sections.repeat(shown))

@@ -31,6 +31,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,10 +51,9 @@ from fedgraph_flwr.config import (
     typed,
 )
 from fedgraph_flwr.config.composition import group_file
-from fedgraph_flwr.config.lookup import named_code
+from fedgraph_flwr.config.lookup import function, named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.errors import FedGraphError, line_of, sanitize, unknown
-from fedgraph_flwr.secure.link_policy import LINK_CLIENT, link_policy
 from fedgraph_flwr.wire.messages import DESCRIBE
 
 LARGEST = 2**63 - 1
@@ -63,6 +63,12 @@ ANYTHING = "*"
 
 KEPT = 3
 """Times `Policy.min_nodes`: fewest nodes of a step that a hidden unit keeps under dropout, on average."""
+
+SECTIONS = {"link": "fedgraph_flwr.party.link.policy:link_policy"}
+"""Readers of sections of a policy, by key: they belong to parts of the package that this module does not import."""
+
+OWN_SECTION = {"fedgraph_flwr.party.link.client:LinkClient"}
+"""Clients about whose runs a section decides instead of ``strategies``."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -85,7 +91,6 @@ class Policy:
     Attributes:
         trusting: whether the operator of the server also runs the clients.
         path: the policy's file; "" for the default policy.
-        linking: the values of ``link``.
     """
 
     trusting: ClassVar[bool] = False
@@ -110,7 +115,8 @@ class Policy:
     link: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.linking = link_policy(self.link)
+        if self.link:
+            _ = self.linking  # refuses wrong values before the node starts
         for name in ("rounds", "min_clients", "max_parameters", "max_width"):
             at_least(getattr(self, name), 1, f"policy.{name}")
         at_least(self.min_nodes, 0, "policy.min_nodes")
@@ -123,6 +129,15 @@ class Policy:
         for phase, count in self.messages.items():
             at_least(count, 0, f"policy.messages.{phase}")
 
+    @cached_property
+    def linking(self) -> Any:
+        """The values of ``link``, as the reader of this section returns them.
+
+        Raises:
+            FedGraphError: an unknown key, or a wrong type or value.
+        """
+        return function(SECTIONS["link"], "policy.link")(self.link)
+
     def check_run(self, cfg: RunConfig) -> None:
         """Refuse a run by its configuration.
 
@@ -131,7 +146,7 @@ class Policy:
         """
         name, client = cfg.strategy.name, cfg.strategy.client
         plain = client in self.strategies and cfg.strategy.variates == "none"  # variates send more than the model
-        if self.strategies and not plain and client != LINK_CLIENT:  # `link` decides about those runs
+        if self.strategies and not plain and client not in OWN_SECTION:
             ours = group_file("strategy", name) if name in group_names("strategy") else {}
             fields = ("client", *(key for key in CHOICES if key != "server_optimizer"))
             usual = vars(StrategyConfig()) | dict(ours.items())

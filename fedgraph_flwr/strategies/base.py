@@ -39,13 +39,13 @@ from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop, Stage
 from fedgraph_flwr.strategies.model_sizes import may_differ
-from fedgraph_flwr.strategies.parts import server_parts
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.reducing import Reduced, reduce
 from fedgraph_flwr.strategies.replies import ReplyReader
 from fedgraph_flwr.strategies.requests import Groups, GroupsFor, requests, with_own
 from fedgraph_flwr.strategies.scoring import as_list
 from fedgraph_flwr.strategies.secagg import SecureSums
+from fedgraph_flwr.strategies.server_parts import server_parts
 from fedgraph_flwr.tasks import kind_of, probe
 from fedgraph_flwr.wire.messages import (
     CONFIG,

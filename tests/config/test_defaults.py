@@ -7,8 +7,8 @@ from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose, to_yaml
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
-from fedgraph_flwr.data.importing import save_dataset
 from fedgraph_flwr.errors import KEY_ALIASES, VALUE_ALIASES, FedGraphError
+from fedgraph_flwr.party.tables.importing import save_dataset
 from fedgraph_flwr.runs.runner import run
 
 

@@ -13,9 +13,9 @@ import torch
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data import mapped
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.data.importing import save_dataset
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import out_of_core, store, stream
+from fedgraph_flwr.party.tables.importing import save_dataset
 
 NODES = 90
 

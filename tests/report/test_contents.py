@@ -27,11 +27,11 @@ from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.intervals import interval, paired
+from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.report import units
-from fedgraph_flwr.report.parts import layout
+from fedgraph_flwr.report.pieces import layout
 from fedgraph_flwr.report.predicted import Predicted, bins, calibration_error, predict, roc
 from fedgraph_flwr.report.runs import beside, group_runs, load_run
-from fedgraph_flwr.report.writing import write_report
 from fedgraph_flwr.runs.folder import Checkpoint, check_resumable, fingerprint
 from fedgraph_flwr.runs.serving import serve
 from fedgraph_flwr.secure.policy import Policy
@@ -40,6 +40,7 @@ from fedgraph_flwr.sweeps import runs as sweep_runs
 from fedgraph_flwr.wire.messages import Reply
 from tests.conftest import client_graph
 from tests.report.conftest import WORDS
+from tests.support import write_report
 
 
 def summary(folder):
@@ -231,7 +232,7 @@ def test_settings_are_named_by_what_tells_them_apart(runs, tmp_path):
 @pytest.mark.parametrize("name", ["fedavg-0", "local-0", "central-0"])
 def test_predictions_are_those_that_were_scored(runs, name):
     run = load_run(runs / name)
-    found = predict(run)
+    found = predict(run, load_predictor)
     scores = run.per_client
     right = sum(share * count for share, count in zip(scores["test-accuracy"], scores["test-count"], strict=True))
     assert (found.chances.argmax(1) == found.y).sum() == round(right)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedgraph_flwr.report.writing import write_report
-from tests.support import PATIENCE
+from tests.support import PATIENCE, write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install -e .[dev])")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

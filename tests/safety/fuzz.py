@@ -36,11 +36,11 @@ from fedgraph_flwr.config import DatasetConfig, compose
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import Graph, read_tensors, write_tensors
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
-from fedgraph_flwr.data.importing import Columns, from_saved, from_tables
-from fedgraph_flwr.data.importing_typed import from_saved_typed, from_typed_tables
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.tables.importing import Columns, from_saved, from_tables
+from fedgraph_flwr.party.tables.importing_typed import from_saved_typed, from_typed_tables
+from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.report.runs import load_run
-from fedgraph_flwr.runs.prediction import load_predictor
 from fedgraph_flwr.runs.prepare import check_resume
 from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.secure.keyring import read_key, read_pins

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.party.link.matching import REPLY, Mask, as_rows, bucket, commitment, points, shuffled
+from fedgraph_flwr.party.link.protocol import LinkParty, simulate
+from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.keyring import Keyring
-from fedgraph_flwr.secure.link_rules import LinkRules
-from fedgraph_flwr.secure.linking import LinkParty, simulate
-from fedgraph_flwr.secure.matching import REPLY, Mask, as_rows, bucket, commitment, points, shuffled
-from tests.data.linked_banks import BANKS, banks
+from tests.party.linked_banks import BANKS, banks
 
 PAYMENTS = LinkRules()
 BASE = (9).to_bytes(32, "little")

@@ -10,7 +10,7 @@ from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.clients.fedstruct_private import PrivateFedStructClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.export.card import escaped
+from fedgraph_flwr.party.use.card import escaped
 from tests.typed_graphs import typed_client
 
 NASTY = "<img src=x onerror=alert(1)> [a](http://x) | `c` **b**\n# head"

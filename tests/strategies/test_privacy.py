@@ -14,7 +14,6 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.report.writing import write_report
 from fedgraph_flwr.secure import noise
 from fedgraph_flwr.secure.accounting import epsilon_at
 from fedgraph_flwr.secure.clipping import clipped_model
@@ -22,7 +21,7 @@ from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from tests.conftest import client_graph
 from tests.methods.regression import WORDS, vector
-from tests.support import recorded_messages
+from tests.support import recorded_messages, write_report
 
 UNIFORM = "strategy.weighting=uniform"
 UNEQUAL = "train.local_steps_by_client=[1,3,2]"

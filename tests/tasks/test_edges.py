@@ -18,8 +18,8 @@ from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
+from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.runs.checks import check_method, client_class
-from fedgraph_flwr.runs.prediction import load_predictor
 from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks.edges import Edges, with_foreign_ends
 from fedgraph_flwr.testing import assert_same_arrays

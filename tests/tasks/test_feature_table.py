@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedgraph_flwr.config import TASKS, compose
-from fedgraph_flwr.data.prediction_input import InputSpec
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.prediction import Predictor
+from fedgraph_flwr.party.use.predict import Predictor
+from fedgraph_flwr.party.use.prediction_input import InputSpec
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,0 +1,343 @@
+"""PyG objects in memory or in a saved file as graphs: one per client, or one for all.
+
+from_data(data)             PyG's Data        → Graph       → client_graph
+from_hetero_data(data)      PyG's HeteroData  → HeteroGraph → typed_client
+"""
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.config import SplitConfig
+from fedgraph_flwr.data.cleaning import both_directions, check
+from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes
+from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.hetero import check as check_hetero
+from fedgraph_flwr.data.many_graphs import MASKS
+from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
+from fedgraph_flwr.data.split import split_graph, split_targets
+from fedgraph_flwr.data.typed import without_reverse
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of one node type or edge type.
+
+    Attributes:
+        agreed: columns with the statistics that all parties share.
+        fitted: the same columns, completed with this party's statistics.
+        x: float32 [N, F].
+    """
+
+    agreed: Mapping[str, Column]
+    fitted: Mapping[str, Column]
+    x: Tensor
+
+
+Encode = Callable[[str, Tensor, str], Features]
+"""Return the features of ``x`` [N, F] or [N] of a node type; the last argument names the graph in errors."""
+
+
+def matrix(x: Tensor) -> Tensor:
+    """Return ``x`` [N, F], [N] or sparse as dense float32 [N, F]."""
+    x = x if x.layout == torch.strided else x.to_dense()
+    return (x.view(-1, 1) if x.dim() == 1 else x).to(torch.float32)
+
+
+def unchanged(kind: str, x: Tensor, where: str) -> Features:
+    """Return ``x`` as the features, one column of F values without names."""
+    x = matrix(x)
+    columns = {"x": Column(width=x.size(1))}
+    return Features(columns, columns, x)
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+def read_pickled(path: Path | str, more: Sequence[Any] = ()) -> Any:
+    """Read a ``torch.save`` file; only tensors, plain values and PyG containers are unpickled, and no code runs.
+
+    Args:
+        path: the file.
+        more: further classes that it may hold, or pairs of a class and the name in whose place it is used.
+
+    Raises:
+        FedGraphError: the file is missing or damaged, or holds an object of another class.
+    """
+    import torch_geometric.data.data as containers
+    from torch.serialization import safe_globals
+    from torch_geometric.data import Data, HeteroData
+    from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+
+    if not Path(path).is_file():
+        raise FedGraphError(f"no such file: {path}; expected a file written by torch.save(data, ...)")
+    allowed = [Data, HeteroData, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
+    allowed += [containers.DataEdgeAttr, containers.DataTensorAttr]
+    try:
+        with safe_globals([*allowed, *more]):
+            saved = torch.load(path, weights_only=True, map_location="cpu")
+        if isinstance(saved, Data | HeteroData):
+            saved.to_dict()  # a damaged object fails here
+    except Exception as error:  # a damaged pickle can fail in any way
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = f"it names {named.group(1)}" if named else type(error).__name__
+        raise FedGraphError(
+            f"{path} does not hold a plain PyG Data or HeteroData ({reason}): save the object with torch.save(data, path)"
+        ) from error
+    return saved
+
+
+_READ = {"x", "edge_index", "y", *MASKS, "num_nodes", "edge_attr", "edge_time", "edge_y", "num_edge_classes", "targets"}
+"""Tensors of a ``Data`` that become part of a graph."""
+
+
+def from_data(
+    data: Any,
+    where: str,
+    *,
+    classes: Sequence[str] = (),
+    undirected: bool = False,
+    scaling: str = "none",
+    encode: Encode = unchanged,
+    say: Callable[[str], None] = _silent,
+) -> Graph:
+    """Build a graph from a ``Data`` in memory, which is not modified; ``where`` names it in errors.
+
+    Args:
+        data: with ``x``, ``edge_index`` and integer labels ``y`` (-1: unknown) or ``targets``; its masks are kept.
+        where: its name in errors.
+        classes: names of the labels 0..C-1; empty: the numbers.
+        undirected: whether each edge represents both directions.
+        scaling: name of the scaling that ``encode`` applies, for the graph's schema.
+        encode: how ``x`` becomes features.
+        say: receives one line about tensors that are not used.
+
+    Raises:
+        FedGraphError: a tensor is missing, or the graph is invalid.
+    """
+    if hasattr(data, "node_types"):
+        raise FedGraphError(f"{where} holds a heterogeneous graph ({', '.join(data.node_types)}): pass --target TYPE")
+    data = copy.copy(data)
+    if getattr(data, "y", None) is None and isinstance(getattr(data, "targets", None), Tensor):
+        data.y = torch.full((data.num_nodes,), -1)
+    check_data(data, where)
+    if dropped := sorted({*data.keys()} - _READ):
+        say(f"{where}: ignored: {', '.join(dropped)}")
+    check_masks(data, data.num_nodes, where)
+    made = encode(NODE, data.x, where)
+    names = classes or numbered_classes(data.y, where)
+    data.x = made.x
+    graph = Graph.from_pyg(data, num_classes=max(len(names), 1))
+    agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=scaling, undirected=undirected)
+    graph.schema = stored(agreed, {NODE: made.fitted}, undirected)
+    for key in MASKS:
+        setattr(graph, key, getattr(graph, key) & graph.labelled)
+    check(graph, where)
+    return both_directions(graph) if undirected else graph
+
+
+def check_data(data: Any, where: str) -> None:
+    """Check that a ``Data`` has nodes, edges, and features and a label for each node.
+
+    Raises:
+        FedGraphError: a tensor is missing or has the wrong type, or the graph has no nodes.
+    """
+    for key in ("x", "edge_index", "y"):
+        if not isinstance(getattr(data, key, None), Tensor):
+            raise FedGraphError(f"{where}: the Data has no tensor '{key}'; x, edge_index and y are required")
+    if not data.num_nodes:
+        raise FedGraphError(f"{where} has no nodes, expected at least 1")
+    if data.y.is_floating_point() or data.y.numel() != data.num_nodes:
+        raise FedGraphError(f"{where}: y must be one integer per node, got {data.y.dtype} {list(data.y.shape)}")
+    check_dtypes(data, where)
+
+
+MAX_CLASSES = 10_000
+"""Maximum number of classes without names."""
+
+
+def numbered_classes(y: Tensor, where: str) -> list[str]:
+    """Return the classes 0..C-1 of labels [N], where C - 1 is the largest label.
+
+    Raises:
+        FedGraphError: a label is too large for a class number.
+    """
+    largest = int(y.max())
+    if largest >= max(MAX_CLASSES, y.numel()):
+        raise FedGraphError(
+            f"{where}: y has the label {largest} at node {int(y.argmax())}; labels number classes from 0, below {MAX_CLASSES}:"
+            " renumber them, or name the classes with --classes"
+        )
+    return [str(label) for label in range(largest + 1)]
+
+
+def check_masks(data: Any, num_nodes: int, where: str) -> None:
+    """Check that every existing mask has one boolean per node.
+
+    Raises:
+        FedGraphError: a mask lists nodes, or has another length.
+    """
+    for key in MASKS:
+        mask = getattr(data, key, None)
+        valid = isinstance(mask, Tensor) and mask.shape[:1] == (num_nodes,) and bool(((mask == 0) | (mask == 1)).all())
+        if mask is not None and not valid:
+            got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise FedGraphError(f"{where}: {key} must hold one boolean for each of {num_nodes} nodes, got {got}")
+
+
+def client_graph(
+    graph: Graph, client: int, num_clients: int, split: SplitConfig | None = None, seed: int = 0
+) -> ClientGraph:
+    """Return a graph as one client's private graph, without cut edges.
+
+    Args:
+        graph: graph of N nodes.
+        client: index of the client, 0..M-1.
+        num_clients: M.
+        split: how to split a graph without masks.
+        seed: seed of the split.
+
+    Raises:
+        FedGraphError: the index is outside 0..M-1, or the client has no training nodes.
+    """
+    if not 0 <= client < num_clients:
+        raise FedGraphError(f"--client must be in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")
+    place: dict[str, Any] = {
+        "node_id": torch.arange(graph.num_nodes),
+        "client": client,
+        "num_clients": num_clients,
+        "num_global_nodes": graph.num_nodes,
+    }
+    own = ClientGraph(**{**{f.name: getattr(graph, f.name) for f in fields(graph)}, **place})
+    split = split or SplitConfig()
+    if split.kind == "temporal" or not bool((own.train_mask | own.val_mask | own.test_mask).any()):
+        own = split_graph(own, split, seed)
+    if not bool(own.train_mask.any()) and not bool((own.edge_y >= 0).any()):
+        raise FedGraphError(
+            f"client {client} has {own.num_nodes} nodes, none for training: mark some in its split column or train_mask"
+        )
+    return own
+
+
+def from_hetero_data(
+    data: Any,
+    where: str,
+    target: str,
+    *,
+    classes: Sequence[str] = (),
+    scaling: str = "none",
+    encode: Encode = unchanged,
+) -> HeteroGraph:
+    """Build a heterogeneous graph from a ``HeteroData`` in memory, which is not modified; ``where`` names it in errors.
+
+    Edge types added by PyG's `ToUndirected` are dropped: a client's graph adds the same ones. Other arguments: as `from_data`.
+
+    Raises:
+        FedGraphError: the target type is unknown or unlabelled, or the graph is invalid.
+    """
+    if not hasattr(data, "node_types"):
+        raise FedGraphError(f"{where} holds a PyG Data with a single node type: leave out --target")
+    if target not in data.node_types:
+        raise unknown("target node type", target, data.node_types, where)
+    y = getattr(data[target], "y", None)
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != data[target].num_nodes:
+        got = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else "none"
+        raise FedGraphError(f"{where}: '{target}' must have one integer label y per node, got {got}")
+    if not data[target].num_nodes:
+        raise FedGraphError(f"{where} has no nodes of type '{target}', expected at least 1")
+    for kind in (*data.node_types, *data.edge_types):
+        name = ":".join(kind) if isinstance(kind, tuple) else kind
+        check_dtypes(data[kind], f"{where}, '{name}'")
+    check_masks(data[target], data[target].num_nodes, where)
+    made = {
+        kind: encode(kind, data[kind].x, where)
+        for kind in data.node_types
+        if getattr(data[kind], "x", None) is not None
+    }
+    data = copy.copy(data)
+    for kind, made_features in made.items():
+        data[kind].x = made_features.x
+    names = classes or numbered_classes(y, where)
+    graph = check_hetero(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
+    graph = graph.without_reverse()
+    for key in MASKS:
+        setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
+    return with_schema(graph, names, made, scaling)
+
+
+def with_schema(
+    graph: HeteroGraph,
+    classes: Sequence[str],
+    made: Mapping[str, Features],
+    scaling: str,
+    agreed_layout: TableLayout = AS_DETECTED,
+    layout: TableLayout = AS_DETECTED,
+) -> HeteroGraph:
+    """Return the graph with ordered types, without reverse edge types, and with the schema of its features.
+
+    Args:
+        graph: the graph; its edge types are reduced to one direction.
+        classes: C names, in label order.
+        made: features by node type and edge type (``SOURCE:RELATION:TARGET``).
+        scaling: as in `Schema`.
+        agreed_layout: layout of tables in the schema that parties share.
+        layout: this party's own.
+    """
+    graph = in_order(without_reverse(graph))
+    edges = {kind: made[kind] for edge in graph.edges if edge in graph.edge_attr and (kind := ":".join(edge)) in made}
+    agreed = Schema(
+        classes=tuple(classes),
+        nodes={kind: made[kind].agreed if kind in made else {} for kind in graph.counts}
+        | {kind: columns.agreed for kind, columns in edges.items()},
+        edges=tuple(":".join(edge) for edge in graph.edges),
+        scaling=scaling,
+        tables=agreed_layout,
+    )
+    fitted = {kind: made[kind].fitted if kind in made else {} for kind in graph.counts}
+    fitted |= {kind: columns.fitted for kind, columns in edges.items()}
+    return replace(graph, schema=stored(agreed, fitted, tables=layout))
+
+
+def in_order(graph: HeteroGraph) -> HeteroGraph:
+    """Return the graph with its types in alphabetical order."""
+    return graph.on_schema(sorted(graph.counts), sorted(graph.edges))
+
+
+def typed_client(
+    graph: HeteroGraph, client: int, num_clients: int, split: SplitConfig | None = None, seed: int = 0
+) -> HeteroClientGraph:
+    """Return a heterogeneous graph as one client's private graph, with the reverse of every edge type.
+
+    Args:
+        graph: the client's nodes and edges.
+        client: index of the client, 0..M-1.
+        num_clients: M.
+        split: how to split a graph without masks.
+        seed: seed of the split.
+
+    Raises:
+        FedGraphError: the index is outside 0..M-1, or the client has no training nodes.
+    """
+    if not 0 <= client < num_clients:
+        raise FedGraphError(f"--client must be in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")
+    own = HeteroClientGraph(
+        **{f.name: getattr(graph, f.name) for f in fields(HeteroGraph)},
+        node_id={kind: torch.arange(count) for kind, count in graph.counts.items()},
+        client=client,
+        num_clients=num_clients,
+    )
+    if not bool((own.train_mask | own.val_mask | own.test_mask).any()):
+        own = split_targets(own, split or SplitConfig(), seed)
+    if not bool(own.train_mask.any()):
+        raise FedGraphError(
+            f"client {client} has no '{own.target}' node for training: mark some in its split column or train_mask"
+        )
+    return own.both_ways()

@@ -1,0 +1,130 @@
+"""One party's node in `fedgraph-flwr link`: it matches its records with those of other parties and writes its linked file.
+
+The protocol and what it reveals are in `protocol`. Leaves the client, for the server: a public key (signed if the node has a
+long-lived key) and the number of nodes. For other clients, sealed: masks, and of shared records the row of the own end and the
+data of edges that start there. The node's policy (``link``) decides whether and how it takes part.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from logging import INFO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.common.logger import log
+
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.party.link import uplink as link
+from fedgraph_flwr.party.link.policy import book_link, check_consent, needs_consent
+from fedgraph_flwr.party.link.protocol import LinkParty
+from fedgraph_flwr.party.link.rules import ANNOUNCE, COUNT, WRITE, LinkRules
+from fedgraph_flwr.party.link.uplink import ANNOUNCED, ENVELOPES, STEP
+from fedgraph_flwr.secure.keyring import SIGNATURES
+from fedgraph_flwr.wire.messages import Arrays, check_arrays
+from fedgraph_flwr.wire.trees import Tree, as_arrays
+
+SETS = ("commit", "ask_commit")
+"""Steps whose messages are the first to depend on records."""
+
+
+class LinkClient(GraphClient):
+    """A party of a link run; it trains nothing."""
+
+    Params: ClassVar[type] = LinkRules
+    uplink = staticmethod(link.uplink)
+    repeats: ClassVar[Mapping[str, int]] = {STEP: 11}
+    needs_others: ClassVar[str] = "it matches records with other parties"
+    secrets: ClassVar[tuple[str, ...]] = ("link",)
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.stored: dict[str, Any] = {}
+        self.finished = False
+
+    @cached_property
+    def party(self) -> LinkParty:
+        """The party's state, with the limits of the node's policy.
+
+        Raises:
+            FedGraphError: the policy refuses the run, or consent is missing.
+        """
+        rules: LinkRules = self.params
+        consent, names = b"", list[str]()
+        if not self.policy.trusting:
+            rules, names = self.policy.linking.bounded(rules), self.policy.linking.names
+            if needs_consent(rules):
+                clients = self.graph.num_clients
+                consent = check_consent(self.policy.linking.consent, rules, self.keyring, clients)
+        return LinkParty(self.graph, rules, self.keyring, self.stored, consent, names)
+
+    @phase
+    def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+        """Publish a key and the number of nodes."""
+        return {ANNOUNCED: self.party.announcement()}, {}
+
+    @phase
+    def link(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+        """Take one step: read the others' envelopes of the last one, and reply with those of this one."""
+        phases = self.party.rules.phases
+        if self.exchange + 1 >= len(phases):
+            raise RunFailed(f"the server requests step {self.exchange + 1} of link, which has {len(phases) - 1} steps")
+        before, step = phases[self.exchange], phases[self.exchange + 1]
+        if before == ANNOUNCE:
+            self.meet(groups)
+        received = {int(sender): envelope for sender, envelope in groups.get(ENVELOPES, {}).items()}
+        sent = self.party.step(step, received, before)
+        if step in SETS and not self.policy.trusting:
+            self.book()  # before the reply leaves, and after the introductions were checked: a refused one costs no day
+        if step in (WRITE, COUNT):
+            self.finish(step)
+            self.finished = True
+        return ({ENVELOPES: {str(peer): envelope for peer, envelope in sent.items()}} if sent else {}), {}
+
+    def meet(self, groups: dict[str, Arrays]) -> None:
+        """Take the keys and sizes of all parties."""
+        clients = self.graph.num_clients
+        announced = groups.get(ANNOUNCED, {})
+        check_arrays(announced, {"keys": (clients, 32), "nodes": (clients,)}, "the server")
+        each = zip(announced["keys"].astype(np.uint8), announced["nodes"].astype(np.int64), strict=True)
+        parties = {client: {"key": key, "nodes": nodes.reshape(1)} for client, (key, nodes) in enumerate(each)}
+        self.party.meet(parties, groups.get(SIGNATURES, {}))
+
+    def book(self) -> None:
+        """Record the run in the file next to the policy, or refuse it.
+
+        Raises:
+            FedGraphError: the last run with a peer is too recent.
+        """
+        if not self.policy.path:
+            raise FedGraphError(
+                "link runs are recorded next to the node's policy file: start the node with --policy FILE"
+            )
+        peers = {peer: self.party.names.get(peer, "") for peer in self.party.peers}
+        book_link(Path(self.policy.path), peers, self.keyring, self.policy.linking.hours)
+
+    def finish(self, step: str) -> None:
+        """Write the linked file next to the party's own, and log the report."""
+        for line in self.party.report():
+            log(INFO, "link: %s", line)
+        if step == COUNT:
+            return
+        if self.file is None:  # in a simulation, where `link --simulate` writes files
+            return
+        path = self.file.with_name(f"linked_{self.file.name}")
+        self.party.result().save(path)
+        log(INFO, "link: wrote %s; restart this node with --graph %s", path, path)
+
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        """Train nothing."""
+        return [], self.num_train, {}
+
+    def save(self) -> Tree:
+        """Return the party's state between steps; after the last one, nothing: scalars and keys are forgotten."""
+        return {"link": self.party.state()} if "party" in vars(self) and not self.finished else {}
+
+    def load(self, tree: Tree) -> None:
+        """Restore what `save` returned."""
+        self.stored = as_arrays(tree).get("link", {})
+        vars(self).pop("party", None)

@@ -1,0 +1,332 @@
+"""From matched records to linked client files: keys of records, global ids, and edges in one order at all parties.
+
+    global id of a node   = number of nodes of lower clients + its row, in an order of rows that only the party knows
+    order of edges        = source, target, time, features, label: the same at both parties of a cut edge
+
+With these, the linked files equal `partition.cut` of the whole graph, whose nodes and edges are in the same order (`canonical`).
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, pack_words, rows_of, unpack_words
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.tables.parties import BETWEEN, normal_ids
+
+Ints = NDArray[np.int64]
+AnyGraph = TypeVar("AnyGraph", bound=Graph)
+
+DATA = ("edge_attr", "edge_time", "edge_y")
+"""Data of a record that its source's party sends to the other one."""
+
+
+def undirected(graph: ClientGraph) -> bool:
+    """Return whether each row of the party's edge table represents both directions."""
+    return bool(graph.schema.get("undirected", False))
+
+
+def id_form(graph: ClientGraph) -> str:
+    """Return the form in which the party compares ids."""
+    form: str = graph.linking.get("form", "ids text").partition(";")[0].removeprefix("ids ")
+    return form
+
+
+def record_keys(graph: ClientGraph, rows: Ints, party: str) -> list[bytes]:
+    """Return the keys of records with one other party, each with its copy number.
+
+    Equal records differ by their copy: the k-th has copy k, in the order of time, features and label. So the k-th copy of one
+    party matches the k-th of the other.
+
+    Args:
+        graph: the party's file.
+        rows: its records with the other party [R].
+        party: the other party's name.
+    """
+    form, own = id_form(graph), graph.linking["party"]
+    ids = normal_ids(unpack_words(graph.ids), form)[graph.foreign[0].numpy()[rows]] if rows.size else rows.astype(str)
+    others = normal_ids(unpack_words(graph.foreign_id)[rows], form)
+    extra = unpack_words(graph.foreign_key)[rows]
+    outgoing = graph.foreign_out.numpy()[rows]
+    keys = []
+    for local, remote, out, key in zip(ids, others, outgoing, extra, strict=True):
+        ends = [(own, str(local)), (party, str(remote))]
+        ends = sorted(ends) if undirected(graph) else ends if out else ends[::-1]
+        keys.append(BETWEEN.join([*ends[0], *ends[1], str(key)]))
+    order = np.lexsort(_data_columns(graph, "foreign_", torch.from_numpy(rows))) if rows.size else rows
+    copies, seen = np.zeros(rows.size, dtype=np.int64), dict[str, int]()
+    for place in order.tolist():
+        copies[place] = seen.setdefault(keys[place], 0)
+        seen[keys[place]] += 1
+    return [f"{key}{BETWEEN}{copy}".encode() for key, copy in zip(keys, copies, strict=True)]
+
+
+def _data_columns(graph: Any, prefix: str, rows: Tensor) -> list[np.ndarray]:
+    """Return the data of edges as sort keys for `np.lexsort`, the most significant last: label, features, time."""
+    time, attr, y = (getattr(graph, f"{prefix}edge_{key}") for key in ("time", "attr", "y"))
+    columns = [y[rows].numpy()] if y.numel() else [np.zeros(len(rows), dtype=np.int64)]
+    if attr.numel():
+        columns += [attr[rows, column].numpy() for column in reversed(range(attr.size(1)))]
+    return [*columns, time[rows].numpy()] if time.numel() else columns
+
+
+def canonical(graph: AnyGraph) -> AnyGraph:
+    """Return a graph with its edges in the order of linked files: source, target, time, features, label."""
+    order = _order(graph.edge_index[0], graph.edge_index[1], graph, "")
+    return graph.with_edges(graph.edge_index[:, order], order)
+
+
+def _order(source: Tensor, target: Tensor, data: Any, prefix: str) -> Tensor:
+    columns = _data_columns(data, prefix, torch.arange(source.numel()))
+    return torch.from_numpy(np.lexsort([*columns, target.numpy(), source.numpy()]))
+
+
+def own_order(graph: ClientGraph) -> Tensor:
+    """Return the secret order of the party's rows [N]: a permutation drawn from a hash of the whole file.
+
+    It does not reveal the order in which accounts were opened, and is the same each time the same file is linked.
+    """
+    drawn = hashlib.sha256(b"fedgraph link order")
+    for key in (
+        "x",
+        "y",
+        "edge_index",
+        "ids",
+        "foreign",
+        "foreign_id",
+        "foreign_key",
+        "train_mask",
+        "val_mask",
+        "test_mask",
+    ):
+        tensor = getattr(graph, key)
+        drawn.update(f"{key}{list(tensor.shape)}".encode())
+        drawn.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    stream = np.random.Generator(np.random.PCG64(int.from_bytes(drawn.digest(), "big")))
+    return torch.from_numpy(stream.permutation(graph.num_nodes))
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges between own nodes and those of one other client.
+
+    Attributes:
+        node: own end, as a row of the party's file [E].
+        outgoing: whether the own end is the source [E].
+        far: global id of the other end [E].
+        data: ``edge_attr``, ``edge_time`` and ``edge_y`` by edge, as far as there are any.
+    """
+
+    node: Ints
+    outgoing: NDArray[np.bool_]
+    far: Ints
+    data: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """Global ids of a party's nodes.
+
+    Attributes:
+        ids: global id of each row of the party's file [N].
+        total: nodes of all parties.
+    """
+
+    ids: Ints
+    total: int
+
+
+def numbering(rows: Ints, client: int, counts: Sequence[int], given: Mapping[int, int] | None = None) -> Numbering:
+    """Return the global ids of a party's nodes.
+
+    Args:
+        rows: place of each node among the party's own, -1 for nodes that a lower client owns [N].
+        client: the party's client.
+        counts: nodes that each client owns.
+        given: global ids of nodes that a lower client owns, by row of the file.
+    """
+    ids = rows + sum(counts[:client])
+    for row, gid in (given or {}).items():
+        ids[row] = gid
+    return Numbering(ids, sum(counts))
+
+
+def linked(graph: ClientGraph, numbers: Numbering, edges: Mapping[int, Edges]) -> ClientGraph:
+    """Return the client's graph with global ids and cut edges, nodes and edges in their common order.
+
+    Args:
+        graph: the party's imported graph.
+        numbers: global ids of its nodes.
+        edges: matched edges by client at the other end.
+
+    Raises:
+        FedGraphError: edges of the parties carry different data.
+    """
+    by_id = np.argsort(numbers.ids, kind="stable")
+    place = np.empty_like(by_id)
+    place[by_id] = np.arange(by_id.size)
+    order, new = torch.from_numpy(by_id), torch.from_numpy(place)
+    gid = torch.from_numpy(numbers.ids)[order]
+    own = graph.with_edges(new[graph.edge_index], torch.arange(graph.edge_index.size(1)))
+    own = canonical(replace(own, num_global_nodes=numbers.total))  # local rows ascend with global ids
+    fields: dict[str, Any] = {}
+    for cut, outgoing in (("cut_out", True), ("cut_in", False)):
+        fields |= _cut(graph, cut, outgoing, numbers, place, edges)
+    rows = {key: getattr(graph, key)[order] for key in ("x", "y", "train_mask", "val_mask", "test_mask")}
+    rows |= {key: rows_of(getattr(graph, key), order) for key in ("targets", "graph_id")}
+    rows["ids"] = graph.ids[order] if len(graph.ids) else graph.ids
+    return replace(own, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=numbers.total)
+
+
+def _no_records() -> dict[str, Any]:
+    """Return the fields of records, empty."""
+    empty = ClientGraph(*(torch.zeros(0),) * 6, num_classes=1)
+    names = ("", "_out", "_id", "_key", "_edge_attr", "_edge_time", "_edge_y")
+    return {f"foreign{name}": getattr(empty, f"foreign{name}") for name in names} | {"linking": {}}
+
+
+def _cut(
+    graph: ClientGraph, cut: str, outgoing: bool, numbers: Numbering, place: Ints, edges: Mapping[int, Edges]
+) -> dict[str, Any]:
+    """Return one kind of cut edges in the common order, with owners and data."""
+    near, far, owner = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    data: dict[str, list[Tensor]] = {key: [] for key in DATA if getattr(graph, key).numel() or _held(edges, key)}
+    for client in sorted(edges):
+        found = edges[client]
+        chosen = np.flatnonzero(found.outgoing == outgoing)
+        near.append(found.node[chosen])
+        far.append(found.far[chosen])
+        owner.append(np.full(chosen.size, client))
+        for key in data:
+            if key not in found.data and chosen.size:
+                raise FedGraphError(
+                    f"edges of client {graph.client} and client {client} carry different data ({key}): import both with"
+                    " one --schema FILE"
+                )
+            if chosen.size:
+                data[key].append(found.data[key][torch.from_numpy(chosen)])
+    ends, other = np.concatenate(near), torch.from_numpy(np.concatenate(far))
+    gid, local, who = torch.from_numpy(numbers.ids[ends]), place[ends], torch.from_numpy(np.concatenate(owner))
+    values = {key: torch.cat(parts) for key, parts in data.items() if parts}
+    if graph.edge_split.numel() and "edge_time" in values:
+        values["edge_split"] = _stages(graph, values["edge_time"])
+    empty = {key: getattr(graph, key)[:0] for key in EDGE_FIELDS}
+    held: dict[str, Any] = {f"{cut}_{key}": values.get(key, empty[key]) for key in EDGE_FIELDS}
+    carrier = _Carrier(**{key: held[f"{cut}_{key}"] for key in DATA})
+    source, target = (gid, other) if outgoing else (other, gid)
+    order = _order(source, target, carrier, "")
+    if not values and order.numel():  # edges without data count once
+        pairs = torch.stack([source, target])[:, order]
+        first = torch.cat([torch.ones(1, dtype=torch.bool), (pairs[:, 1:] != pairs[:, :-1]).any(dim=0)])
+        order = order[first]
+    held = {key: rows_of(values, order) for key, values in held.items()}
+    return {
+        cut: torch.stack([torch.from_numpy(local)[order], other[order]]),
+        f"{cut}_owner": who[order],
+        **held,
+    }
+
+
+def _stages(graph: ClientGraph, time: Tensor) -> Tensor:
+    """Return the first stage that may read a cut edge, by the times of the party's own edges; between two stages the later."""
+    last = [graph.edge_time[graph.edge_split <= stage] for stage in (0, 1)]
+    first, second = (int(own.max()) if own.numel() else torch.iinfo(torch.int64).min for own in last)
+    return (time > first).to(torch.int8) + (time > second).to(torch.int8)
+
+
+@dataclass(frozen=True)
+class _Carrier:
+    edge_attr: Tensor
+    edge_time: Tensor
+    edge_y: Tensor
+
+
+def _held(edges: Mapping[int, Edges], key: str) -> bool:
+    return any(key in found.data for found in edges.values())
+
+
+def cut_digest(graph: ClientGraph, client: int) -> bytes:
+    """Return the hash of the cut edges with one other client, which that client computes alike from its own file."""
+    digest = hashlib.sha256(b"fedgraph cut edges")
+    pieces = []
+    for cut, outgoing in (("cut_out", True), ("cut_in", False)):
+        ends, owner = getattr(graph, cut), getattr(graph, f"{cut}_owner")
+        rows = (owner == client).nonzero().view(-1)
+        gid = graph.node_id[ends[0, rows]]
+        pair = torch.stack([gid, ends[1, rows]] if outgoing else [ends[1, rows], gid])
+        pieces.append((graph.client if outgoing else client, pair, cut, rows))
+    for _, pair, cut, rows in sorted(pieces, key=lambda piece: piece[0]):
+        digest.update(f"{pair.size(1)};".encode() + pair.contiguous().numpy().tobytes())
+        for key in DATA:
+            digest.update(
+                rows_of(getattr(graph, f"{cut}_{key}"), rows).contiguous().numpy().tobytes() if rows.numel() else b""
+            )
+    return digest.digest()
+
+
+def file_digest(graph: ClientGraph) -> bytes:
+    """Return a hash of a linked graph: its nodes, edges and cut edges."""
+    digest = hashlib.sha256(b"fedgraph linked file")
+    for key in ("node_id", "x", "y", "edge_index", "cut_out", "cut_in"):
+        digest.update(f"{key}{list(getattr(graph, key).shape)}".encode())
+        digest.update(getattr(graph, key).contiguous().numpy().tobytes())
+    return digest.digest()
+
+
+def with_stubs(graph: ClientGraph, rows: Ints) -> tuple[ClientGraph, int]:
+    """Return a graph in which unmatched records lead to nodes without features or labels, and the number of these.
+
+    Only this party has them. Each foreign account is one node.
+
+    Args:
+        graph: the party's imported graph.
+        rows: the unmatched records [R].
+    """
+    if graph.graph_id.numel():
+        raise FedGraphError("one_sided=stub does not apply to many graphs side by side: pass --one-sided drop")
+    if not rows.size:
+        return graph, 0
+    chosen = torch.from_numpy(rows)
+    ids = normal_ids(unpack_words(graph.foreign_id)[rows], id_form(graph))
+    names = [f"{party}{BETWEEN}{name}" for party, name in zip(graph.foreign[1, chosen].tolist(), ids, strict=True)]
+    distinct, inverse = np.unique(names, return_inverse=True)
+    n, more = graph.num_nodes, distinct.size
+    node, far = graph.foreign[0, chosen], torch.from_numpy(inverse.astype(np.int64)) + n
+    out = graph.foreign_out[chosen]
+    new = torch.stack([torch.where(out, node, far), torch.where(out, far, node)])
+    kept = chosen
+    if undirected(graph):
+        new, kept = torch.cat([new, new.flip(0)], dim=1), torch.cat([chosen, chosen])
+    data: dict[str, Any] = {
+        key: torch.cat([getattr(graph, key), getattr(graph, f"foreign_{key}")[kept]])
+        for key in DATA
+        if getattr(graph, f"foreign_{key}").numel()
+    }
+    edges = torch.cat([graph.edge_index, new], dim=1)
+    if not graph.has_edge_data and not data:
+        edges = edges.unique(dim=1)
+    data |= {key: torch.cat([getattr(graph, key), torch.zeros(more, dtype=torch.bool)]) for key in _MASKS}
+    labels = [name.partition(BETWEEN)[2] for name in distinct.tolist()]
+    texts = [*unpack_words(graph.ids).tolist(), *labels]
+    targets = graph.targets
+    if targets.numel():
+        targets = torch.cat([targets, torch.full((more, targets.size(1)), torch.nan)])
+    grown = replace(
+        graph,
+        x=torch.cat([graph.x, torch.zeros(more, graph.x.size(1))]),
+        y=torch.cat([graph.y, torch.full((more,), -1)]),
+        edge_index=edges,
+        ids=pack_words(texts),
+        targets=targets,
+        **data,
+    )
+    return grown, more
+
+
+_MASKS = ("train_mask", "val_mask", "test_mask")

@@ -1,0 +1,283 @@
+"""What a party's node accepts of link runs: the key ``link`` of its policy, signed consent, and a record of past runs.
+
+    link:
+      match: [payments]              # accepted ways of matching: payments, routed, ids; default: none
+      one_sided: [drop, stub]        # accepted treatments of records that only one party has
+      max_ids: 1000000               # most records for one peer, own and received
+      min_shared: 5                  # refuse a pair that shares fewer, unless it shares none
+      max_shared: 1.0                 # refuse a pair that shares more of the own set
+      hours: 24                      # least time between two runs with the same peer
+      names: [a, b, c]               # names that the parties must have, by client; default: any
+      consent: consent.json          # needed for match=ids and one_sided=disclose: signed by all parties
+
+The record of runs is a file next to the policy. A run counts from the first message that depends on records,
+also a dry run and one that fails.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, date, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from filelock import FileLock, Timeout
+
+from fedgraph_flwr.config import at_least, one_of, typed
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.party.link.rules import MATCHES, ONE_SIDED, LinkRules
+from fedgraph_flwr.secure.keyring import Keyring
+
+LINK_CLIENT = "fedgraph_flwr.party.link.client:LinkClient"
+"""Client of link runs, about which ``link`` decides instead of ``strategies``."""
+
+LOCK_TIMEOUT = 60.0
+"""Seconds to wait for another process that reads and writes the record of runs."""
+
+
+@dataclass
+class LinkPolicy:
+    """Link runs that a node accepts; the module's docstring documents the keys."""
+
+    match: list[str] = field(default_factory=list)
+    one_sided: list[str] = field(default_factory=lambda: ["drop", "stub"])
+    max_ids: int = 1_000_000
+    min_shared: int = 5
+    max_shared: float = 1.0
+    hours: float = 24.0
+    names: list[str] = field(default_factory=list)
+    consent: str = ""
+
+    def __post_init__(self) -> None:
+        for name in self.match:
+            one_of(name, MATCHES, "policy.link.match")
+        for name in self.one_sided:
+            one_of(name, ONE_SIDED, "policy.link.one_sided")
+        at_least(self.max_ids, 1, "policy.link.max_ids")
+        at_least(self.min_shared, 0, "policy.link.min_shared")
+        at_least(self.hours, 0, "policy.link.hours")
+        if not 0 < self.max_shared <= 1:
+            raise FedGraphError(f"policy.link.max_shared must be above 0 and at most 1, got {self.max_shared}")
+
+    def bounded(self, rules: LinkRules) -> LinkRules:
+        """Return a run's rules with this node's limits where they are stricter.
+
+        Raises:
+            FedGraphError: the node does not accept this way of matching or of treating one-sided records.
+        """
+        for key, value, accepted in (
+            ("match", rules.match, self.match),
+            ("one_sided", rules.one_sided, self.one_sided),
+        ):
+            if value not in accepted:
+                raise FedGraphError(
+                    f"this node's policy refuses a link run with {key}={value}: it accepts {', '.join(accepted) or 'none'}; set"
+                    f" link: {{{key}: [{value}]}} in its policy file to take part"
+                )
+        return replace(
+            rules,
+            max_ids=min(rules.max_ids, self.max_ids),
+            min_shared=max(rules.min_shared, self.min_shared),
+            max_shared=min(rules.max_shared, self.max_shared),
+        )
+
+
+def link_policy(values: Mapping[str, Any]) -> LinkPolicy:
+    """Return the policy of ``link``.
+
+    Raises:
+        FedGraphError: an unknown key, or a wrong type or value.
+    """
+    for key in values:
+        if key not in (known := [f.name for f in fields(LinkPolicy)]):
+            raise unknown("key of link", key, known, "policy")
+    found: LinkPolicy = typed(LinkPolicy, dict(values), "policy.link=")
+    return found
+
+
+def needs_consent(rules: LinkRules) -> bool:
+    """Return whether a run reveals more than records that both parties have."""
+    return rules.match == "ids" or rules.one_sided == "disclose"
+
+
+@dataclass(frozen=True)
+class Consent:
+    """Agreement of all parties to a link run.
+
+    Attributes:
+        parties: number of parties, which are clients 0 to ``parties - 1``.
+        purpose: why they link.
+        match: as in `LinkRules`; likewise ``one_sided``, ``entities`` and ``max_ids``.
+        expires: last day, such as 2026-12-31.
+    """
+
+    parties: int
+    purpose: str
+    match: str
+    one_sided: str
+    entities: str
+    max_ids: int
+    expires: str
+
+    def __post_init__(self) -> None:
+        if type(self.parties) is not int or type(self.max_ids) is not int or not str(self.purpose).strip():
+            raise FedGraphError(
+                f"a consent needs a whole number of parties, a purpose and a whole number max_ids, got {self.parties!r},"
+                f" {self.purpose!r} and {self.max_ids!r}"
+            )
+        LinkRules(match=self.match, one_sided=self.one_sided, entities=self.entities, max_ids=self.max_ids)
+        try:
+            date.fromisoformat(self.expires)
+        except (TypeError, ValueError) as error:
+            raise FedGraphError(
+                f"expires of a consent must be a day such as 2026-12-31, got {self.expires!r}"
+            ) from error
+
+    @property
+    def statement(self) -> bytes:
+        """The bytes that each party signs."""
+        return b"fedgraph link consent\n" + json.dumps(asdict(self), sort_keys=True).encode()
+
+
+def write_consent(path: Path, consent: Consent, signatures: Mapping[str, str] | None = None) -> None:
+    """Write a consent with its signatures."""
+    body = {"consent": asdict(consent), "signatures": dict(signatures or {})}
+    write_bytes(path, (json.dumps(body, indent=1) + "\n").encode())
+
+
+def read_consent(path: Path) -> tuple[Consent, dict[str, str]]:
+    """Read a consent and its signatures, by client.
+
+    Raises:
+        FedGraphError: the file is missing or invalid.
+    """
+    try:
+        body = json.loads(path.read_text())
+        return Consent(**body["consent"]), {str(k): str(v) for k, v in body["signatures"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FedGraphError(
+            f"{path} is not a consent file: write one with `fedgraph-flwr link --new-consent {path}`"
+        ) from error
+
+
+def sign_consent(path: Path, client: int, key: EllipticCurvePrivateKey) -> None:
+    """Add a party's signature to a consent.
+
+    Raises:
+        FedGraphError: the file is invalid, or has no such party.
+    """
+    consent, signatures = read_consent(path)
+    if not 0 <= client < consent.parties:
+        raise FedGraphError(f"{path} is a consent of clients 0 to {consent.parties - 1}, got --client {client}")
+    signed = key.sign(consent.statement + f"\n{client}".encode(), ECDSA(SHA384())).hex()
+    write_consent(path, consent, signatures | {str(client): signed})
+
+
+def check_consent(path: str, rules: LinkRules, keyring: Keyring, clients: int, today: date | None = None) -> bytes:
+    """Check that all parties signed consent to a run, and return a digest of it.
+
+    Raises:
+        FedGraphError: it is missing, expired, for another run, or a signature is missing or invalid.
+    """
+    if not path:
+        raise FedGraphError(
+            f"match={rules.match} with one_sided={rules.one_sided} needs the consent of all parties: set link: {{consent: FILE}}"
+            " in this node's policy"
+        )
+    consent, signatures = read_consent(Path(path).expanduser())
+    where = f"consent {path}"
+    if date.fromisoformat(consent.expires) < (today or datetime.now(UTC).date()):
+        raise FedGraphError(f"{where} expired on {consent.expires}: sign a new one")
+    for key in ("match", "one_sided", "entities"):
+        if getattr(consent, key) != getattr(rules, key):
+            raise FedGraphError(
+                f"{where} is for {key}={getattr(consent, key)}, but the run has {key}={getattr(rules, key)}: change the run, or"
+                " sign a new consent"
+            )
+    if rules.max_ids > consent.max_ids or consent.parties != clients:
+        raise FedGraphError(
+            f"{where} is for {consent.parties} parties and max_ids={consent.max_ids}, but the run has {clients} and"
+            f" {rules.max_ids}: change the run, or sign a new consent"
+        )
+    if keyring.own is None or keyring.pins is None:
+        raise FedGraphError(f"{where} can be verified only with pinned keys: start this node with --key and --peers")
+    for client in range(clients):
+        signer = keyring.own.public_key() if client == keyring.client else keyring.pins.get(client)
+        _verify(where, consent, client, signer, signatures.get(str(client), ""))
+    return sha256(consent.statement).digest()
+
+
+def _verify(where: str, consent: Consent, client: int, key: EllipticCurvePublicKey | None, signature: str) -> None:
+    if key is None:
+        raise FedGraphError(
+            f"{where}: no key of client {client} is pinned, so its signature cannot be verified: add node_{client}.pub to --peers"
+        )
+    try:
+        key.verify(bytes.fromhex(signature), consent.statement + f"\n{client}".encode(), ECDSA(SHA384()))
+    except (InvalidSignature, ValueError) as error:
+        raise FedGraphError(
+            f"{where} is not signed by client {client}'s key: expected the signatures of all parties"
+        ) from error
+
+
+def book_link(policy: Path, peers: Mapping[int, str], keyring: Keyring, hours: float, now: float | None = None) -> None:
+    """Record a link run with each peer, next to the policy, or refuse it.
+
+    Args:
+        policy: the node's policy file.
+        peers: names of the peers, by client.
+        keyring: pinned keys, by which peers are recognised.
+        hours: least time between two runs with one peer.
+        now: seconds since 1970.
+
+    Raises:
+        FedGraphError: the last run with a peer is too recent, or the record cannot be read or written.
+    """
+    path = policy.with_name(f"{policy.stem}.links.json")
+    try:
+        with FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT):  # else two runs at once would both pass
+            now = time.time() if now is None else now
+            record = _read_record(path, hours)
+            for client in peers:
+                name = _peer(client, keyring)
+                if (passed := now - record.get(name, 0.0)) < 3600 * hours:
+                    raise FedGraphError(
+                        f"the last link run with client {client} ('{sanitize(peers[client], 60)}') was {passed / 3600:.1f} hours"
+                        f" ago: this node's policy accepts one in {hours:g} hours (link: hours)"
+                    )
+                record[name] = now
+            write_bytes(path, (json.dumps(record, indent=1) + "\n").encode())
+    except (OSError, Timeout) as error:
+        raise FedGraphError(
+            f"cannot lock {path}, the record of link runs: the folder of the policy must be writable, and no other process may"
+            f" hold the lock for {LOCK_TIMEOUT:g} s"
+        ) from error
+
+
+def _read_record(path: Path, hours: float) -> dict[str, float]:
+    """Return the time of the last run with each peer.
+
+    Raises:
+        FedGraphError: the file is damaged.
+    """
+    try:
+        return {str(k): float(v) for k, v in json.loads(path.read_text()).items()} if path.is_file() else {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise FedGraphError(
+            f"{path} is damaged: move it away if no link run took place in the last {hours:g} hours"
+        ) from error
+
+
+def _peer(client: int, keyring: Keyring) -> str:
+    """Return the name of a peer in the record: a hash of its pinned key, else its client."""
+    key = (keyring.pins or {}).get(client)
+    if key is None:
+        return f"client {client}"
+    return sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:16]

@@ -1,0 +1,936 @@
+"""One party's side of `fedgraph-flwr link`: the messages that match records of edges between parties.
+
+    announce    public key and number of nodes, signed                                       through the server, readable
+    introduce   name, form of keys, rules, schema                                            sealed, like all that follow
+    commit      size of the padded set, hash of its masks
+    mask        the masks, shuffled
+    seal        commitment to the replies of the next step
+    double      the other party's masks times the own scalar, in their order
+    prove       a point for each shared record
+    agree       hashes of the keys that only who knows the record can compute from both points
+    ask_commit  (routed, instead of commit to agree) size of the padded set, commitment to the hashes of the next step
+    ask         (routed) hashes of the keys, padded and shuffled
+    match       for each shared record: row of the own end; data of edges that start here
+    resolve     (one_sided=disclose) rows of the accounts that the other party's one-sided records name
+    confirm     hash of the cut edges between the two, and of the linked file
+    write       nothing: the party writes its file
+
+A party decides by equal replies which records are shared. So no party may see the other's replies before it is bound to its own,
+or it could send them back: each first sends a commitment, a hash that is bound to sender, receiver and run. Before rows are sent,
+each proves that it knows the shared records (`matching`). Every phase is taken once and in order, in whatever round.
+
+A dry run ends with `count` after the sets: replies to masks are shuffled, so that both sides learn a number only. The mathematics
+is in `matching`, the resulting files in `files`. `simulate` runs the same messages between files on one machine.
+"""
+
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from torch import Tensor
+
+from fedgraph_flwr.data.graph import ClientGraph, unpack_words
+from fedgraph_flwr.data.schema import Schema, agreed_schema
+from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
+from fedgraph_flwr.party.link.files import (
+    DATA,
+    Edges,
+    Ints,
+    cut_digest,
+    file_digest,
+    id_form,
+    linked,
+    numbering,
+    own_order,
+    record_keys,
+    undirected,
+    with_stubs,
+)
+from fedgraph_flwr.party.link.matching import (
+    POINT,
+    REPLY,
+    Mask,
+    agreed,
+    as_rows,
+    bucket,
+    commitment,
+    prove,
+    shared,
+    shuffled,
+)
+from fedgraph_flwr.party.link.rules import ANNOUNCE, LinkRules
+from fedgraph_flwr.party.tables.parties import fold, normal_ids
+from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.secure.sealed import Sealer
+from fedgraph_flwr.wire.messages import Arrays
+
+MOST_PER_NODE = 1.2
+"""Largest set of identities of a party, per announced node."""
+
+_INVALID = (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
+"""Errors of reading a message that does not have the expected content."""
+
+
+@dataclass
+class PairCount:
+    """Numbers of a party's records with one other party.
+
+    Attributes:
+        records: own records, or identities.
+        shared: those that both have.
+        conflicts: shared records whose edge label differs; the source's counts.
+        unknown: disclosed records that name an account that the other party does not have.
+    """
+
+    records: int = 0
+    shared: int = 0
+    conflicts: int = 0
+    unknown: int = 0
+
+
+class LinkParty:
+    """One party's state over the phases of a link run.
+
+    Args:
+        graph: the party's imported client file.
+        rules: the run's rules, with this party's limits.
+        keyring: signs the party's announcement and verifies those of others.
+        memory: state of earlier phases (`state`).
+        consent: digest of the parties' signed consent, which all must have alike.
+        accepted: names that the parties must have, by client; empty: any.
+
+    Attributes:
+        done: number of phases whose messages this party has sent.
+        names: names of the parties, by client.
+        counts: numbers by peer, for the party's report.
+        absent: records that name a party which no client is, by name.
+    """
+
+    def __init__(
+        self,
+        graph: ClientGraph,
+        rules: LinkRules,
+        keyring: Keyring,
+        memory: Mapping[str, Any] | None = None,
+        consent: bytes = b"",
+        accepted: Sequence[str] = (),
+    ):
+        self.consent, self.accepted = consent, [str(name) for name in fold(list(accepted))]
+        self.graph, self.rules, self.keyring, self.client = graph, rules, keyring, graph.client
+        self._check_file()
+        stored = memory or {}
+        private = stored.get("private")
+        self.sealer = Sealer(self.client, private.tobytes() if private is not None else None)
+        root = stored.get("root")
+        self.root: bytes = root.tobytes() if root is not None else secrets.token_bytes(32)
+        self.session: bytes = stored["session"].tobytes() if "session" in stored else b""
+        self.nodes: list[int] = stored["nodes"].tolist() if "nodes" in stored else []
+        self.done = int(stored["done"][0]) if "done" in stored else 0
+        self.names: dict[int, str] = {}
+        if "names" in stored:
+            self.names = dict(enumerate(json.loads(stored["names"].tobytes())))
+        self.pairs: dict[int, dict[str, Any]] = {int(k): dict(v) for k, v in stored.get("pairs", {}).items()}
+        if "keys" in stored:
+            self.sealer.meet({k: key.tobytes() for k, key in enumerate(stored["keys"])})
+        self.counts: dict[int, PairCount] = {}
+        self.absent: dict[str, int] = {}
+        self._values: dict[int, tuple[Ints, list[bytes]]] = {}
+        self._done: ClientGraph | None = None
+        self._files: dict[int, bytes] = {}
+        self._prepared: tuple[ClientGraph, Ints, int] | None = None
+        self._intersections: dict[int, tuple[Ints, Ints]] = {}
+
+    def _check_file(self) -> None:
+        """Refuse files that cannot be linked, before anything is sent.
+
+        Raises:
+            FedGraphError: the file is heterogeneous, is linked already, or names no party.
+        """
+        graph = self.graph
+        if not isinstance(graph, ClientGraph):
+            raise FedGraphError(
+                f"the file of client {self.client} holds a heterogeneous graph; link matches edges of graphs with one node type:"
+                " import only the nodes and edges of one type"
+            )
+        if "link" in graph.linking or graph.cut_out.numel() or graph.cut_in.numel():
+            raise FedGraphError(
+                f"the file of client {self.client} is already linked: pass the file that `import` wrote"
+            )
+        if self.rules.match != "ids" and not {"party", "parties"} <= graph.linking.keys():
+            raise FedGraphError(
+                f"the file of client {self.client} names no party: import it with --own-party and --party-columns"
+            )
+
+    # --- state between messages ---------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return the state as a nested dict of arrays; it holds secrets and stays with the party."""
+        tree: dict[str, Any] = {"private": _bytes(self.sealer.private), "root": _bytes(self.root)}
+        tree["done"] = np.array([self.done])
+        if self.session:
+            keys = {**self.sealer.peers, self.client: self.sealer.public}
+            tree |= {"session": _bytes(self.session), "nodes": np.array(self.nodes)}
+            tree |= {"keys": as_rows([keys[k] for k in sorted(keys)], 32)}
+        if self.names:
+            tree["names"] = _bytes(json.dumps([self.names[k] for k in sorted(self.names)]).encode())
+        if self.pairs:
+            tree["pairs"] = {str(k): dict(found) for k, found in self.pairs.items() if found}
+        return tree
+
+    # --- phases -------------------------------------------------------------------------------------------------------
+
+    def announcement(self) -> Arrays:
+        """Return what the party publishes: its key and its number of nodes, signed if it has a long-lived key."""
+        return {**self._public, **self.keyring.sign(ANNOUNCE, _announced(self._public))}
+
+    @property
+    def _public(self) -> Arrays:
+        return {"key": _bytes(self.sealer.public), "nodes": np.array([self.graph.num_nodes], dtype=np.int64)}
+
+    def meet(self, announced: Mapping[int, Arrays], signatures: Mapping[str, Any]) -> None:
+        """Take the announcements of all parties, by client.
+
+        Raises:
+            RunFailed: a client is missing, or an announcement is not its party's.
+        """
+        if sorted(announced) != list(range(self.graph.num_clients)):
+            raise RunFailed(
+                f"link needs announcements of all {self.graph.num_clients} clients, got those of {sorted(announced)}"
+            )
+        statements = {k: _announced(arrays) for k, arrays in announced.items()}
+        session = hashlib.sha256(b"fedgraph link" + b"".join(statements[k] for k in sorted(statements))).digest()
+        self.keyring.check(ANNOUNCE, _announced(self._public), statements, signatures)
+        if self.session not in (b"", session):
+            raise RunFailed(
+                f"client {self.client} received other announcements than at the start of this link run: start a new one"
+            )
+        self.sealer.meet({k: arrays["key"].tobytes() for k, arrays in announced.items()})
+        self.nodes = [int(announced[k]["nodes"][0]) for k in sorted(announced)]
+        self.session = session
+
+    def step(self, phase: str, envelopes: Mapping[int, NDArray[np.uint8]], before: str) -> dict[int, NDArray[np.uint8]]:
+        """Open the envelopes of the phase before, and return those of this phase by receiver.
+
+        Args:
+            phase: one of `LinkRules.phases` after ``announce``.
+            envelopes: sealed contents of the other parties, by sender.
+            before: the phase in which they were sealed.
+
+        Raises:
+            RunFailed: an envelope is missing, altered or repeated, or a peer breaks the protocol.
+        """
+        order = self.rules.phases
+        if [before, phase] != order[self.done : self.done + 2]:
+            raise RunFailed(
+                f"the server requests phase '{sanitize(phase, 40)}' of link from client {self.client} after phase"
+                f" '{order[self.done]}', expected '{(order[self.done + 1 :] or ['no further phase'])[0]}'"
+            )
+        inbox: dict[int, Arrays] = {}
+        if before != ANNOUNCE:
+            if sorted(envelopes) != self.peers:
+                raise RunFailed(
+                    f"client {self.client} needs messages of clients {self.peers} in phase '{before}' of link, got those of"
+                    f" {sorted(envelopes)}"
+                )
+            inbox = {k: self._opened(k, before, envelopes[k]) for k in self.peers}
+            for peer, arrays in inbox.items():
+                try:
+                    getattr(self, f"_take_{before}")({peer: arrays})
+                except _INVALID as error:
+                    raise RunFailed(
+                        f"client {peer} sent client {self.client} an invalid message in phase '{before}' of link"
+                        f" ({sanitize(first_line(error), 120)}): install the same version of fedgraph-flwr at both"
+                    ) from error
+        make: Callable[[int], Arrays] | None = getattr(self, f"_make_{phase}", None)
+        sent = {k: self._sealed(k, phase, make(k)) for k in self.peers} if make else {}
+        self.done += 1
+        return sent
+
+    @property
+    def peers(self) -> list[int]:
+        """The other clients."""
+        return [k for k in range(self.graph.num_clients) if k != self.client]
+
+    def _opened(self, peer: int, step: str, envelope: NDArray[np.uint8]) -> Arrays:
+        opened = self.sealer.open(peer, f"link {step}", envelope)
+        try:
+            content = opened["content"].tobytes()
+            size = int.from_bytes(content[:8], "little")
+            return load(content[8 : 8 + size])
+        except (KeyError, SafetensorError) as error:
+            raise RunFailed(
+                f"client {peer} sent client {self.client} an envelope in phase '{step}' of link that holds no arrays: install the"
+                " same version of fedgraph-flwr at both"
+            ) from error
+
+    def _sealed(self, peer: int, step: str, arrays: Arrays) -> NDArray[np.uint8]:
+        """Seal arrays padded with zeros to a power of two, so that sizes tell little."""
+        raw = save({key: np.ascontiguousarray(array) for key, array in arrays.items()})
+        content = len(raw).to_bytes(8, "little") + raw
+        padded = content.ljust(max(1024, 1 << (len(content) - 1).bit_length()), b"\0")
+        return self.sealer.seal(peer, f"link {step}", {"content": _bytes(padded)})
+
+    # --- introduce ----------------------------------------------------------------------------------------------------
+
+    def introduction(self) -> dict[str, Any]:
+        """Return what the parties must know of each other, and have alike where it matters."""
+        graph = self.graph
+        schema = agreed_schema(graph.schema, "the import")
+        return {
+            "name": graph.linking.get("party", ""),
+            "form": graph.linking.get("form", ""),
+            "rules": self.rules.common,
+            "schema": schema.to_dict() if schema else {},
+            "undirected": undirected(graph),
+            "consent": self.consent.hex(),
+            "data": [key for key in DATA if _has(graph, key)]
+            if graph.edge_index.numel() or graph.foreign.numel()
+            else None,
+        }
+
+    def _make_introduce(self, peer: int) -> Arrays:
+        return {"introduction": _bytes(json.dumps(self.introduction()).encode())}
+
+    def _take_introduce(self, inbox: Mapping[int, Arrays]) -> None:
+        own = self.introduction()
+        found = {k: json.loads(arrays["introduction"].tobytes()) for k, arrays in inbox.items()}
+        for peer, other in found.items():
+            for key in ("rules", "form", "undirected", "consent", "data"):
+                if self.rules.match == "ids" and key in ("form", "data"):
+                    continue
+                if other[key] != own[key] and None not in (other[key], own[key]):
+                    raise RunFailed(
+                        f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(own[key]))} here,"
+                        f" {sanitize(_text(other[key]))} there; import both with the same options (--match-columns, --id-form,"
+                        " --undirected, --time-column, --edge-label-column), and link them with the same options"
+                    )
+            if own["schema"] and other["schema"]:
+                schemas = (
+                    Schema.from_dict(values["schema"], f"client {k}")
+                    for k, values in ((self.client, own), (peer, other))
+                )
+                first, second = schemas
+                if difference := first.difference(second):
+                    raise RunFailed(
+                        f"clients {self.client} and {peer} have different schemas ({sanitize(difference)}): import both with one"
+                        " --schema FILE"
+                    )
+        names = {k: str(values["name"]) for k, values in {**found, self.client: own}.items()}
+        self.names = dict(sorted({**self.names, **names}.items()))
+        for client, name in self.names.items():
+            if self.accepted and self.accepted[client : client + 1] != [name]:
+                listing = ", ".join(f"'{sanitize(wanted, 60)}'" for wanted in self.accepted)
+                raise RunFailed(
+                    f"client {client} calls itself '{sanitize(name, 60)}': this node's policy accepts {listing}, by client (link:"
+                    " names)"
+                )
+        owners: dict[str, int] = {}
+        for client, name in self.names.items():
+            if name and owners.setdefault(name, client) != client:
+                raise RunFailed(
+                    f"clients {owners[name]} and {client} both call themselves '{sanitize(name, 60)}': import one with another"
+                    " --own-party"
+                )
+
+    # --- the sets -----------------------------------------------------------------------------------------------------
+
+    def values(self, peer: int) -> tuple[Ints, list[bytes]]:
+        """Return the rows and keys of what may be shared with a peer: records, or identities."""
+        if peer not in self._values:
+            graph = self.graph
+            if self.rules.match == "ids":
+                if not len(graph.ids):
+                    raise FedGraphError(f"the file of client {self.client} has no ids of nodes: import it from tables")
+                ids = normal_ids(unpack_words(graph.ids), id_form(graph))
+                self._values[peer] = np.arange(len(ids)), [str(word).encode() for word in ids]
+            else:
+                parties = self.graph.linking["parties"]
+                place = parties.index(self.names[peer]) if self.names[peer] in parties else -1
+                rows = np.flatnonzero(graph.foreign[1].numpy() == place)
+                self._values[peer] = rows, record_keys(graph, rows, self.names[peer])
+            if len(self._values[peer][1]) > self.rules.max_ids:
+                raise RunFailed(
+                    f"client {self.client} has {len(self._values[peer][1])} records for client {peer}, expected at most"
+                    f" {self.rules.max_ids} (--max-ids)"
+                )
+        return self._values[peer]
+
+    def _purpose(self, peer: int) -> bytes:
+        first, second = sorted((self.client, peer))
+        return b"fedgraph link" + self.session + f"{self.rules.match}:{first}:{second}:".encode()
+
+    def _mask(self, peer: int) -> Mask:
+        return Mask(hashlib.sha256(b"fedgraph link scalar" + self.root + self.session + f"{peer}".encode()).digest())
+
+    def _make_commit(self, peer: int) -> Arrays:
+        masks, places = self._mask(peer).masks(self.values(peer)[1], self._purpose(peer))
+        self.pairs[peer] = {"masks": masks, "places": places}
+        return {"size": np.array([len(masks)]), "commitment": commitment(masks)}
+
+    def _take_commit(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            size = int(arrays["size"][0])
+            self._check_size(peer, size)
+            committed = _shape(arrays["commitment"], (32,))
+            if np.array_equal(committed, commitment(self.pairs[peer]["masks"])):
+                raise RunFailed(
+                    f"client {peer} copied the commitment of client {self.client}, expected one to its own masks: no masks are"
+                    " sent"
+                )
+            self.pairs[peer] |= {"size": np.array([size]), "commitment": committed}
+
+    def _check_size(self, peer: int, size: int) -> None:
+        most = self.rules.max_ids
+        if self.rules.match == "ids":
+            most = min(most, math.ceil(MOST_PER_NODE * self.nodes[peer]))
+        if size != bucket(size) or size > bucket(most):
+            raise RunFailed(
+                f"client {peer} announces a set of {size} for client {self.client}, which accepts powers of two up to"
+                f" {bucket(most)} (max_ids {self.rules.max_ids}, {self.nodes[peer]} announced nodes)"
+            )
+
+    def _make_mask(self, peer: int) -> Arrays:
+        return {"masks": self.pairs[peer]["masks"]}
+
+    def _take_mask(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            pair = self.pairs[peer]
+            masks = _shape(arrays["masks"], (int(pair["size"][0]), 32))
+            if not np.array_equal(commitment(masks), pair["commitment"]):
+                raise RunFailed(
+                    f"client {peer} sent client {self.client} masks that do not match its commitment: no replies are sent"
+                )
+            doubled = self._mask(peer).double(masks, f"client {peer}")
+            pair["doubled"] = doubled[shuffled(len(doubled))] if self.rules.dry_run else doubled
+
+    def _replies(self, peer: int) -> NDArray[np.uint8]:
+        """Return the rows that a peer compares with its own: replies to its masks, or hashes of the own keys."""
+        return self.pairs[peer]["replies" if self.rules.match == "routed" else "doubled"]
+
+    def _nonce(self, peer: int) -> bytes:
+        """Return a secret that hides the rows in their commitment; a repeated step has the same."""
+        return hashlib.sha256(b"fedgraph link nonce" + self.root + self.session + f"{peer}".encode()).digest()
+
+    def _binding(self, sender: int, receiver: int, nonce: bytes, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the commitment to rows that one client sends another, 32 bytes."""
+        bound = b"fedgraph link seal" + self.session + f"{sender}>{receiver}:".encode() + nonce
+        return _bytes(hashlib.sha256(bound + rows.tobytes()).digest())
+
+    def _check_binding(self, peer: int, arrays: Arrays, rows: NDArray[np.uint8]) -> None:
+        """Refuse rows of a peer that it did not commit to before it could see the own ones.
+
+        Raises:
+            RunFailed: they are the own rows sent back, or other rows than those committed to.
+        """
+        if np.array_equal(rows, self._replies(peer)):
+            raise RunFailed(
+                f"client {peer} copied the replies of client {self.client}, expected its own: no rows are sent"
+            )
+        nonce = _shape(arrays["nonce"], (32,)).tobytes()
+        if not np.array_equal(self._binding(peer, self.client, nonce, rows), self.pairs[peer]["binding"]):
+            raise RunFailed(
+                f"client {peer} sent client {self.client} replies that do not match its commitment: no rows are sent"
+            )
+
+    def _make_seal(self, peer: int) -> Arrays:
+        return {"binding": self._binding(self.client, peer, self._nonce(peer), self._replies(peer))}
+
+    def _take_seal(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            self.pairs[peer]["binding"] = _shape(arrays["binding"], (32,))
+
+    def _make_double(self, peer: int) -> Arrays:
+        return {"doubled": self._replies(peer), "nonce": _bytes(self._nonce(peer))}
+
+    def _take_double(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            pair = self.pairs[peer]
+            replies = _shape(arrays["doubled"], (len(pair["masks"]), REPLY))
+            self._check_binding(peer, arrays, replies)
+            pair["replies"] = replies
+            del pair["masks"]
+            self._check_shared(peer)
+
+    # --- proof of knowledge -------------------------------------------------------------------------------------------
+
+    def _proof(self, peer: int) -> bytes:
+        """Return the secret of the scalars with which this party proves that it knows records."""
+        return hashlib.sha256(b"fedgraph link proof" + self.root + self.session + f"{peer}".encode()).digest()
+
+    def _make_prove(self, peer: int) -> Arrays:
+        own, remote = self._by_mask(peer)
+        known = self.values(peer)[1]
+        points = prove(self._proof(peer), own, (known[place] for place in own), self._purpose(peer) + b"proof")
+        return {"position": remote, "points": points}
+
+    def _take_prove(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            own = self._checked_order(peer, arrays)
+            points = _shape(arrays["points"], (own.size, POINT))
+            keys = dict(zip(own, agreed(self._proof(peer), own, points, f"client {peer}"), strict=True))
+            for name, (sender, receiver), order in (
+                ("tags", (self.client, peer), self._by_mask(peer)[0]),
+                ("expected", (peer, self.client), own),
+            ):
+                bound = b"fedgraph link agree" + self.session + f"{sender}>{receiver}:".encode()
+                self.pairs[peer][name] = as_rows((hashlib.sha256(bound + keys[k]).digest() for k in order), POINT)
+
+    def _make_agree(self, peer: int) -> Arrays:
+        return {"tags": self.pairs[peer]["tags"]}
+
+    def _take_agree(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            expected = self.pairs[peer]["expected"]
+            wrong = (_shape(arrays["tags"], expected.shape) != expected).any(axis=1)
+            if wrong.any():
+                raise RunFailed(
+                    f"client {peer} could not prove that it holds {int(wrong.sum())} of the {wrong.size} records that client"
+                    f" {self.client} matched with it: no rows are sent"
+                )
+
+    def _by_mask(self, peer: int) -> tuple[Ints, Ints]:
+        """Return the own shared values and their places among the peer's masks, in the order of these."""
+        own, remote = self.intersection(peer)
+        order = np.argsort(remote)
+        return own[order], remote[order]
+
+    def _checked_order(self, peer: int, arrays: Arrays) -> Ints:
+        """Return the own shared values in the order of a peer's message, which has the places of the own masks.
+
+        Raises:
+            RunFailed: the peer shares other records.
+        """
+        own = self._ordered(peer)
+        if not np.array_equal(arrays["position"], self.pairs[peer]["places"][own]):
+            raise RunFailed(
+                f"clients {self.client} and {peer} matched different records: one of them replied to the masks in another order;"
+                " nothing is written"
+            )
+        return own
+
+    # --- routed -------------------------------------------------------------------------------------------------------
+
+    def _make_ask_commit(self, peer: int) -> Arrays:
+        values = self.values(peer)[1]
+        hashes = [hashlib.sha256(self._purpose(peer) + value).digest()[:REPLY] for value in values]
+        padded = bucket(len(hashes))
+        order = shuffled(padded)
+        rows = as_rows([*hashes, *(secrets.token_bytes(REPLY) for _ in range(padded - len(hashes)))], REPLY)[order]
+        self.pairs[peer] = {"replies": rows, "places": np.argsort(order)[: len(values)]}
+        return {"size": np.array([padded]), **self._make_seal(peer)}
+
+    def _take_ask_commit(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            size = int(arrays["size"][0])
+            self._check_size(peer, size)
+            self.pairs[peer]["size"] = np.array([size])
+        self._take_seal(inbox)
+
+    def _make_ask(self, peer: int) -> Arrays:
+        return {"hashes": self._replies(peer), "nonce": _bytes(self._nonce(peer))}
+
+    def _take_ask(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            pair = self.pairs[peer]
+            hashes = _shape(arrays["hashes"], (int(pair["size"][0]), REPLY))
+            self._check_binding(peer, arrays, hashes)
+            pair["doubled"] = hashes
+            self._check_shared(peer)
+
+    # --- what is shared -----------------------------------------------------------------------------------------------
+
+    def intersection(self, peer: int) -> tuple[Ints, Ints]:
+        """Return the shared values: their place among `values`, and the place of each among the peer's masks [S]."""
+        if peer not in self._intersections:
+            pair = self.pairs[peer]
+            own, remote = shared(pair["replies"], pair["doubled"])
+            value = np.full(len(pair["replies"]), -1)
+            value[pair["places"]] = np.arange(len(pair["places"]))
+            real = value[own] >= 0
+            self._intersections[peer] = value[own][real], remote[real]
+        return self._intersections[peer]
+
+    def _check_shared(self, peer: int) -> None:
+        """Refuse to continue where a pair shares too few or too many.
+
+        Raises:
+            RunFailed: names the numbers and the limit.
+        """
+        records = len(self.values(peer)[1])
+        pair = self.pairs[peer]
+        # In a dry run the order is lost, the number is not.
+        own = shared(pair["replies"], pair["doubled"]) if self.rules.dry_run else self.intersection(peer)
+        found = len(own[0])
+        self.counts[peer] = PairCount(records, found)
+        pair["found"] = np.array([records, found])
+        if 0 < found < self.rules.min_shared:
+            raise RunFailed(
+                f"clients {self.client} and {peer} share fewer than {self.rules.min_shared} (min_shared): no rows are sent"
+            )
+        if found > self.rules.max_shared * max(records, 1):
+            raise RunFailed(
+                f"clients {self.client} and {peer} share more than {self.rules.max_shared:g} of the set of client"
+                f" {self.client} (max_shared): no rows are sent"
+            )
+
+    # --- match --------------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> tuple[ClientGraph, Ints, int]:
+        """Return the graph with stubs, the place of each node among the party's own (-1: a lower client's), and their number."""
+        if self._prepared:
+            return self._prepared
+        graph = self.graph
+        if self.rules.one_sided == "stub":
+            graph, _ = with_stubs(graph, self._unmatched())
+        order = own_order(graph).numpy()
+        owned = np.ones(graph.num_nodes, dtype=bool)
+        if self._overlaps:
+            for peer in self.peers:
+                if peer < self.client:
+                    owned[self.intersection(peer)[0]] = False
+        order = order[owned[order]]
+        rows = np.full(graph.num_nodes, -1)
+        rows[order] = np.arange(order.size)
+        self._prepared = graph, rows, order.size
+        return self._prepared
+
+    @property
+    def _overlaps(self) -> bool:
+        return self.rules.match == "ids" and self.rules.entities == "overlap"
+
+    def _unmatched(self) -> Ints:
+        """Return the records that no other party has, also those of parties that are no client."""
+        alone = np.ones(self.graph.foreign.size(1), dtype=bool)
+        for peer in self.peers:
+            alone[self.values(peer)[0][self.intersection(peer)[0]]] = False
+        return np.flatnonzero(alone)
+
+    def _sends_data(self, peer: int, rows: Ints) -> NDArray[np.bool_]:
+        """Return for which records this party's data count: those that start here, or of the lower client."""
+        if undirected(self.graph):
+            return np.full(rows.size, self.client < peer)
+        return self.graph.foreign_out.numpy()[rows]
+
+    def _make_match(self, peer: int) -> Arrays:
+        _, places, count = self._prepare()
+        own, remote = self._by_mask(peer)
+        content: Arrays = {"count": np.array([count]), "position": remote}
+        if self.rules.match == "ids":
+            return content | {"row": places[own]}
+        rows = self.values(peer)[0][own]
+        node = self.graph.foreign[0].numpy()[rows]
+        content |= {"row": places[node], **self._data(rows[self._sends_data(peer, rows)], "")}
+        if self.rules.discloses:
+            alone = np.setdiff1d(self.values(peer)[0], rows)
+            ids = normal_ids(unpack_words(self.graph.foreign_id)[alone], id_form(self.graph))
+            content |= {
+                "alone_id": as_rows([self._account(peer, str(word)) for word in ids], REPLY),
+                "alone_row": places[self.graph.foreign[0].numpy()[alone]],
+                "alone_out": self.graph.foreign_out.numpy()[alone],
+                **self._data(alone, "alone_"),
+            }
+        return content
+
+    def _account(self, peer: int, word: str) -> bytes:
+        return hashlib.sha256(self._purpose(peer) + b"account" + word.encode()).digest()[:REPLY]
+
+    def _data(self, rows: Ints, prefix: str) -> Arrays:
+        """Return the data of records, under the names of the message."""
+        chosen = torch.from_numpy(rows)
+        held = (key for key in DATA if getattr(self.graph, f"foreign_{key}").numel())
+        return {f"{prefix}{key}": getattr(self.graph, f"foreign_{key}")[chosen].numpy() for key in held}
+
+    def _take_match(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            own = self._checked_order(peer, arrays)
+            count = int(_shape(arrays["count"], (1,))[0])
+            most = self.nodes[peer] + (self.rules.max_ids * len(self.peers) if self.rules.one_sided == "stub" else 0)
+            arrays = {**arrays, "row": _shape(arrays["row"], (own.size,), "i").astype(np.int64)}
+            rows = arrays["row"]
+            if self.rules.discloses:
+                arrays["alone_row"] = self._checked_alone(peer, arrays).astype(np.int64)
+                rows = np.concatenate([rows, arrays["alone_row"]])
+            least = -1 if self._overlaps else 0
+            if not 0 <= count <= most or (rows.size and not least <= rows.min() <= rows.max() < max(count, 1)):
+                raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
+            self.pairs[peer]["match"] = arrays
+
+    def _checked_alone(self, peer: int, arrays: Arrays) -> Ints:
+        """Return the rows of a peer's one-sided records, whose arrays must fit together.
+
+        Raises:
+            RunFailed: there are more than ``max_ids``, or their data are not finite.
+            ValueError: two arrays do not fit.
+        """
+        rows = arrays["alone_row"]
+        size = rows.shape[0]
+        _shape(rows, (size,), "i")
+        _shape(arrays["alone_out"], (size,), "b")
+        _shape(arrays["alone_id"], (size, REPLY), "u")
+        for key in (key for key in DATA if _has(self.graph, key)):
+            own = getattr(self.graph, f"foreign_{key}").numpy()
+            values = _shape(arrays[f"alone_{key}"], (size, *own.shape[1:]), own.dtype.kind)
+            if values.dtype != own.dtype:
+                raise RunFailed(
+                    f"client {peer} sent {key} of type {values.dtype}, expected {own.dtype}: nothing is written"
+                )
+            self._check_data(peer, key, values)
+        if size > self.rules.max_ids:
+            raise RunFailed(
+                f"client {peer} disclosed {size} records, expected at most {self.rules.max_ids} (--max-ids)"
+            )
+        return rows
+
+    def _make_resolve(self, peer: int) -> Arrays:
+        _, places, _ = self._prepare()
+        return {"row": np.where((found := self._named(peer)) >= 0, places[found], -1)}
+
+    def _named(self, peer: int) -> Ints:
+        """Return the own node that each one-sided record of a peer names; -1 for an unknown account."""
+        ids = normal_ids(unpack_words(self.graph.ids), id_form(self.graph))
+        accounts = {self._account(peer, str(word)): node for node, word in enumerate(ids)}
+        asked = self.pairs[peer]["match"]["alone_id"]
+        return np.array([accounts.get(row.tobytes(), -1) for row in asked], dtype=np.int64)
+
+    def _take_resolve(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            own, _ = self.intersection(peer)
+            alone = len(self.values(peer)[0]) - own.size
+            rows = _shape(arrays["row"], (alone,), "i").astype(np.int64)
+            if rows.size and not -1 <= rows.min() <= rows.max() < int(self.pairs[peer]["match"]["count"][0]):
+                raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
+            self.pairs[peer]["resolve"] = {"row": rows}
+
+    # --- the linked file ----------------------------------------------------------------------------------------------
+
+    def result(self) -> ClientGraph:
+        """Return the linked graph."""
+        if self._done is None:
+            graph, places, count = self._prepare()
+            counts = [
+                int(self.pairs[k]["match"]["count"][0]) if k != self.client else count for k in range(graph.num_clients)
+            ]
+            given: dict[int, int] = {}
+            edges: dict[int, Edges] = {}
+            for peer in self.peers:
+                start = sum(counts[:peer])
+                if self.rules.match == "ids":
+                    self._identities(peer, start, given, edges)
+                else:
+                    edges[peer] = self._edges(peer, start)
+            numbers = numbering(places.copy(), self.client, counts, given)
+            if (numbers.ids < 0).any() or np.unique(numbers.ids).size < numbers.ids.size:
+                raise RunFailed(
+                    f"client {self.client} received inconsistent owners of shared nodes: two nodes have one number, or one has"
+                    " none; nothing is written"
+                )
+            self._done = linked(graph, numbers, edges)
+        return self._done
+
+    def _identities(self, peer: int, start: int, given: dict[int, int], edges: dict[int, Edges]) -> None:
+        own, far = self._ordered(peer), self.pairs[peer]["match"]["row"]
+        if self._overlaps:
+            if peer < self.client:
+                for node, row in zip(own.tolist(), far.tolist(), strict=True):
+                    if row >= 0:
+                        given.setdefault(node, start + row)
+            return
+        if any(_has(self.graph, key) for key in DATA):
+            raise FedGraphError(
+                "edges of these files carry data, but the edges that link equal identities have none: pass --entities overlap"
+            )
+        directions = np.repeat([True, False], own.size)
+        edges[peer] = Edges(np.tile(own, 2), directions, start + np.tile(far, 2))
+
+    def _ordered(self, peer: int) -> Ints:
+        """Return the own shared values in the order in which the peer sends its rows."""
+        own, _ = self.intersection(peer)
+        return own[np.argsort(self.pairs[peer]["places"][own])]
+
+    def _edges(self, peer: int, start: int) -> Edges:
+        graph, arrays = self.graph, self.pairs[peer]["match"]
+        rows = self.values(peer)[0][self._ordered(peer)]
+        far = arrays["row"]
+        sends = self._sends_data(peer, rows)
+        data: dict[str, Tensor] = {}
+        for key in DATA:
+            if not _has(graph, key):
+                continue
+            values = getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)].clone()
+            received = torch.from_numpy(np.array(arrays[key])) if key in arrays else values[:0]
+            taken = torch.from_numpy(~sends)
+            if received.shape != values[taken].shape or received.dtype != values.dtype:
+                raise RunFailed(
+                    f"client {peer} sent {key} {list(received.shape)} of type {received.dtype}, expected"
+                    f" {list(values[taken].shape)} of type {values.dtype}, a row per edge that starts there: nothing is written"
+                )
+            self._check_data(peer, key, received.numpy())
+            if key == "edge_y":
+                self.counts.setdefault(peer, PairCount()).conflicts = int((values[taken] != received).sum())
+            values[taken] = received
+            data[key] = values
+        node, outgoing = graph.foreign[0].numpy()[rows], graph.foreign_out.numpy()[rows]
+        parts = [Edges(node, outgoing, start + far, data)]
+        if self.rules.discloses:
+            parts += self._disclosed(peer, start)
+        joined = _joined(parts)
+        if not undirected(graph):
+            return joined
+        both = {key: torch.cat([values, values]) for key, values in joined.data.items()}
+        return Edges(np.tile(joined.node, 2), np.repeat([True, False], joined.node.size), np.tile(joined.far, 2), both)
+
+    def _check_data(self, peer: int, key: str, values: NDArray[Any]) -> None:
+        """Refuse data of edges that would break training at this party.
+
+        Raises:
+            RunFailed: features that are not finite, labels of no class, or times whose differences overflow.
+        """
+        low, high = {"edge_y": (-1, max(self.graph.num_edge_classes, 1) - 1)}.get(key, (-(2**62), 2**62))
+        if not np.isfinite(values).all():
+            raise RunFailed(f"client {peer} sent {key} with values that are not finite: nothing is written")
+        if key != "edge_attr" and values.size and not low <= values.min() <= values.max() <= high:
+            raise RunFailed(
+                f"client {peer} sent {key} from {values.min()} to {values.max()}, expected {low} to {high}: nothing is written"
+            )
+
+    def _disclosed(self, peer: int, start: int) -> list[Edges]:
+        """Return the edges of one-sided records: the own ones that the peer resolved, then the peer's."""
+        graph, arrays = self.graph, self.pairs[peer]["match"]
+        own, _ = self.intersection(peer)
+        alone = np.setdiff1d(self.values(peer)[0], self.values(peer)[0][own])
+        far = self.pairs[peer]["resolve"]["row"]
+        known = far >= 0
+        self.counts.setdefault(peer, PairCount()).unknown = int((~known).sum())
+        chosen = torch.from_numpy(alone[known])
+        data = {key: getattr(graph, f"foreign_{key}")[chosen] for key in DATA if _has(graph, key)}
+        local = Edges(
+            graph.foreign[0].numpy()[alone[known]], graph.foreign_out.numpy()[alone[known]], start + far[known], data
+        )
+        named = self._named(peer)
+        held = named >= 0
+        rest = torch.from_numpy(held)
+        data = {key: torch.from_numpy(np.array(arrays[f"alone_{key}"]))[rest] for key in DATA if _has(graph, key)}
+        remote = Edges(named[held], ~arrays["alone_out"][held], start + arrays["alone_row"][held], data)
+        return [local, remote]
+
+    def _make_confirm(self, peer: int) -> Arrays:
+        graph = self.result()
+        return {
+            "edges": _bytes(cut_digest(graph, peer)),
+            "file": _bytes(file_digest(graph)),
+            "total": np.array([graph.num_global_nodes]),
+        }
+
+    def _take_confirm(self, inbox: Mapping[int, Arrays]) -> None:
+        graph = self.result()
+        self._files[self.client] = file_digest(graph)
+        for peer, arrays in inbox.items():
+            if (
+                arrays["edges"].tobytes() != cut_digest(graph, peer)
+                or int(arrays["total"][0]) != graph.num_global_nodes
+            ):
+                raise RunFailed(
+                    f"clients {self.client} and {peer} have different edges between them: nothing is written; link again"
+                )
+            self._files[peer] = _shape(arrays["file"], (32,)).tobytes()
+        if len(self._files) < graph.num_clients:
+            return
+        name = hashlib.sha256(b"".join(self._files[k] for k in sorted(self._files))).hexdigest()
+        graph.linking = {"party": self.graph.linking.get("party", ""), "link": name}
+
+    # --- report -------------------------------------------------------------------------------------------------------
+
+    def report(self) -> list[str]:
+        """Return lines for this party: numbers per peer, and records without a peer."""
+        lines = []
+        what = "identities" if self.rules.match == "ids" else "records"
+        for peer in self.peers:
+            records, found = (int(n) for n in self.pairs[peer]["found"])
+            count = self.counts.get(peer, PairCount())
+            name = f"client {peer}" + (f" ('{sanitize(self.names[peer], 60)}')" if self.names.get(peer) else "")
+            alone = "" if self.rules.match == "ids" else f", {records - found} one-sided ({self.rules.one_sided})"
+            more = f", {count.conflicts} with another label there (the source's counts)" if count.conflicts else ""
+            more += f", {count.unknown} name accounts that it does not have" if count.unknown else ""
+            lines.append(f"{name}: {records} {what}, {found} shared{alone}{more}")
+        if self.rules.match != "ids":
+            parties, known = self.graph.linking["parties"], set(self.names.values())
+            counts = torch.bincount(self.graph.foreign[1], minlength=len(parties)).tolist()
+            for party, records in zip(parties, counts, strict=True):
+                if party not in known and records:
+                    listing = ", ".join(f"'{sanitize(name, 60)}'" for name in self.names.values())
+                    lines.append(
+                        f"{records} records name '{sanitize(party, 60)}', which no client is ({listing}): one-sided"
+                        f" ({'drop' if self.rules.discloses else self.rules.one_sided})"
+                    )
+        return lines
+
+
+def simulate(parties: Sequence[LinkParty], relay: Callable[[str, dict[Any, Any]], None] | None = None) -> None:
+    """Run all phases between parties in this process, with the same messages as on a fleet.
+
+    Args:
+        parties: one per client, in any order.
+        relay: sees each phase's messages, as the server does; it may alter them.
+
+    Raises:
+        FedGraphError: as a phase.
+    """
+    by_client = {party.client: party for party in sorted(parties, key=lambda party: party.client)}
+    announced: dict[Any, Any] = {client: party.announcement() for client, party in by_client.items()}
+    if relay:
+        relay(ANNOUNCE, announced)
+    signatures = {str(k): arrays["signature"] for k, arrays in announced.items() if "signature" in arrays}
+    for party in by_client.values():
+        party.meet(announced, signatures)
+    before, post = ANNOUNCE, dict[Any, Any]()
+    for phase in next(iter(by_client.values())).rules.phases[1:]:
+        sent: dict[Any, Any] = {}
+        for client, party in by_client.items():
+            inbox = {sender: envelope for (sender, receiver), envelope in post.items() if receiver == client}
+            sent |= {(client, receiver): envelope for receiver, envelope in party.step(phase, inbox, before).items()}
+        if relay:
+            relay(phase, sent)
+        before, post = phase, sent
+
+
+def _announced(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return the statement that a party signs: its key and its number of nodes."""
+    nodes = _shape(arrays["nodes"], (1,))
+    return hashlib.sha256(_shape(arrays["key"], (32,)).tobytes() + int(nodes[0]).to_bytes(8, "little")).digest()
+
+
+def _bytes(content: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(content, np.uint8)
+
+
+def _shape(array: NDArray[Any], shape: tuple[int, ...], kinds: str = "iu") -> NDArray[Any]:
+    """Return an array of a message if it has the expected shape, and a type of one of NumPy's ``kinds``."""
+    if array.shape != shape or array.dtype.kind not in kinds:
+        raise ValueError(f"expected {shape} of kind {kinds}, got {array.dtype} {array.shape}")
+    return array
+
+
+def _has(graph: ClientGraph, key: str) -> bool:
+    return bool(getattr(graph, key).numel() or getattr(graph, f"foreign_{key}").numel())
+
+
+def _joined(parts: Sequence[Edges]) -> Edges:
+    keys = {key for part in parts for key in part.data}
+    data = {key: torch.cat([part.data[key] for part in parts if key in part.data]) for key in keys}
+    node, outgoing, far = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("node", "outgoing", "far")
+    )
+    return Edges(node, outgoing, far, data)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -1,0 +1,1 @@
+"""A party's tables: import to a graph, columns as features, statistics for a shared schema."""

@@ -1,0 +1,495 @@
+"""Command ``import``: import a user's graph and print a summary of it."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgraph_flwr.config import SplitConfig, one_of
+from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
+from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.many_graphs import one_per_graph
+from fedgraph_flwr.data.pyg import client_graph, typed_client
+from fedgraph_flwr.data.schema import (
+    EDGE,
+    KINDS,
+    NODE,
+    SCALES,
+    SCALINGS,
+    Schema,
+    TableLayout,
+    agreed_schema,
+    fitted_schema,
+)
+from fedgraph_flwr.data.statistics import describe
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.tables.columns import (
+    FLOOR,
+    Treatment,
+)
+from fedgraph_flwr.party.tables.importing import Columns, from_saved, from_tables, save_dataset
+from fedgraph_flwr.party.tables.importing_typed import edge_types, from_saved_typed, from_typed_tables, named_files
+from fedgraph_flwr.party.tables.options import add_table_arguments, formats_of, layout_of
+from fedgraph_flwr.party.tables.reading import read_table
+
+_EPILOG = """\
+tables: .csv, .tsv, .txt (or with .gz) or .parquet, with a header. Ids and labels may have any type; an empty label is unknown.
+examples:
+  fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
+  fedgraph-flwr import --data graph.pt --name mine
+  fedgraph-flwr import --node-table paper=p.csv --node-table author=a.csv --edge-table author:writes:paper=w.csv \\
+      --target paper --name papers
+  fedgraph-flwr import --nodes a.parquet --edges ab.parquet --classes no,yes --schema schema.yaml --client 0 --num-clients 3 \\
+      --out a.safetensors
+  fedgraph-flwr import --nodes people.csv --edges calls.csv --kind postcode=category --scale income=log --name calls
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``import`` to the subparsers."""
+    parser = commands.add_parser(
+        "import",
+        help="import your graph from tables or a saved PyG object",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    parser.set_defaults(func=main)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``import``."""
+    given = parser.add_argument_group("input")
+    given.add_argument("--nodes", type=Path, help="node table")
+    given.add_argument("--edges", type=Path, help="edge table")
+    given.add_argument(
+        "--graph-table",
+        type=Path,
+        metavar="FILE",
+        help="many graphs: table with one row per graph, its label or numbers to predict, split and client; needs --graph-column",
+    )
+    given.add_argument("--data", type=Path, help="PyG Data or HeteroData saved by torch.save, instead of tables")
+    given.add_argument(
+        "--node-table",
+        action="append",
+        default=[],
+        metavar="TYPE=FILE",
+        help="heterogeneous graph: one table per node type, or TYPE= for a type without data",
+    )
+    given.add_argument(
+        "--edge-table",
+        action="append",
+        default=[],
+        metavar="A:RELATION:B=FILE",
+        help="heterogeneous graph: edges from type A to type B; reverse types are added later",
+    )
+    given.add_argument("--target", default="", metavar="TYPE", help="heterogeneous graph: the labelled node type")
+    given.add_argument(
+        "--feature-columns",
+        default="",
+        metavar="NAMES",
+        help="comma-separated names or patterns (x_*) (default: all other columns)",
+    )
+    given.add_argument(
+        "--edge-columns",
+        default="",
+        metavar="NAMES",
+        help="columns of edge tables that become features of edges: names or patterns ('*'), by commas; default: the schema's",
+    )
+    given.add_argument("--client-column", metavar="NAME", help="column with each node's client (partition=planted)")
+    given.add_argument("--classes", default="", metavar="A,B,C", help="class names in label order (default: sorted)")
+    given.add_argument(
+        "--own-party",
+        default="",
+        metavar="NAME",
+        help="this party's name in the edge table, if edges name accounts of other parties",
+    )
+    given.add_argument("--edge-classes", default="", metavar="A,B,C", help="class names of edges (default: sorted)")
+    given.add_argument(
+        "--undirected", action="store_true", help="each row of the edge table represents both directions"
+    )
+    columns = parser.add_argument_group("columns and formats of the tables (stored in the schema)")
+    add_table_arguments(columns, parties=True)
+    treated = parser.add_argument_group("features (default: from the schema, else detected)")
+    treated.add_argument(
+        "--schema",
+        type=Path,
+        metavar="FILE",
+        help="schema file shared by all parties; created if missing",
+    )
+    treated.add_argument(
+        "--kind",
+        action="append",
+        default=[],
+        metavar="COLUMN=KIND",
+        help=f"kind of a node or edge column: {', '.join(KINDS)} (TYPE.COLUMN or A:RELATION:B.COLUMN in a heterogeneous graph)",
+    )
+    treated.add_argument(
+        "--scale",
+        action="append",
+        default=[],
+        metavar="COLUMN=SCALE",
+        help=f"scale of a number or date: {', '.join(SCALES)}",
+    )
+    for option, values in (("kind", KINDS), ("scale", SCALES)):
+        treated.add_argument(
+            f"--edge-{option}",
+            action="append",
+            default=[],
+            metavar=f"COLUMN={option.upper()}",
+            help=f"for a column of --edges with the same name as a node column: {', '.join(values)}",
+        )
+    treated.add_argument(
+        "--unit", action="append", default=[], metavar="COLUMN=UNIT", help="unit of a number, for display"
+    )
+    treated.add_argument(
+        "--scaling",
+        default="",
+        choices=("", *SCALINGS),
+        metavar="|".join(SCALINGS),
+        help="scale by this table's statistics (local) or the schema's (federated) (default: the schema's, else local for tables,"
+        " none for --data)",
+    )
+    treated.add_argument(
+        "--min-count",
+        type=int,
+        default=FLOOR,
+        metavar="N",
+        help=f"minimum rows of a category; rarer values become 'other' (default: {FLOOR})",
+    )
+    made = parser.add_argument_group("output")
+    made.add_argument(
+        "--statistics",
+        type=Path,
+        metavar="FILE",
+        help="write this party's sums for `schema merge`; no other output is required",
+    )
+    made.add_argument("--name", help="store as a dataset, for dataset=NAME")
+    made.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    made.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="output file: a dataset for dataset=file dataset.path=FILE, or with --client a client file",
+    )
+    made.add_argument(
+        "--client",
+        type=int,
+        metavar="I",
+        help="write the file of client I (0..M-1) for one SuperNode; requires --classes or --schema",
+    )
+    made.add_argument("--num-clients", type=int, metavar="M")
+    made.add_argument(
+        "--ratio",
+        default="0.6,0.2,0.2",
+        metavar="T,V,T",
+        help="train, validation and test shares of a client without split column (default: 0.6,0.2,0.2)",
+    )
+    made.add_argument(
+        "--split",
+        default="ratio",
+        choices=("ratio", "temporal"),
+        help="split of a client without split column: at random, or edges by their times (default: ratio)",
+    )
+    made.add_argument(
+        "--until",
+        default="",
+        metavar="T,T",
+        help="--split temporal: last times of training and validation, seconds or dates, the same for all parties (default: by"
+        " --ratio)",
+    )
+    made.add_argument("--seed", type=int, default=0, help="seed of the split (default: 0)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``import``."""
+    as_client = args.client is not None
+    classes = [word.strip() for word in args.classes.split(",") if word.strip()]
+    edge_classes = [word.strip() for word in args.edge_classes.split(",") if word.strip()]
+    for option, listed in (("--classes", classes), ("--edge-classes", edge_classes)):
+        if twice := [name for name in listed if listed.count(name) > 1]:
+            raise FedGraphError(f"{option} names '{twice[0]}' twice: leave one out")
+    if edge_classes and not args.edge_label_column and not args.schema:
+        raise FedGraphError("--edge-classes has no effect without labels of edges: pass --edge-label-column NAME")
+    if args.until and args.split != "temporal":
+        raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
+    if (args.name and args.out) or not (args.name or args.out or args.statistics):
+        raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
+    known = args.schema is not None and args.schema.is_file()
+    if as_client and (args.num_clients is None or args.out is None or not (classes or args.edge_classes or known)):
+        raise FedGraphError(
+            "--client requires --num-clients M, --out FILE, and --classes A,B,C or --schema FILE, so that all clients"
+            " use the same"
+            " class order"
+        )
+    treatment = _treatment(args, Schema.load(args.schema) if known else None)
+    graph = _read(args, classes, treatment)
+    agreed = agreed_schema(graph.schema, "the import")
+    if args.statistics and agreed:
+        _write_sums(args, agreed, graph)
+    if args.schema and not known and agreed and not args.statistics:
+        agreed.save(args.schema)
+        print(f"wrote the schema {args.schema}: other parties must import with --schema {args.schema.name}")
+    if args.name or args.out:
+        _save(graph, args)
+    return 0
+
+
+def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
+    """Write the dataset or the client file, and print a summary."""
+    if args.name:
+        path = save_dataset(graph, args.name, args.overwrite)
+        use = f"dataset={args.name}"
+    elif args.client is not None:
+        graph = _client(graph, args)
+        path, use = args.out, "pass it to a SuperNode, or graph=FOLDER with client_0000.safetensors ..."
+    else:
+        path, use = args.out, f"dataset=file dataset.path={args.out}"
+    if args.out:
+        graph.save(path)
+    found = describe(graph)
+    sizes_text = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
+    homophily = found["edge_homophily"]
+    print(f"{sizes_text}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}")
+    if isinstance(graph, Graph) and graph.has_edge_data:
+        held = {"times": graph.edge_time, "labels": graph.edge_y}
+        others = "".join(f", {what}" for what, values in held.items() if values.numel())
+        print(f"edges carry {graph.num_edge_features} features{others}; parallel edges stay separate")
+    if isinstance(graph, HeteroGraph) and graph.edge_attr:
+        widths = ", ".join(f"'{':'.join(edge)}' {rows.size(1)}" for edge, rows in graph.edge_attr.items())
+        print(f"features of edges: {widths}; their parallel edges stay separate")
+    if isinstance(graph, Graph) and graph.graph_id.numel():
+        graph = one_per_graph(graph)
+        print(f"{graph.num_nodes} graphs; labels and split count graphs")
+    names = graph.schema["agreed"]["classes"]
+    labels = torch.bincount(graph.y[graph.y >= 0], minlength=len(names)).tolist()
+    if names:
+        print(f"labels: {_counted(names, labels)}")
+    of_edges = graph.schema["agreed"].get("edge_classes", [])
+    if isinstance(graph, Graph) and graph.edge_y.numel():
+        counts = torch.bincount(graph.edge_y[graph.edge_y >= 0], minlength=len(of_edges)).tolist()
+        print(f"labels of edges: {_counted(of_edges, counts)}")
+    if len(names) == 2 and labels[1] > labels[0]:
+        print(
+            f"auc and average precision are computed for the second class, '{names[1]}':"
+            f" pass --classes {names[1]},{names[0]} to use '{names[0]}'"
+        )
+    masks = {"train": graph.train_mask, "validation": graph.val_mask, "test": graph.test_mask}
+    if any(bool(mask.any()) for mask in masks.values()):
+        sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
+        runs = "; runs use it unless split.kind=ratio is set" if args.client is None else ""
+        print(
+            "split:"
+            f" {sizes}{runs if has_split(path) else '; runs draw their own split, because training or test nodes are missing'}"
+        )
+    for line in one_class(graph.y, masks, names):
+        print(line)
+    if isinstance(graph, ClientGraph) and graph.foreign.numel():
+        print(f"{graph.foreign.size(1)} records name other parties: match them with `fedgraph-flwr link` before a run")
+    print(f"wrote {path}; use: {use}")
+
+
+def _counted(names: Sequence[str], counts: Sequence[int]) -> str:
+    """Return the first class names with their counts."""
+    return ", ".join(f"{name} {count}" for name, count in list(zip(names, counts, strict=True))[:20])
+
+
+def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return warnings about node sets with a single class, for which AUC and average precision are undefined.
+
+    Shapes: labels y [N], -1 where unknown; masks by name [N].
+    """
+    labels = {
+        "labels": y[y >= 0].unique(),
+        **{f"{name} labels": y[mask & (y >= 0)].unique() for name, mask in masks.items()},
+    }
+    single = {what: names[int(found[0])] for what, found in labels.items() if len(found) == 1}
+    single = {"labels": single["labels"]} if "labels" in single else single
+    return [
+        f"warning: all {what} are of class '{name}'"
+        + (
+            ": auc and average precision are undefined, so means over parties exclude this one"
+            if what in ("labels", "test labels")
+            else ""
+        )
+        for what, name in single.items()
+    ]
+
+
+def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
+    pairs: dict[str, dict[str, str]] = {}
+    for option, accepted in (("kind", KINDS), ("scale", SCALES), ("unit", ())):
+        pairs[option] = {}
+        for word in getattr(args, option):
+            name, sign, value = word.rpartition("=")
+            if not sign or not name:
+                raise FedGraphError(f"--{option} {word}: expected COLUMN={option.upper()}")
+            if accepted:
+                one_of(value, accepted, f"--{option} {name}")
+            pairs[option][name] = value
+        for word in getattr(args, f"edge_{option}", ()):
+            name, sign, value = word.rpartition("=")
+            if not sign or not name:
+                raise FedGraphError(f"--edge-{option} {word}: expected COLUMN={option.upper()}")
+            one_of(value, accepted, f"--edge-{option} {name}")
+            pairs[option][f"{EDGE}.{name}"] = value
+    if args.min_count < 1:
+        raise FedGraphError(f"--min-count must be >= 1, got {args.min_count}")
+    formats = formats_of(args)
+    return Treatment(
+        kinds=pairs["kind"],
+        scales=pairs["scale"],
+        units=pairs["unit"],
+        scaling=args.scaling,
+        schema=schema,
+        where=str(args.schema or ""),
+        floor=args.min_count,
+        decimals=formats["decimals"],
+        thousands=formats["thousands"],
+        date_formats=formats["date_formats"],
+        say=print,
+    )
+
+
+def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroGraph) -> None:
+    """Write this party's sums over its tables, read by its own layout and formats."""
+    import pandas as pd
+
+    from fedgraph_flwr.party.tables.statistics import party_sums, write_sums
+
+    if args.data:
+        raise FedGraphError("--statistics requires tables: columns of --data have no names")
+    own = fitted_schema(graph.schema, "the import") or agreed
+    files = {NODE: args.nodes} if args.nodes else named_files(args.node_table, "--node-table")
+    tables: dict[str, tuple[pd.DataFrame, str]] = {
+        kind: (read_table(path, own.tables), str(path)) for kind, path in files.items() if path is not None
+    }
+    of_edges = {EDGE: args.edges} if args.nodes else named_files(args.edge_table, "--edge-table")
+    tables |= {
+        kind: (read_table(path, own.tables), str(path))
+        for kind, path in of_edges.items()
+        if path and kind in agreed.nodes
+    }
+    nodes = {
+        kind: {name: replace(column, format=own.nodes[kind][name].format) for name, column in columns.items()}
+        for kind, columns in agreed.nodes.items()
+    }
+    names = Columns.of(own.tables).targets
+    targets = {}
+    if isinstance(graph, Graph):
+        graph = one_per_graph(graph) if graph.graph_id.numel() else graph
+        targets = {name: graph.targets[:, t].double().numpy() for t, name in enumerate(names)}
+    write_sums(args.statistics, party_sums(replace(agreed, nodes=nodes), tables, args.min_count, targets))
+    print(
+        f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`"
+    )
+
+
+def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph | HeteroClientGraph:
+    split = replace(_ratio(args.ratio), kind=args.split, until=_until(args.until))
+    if isinstance(graph, Graph):
+        return client_graph(graph, args.client, args.num_clients, split, args.seed)
+
+    return typed_client(graph, args.client, args.num_clients, split, args.seed)
+
+
+def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment) -> Graph | HeteroGraph:
+    typed = bool(args.node_table or args.edge_table)
+    given = [bool(args.data), bool(args.nodes or args.edges), typed]
+    if sum(given) != 1 or (given[1] and not (args.nodes and args.edges)) or (typed and not args.node_table):
+        raise FedGraphError(
+            "incomplete input: pass both --nodes FILE and --edges FILE, or --data FILE, or --node-table and --edge-table per type"
+        )
+    if args.undirected and (typed or args.target):
+        raise FedGraphError(
+            "--undirected does not apply to a heterogeneous graph: leave it out, reverse edge types are added later"
+        )
+    if not args.nodes and (args.own_party or args.party_columns or args.party_prefix):
+        raise FedGraphError(
+            "--own-party, --party-columns and --party-prefix apply to --nodes and --edges: edges between parties join nodes of"
+            " one type, so leave them out, or import only the table of these edges and that of their nodes"
+        )
+    if not args.nodes and (args.graph_table or args.graph_column):
+        raise FedGraphError("--graph-column and --graph-table apply to --nodes and --edges: leave them out")
+    if typed and (args.time_column or args.edge_label_column or args.windows):
+        raise FedGraphError(
+            "--time-column, --edge-label-column and --windows apply to --nodes and --edges: leave them out; --edge-columns keeps"
+            " a column of dates as a feature"
+        )
+    if typed and (args.edge_kind or args.edge_scale):
+        raise FedGraphError(
+            "--edge-kind and --edge-scale apply to --edges: in a heterogeneous graph, pass --kind A:RELATION:B.COLUMN=KIND or"
+            " --scale A:RELATION:B.COLUMN=SCALE"
+        )
+    layout = _layout(args, treatment)
+    if args.data and not args.target:
+        return from_saved(args.data, classes=classes, undirected=args.undirected, treatment=treatment)
+    features = [word.strip() for word in args.feature_columns.split(",") if word.strip()]
+    of_edges = [word.strip() for word in args.edge_columns.split(",") if word.strip()]
+    columns = Columns.of(layout, features, of_edges)
+    if args.nodes:
+        if args.own_party and args.client is None and (args.name or args.out):
+            raise FedGraphError(
+                f"--own-party {args.own_party} makes the file of one party: pass --client I and --num-clients M"
+            )
+        return from_tables(
+            args.nodes,
+            args.edges,
+            columns,
+            classes=classes,
+            undirected=args.undirected,
+            treatment=treatment,
+            own_party=args.own_party,
+            edge_classes=[word.strip() for word in args.edge_classes.split(",") if word.strip()],
+            graphs=args.graph_table,
+        )
+
+    if args.data:
+        return from_saved_typed(args.data, args.target, classes=classes, treatment=treatment)
+    nodes, edges = named_files(args.node_table, "--node-table"), named_files(args.edge_table, "--edge-table")
+    return from_typed_tables(nodes, edge_types(edges), args.target, columns, classes=classes, treatment=treatment)
+
+
+def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
+    """Return the layout of the options, completed by the schema's; print differences."""
+    given = layout_of(args)
+    if treatment.schema is None:
+        return given
+    stored = treatment.schema.tables.to_dict()
+    for key, value in given.to_dict().items():
+        if key in stored and stored[key] != value:
+            whole = key in ("separator", "encoding") or key.startswith(("party", "match", "id_"))
+            option = key.replace("_", "-") if whole else f"{key.replace('_', '-')}-column"
+            print(f"--{option} {value!r} overrides {stored[key]!r} of {treatment.where}")
+    return given.over(treatment.schema.tables)
+
+
+def _until(text: str) -> list[int]:
+    """Return times in seconds from seconds or dates, separated by a comma.
+
+    Raises:
+        FedGraphError: a word is neither.
+    """
+    import pandas as pd
+
+    try:
+        texts = [word.strip() for word in text.split(",") if word.strip()]
+        return [
+            int(word) if word.lstrip("-").isdecimal() else int(pd.Timestamp(word, tz="UTC").timestamp())
+            for word in texts
+        ]
+    except ValueError as error:
+        raise FedGraphError(
+            f"--until must be two times in seconds or dates, such as 2026-03-31, got '{text}'"
+        ) from error
+
+
+def _ratio(text: str) -> SplitConfig:
+    try:
+        train, val, test = (float(word) for word in text.split(","))
+    except ValueError as error:
+        raise FedGraphError(f"--ratio must be three numbers such as 0.6,0.2,0.2, got '{text}'") from error
+    return SplitConfig(train=train, val=val, test=test)

@@ -1,0 +1,125 @@
+"""Options for columns and formats of tables, shared by ``import`` and ``predict``; they override the schema."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from fedgraph_flwr.errors import FedGraphError
+
+if TYPE_CHECKING:  # imports torch, which the parser does not need
+    from fedgraph_flwr.data.schema import TableLayout
+
+_ROLES = {
+    "id": "column of node ids (default: the schema's, else id)",
+    "label": "column of labels (default: the schema's, else label)",
+    "split": "column with train, val or test (default: the schema's, else none)",
+    "source": "column of edge sources (default: the schema's, else source)",
+    "target": "column of edge targets (default: the schema's, else target)",
+    "time": "column of edge times, seconds or dates (default: the schema's, else none)",
+    "edge-label": "column of edge labels (default: the schema's, else none)",
+    "graph": "many graphs: column with the graph of each node (default: the schema's, else none)",
+    "edge-id": "column of edge ids, which predictions list (default: the schema's, else row numbers)",
+}
+
+
+def add_table_arguments(group: Any, parties: bool = False) -> None:
+    """Add options for column names, file formats and value formats, and with ``parties`` those of edges between parties."""
+    for role, text in _ROLES.items():
+        group.add_argument(f"--{role}-column", metavar="NAME", help=text)
+    group.add_argument(
+        "--predict-columns",
+        metavar="NAME,...",
+        help="columns of the node table with numbers to predict, or 0 and 1 (default: the schema's, else none)",
+    )
+    group.add_argument(
+        "--windows",
+        metavar="DAYS",
+        help="add features that count earlier edges at both ends of an edge within DAYS, such as 2,0.5; needs --time-column"
+        " (default: the schema's, else none)",
+    )
+    group.add_argument(
+        "--separator", metavar="SIGN", help="field separator of CSV files, or its name, such as tab (default: detected)"
+    )
+    group.add_argument(
+        "--encoding", metavar="NAME", help="encoding of CSV files, such as cp1252 or utf-16 (default: detected)"
+    )
+    if parties:
+        group.add_argument(
+            "--party-columns",
+            default="",
+            metavar="SOURCE,TARGET",
+            help="columns of the edge table with the parties of source and target (default: the schema's, else none)",
+        )
+        group.add_argument(
+            "--party-prefix",
+            default="",
+            metavar="SIGN",
+            help="separator after the party's name at the start of an id, such as : in A:17 (instead of --party-columns)",
+        )
+        group.add_argument(
+            "--match-columns",
+            default="",
+            metavar="NAME:KIND,...",
+            help="columns of the edge table that identify a record at both parties: value_date:date,amount:amount,reference",
+        )
+        group.add_argument(
+            "--id-form",
+            default="",
+            choices=("", "text", "number"),
+            metavar="text|number",
+            help="number: parties compare ids without leading zeros (default: the schema's, else text)",
+        )
+    for option, example in (("decimal", "','"), ("thousands", "'.'")):
+        group.add_argument(
+            f"--{option}",
+            action="append",
+            default=[],
+            metavar="[COLUMN=]SIGN",
+            help=f"{option} separator of numbers, such as {example}, for one column or all (default: detected per column)",
+        )
+    group.add_argument(
+        "--date-format",
+        action="append",
+        default=[],
+        metavar="COLUMN=FORMAT",
+        help="date format such as opened=%%d.%%m.%%Y, several separated by | (default: detected per column)",
+    )
+
+
+def layout_of(args: argparse.Namespace) -> "TableLayout":
+    """Return the layout given by the options."""
+    from fedgraph_flwr.data.schema import TableLayout
+
+    roles = [role.replace("-", "_") for role in (*_ROLES, "client")]
+    given = {role: getattr(args, f"{role}_column", None) or "" for role in roles}
+    given |= {name: getattr(args, name, "") for name in ("party_columns", "party_prefix", "match_columns", "id_form")}
+    given |= {"predict": args.predict_columns or "", "windows": args.windows or ""}
+    return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
+
+
+def formats_of(args: argparse.Namespace) -> dict[str, dict[str, str]]:
+    """Return the value formats given by the options, as fields of a `Treatment`.
+
+    Raises:
+        FedGraphError: a separator is not accepted, or an option has a wrong form.
+    """
+    from fedgraph_flwr.data.value_formats import NAMED
+
+    found: dict[str, dict[str, str]] = {"decimals": {}, "thousands": {}, "date_formats": {}}
+    accepted = {"decimal": (".", ","), "thousands": (",", ".", " ", "'", "")}
+    for option, signs in accepted.items():
+        for word in getattr(args, option):
+            name, _, sign = word.rpartition("=")
+            sign = NAMED.get(sign, sign)
+            if sign not in signs:
+                raise FedGraphError(
+                    f"--{option} {word}: expected SIGN or COLUMN=SIGN, where SIGN is one of: "
+                    + ", ".join(repr(s) for s in signs if s)
+                    + (f"; or {', '.join(NAMED)}" if option == "thousands" else "")
+                )
+            found["thousands" if option == "thousands" else "decimals"][name] = sign
+    for word in args.date_format:
+        name, sign, form = word.partition("=")
+        if not (sign and name and form):
+            raise FedGraphError(f"--date-format {word}: expected COLUMN=FORMAT, such as opened=%d.%m.%Y")
+        found["date_formats"][name] = form
+    return found

@@ -1,0 +1,378 @@
+"""Rows of a party's edge table that name accounts of other parties.
+
+    from_account, to_account, from_bank, to_bank, ...     --party-columns from_bank,to_bank --own-party A
+    A:17, B:4, ...                                        --party-prefix : --own-party A
+
+A row between two own accounts is an edge. A row with one own end is a foreign record. It stays in the party's file until
+`fedgraph-flwr link` has matched it with the other party's record of the same edge. Other rows are counted and dropped.
+
+Parties write ids and columns in different ways, so records are compared in a normal form. Texts become Unicode NFKC without
+spaces and case, amounts plain decimals, and dates UTC days. Leading zeros count, unless ``id_form`` is ``number``.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.config import one_of
+from fedgraph_flwr.data.schema import EDGE
+from fedgraph_flwr.data.value_formats import FORMATS, date_format, read_dates, readings
+from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.party.tables.columns import Treatment, as_words
+
+ID_FORMS = ("text", "number")
+KEY_KINDS = ("text", "amount", "date")
+BETWEEN = "\x1f"
+"""Separator of the values of a key."""
+
+
+def fold(texts: Any) -> np.ndarray:
+    """Return texts in normal form: Unicode NFKC, without spaces and case."""
+    distinct, inverse = np.unique(np.asarray(texts, dtype=str), return_inverse=True)
+    folded = ["".join(unicodedata.normalize("NFKC", str(word)).split()).casefold() for word in distinct]
+    return np.array(folded, dtype=str)[inverse] if folded else np.zeros(0, dtype=str)
+
+
+def normal_ids(texts: Any, form: str) -> np.ndarray:
+    """Return ids in normal form; numbers without leading zeros where ``form`` is ``number``."""
+    folded = fold(texts)
+    if form != "number" or not folded.size:
+        return folded
+    distinct, inverse = np.unique(folded, return_inverse=True)
+    return np.array([re.sub(r"^0+(?=\d+$)", "", str(word)) for word in distinct], dtype=str)[inverse]
+
+
+@dataclass(frozen=True)
+class PartyRule:
+    """Rule that names the party of each end of a row, and the columns that identify a record.
+
+    Attributes:
+        own: name of the own party.
+        columns: columns with the parties of source and target; empty for a rule on ids.
+        prefix: text after a party's name at the start of an id; "" for a rule on columns.
+        key: columns that identify a record besides its ends, each with its kind.
+        id_form: ``text``, or ``number`` to ignore leading zeros.
+    """
+
+    own: str
+    columns: tuple[str, ...] = ()
+    prefix: str = ""
+    key: tuple[tuple[str, str], ...] = ()
+    id_form: str = "text"
+
+    @classmethod
+    def parse(cls, own: str, columns: str, prefix: str, match: str, id_form: str) -> "PartyRule | None":
+        """Build the rule from options; None without one.
+
+        Raises:
+            FedGraphError: an option is missing, or has a wrong form.
+        """
+        if not (columns or prefix):
+            if own:
+                raise FedGraphError(f"--own-party {own} needs --party-columns SOURCE,TARGET or --party-prefix SIGN")
+            return None
+        if not own.strip():
+            raise FedGraphError(
+                "--party-columns and --party-prefix need --own-party NAME: this party's name as the edge table writes it"
+            )
+        names = tuple(word.strip() for word in columns.split(",") if word.strip())
+        if names and (len(names) != 2 or prefix):
+            raise FedGraphError(
+                f"--party-columns {columns}: expected two columns, those with the parties of source and target, such as"
+                " from_bank,to_bank, and no --party-prefix"
+            )
+        key = []
+        for word in filter(None, (word.strip() for word in match.split(","))):
+            name, _, kind = word.rpartition(":") if word.rpartition(":")[2] in KEY_KINDS else (word, "", "text")
+            key.append((name, kind))
+        one_of(id_form or "text", ID_FORMS, "--id-form")
+        return cls(own, names, prefix, tuple(key), id_form or "text")
+
+    @property
+    def form(self) -> str:
+        """Kinds of the compared values, which all parties must use alike."""
+        return f"ids {self.id_form}; key {','.join(kind for _, kind in self.key) or 'none'}"
+
+    @property
+    def key_columns(self) -> list[str]:
+        """Names of the columns that identify a record."""
+        return [name for name, _ in self.key]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Rows of an edge table, divided by who owns their ends.
+
+    Attributes:
+        ends: edges between own nodes, int64 [2, E].
+        own: row of each [E].
+        rows: row of each foreign record [R].
+        node: own end of each record, int64 [R].
+        outgoing: whether the own end is the source, bool [R].
+        party: the other end's party as a position in ``parties``, int64 [R].
+        ids: the other end's id as written [R].
+        keys: values of the columns that identify a record, in normal form [R].
+        parties: names of the other parties, in normal form.
+    """
+
+    ends: Tensor
+    own: Tensor
+    rows: Tensor
+    node: Tensor
+    outgoing: Tensor
+    party: Tensor
+    ids: np.ndarray
+    keys: np.ndarray
+    parties: tuple[str, ...]
+
+
+def divide(
+    links: Any, ends: tuple[str, str], index: Any, rule: PartyRule, where: tuple[str, str], treatment: Treatment
+) -> Records:
+    """Divide the rows of an edge table into edges between own nodes and records that name other parties.
+
+    Args:
+        links: one row per edge.
+        ends: columns of source and target.
+        index: pandas index of the own ids, by position.
+        rule: how the parties of ends are named.
+        where: files of edges and of nodes, for errors.
+        treatment: options for formats; its ``say`` receives a line per kind of row that is left out or adjusted.
+
+    Raises:
+        FedGraphError: no row names the own party, an own account is unknown, or two own ids have one normal form.
+    """
+    texts = [as_words(_column(links, name, where[0])) for name in ends]
+    named = _parties(links, texts, rule, where[0])
+    own_name, folded = fold([rule.own])[0], [fold(names) for names in named]
+    _report_spellings(named, folded, where[0], treatment)
+    own = [names == own_name for names in folded]
+    if len(links) and not (own[0] | own[1]).any():
+        raise FedGraphError(
+            f"no row of {where[0]} names --own-party '{rule.own}' as a party: expected one of"
+            f" {', '.join(sorted({*folded[0], *folded[1]} - {''})[:10]) or 'its names'}"
+        )
+    foreign = own[0] ^ own[1]
+    known = [(names != "") & (ids != "") for names, ids in zip(folded, texts, strict=True)]
+    for mask, what in (
+        (~own[0] & ~own[1], f"have no end at '{rule.own}'"),
+        (foreign & ~(known[0] & known[1]), "name no party or no account at their other end"),
+    ):
+        if count := int(mask.sum()):
+            treatment.say(f"{where[0]}: {count} of {len(links)} rows {what}: left out")
+    foreign &= known[0] & known[1]
+    positions = _own_positions(texts, own, index, rule, ends, where, treatment)
+    both, rows = np.flatnonzero(own[0] & own[1]), np.flatnonzero(foreign)
+    outgoing = own[0][rows]
+    others = np.where(outgoing, folded[1][rows], folded[0][rows])
+    ids = np.where(outgoing, texts[1][rows], texts[0][rows])
+    parties = tuple(sorted(set(map(str, others))))
+    keys = _keys(links, rows, rule, where[0], treatment)
+    found = Records(
+        ends=torch.from_numpy(np.stack([positions[0][both], positions[1][both]])),
+        own=torch.from_numpy(both),
+        rows=torch.from_numpy(rows),
+        node=torch.from_numpy(np.where(outgoing, positions[0][rows], positions[1][rows])),
+        outgoing=torch.from_numpy(outgoing),
+        party=torch.from_numpy(np.searchsorted(np.array(parties, dtype=str), others).astype(np.int64)),
+        ids=ids.astype(str),
+        keys=keys,
+        parties=parties,
+    )
+    _report(found, index, rule, len(links), where[0], treatment)
+    return found
+
+
+def repeated(records: Records, form: str, undirected: bool) -> np.ndarray:
+    """Return which records repeat an earlier one with the same ends and key, bool [R]."""
+    import pandas as pd
+
+    direction = np.zeros(len(records.ids), dtype=bool) if undirected else records.outgoing.numpy()
+    columns = {
+        "node": records.node.numpy(),
+        "out": direction,
+        "party": records.party.numpy(),
+        "id": normal_ids(records.ids, form),
+        "key": records.keys,
+    }
+    return np.asarray(pd.DataFrame(columns).duplicated().to_numpy())
+
+
+def _column(links: Any, name: str, where: str, what: str = "end of edges") -> Any:
+    if name not in links.columns:
+        raise unknown(f"{what} column", name, map(str, links.columns), where)
+    return links[name]
+
+
+def _parties(links: Any, texts: Sequence[np.ndarray], rule: PartyRule, where: str) -> list[np.ndarray]:
+    """Return the party of each row's source and target, as written [E]; "" where it is missing."""
+    if rule.columns:
+        return [as_words(_column(links, name, where, "party")) for name in rule.columns]
+    found = []
+    for ids in texts:
+        parts = np.char.partition(ids, rule.prefix) if ids.size else np.zeros((0, 3), dtype=str)
+        found.append(np.where(parts[:, 1] == "", "", parts[:, 0]))
+    return found
+
+
+def _report_spellings(
+    named: Sequence[np.ndarray], folded: Sequence[np.ndarray], where: str, treatment: Treatment
+) -> None:
+    """Report parties that the table writes in several ways."""
+    spelled: dict[str, dict[str, int]] = {}
+    for names, forms in zip(named, folded, strict=True):
+        pairs, counts = np.unique(np.stack([forms, names.astype(str)]), axis=1, return_counts=True)
+        for form, name, count in zip(*pairs, counts, strict=True):
+            spelled.setdefault(str(form), {}).setdefault(str(name), 0)
+            spelled[str(form)][str(name)] += int(count)
+    for form, spellings in spelled.items():
+        if form and len(spellings) > 1:
+            listing = ", ".join(f"'{sanitize(name, 40)}' ({count})" for name, count in spellings.items())
+            treatment.say(f"{where}: a party has several spellings, counted as one: {listing}")
+
+
+def _own_positions(
+    texts: Sequence[np.ndarray],
+    own: Sequence[np.ndarray],
+    index: Any,
+    rule: PartyRule,
+    ends: tuple[str, str],
+    where: tuple[str, str],
+    treatment: Treatment,
+) -> list[np.ndarray]:
+    """Return the position of each own end [E]; -1 for ends of other parties.
+
+    Raises:
+        FedGraphError: two own ids have one normal form, or an own account is unknown.
+    """
+    import pandas as pd
+
+    forms = pd.Index(normal_ids(index.to_numpy(), rule.id_form))
+    if not forms.is_unique:
+        second = int(forms.duplicated().argmax())
+        first = int((forms == forms[second]).argmax())
+        zeros = " and leading zeros" if rule.id_form == "number" else ""
+        raise FedGraphError(
+            f"{where[1]}: ids '{index[first]}' (row {first + 1}) and '{index[second]}' (row {second + 1}) are the same without"
+            f" spaces, case{zeros}, so other parties cannot distinguish them: rename one"
+            + (", or pass --id-form text" if zeros else "")
+        )
+    found, adjusted, example = [], 0, ""
+    for ids, mask, column in zip(texts, own, ends, strict=True):
+        places = np.where(mask, index.get_indexer(ids), -1)
+        if (odd := mask & (places < 0)).any():
+            places[odd] = forms.get_indexer(normal_ids(ids[odd], rule.id_form))
+            if (lost := mask & (places < 0)).any():
+                raise _unknown_account(ids, lost, forms, column, where, rule)
+            row = int(odd.argmax())
+            example = example or f"'{ids[row]}' for '{index[places[row]]}'"
+            adjusted += int(odd.sum())
+        found.append(places.astype(np.int64))
+    if adjusted:
+        treatment.say(f"{where[0]}: {adjusted} own accounts have another spelling, such as {example}: matched")
+    return found
+
+
+def _unknown_account(
+    ids: np.ndarray, lost: np.ndarray, forms: Any, column: str, where: tuple[str, str], rule: PartyRule
+) -> FedGraphError:
+    row = int(lost.argmax())
+    bare = {re.sub(r"^0+(?=\d)", "", str(form)) for form in forms}
+    hint = ""
+    if rule.id_form == "text" and re.sub(r"^0+(?=\d)", "", str(fold([ids[row]])[0])) in bare:
+        hint = "; it is one without leading zeros: pass --id-form number"
+    return FedGraphError(
+        f"{where[0]}: row {row + 1} names '{ids[row]}' in column '{column}', an account of '{rule.own}' that is not an id of"
+        f" {where[1]} ({int(lost.sum())} rows){hint}"
+    )
+
+
+def _keys(links: Any, rows: np.ndarray, rule: PartyRule, where: str, treatment: Treatment) -> np.ndarray:
+    """Return the values that identify each record, in normal form [R].
+
+    Raises:
+        FedGraphError: a column is missing, or a value has no reading of its kind.
+    """
+    columns = []
+    for name, kind in rule.key:
+        column = _column(links, name, where, "match")
+        columns.append(_normal(as_words(column)[rows], kind, name, rows, where, treatment))
+    return np.array([BETWEEN.join(values) for values in zip(*columns, strict=True)] or [""] * rows.size, dtype=str)
+
+
+def _normal(
+    written: np.ndarray, kind: str, name: str, rows: np.ndarray, where: str, treatment: Treatment
+) -> np.ndarray:
+    """Return one column's values in normal form; "" where missing."""
+    import pandas as pd
+
+    if kind == "text" or not written.size:
+        return fold(written)
+    known = np.array([word.strip() != "" for word in written], dtype=bool)
+    distinct, inverse = np.unique(written[known], return_inverse=True)
+    texts = [str(word) for word in distinct]
+    if kind == "date":
+        form = treatment.option(treatment.date_formats, EDGE, name) or date_format(texts, name, where)
+        read = read_dates(pd.Series(texts, dtype=object), form)
+        normal = [None if pd.isna(moment) else moment.strftime("%Y-%m-%d") for moment in read]
+    else:
+        forms = readings(texts, treatment.number_formats(EDGE, name) or FORMATS)
+        if len(forms) > 1:
+            raise FedGraphError(
+                f"{where}: column '{name}' has amounts such as '{texts[0]}' with two possible readings: pass --decimal"
+                f" {name}=SIGN"
+            )
+        numbers = forms[0].read(texts) if forms else np.full(len(texts), np.nan)
+        normal = [None if np.isnan(number) else _plain(float(number)) for number in numbers]
+    wrong = np.array([value is None for value in normal], dtype=bool)
+    if wrong.any():
+        if kind == "amount":  # name one that no format reads, if there is one
+            accepted = treatment.number_formats(EDGE, name) or FORMATS
+            unread = np.logical_and.reduce([np.isnan(form.read(texts)) for form in accepted])
+            wrong = unread if unread.any() else wrong
+        first = np.flatnonzero(known)[int(wrong[inverse].argmax())]
+        raise FedGraphError(
+            f"{where}: row {int(rows[first]) + 1} has '{written[first]}' in column '{name}', expected kind {kind}: correct it, or"
+            f" pass --match-columns with {name}:text"
+        )
+    found = np.full(written.size, "", dtype=object)
+    found[known] = np.array(normal, dtype=object)[inverse]
+    return found.astype(str)
+
+
+def _plain(number: float) -> str:
+    """Format an amount without exponent and trailing zeros, with all its decimals."""
+    return format(Decimal(repr(number)).normalize(), "f") if number else "0"
+
+
+def _report(records: Records, index: Any, rule: PartyRule, rows: int, where: str, treatment: Treatment) -> None:
+    counts = torch.bincount(records.party, minlength=len(records.parties)).tolist()
+    listing = ", ".join(f"{name} {count}" for name, count in zip(records.parties, counts, strict=True)) or "none"
+    treatment.say(
+        f"{where}: {records.own.numel()} of {rows} rows join two accounts of '{rule.own}'; records with other parties: {listing}"
+    )
+    if not records.rows.numel():
+        return
+    if count := int(repeated(records, rule.id_form, False).sum()):
+        by = f" and equal {', '.join(rule.key_columns)}" if rule.key else ""
+        treatment.say(f"{where}: {count} records repeat another one (equal ends{by}): matched copy by copy")
+    if rule.id_form == "text":
+        used = np.unique(np.concatenate([index.to_numpy().astype(str), records.ids]))
+        zeros = np.array([bool(re.fullmatch(r"0\d+", word.strip())) for word in used], dtype=bool)
+        if zeros.any():
+            treatment.say(
+                f"{int(zeros.sum())} of {used.size} account ids have leading zeros, such as '{used[int(zeros.argmax())]}': all"
+                " parties must write them, or pass --id-form number"
+            )
+
+
+def linking_of(rule: PartyRule, records: Records) -> dict[str, Any]:
+    """Return the field ``linking`` of a client's file."""
+    return {"party": str(fold([rule.own])[0]), "parties": list(records.parties), "form": rule.form}

@@ -1,0 +1,174 @@
+"""Table reader: CSV with any separator and encoding, compressed or not, and Parquet.
+
+Separator and encoding are detected if not given. The separator is the one that splits the first rows into equally many
+fields. The encoding is UTF-8, with or without byte-order mark, else Windows-1252, a superset of Latin-1.
+"""
+
+import csv
+import gzip
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.data.schema import AS_DETECTED, SEPARATORS, TableLayout
+from fedgraph_flwr.errors import FedGraphError, first_line
+
+_DETECTED = (",", ";", "\t", "|")
+_FALLBACK = ("cp1252", "latin-1")
+_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_ROWS = 50
+"""Number of rows used to detect the separator."""
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Callable[[str], None] = _silent) -> Any:
+    """Read a ``.csv``, ``.tsv`` or ``.txt`` file (optionally ``.gz``) or a ``.parquet`` file as a pandas table.
+
+    In a CSV all values are text, and only empty cells are missing.
+
+    Args:
+        path: the file.
+        layout: its separator and encoding; detected if empty.
+        say: receives one line per detected value that is not the default.
+
+    Raises:
+        FedGraphError: the file is missing, has an unknown suffix, or cannot be read.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    if not path.is_file():
+        raise FedGraphError(f"no such table: {path}; expected a .csv, .tsv, .txt or .parquet file")
+    try:
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        if path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
+            return _read_csv(path, layout, say)
+    except FedGraphError:
+        raise
+    except Exception as error:  # pandas and pyarrow raise many kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FedGraphError(f"{path} cannot be read as a table ({reason})") from error
+    raise FedGraphError(f"{path} has an unknown suffix: expected .csv, .tsv or .txt (also with .gz), or .parquet")
+
+
+def _read_csv(path: Path, layout: TableLayout, say: Callable[[str], None], **options: Any) -> Any:
+    encoding = layout.encoding or _encoding(path)
+    try:
+        separator = layout.separator or _separator(path, encoding)
+        table = _parsed(path, separator, encoding, **options)
+    except UnicodeError as error:
+        raise FedGraphError(f"{path} is not {encoding} ({error}): pass --encoding, such as cp1252 or utf-16") from error
+    if not layout.encoding and encoding in _FALLBACK:
+        say(f"{path}: read as {encoding} (Latin-1) because it is not UTF-8; pass --encoding if letters look wrong")
+    if not layout.separator and separator != ",":
+        name = next(name for name, sign in SEPARATORS.items() if sign == separator)
+        say(f"{path}: columns are separated by {name}")
+    return table
+
+
+def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], rows: int) -> Iterator[Any]:
+    """Read some columns of a table in chunks of rows, with the values of `read_table`.
+
+    Raises:
+        FedGraphError: as `read_table`.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            for batch in parquet.ParquetFile(path).iter_batches(rows, columns=list(names)):
+                yield batch.to_pandas()
+            return
+        encoding = layout.encoding or _encoding(path)
+        for table in _reader(path, layout.separator or _separator(path, encoding), encoding, chunksize=rows):
+            table.columns = [str(name).strip() for name in table.columns]
+            yield table[list(names)]
+    except FedGraphError:
+        raise
+    except Exception as error:  # pandas and pyarrow raise many kinds
+        raise FedGraphError(f"{path} cannot be read as a table ({first_line(error)})") from error
+
+
+def read_columns(path: Path | str, layout: TableLayout, say: Callable[[str], None] = _silent) -> Any:
+    """Return a table's columns without its rows.
+
+    Raises:
+        FedGraphError: as `read_table`.
+    """
+    path = Path(path)
+    if path.suffix != ".parquet":
+        return _read_csv(path, layout, say, nrows=0)
+    from pyarrow import parquet
+
+    return parquet.read_schema(path).empty_table().to_pandas()
+
+
+def _parsed(path: Path, separator: str, encoding: str, **options: Any) -> Any:
+    table = _reader(path, separator, encoding, **options)
+    table.columns = [str(name).strip() for name in table.columns]
+    return table
+
+
+def _reader(path: Path, separator: str, encoding: str, **options: Any) -> Any:
+    import pandas as pd
+
+    return pd.read_csv(
+        path,
+        sep=separator,
+        encoding=encoding,
+        dtype=str,
+        keep_default_na=False,
+        na_values=[""],
+        skipinitialspace=separator != "\t",
+        **options,
+    )
+
+
+def _open(path: Path) -> Any:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def _encoding(path: Path) -> str:
+    """Detect the encoding by the byte-order mark, else the first of UTF-8, Windows-1252 and Latin-1 that decodes."""
+    with _open(path) as file:
+        start = file.read(3)
+    for mark, encoding in _MARKS.items():
+        if start.startswith(mark):
+            return encoding
+    return next((encoding for encoding in ("utf-8", *_FALLBACK) if _decodes(path, encoding)), "latin-1")
+
+
+def _decodes(path: Path, encoding: str) -> bool:
+    import codecs
+
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        with _open(path) as file:
+            while block := file.read(1 << 20):
+                decoder.decode(block)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _separator(path: Path, encoding: str) -> str:
+    """Detect the separator that splits header and first rows into the most, equally many fields; default comma."""
+    import io
+
+    best, most = ",", 1
+    for sign in _DETECTED:
+        with _open(path) as raw, io.TextIOWrapper(raw, encoding, newline="") as text:
+            try:
+                rows = [row for row in islice(csv.reader(text, delimiter=sign, skipinitialspace=True), _ROWS) if row]
+            except csv.Error:
+                continue
+        if rows and len(rows[0]) > most and all(len(row) == len(rows[0]) for row in rows):
+            best, most = sign, len(rows[0])
+    return best

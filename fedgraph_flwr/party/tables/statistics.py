@@ -1,0 +1,344 @@
+"""Statistics of several parties' tables without sharing rows: each party reports sums, and the sums yield a shared schema.
+
+    mean = Σ_i n_i m_i / n,   var = Σ_i (q_i + n_i (m_i − mean)²) / n,   n = Σ_i n_i      (Chan, Golub & LeVeque 1983)
+
+Party i reports the mean m_i of its n_i known values and q_i = Σ (t(v) − m_i)². They are equivalent to the sum and the sum of
+squares, without the loss of precision.
+
+Medians and quartiles come from a histogram on a logarithmic grid (DDSketch: Masson et al., VLDB 2019). Its relative error is
+at most `ERROR`, and larger where a party has few rows. Categories come from counts. A party sends these sums for each column
+and the names of its classes and columns. It never sends a separate bin, category or column with fewer than ``floor`` rows.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.schema import Column, Schema, TableLayout
+from fedgraph_flwr.data.value_formats import ANY
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.tables.columns import (
+    absent,
+    center_and_spread,
+    counts,
+    frequent,
+    moved,
+    named_counts,
+    natural,
+    values,
+)
+
+FORMAT = 1
+ERROR = 0.001
+_GROWTH = np.log((1 + ERROR) / (1 - ERROR))
+_ZERO = 1e-9  # magnitudes up to this value share bin 0
+_SHIFT = 1 - int(np.floor(np.log(_ZERO) / _GROWTH))  # makes the bin number of every positive value positive
+
+
+def party_sums(
+    schema: Schema, tables: Mapping[str, tuple[Any, str]], floor: int, targets: Mapping[str, np.ndarray] | None = None
+) -> dict[str, Any]:
+    """Compute the sums that one party reports.
+
+    Args:
+        schema: the party's columns and classes.
+        tables: table and file name by node type.
+        floor: minimum number of rows behind each reported value.
+        targets: numbers to predict by column, NaN where unknown [N].
+    """
+    sums: dict[str, dict[str, Any]] = {}
+    for kind, columns in schema.nodes.items():
+        sums[kind] = {}
+        if kind not in tables:
+            continue
+        table, where = tables[kind]
+        for name, column in columns.items():
+            if column.kind != "ignored":
+                read = values(table[name], column, name, where)
+                sums[kind][name] = _sums(column, read[~absent(read)], floor)
+    known = {name: column[~np.isnan(column)] for name, column in (targets or {}).items()}
+    moments = {name: _moments(column) if column.size >= floor else {"count": 0} for name, column in known.items()}
+    report = {"format": FORMAT, "floor": floor, "schema": schema.to_dict(), "sums": sums}
+    return report | ({"targets": moments} if moments else {})
+
+
+def _moments(known: np.ndarray) -> dict[str, float]:
+    """Return the number of values [N], their mean and the sum of squares around it."""
+    return {
+        "count": int(known.size),
+        "mean": float(known.mean()),
+        "squares": float(((known - known.mean()) ** 2).sum()),
+    }
+
+
+def _pooled(sums: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Return mean and variance over all parties' values from their `_moments`."""
+    n = sum(s["count"] for s in sums)
+    mean = sum(s["count"] * s["mean"] for s in sums) / n
+    return mean, sum(s["squares"] + s["count"] * (s["mean"] - mean) ** 2 for s in sums) / n
+
+
+def _sums(column: Column, known: np.ndarray, floor: int) -> dict[str, Any]:
+    if known.size < floor:
+        return {"count": 0}
+    if column.kind == "category":
+        of = counts(known)
+        often = {word: count for word, count in of.items() if count >= floor}
+        return {"count": int(known.size), "words": often}
+    if column.kind == "flag":
+        ones = int(known.sum())
+        ones = 0 if ones < floor else known.size if known.size - ones < floor else ones
+        return {"count": int(known.size), "ones": int(ones)}
+    shifted = moved(column, known)
+    return {**_moments(shifted), "bins": {str(b): c for b, c in sketch(known, floor).items()}}
+
+
+def sketch(known: np.ndarray, floor: int) -> dict[int, int]:
+    """Count the values [N] by bin, ascending; merge bins below ``floor`` rows under the bin of their middle row."""
+    size = np.abs(known)
+    number = np.ceil(np.log(np.maximum(size, _ZERO)) / _GROWTH).astype(np.int64) + _SHIFT
+    bins = np.sort(np.where(size <= _ZERO, 0, np.sign(known).astype(np.int64) * number))
+    starts = np.flatnonzero(np.r_[True, bins[1:] != bins[:-1]]).tolist()
+    cuts = [0]
+    for start in starts:
+        if start - cuts[-1] >= floor:
+            cuts.append(start)
+    if len(cuts) > 1 and len(bins) - cuts[-1] < floor:
+        cuts.pop()
+    ends = [*cuts[1:], len(bins)]
+    merged: Counter[int] = Counter()
+    for start, end in zip(cuts, ends, strict=True):
+        merged[int(bins[(start + end - 1) // 2])] += end - start
+    return dict(sorted(merged.items()))
+
+
+def quantiles(bins: Mapping[int, int], levels: Sequence[float]) -> list[float]:
+    """Return the quantiles at ``levels`` of a histogram from `sketch`, or of a sum of such histograms."""
+    numbers = np.array(sorted(bins))
+    upto = np.cumsum([bins[int(number)] for number in numbers])
+    middle = np.sign(numbers) * np.exp((np.abs(numbers) - _SHIFT - 0.5) * _GROWTH)
+    places = np.searchsorted(upto, np.asarray(levels) * (upto[-1] - 1), side="right")
+    return [float(middle[min(place, len(middle) - 1)]) for place in places]
+
+
+def read_sums(path: Path) -> dict[str, Any]:
+    """Read a file of `write_sums`.
+
+    Raises:
+        FedGraphError: the file is missing or of another kind.
+    """
+    try:
+        report = json.loads(path.read_text())
+        if report["format"] != FORMAT:
+            raise FedGraphError(
+                f"{path} has format {report['format']}, expected {FORMAT}: write it again with `fedgraph-flwr import --statistics"
+                f" {path}`"
+            )
+        report["schema"] = Schema.from_dict(report["schema"], str(path))
+        report["sums"] = dict(report["sums"])
+        return report
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedGraphError(
+            f"{path} holds no statistics; create it with `fedgraph-flwr import --statistics {path}`"
+        ) from error
+
+
+def write_sums(path: Path, report: Mapping[str, Any]) -> None:
+    """Write a party's sums as JSON."""
+    write_bytes(path, json.dumps(report, indent=1).encode())
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+def merge(
+    parties: Sequence[tuple[str, Mapping[str, Any]]],
+    say: Callable[[str], None] = _silent,
+    warn: Callable[[str], None] = _silent,
+) -> Schema:
+    """Merge the sums of several parties into one schema with statistics over all of them.
+
+    Columns keep the order of the first party. Classes do too if all parties have the same ones, else they are in natural
+    order. A column ignored by one party must be ignored or missing at all others.
+
+    Args:
+        parties: file name and content (`read_sums`) of each party.
+        say: receives one line per difference between parties.
+        warn: receives one line per value that parties seem to spell differently.
+
+    Raises:
+        FedGraphError: parties disagree about a column or ``undirected``, or a column has too few rows in total.
+    """
+    (first, _), *_ = parties
+    schemas = {name: report["schema"] for name, report in parties}
+    kinds = sorted({kind for schema in schemas.values() for kind in schema.nodes})
+    nodes = {kind: _merged_table(kind, parties, say, warn) for kind in kinds}
+    classes = schemas[first].classes
+    if any(set(schema.classes) != set(classes) for schema in schemas.values()):
+        classes = tuple(sorted({word for schema in schemas.values() for word in schema.classes}, key=natural))
+    edges = tuple(sorted({edge for schema in schemas.values() for edge in schema.edges}))
+    tables, undirected = _merged_layout(schemas, say), {schema.undirected for schema in schemas.values()}
+    if len(undirected) > 1:
+        both, one = (next(name for name, s in schemas.items() if s.undirected == report) for report in (True, False))
+        raise FedGraphError(f"{both} was written with --undirected and {one} without: use the same option for both")
+    labels = {word for schema in schemas.values() for word in schema.edge_classes}
+    ordered = schemas[first].edge_classes if set(schemas[first].edge_classes) == labels else sorted(labels, key=natural)
+    targets = _merged_targets(parties)
+    return Schema(classes, nodes, edges, "federated", tables, undirected.pop(), tuple(ordered), targets)
+
+
+def _merged_targets(parties: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, tuple[float, float]]:
+    """Return mean and standard deviation of each target over all parties; a spread of 1 for equal values.
+
+    Raises:
+        FedGraphError: parties have other targets, or too few values of one.
+    """
+    (first, report), *others = parties
+    names = list(report.get("targets", {}))
+    for other, its in others:
+        if list(its.get("targets", {})) != names:
+            ours, theirs = (", ".join(r.get("targets", {})) or "none" for r in (report, its))
+            raise FedGraphError(
+                f"the targets are {ours} in {first} and {theirs} in {other}: pass the same --predict-columns in both"
+            )
+    found = {}
+    for name in names:
+        known = [its["targets"][name] for _, its in parties if its["targets"][name]["count"]]
+        if not known:
+            raise FedGraphError(
+                f"no party has {report['floor']} rows with a value in the target '{name}': leave it out"
+            )
+        mean, variance = _pooled(known)
+        found[name] = (mean, float(np.sqrt(variance)) or 1.0)
+    return found
+
+
+def _merged_layout(schemas: Mapping[str, Schema], say: Callable[[str], None]) -> TableLayout:
+    """Return what all parties' layouts have in common; differing column names are the first party's."""
+    layouts = {name: schema.tables.to_dict() for name, schema in schemas.items()}
+    common = {}
+    for key in dict.fromkeys(key for layout in layouts.values() for key in layout):
+        values = {name: layout.get(key, "") for name, layout in layouts.items()}
+        if len(set(values.values())) == 1:
+            common[key] = next(iter(values.values()))
+        else:
+            listing = ", ".join(
+                f"'{value}' in {name}" if value else f"the default in {name}" for name, value in values.items()
+            )
+            if key not in ("separator", "encoding"):
+                common[key] = next(iter(values.values()))
+            keeps = f"the schema keeps '{common[key]}', so" if common.get(key) else "the schema keeps the default, so"
+            say(f"{key} of the tables is {listing}: {keeps} the other parties must pass their own")
+    return TableLayout(**common)
+
+
+def _merged_table(
+    kind: str,
+    parties: Sequence[tuple[str, Mapping[str, Any]]],
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> dict[str, Column]:
+    having = [(name, report) for name, report in parties if kind in report["schema"].nodes and report["sums"].get(kind)]
+    if not having:
+        return {}
+    (first, report), *others = having
+    columns: dict[str, Column] = {n: c for n, c in report["schema"].nodes[kind].items() if c.kind != "ignored"}
+    for name, other in others:
+        other_columns = {n: c for n, c in other["schema"].nodes[kind].items() if c.kind != "ignored"}
+        for column in [*columns, *(n for n in other_columns if n not in columns)]:
+            if column not in columns or column not in other_columns:
+                has, lacks = (first, name) if column in columns else (name, first)
+                raise FedGraphError(
+                    f"column '{column}' is used in {has} and not in {lacks}: import both with one --schema FILE, or pass"
+                    f" --kind {column}=ignored"
+                )
+            for what, remedy in (("kind", f"pass --kind {column}=KIND"), ("scale", f"pass --scale {column}=SCALE")):
+                ours, theirs = getattr(columns[column], what), getattr(other_columns[column], what)
+                if ours != theirs:
+                    raise FedGraphError(
+                        f"column '{column}' has {what} {ours} in {first} and {theirs} in {name}: {remedy} in both"
+                    )
+            if columns[column].format != other_columns[column].format:
+                say(f"formats of column '{column}' differ between {first} and {name}: each party's is detected")
+                columns[column] = replace(columns[column], format=ANY if columns[column].kind == "number" else "")
+    floor = max(int(report["floor"]) for _, report in having)
+    merged = {}
+    for name, column in columns.items():
+        sums = [report["sums"][kind][name] for _, report in having]
+        marked = any(report["schema"].nodes[kind][name].missing for _, report in having)
+        merged[name] = _merged(name, replace(column, missing=marked), sums, floor)
+        if column.kind == "category":
+            texts = {party: report["sums"][kind][name].get("words", {}) for party, report in having}
+            _report_values(name, merged[name], texts, sum(s["count"] for s in sums), say, warn)
+    return merged
+
+
+def _report_values(
+    name: str,
+    column: Column,
+    texts: Mapping[str, Mapping[str, int]],
+    rows: int,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Report how many rows of a category become "other", and which values only one party has."""
+    total: Counter[str] = Counter()
+    for own in texts.values():
+        total.update(own)
+    if lost := rows - sum(total[word] for word in column.categories):
+        cut = {word: count for word, count in total.items() if word not in column.categories}
+        named = f": {named_counts(cut)}" if cut else "; their values have too few rows to be shared"
+        say(f"column '{name}': {lost} of {rows} rows become 'other'{named}")
+    for party, own in texts.items():
+        others = {word for other, counted in texts.items() if other != party for word in counted}
+        alone = {word: count for word, count in own.items() if word not in others}
+        if alone and others:
+            text = f"column '{name}': only {party} has {named_counts(alone)}"
+            if len(alone) == len(own):
+                warn(
+                    f"{text}, and no value of the other parties ({named_counts({w: total[w] for w in others})}): use"
+                    " the same spelling"
+                )
+            else:
+                say(text)
+    spelled: dict[str, str] = {}
+    for word in total:
+        if (other := spelled.setdefault(word.casefold(), word)) != word:
+            warn(
+                f"column '{name}': '{sanitize(other, 30)}' and '{sanitize(word, 30)}' are two values: use the same spelling"
+            )
+
+
+def _merged(name: str, column: Column, sums: Sequence[Mapping[str, Any]], floor: int) -> Column:
+    known = [s for s in sums if s["count"]]
+    n = sum(s["count"] for s in known)
+    if not n:
+        raise FedGraphError(f"no party has {floor} rows with a value in column '{name}': pass --kind {name}=ignored")
+    if column.kind == "category":
+        total: Counter[str] = Counter()
+        for s in known:
+            total.update(s["words"])
+        categories = frequent(total, floor)
+        fill = max(categories, key=lambda word: total[word]) if categories else ""
+        return replace(column, categories=categories, statistics={"fill": fill})
+    if column.kind == "flag":
+        return replace(column, statistics={"fill": float(2 * sum(s["ones"] for s in known) > n)})
+    bins: Counter[int] = Counter()
+    for s in known:
+        bins.update({int(b): count for b, count in s["bins"].items()})
+    low, middle, high = quantiles(bins, [0.25, 0.5, 0.75])
+    if column.scale == "none":
+        scale = {"center": 0.0, "spread": 1.0}
+    elif column.scale == "robust":
+        scale = center_and_spread(middle, high - low)
+    else:
+        mean, variance = _pooled(known)
+        scale = center_and_spread(mean, np.sqrt(variance))
+    return replace(column, statistics={"fill": middle} | scale)

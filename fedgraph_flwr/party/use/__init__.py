@@ -1,0 +1,1 @@
+"""Use of a trained model: predictions, exports."""

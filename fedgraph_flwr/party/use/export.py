@@ -1,0 +1,391 @@
+"""Folder of an exported model, and loading from it.
+
+model.py             the model with torch and PyG as only dependencies, and ``load()``
+weights.safetensors  parameters in that module's layout
+schema.yaml          schema of the tables (for imported tables)
+preprocessing.json   columns with their statistics, and preprocess.py, which applies them with pandas and NumPy
+metrics.json         scores of the run, and of each client
+export.json          values needed to load it here: module, arguments, classes, schema
+MODEL_CARD.md        data statistics, method, privacy spent, scores, limits
+"""
+
+import ast
+import functools
+import importlib
+import inspect
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import RunConfig, TaskConfig, compose, is_own, typed
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.data.graph import ClientGraph, write_bytes
+from fedgraph_flwr.data.schema import EDGE, NODE, Schema, TableLayout
+from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
+from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.party.use.card import model_card, scores
+from fedgraph_flwr.party.use.plain.items import READOUTS, Items
+from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, as_client
+from fedgraph_flwr.party.use.prediction_input import InputSpec
+from fedgraph_flwr.runs.checks import client_class
+from fedgraph_flwr.tasks import Task, task_class
+from fedgraph_flwr.tasks.edges import Edges
+from fedgraph_flwr.tasks.graphs import OfGraphs
+from fedgraph_flwr.tasks.targets import Regression
+
+MODULES = Path(__file__).parent / "plain"
+NAMES = ("stack", "decoupled", "acm", "fedspa", "edge_network")
+"""Names of the modules in `MODULES`."""
+
+PACKAGE = __name__.partition(".")[0]
+INDEX = "export.json"
+WEIGHTS = "weights.safetensors"
+
+_LOADER = '''
+
+# --- this network -----------------------------------------------------------------------------------------------------
+
+FOLDER = Path(__file__).parent
+CLASSES = {classes}
+ARGUMENTS = {arguments}
+
+
+def load(folder: Path = FOLDER) -> torch.nn.Module:
+    """Return the trained model, ready to predict: ``{use}`` gives {gives}."""
+    raw = (folder / "{file}").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    kinds = {{"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}}
+    weights = {{}}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = (8 + size + place for place in entry["data_offsets"])
+            weights[name] = torch.frombuffer(bytearray(raw[start:end]), dtype=kinds[entry["dtype"]]).reshape(entry["shape"])
+    net = {made}.to(torch.{dtype})
+    net.load_state_dict(weights)
+    return net.eval()
+'''
+
+
+def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
+    """Write a trained model to a folder that plain PyG loads, and return the folder.
+
+    Args:
+        predictor: the model.
+        folder: new folder, or one of an earlier export.
+        run: run folder with its scores; None if not available.
+
+    Raises:
+        FedGraphError: the model or method cannot be exported, or the folder has other files.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
+        raise FedGraphError(f"--out {folder} contains other files: pass a new folder")
+    plain = predictor.plain()
+    plain = replace(plain, weights={name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()})
+    spec, cfg = predictor.input_spec, predictor.cfg
+    columns = {} if _needs_package(spec) else spec.columns(NODE)
+    stats = predictor.target_stats if predictor.task.targets else torch.zeros(2, 0, dtype=torch.float64)
+    made = Exported(plain, cfg.dtype, spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats)
+    _check(made, predictor)
+    source = _source(plain)
+    write_bytes(folder / "model.py", _module(source, made).encode())
+    write_bytes(folder / WEIGHTS, save(dict(plain.weights)))
+    index = {
+        "module": plain.module,
+        "arguments": plain.arguments,
+        "labels": plain.labels,
+        "reads_edges": plain.reads_edges,
+        "readout": plain.readout,
+        "task": asdict(cfg.task),
+        "target_stats": stats.tolist(),
+        "dtype": cfg.dtype,
+        "classes": list(spec.classes),
+        "num_features": spec.num_features,
+        "schema": spec.schema.to_dict() if spec.schema else {},
+        "undirected": spec.undirected,
+        "client": predictor.client,
+        "round": predictor.round,
+        "threshold": predictor.threshold,
+    }
+    if columns:
+        preprocessing = {"undirected": spec.undirected, "classes": list(spec.classes)}
+        preprocessing |= {"tables": spec.schema.tables.to_dict() if spec.schema else {}}
+        preprocessing |= {"columns": {name: column.to_dict() for name, column in columns.items()}}
+        preprocessing |= {"edge_columns": {name: column.to_dict() for name, column in spec.columns(EDGE).items()}}
+        preprocessing |= {"parallel": predictor.predicts_edges}
+        write_bytes(folder / "preprocessing.json", json.dumps(preprocessing, indent=1).encode())
+        write_bytes(folder / "preprocess.py", (MODULES / "preprocess.py").read_bytes())
+    if spec.schema:
+        spec.schema.save(folder / "schema.yaml")
+    found = scores(run, predictor)
+    write_bytes(folder / "metrics.json", json.dumps(found, indent=1).encode())
+    write_bytes(folder / "MODEL_CARD.md", model_card(predictor, plain, found, bool(columns)).encode())
+    write_bytes(
+        folder / INDEX, json.dumps(index, indent=1).encode()
+    )  # last: if it exists, the other files are complete
+    return folder
+
+
+def _needs_package(spec: InputSpec) -> bool:
+    """Return whether tables become features only with this package: window counts, or many graphs in a table."""
+    tables = spec.schema.tables if spec.schema else TableLayout()
+    return bool(tables.windows or tables.graph)
+
+
+def _module(source: str, made: "Exported") -> str:
+    """Return the text of ``model.py``: a module, a readout of items if the task has one, and code that loads these weights."""
+    plain, own = made.plain, is_own(made.plain.module)
+    net = f"{plain.module.partition(':')[2] or 'Net'}(**ARGUMENTS)"
+    constants, items = "", ""
+    if plain.readout[0]:
+        constants, items = f"READOUT = {plain.readout!r}\n", (MODULES / "items.py").read_text()
+        scale = ""
+        if made.in_unit:
+            constants, scale = constants + f"SCALE = {made.target_stats.tolist()}\n", ", SCALE"
+        net = f"Items({net}, *READOUT{scale})"
+    use, gives = USES[plain.readout[0]]
+    loader = _LOADER.format(
+        classes=list(made.input_spec.classes),
+        arguments=f"{plain.arguments}\n{constants}".rstrip(),
+        file=WEIGHTS,
+        dtype=made.dtype,
+        made=net,
+        use=use,
+        gives="numbers [N, T] or [G, T], in the unit of the data" if made.in_unit else gives,
+    )
+    (doc, imports, body), (_, more, further) = _parts(source), _parts(items)
+    needed = "import json\nimport torch\nfrom pathlib import Path\nfrom typing import Any"
+    if own:  # `from __future__` and a docstring stay first
+        extra = [line for line in more if line not in needed]
+        return "\n".join([f"{source}\n", needed, *extra, "", further, loader])
+    known = "\n".join(imports)
+    lines = sorted(
+        line for line in {*more, *needed.splitlines()[:3:2], "import torch"} if line not in known.splitlines()
+    )
+    standard = [line for line in lines if line in ("import json", "from pathlib import Path", "from typing import Any")]
+    docstring = f'{doc}\n\nWritten by `fedgraph-flwr export`; needs only torch and torch_geometric.\n"""\n'
+    rest = [line for line in lines if line not in standard]
+    return "\n".join([docstring, *standard, *imports, *rest, "", body, further, loader]).replace("\n\n\n\n", "\n\n\n")
+
+
+USES = {
+    "": ("load()(x, edge_index)", "logits [N, C], in the order of `CLASSES`"),
+    "nodes": ("load()(x, edge_index)", "logits [N, T]"),
+    "edges": ("load()(x, edge_index, edge_attr)", "logits [E, C] of all edges, in the order of `CLASSES`"),
+    "pairs": ("load()(x, edge_index, edge_attr, pairs)", "scores [V] of pairs of nodes [2, V]"),
+    "graphs": ("load()(x, edge_index, edge_attr, graph)", "outputs [G, W], by the graph of each node [N]"),
+}
+"""Call of an exported model and its result, by readout."""
+
+
+def _parts(source: str) -> tuple[str, list[str], str]:
+    """Split the text of one of our modules into docstring (without its end), imports and the rest."""
+    doc, _, rest = source.partition('"""\n\n')
+    lines = rest.splitlines()
+    count = next((i for i, line in enumerate(lines) if line and not line.startswith(("import ", "from "))), len(lines))
+    return doc, [line for line in lines[:count] if line], "\n".join(["", *lines[count:], ""])
+
+
+def _source(plain: Plain) -> str:
+    """The text of a module, ours or the user's.
+
+    Raises:
+        FedGraphError: the user's has no file, or imports this package.
+    """
+    if not is_own(plain.module):
+        return (MODULES / f"{plain.module}.py").read_text()
+    path = inspect.getsourcefile(locate(plain.module))
+    text = Path(path).read_text() if path else ""
+    names = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    if not text or PACKAGE in names:
+        raise FedGraphError(
+            f"plain() names {plain.module}, whose file {path} imports {PACKAGE}: put the class into a file that imports torch"
+            " and PyG only"
+        )
+    return text
+
+
+def _check(made: "Exported", predictor: Predictor) -> None:
+    """Check that what is written computes what the network does, on a graph drawn for it.
+
+    Raises:
+        FedGraphError: it does not, as for a network that changes its base's layers and not what it says of them.
+    """
+    graph = predictor.probe()
+    ours, theirs = predictor.outputs(graph)[0], made.outputs(graph)[0]
+    if not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
+        if client_class(predictor.cfg).predict is not GraphClient.predict:
+            raise FedGraphError(
+                f"strategy={predictor.cfg.strategy.name} cannot be exported: it predicts with more than its model,"
+                f" whose logits differ on a test graph by up to {float((ours - theirs).abs().max()):.2g}"
+            )
+        raise FedGraphError(
+            f"model={predictor.cfg.model.name} cannot be exported: on a test graph its description gives other logits,"
+            f" by up to {float((ours - theirs).abs().max()):.2g}"
+        )
+
+
+def module_of(plain: Plain, dtype: str) -> torch.nn.Module:
+    """Return an exported model from this package's own copy of its module, whose numbers are standardised."""
+    if is_own(plain.module):
+        kind = locate(plain.module)
+    elif plain.module in NAMES:
+        kind = importlib.import_module(f"fedgraph_flwr.party.use.plain.{plain.module}").Net
+    else:
+        raise FedGraphError(
+            f"{INDEX} names the module '{plain.module}', expected one of: {', '.join(NAMES)}; export the run again"
+        )
+    net: torch.nn.Module = kind(**plain.arguments)
+    if plain.readout[0]:
+        net = Items(net, *plain.readout)
+    net.to(getattr(torch, dtype)).load_state_dict(plain.weights)
+    return net.eval()
+
+
+@dataclass(frozen=True)
+class PlainInputs:
+    """Inputs of an exported model; fields of items as in `numerics.inputs.Inputs`."""
+
+    x: Tensor
+    edge_index: Tensor
+    edge_attr: Tensor | None
+    known: dict[str, Tensor]
+    item_index: Tensor | None = None
+    item_attr: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What a task needs of a client to prepare the inputs of its items."""
+
+    plain: Plain
+    dtype: torch.dtype
+    device: ClassVar[torch.device] = torch.device("cpu")
+
+    def inputs_of(self, graph: Any, **variant: Any) -> PlainInputs:
+        """Return the inputs of a graph."""
+        known = {"y": graph.y, "known": graph.train_mask} if self.plain.labels else {}
+        attr = graph.edge_attr.to(self.dtype) if graph.num_edge_features else None
+        return PlainInputs(graph.x.to(self.dtype), graph.edge_index, attr, known)
+
+
+@dataclass(frozen=True)
+class Exported(TaskPredictor):
+    """An exported folder, loaded back; predicts as `Predictor` does.
+
+    Attributes:
+        plain: the model.
+        dtype: type of its weights.
+        input_spec: features and classes that the model expects.
+        client: whose it was; None: the shared one.
+        round: after which it was taken.
+        prediction_task: keys of its task.
+        best_threshold: as `Predictor.threshold`.
+        stats: as `Predictor.target_stats`.
+    """
+
+    name: ClassVar[str] = "exported network"
+    own: ClassVar[None] = None
+
+    plain: Plain
+    dtype: str
+    input_spec: InputSpec
+    client: int | None
+    round: int
+    prediction_task: TaskConfig
+    best_threshold: float | None
+    stats: Tensor
+
+    @property
+    def cfg(self) -> RunConfig:  # type: ignore[override]
+        """The default configuration of its task."""
+        task = self.prediction_task
+        return task_class(task.name).for_prediction(replace(_defaults(task.name), task=task))
+
+    @property
+    def threshold(self) -> float | None:
+        """As stored."""
+        return self.best_threshold
+
+    @property
+    def target_stats(self) -> Tensor:
+        """As stored."""
+        return self.stats
+
+    @property
+    def in_unit(self) -> bool:
+        """Whether its outputs are standardised numbers, which ``model.py`` gives in the unit of the data."""
+        return issubclass(self.task, Regression)
+
+    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+        """As `TaskPredictor.outputs`, by the exported module."""
+        own = as_client(self.as_graph(graph), self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
+        if not isinstance(own, ClientGraph):
+            raise FedGraphError("exported models read graphs with one type of nodes, got a heterogeneous graph")
+        task, net = self.task(self.cfg, own), module_of(self.plain, self.dtype)
+        reader: Any = _Reader(self.plain, getattr(torch, self.dtype))
+
+        def compute(inputs: PlainInputs) -> Tensor:
+            given = (inputs.x, inputs.edge_index)
+            if not self.plain.readout[0]:
+                return net(*given, *([inputs.edge_attr] if self.plain.reads_edges else []), **inputs.known)
+            return net(*given, inputs.edge_attr, inputs.item_index, inputs.item_attr, **inputs.known)
+
+        with torch.no_grad():
+            inputs = reader.inputs_of(task.graph if isinstance(task, Edges | OfGraphs) else own)
+            later = task.later(reader, inputs)
+            return (compute(inputs) if later is None else task.predictions(compute, inputs, later)), task
+
+
+@functools.cache
+def _defaults(task: str) -> RunConfig:
+    return compose([f"task={task}"])
+
+
+def load_export(folder: Path) -> Exported:
+    """Read what `export` wrote; nothing in the folder is executed.
+
+    Raises:
+        FedGraphError: it is not an exported folder.
+    """
+    try:
+        index = json.loads((folder / INDEX).read_bytes())
+        if is_own(str(index["module"])):  # whose code is not run because a folder names it
+            raise FedGraphError(
+                f"{folder} holds the custom model {sanitize(index['module'], 60)}: predict with its model.py (load) and"
+                " preprocess.py (read), or with the run's folder"
+            )
+        weights = load_file(folder / WEIGHTS)
+        schema = Schema.from_dict(index["schema"], str(folder)) if index["schema"] else None
+        spec = InputSpec(tuple(index["classes"]), index["num_features"], schema, index["undirected"], str(folder))
+        readout, arguments = index.get("readout", ("", {}))
+        if readout and readout not in READOUTS:
+            raise FedGraphError(
+                f"{INDEX} names the readout '{sanitize(readout, 40)}', expected one of: {', '.join(READOUTS)}"
+            )
+        plain = Plain(
+            index["module"],
+            index["arguments"],
+            weights,
+            index["labels"],
+            index.get("reads_edges", False),
+            (readout, arguments),
+        )
+        task = TaskConfig(**vars(typed(TaskConfig, index.get("task", {"name": "nodes"}), f"{folder / INDEX}: task")))
+        stats = torch.tensor(index.get("target_stats", [[], []]), dtype=torch.float64)
+        client, done = index["client"], index["round"]
+        return Exported(plain, index["dtype"], spec, client, done, task, index["threshold"], stats)
+    except (AttributeError, OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise FedGraphError(f"{folder} contains no exported model ({first_line(error)})") from error

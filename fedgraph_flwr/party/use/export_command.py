@@ -1,0 +1,39 @@
+"""Command ``export``: export a trained model to a folder that plain PyG loads."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_EPILOG = """\
+examples:
+  fedgraph-flwr export runs/mine --out folder                   # the shared model
+  fedgraph-flwr export runs/mine --client 0 --out folder        # the model of client 0
+  fedgraph-flwr predict folder --nodes new.csv --edges new_edges.csv --out predictions.csv
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``export`` to the subparsers."""
+    from fedgraph_flwr.party.use.predict_command import add_model_arguments
+
+    parser = commands.add_parser(
+        "export",
+        help="export a trained model to a folder that plain PyG loads",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="output folder: new, or of an earlier export"
+    )
+    parser.set_defaults(func=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``export``."""
+    from fedgraph_flwr.party.use.export import export
+    from fedgraph_flwr.party.use.predict_command import load_chosen
+
+    export(load_chosen(args), args.out, args.run)
+    print(f"wrote {args.out}: {', '.join(sorted(path.name for path in args.out.iterdir()))}")
+    return 0

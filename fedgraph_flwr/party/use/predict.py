@@ -1,0 +1,773 @@
+"""Predictions of a trained model, on its training graphs and on new ones.
+
+    predictor = load_predictor(Path("runs/mine"), client=0)       # from a run folder
+    predictor = load_node(Path("state"))                          # from a node's state folder, without the server
+    predictor.predict(graph).write(Path("predictions.csv"))
+
+A client of the run's method predicts as in the run, so the logits are those that were scored. Its class declares its
+requirements: `GraphClient.needs_others`, `predicts_with`, `tunes`.
+"""
+
+import contextlib
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.common.logger import log
+from torch import Tensor
+
+from fedgraph_flwr import models
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.parts import Parts
+from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, GRAPH, LAST
+from fedgraph_flwr.clients.state import StateFolder
+from fedgraph_flwr.config import RunConfig, compose, one_of
+from fedgraph_flwr.data.datasets import is_several
+from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tensors, unpack_words, write_bytes
+from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.many_graphs import starts
+from fedgraph_flwr.data.schema import Schema, TableLayout, fitted_schema
+from fedgraph_flwr.engine.process import same_process_state
+from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.party.tables.importing import Columns
+from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
+from fedgraph_flwr.runs.checks import client_class, rebuilds
+from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
+from fedgraph_flwr.tasks import Task, kind_of
+from fedgraph_flwr.tasks.edges import Edges
+from fedgraph_flwr.tasks.graphs import OfGraphs
+from fedgraph_flwr.tasks.targets import Targets, scale_of
+from fedgraph_flwr.tasks.triples import Triples
+from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
+from fedgraph_flwr.wire.trees import Tree, unflatten
+
+
+@dataclass
+class Predictions:
+    """Predictions for nodes.
+
+    Attributes:
+        ids: ids of the nodes [N].
+        logits: [N, C].
+        classes: C names.
+        threshold: minimum probability of the second of two classes; None for the most probable class.
+    """
+
+    ids: np.ndarray
+    logits: Tensor
+    classes: tuple[str, ...]
+    threshold: float | None = None
+
+    def at(self, rows: np.ndarray) -> "Predictions":
+        """Return the predictions at these positions [K]."""
+        return replace(self, ids=self.ids[rows], logits=self.logits[torch.as_tensor(rows)])
+
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        """Probability of each class, float64 [N, C]."""
+        return self.logits.detach().cpu().double().softmax(1).numpy()
+
+    @property
+    def codes(self) -> np.ndarray:
+        """Class number of each node [N]."""
+        if self.threshold is not None and len(self.classes) == 2:
+            return (self.probabilities[:, 1] >= self.threshold - 1e-12).astype(np.int64)  # tolerance for rounding
+        return self.logits.detach().cpu().numpy().argmax(axis=1)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Class name of each node [N]."""
+        return np.array(self.classes, dtype=object)[self.codes]
+
+    def to_frame(self) -> Any:
+        """Return a pandas table: ``id``, ``p_<class>`` for each class, ``class``."""
+        import pandas as pd
+
+        chances = {f"p_{name}": self.probabilities[:, c] for c, name in enumerate(self.classes)}
+        return pd.DataFrame({"id": self.ids, **chances, "class": self.labels})
+
+    def write(self, path: Path) -> None:
+        """Write a ``.csv`` or ``.parquet``.
+
+        Raises:
+            FedGraphError: the suffix is unknown, or the folder is not writable.
+        """
+        write_frame(self.to_frame(), path)
+
+
+@dataclass
+class EdgePredictions(Predictions):
+    """Predictions for edges; ``ids`` are those of the edges.
+
+    Attributes:
+        ends: ids of their sources and targets [2, N].
+    """
+
+    ends: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), dtype=object))
+
+    def at(self, rows: np.ndarray) -> "EdgePredictions":
+        """Return the predictions at these positions [K]."""
+        return replace(self, ids=self.ids[rows], logits=self.logits[torch.as_tensor(rows)], ends=self.ends[:, rows])
+
+    def to_frame(self) -> Any:
+        """Return a pandas table: ``edge``, ``source``, ``target``, ``p_<class>`` for each class, ``class``."""
+        frame = super().to_frame().rename(columns={"id": "edge"})
+        frame.insert(1, "source", self.ends[0])
+        frame.insert(2, "target", self.ends[1])
+        return frame
+
+
+@dataclass
+class TargetPredictions:
+    """Predicted targets of nodes.
+
+    Attributes:
+        ids: ids of the nodes [N].
+        values: numbers in the unit of the data, or probabilities of yes, float64 [N, T].
+        names: names of the T columns.
+    """
+
+    ids: np.ndarray
+    values: np.ndarray
+    names: tuple[str, ...]
+
+    def at(self, rows: np.ndarray) -> "TargetPredictions":
+        """Return the predictions at these positions [K]."""
+        return replace(self, ids=self.ids[rows], values=self.values[rows])
+
+    def to_frame(self) -> Any:
+        """Return a pandas table: ``id`` and one column per target."""
+        import pandas as pd
+
+        return pd.DataFrame({"id": self.ids, **{name: self.values[:, t] for t, name in enumerate(self.names)}})
+
+    def write(self, path: Path) -> None:
+        """As `Predictions.write`."""
+        write_frame(self.to_frame(), path)
+
+
+@dataclass
+class PairPredictions:
+    """Scores of pairs of nodes: the larger, the more probable is an edge.
+
+    Attributes:
+        ids: ids of the two ends [2, K].
+        scores: scores of the pairs [K].
+    """
+
+    ids: np.ndarray
+    scores: np.ndarray
+
+    def to_frame(self) -> Any:
+        """A pandas table: ``source``, ``target``, ``score``."""
+        import pandas as pd
+
+        return pd.DataFrame({"source": self.ids[0], "target": self.ids[1], "score": self.scores})
+
+    def write(self, path: Path) -> None:
+        """As `Predictions.write`."""
+        write_frame(self.to_frame(), path)
+
+
+def write_frame(frame: Any, path: Path) -> None:
+    """Write a pandas table as ``.csv`` or ``.parquet``.
+
+    Raises:
+        FedGraphError: the suffix is unknown, or the folder is not writable.
+    """
+    writers = {".csv": lambda frame: frame.to_csv(index=False).encode(), ".parquet": lambda f: f.to_parquet()}
+    if path.suffix not in writers:
+        raise FedGraphError(f"{path} has an unknown suffix: expected .csv or .parquet")
+    write_bytes(path, writers[path.suffix](frame))
+
+
+class TaskPredictor(ABC):
+    """Predictions of a task from a model's outputs.
+
+    Attributes:
+        cfg: configuration of its run; of an exported model, its task.
+        client: client whose model it is; None for the shared model.
+        input_spec: features and classes that the model expects.
+    """
+
+    cfg: RunConfig
+    client: int | None
+    input_spec: InputSpec
+
+    @property
+    @abstractmethod
+    def threshold(self) -> float | None:
+        """Threshold of the second of two classes; None if unknown."""
+
+    @property
+    @abstractmethod
+    def target_stats(self) -> Tensor:
+        """Mean and standard deviation by which the run standardised its targets, float64 [2, T]."""
+
+    @abstractmethod
+    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+        """Return the model's outputs for a graph's items [V, W], and the task with their targets and masks in this order."""
+
+    @property
+    def source(self) -> str:
+        """Origin of the model, for errors."""
+        return self.input_spec.where
+
+    def predict(self, graph: Any, ids: Sequence[Any] | np.ndarray | None = None) -> Predictions | TargetPredictions:
+        """Predict all nodes of a graph, or all labelled-type nodes of a heterogeneous graph.
+
+        With ``task=edges``, predict all edges; with ``task=graphs``, all graphs that it holds (``graph_id``), or the graph.
+
+        Args:
+            graph: a `Graph` or `HeteroGraph` (`prediction_input` reads tables), or a PyG ``Data`` or ``HeteroData``.
+            ids: ids of its nodes [N]; default: those of its tables, its ``node_id``, or 0..N-1.
+
+        Raises:
+            FedGraphError: another number of features or kind of graph, or a method that cannot predict here.
+        """
+        self._refuse_triples()
+        graph = self.as_graph(graph)
+        if self.task.targets:
+            return self._predict_targets(graph, ids)
+        if not self.task.classes:
+            raise FedGraphError(
+                f"{self.source} was trained for task={self.cfg.task.name}: pass pairs of nodes (--pairs)"
+            )
+        logits, task = self.items(graph)
+        if isinstance(task, OfGraphs):
+            names, place = _names_of_graphs(graph, ids), task.order.argsort()
+            return Predictions(names, logits[place], self.input_spec.classes, self.threshold)
+        if not isinstance(task, Edges):
+            return Predictions(names_of(graph, ids), logits, self.input_spec.classes, self.threshold)
+        place = task.order.argsort()
+        names = names_of(graph, ids)
+        known = (
+            dict(zip(graph.node_id.tolist(), names, strict=True))
+            if hasattr(graph, "node_id")
+            else dict(enumerate(names))
+        )
+        ends = [[known.get(node, node) for node in row] for row in task.ends[:, place].tolist()]
+        edges = np.arange(place.numel()).astype(object)
+        return EdgePredictions(
+            edges, logits[place], self.input_spec.classes, self.threshold, np.array(ends, dtype=object)
+        )
+
+    def _refuse_triples(self) -> None:
+        if self.task is Triples:
+            raise FedGraphError(
+                f"{self.source} was trained for task=triples, whose model predicts nothing after the run: the ranks of its"
+                " triples are scores of the run"
+            )
+
+    def _predict_targets(self, graph: Any, ids: Any) -> TargetPredictions:
+        stats = self.target_stats
+        unknown = torch.full((graph.num_nodes, stats.size(1)), torch.nan)
+        graph = replace(graph, targets=unknown, target_stats=stats)
+        outputs, task = self.outputs(graph)
+        if not isinstance(task, Targets):
+            raise TypeError(f"task={self.cfg.task.name} predicts no targets")
+        layout = self.input_spec.schema.tables if self.input_spec.schema else TableLayout()
+        names = Columns.of(layout).targets or [f"target_{t}" for t in range(stats.size(1))]
+        values, items = task.in_units(outputs.double()), names_of(graph, ids)
+        if isinstance(task, OfGraphs):
+            values, items = values[task.order.argsort()], _names_of_graphs(graph, ids)
+        return TargetPredictions(items, values.numpy(), tuple(names))
+
+    def logits(self, graph: Any) -> Tensor:
+        """Return logits [V, C] of a graph's items, as used by `predict`."""
+        return self.items(graph)[0]
+
+    def items(self, graph: Any) -> tuple[Tensor, Task]:
+        """Return logits [V, C] of a graph's items, and the task with their targets and masks in this order."""
+        (logits, task), classes = self.outputs(self.as_graph(graph)), len(self.input_spec.classes)
+        if logits.shape[1] != classes:
+            raise FedGraphError(f"{self.source} names {classes} classes, but its model predicts {logits.shape[1]}")
+        return logits, task
+
+    @property
+    def predicts_edges(self) -> bool:
+        """Whether it predicts edges."""
+        return self.task is Edges
+
+    @property
+    def task(self) -> type[Task]:
+        """The class of the run's task."""
+        return kind_of(self.cfg)
+
+    def predict_edges(self, found: NewNodes) -> EdgePredictions:
+        """Predict the rows of an edge table, in its order.
+
+        Args:
+            found: the table, as `prediction_input.new_nodes` reads it.
+        """
+        every = self.predict(found.graph, found.ids)
+        if not isinstance(every, EdgePredictions):
+            raise FedGraphError(
+                f"{self.source} was trained for task={self.cfg.task.name}, which predicts nodes: call predict()"
+            )
+        return replace(every.at(found.edges), ids=found.edge_ids)
+
+    def predict_pairs(self, graph: Any, pairs: Sequence[Sequence[Any]], ids: Any = None) -> PairPredictions:
+        """Score pairs of nodes of a graph, for ``task=links``; the network reads all edges of the graph.
+
+        Args:
+            graph: as for `predict`.
+            pairs: ids of the two ends, [K, 2].
+            ids: ids of the graph's nodes, as for `predict`.
+
+        Raises:
+            FedGraphError: another task, or an id that the graph does not have.
+        """
+        self._refuse_triples()
+        if self.task.classes or self.task.targets:
+            raise FedGraphError(
+                f"{self.source} was trained for task={self.cfg.task.name}, which does not predict pairs of nodes: call predict()"
+            )
+        graph = self.as_graph(graph)
+        place = {str(name): row for row, name in enumerate(names_of(graph, ids))}
+        named = np.asarray([[str(end) for end in pair] for pair in pairs], dtype=object).reshape(-1, 2)
+        if unknown_ids := [end for end in named.ravel() if end not in place]:
+            raise FedGraphError(
+                f"{len(unknown_ids)} ends of pairs are not nodes of the graph, such as '{unknown_ids[0]}': add them to the"
+                " node table, or leave their pairs out"
+            )
+        rows = torch.tensor([[place[end] for end in pair] for pair in named]).reshape(-1, 2).T
+        return PairPredictions(named.T, self.task.read(self.outputs(graph)[0], rows).numpy())
+
+    def as_graph(self, graph: Any) -> Graph | HeteroGraph:
+        """Convert a PyG graph; other graphs are returned unchanged.
+
+        Raises:
+            FedGraphError: the object is not a graph, or has no features or edges.
+        """
+        made = graph if isinstance(graph, Graph | HeteroGraph) else from_pyg(graph, self.input_spec)
+        if issubclass(self.task, OfGraphs) and isinstance(made, Graph) and not made.graph_id.numel():
+            return replace(made, graph_id=torch.zeros(made.num_nodes, dtype=torch.int64))  # one graph
+        return made
+
+
+@dataclass
+class Predictor(TaskPredictor):
+    """Trained model with the specification of its input.
+
+    Attributes:
+        cfg: configuration of its run.
+        client: client whose model it is; None for the shared model.
+        tensors: parameters by name; for a client, including private ones.
+        memory: state of the method that its prediction reads.
+        round: round of the parameters.
+        input_spec: features and classes that the model expects.
+        file: the client's graph file, if it is on this machine.
+    """
+
+    cfg: RunConfig
+    client: int | None
+    tensors: Mapping[str, Tensor]
+    memory: Tree
+    round: int
+    input_spec: InputSpec
+    file: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the method."""
+        return self.cfg.strategy.name
+
+    @property
+    def unscored(self) -> str:
+        """Why these predictions differ from the scored ones; empty if they do not."""
+        kept = (*client_class(self.cfg).predicts_with, *Parts(self.cfg.strategy).predicts_with)
+        if self.client is not None or not kept:
+            return ""
+        return f"this is only the shared model; scored predictions also use state of each client ({', '.join(kept)})"
+
+    @cached_property
+    def target_stats(self) -> Tensor:
+        """As `TaskPredictor.target_stats`; all clients have the same.
+
+        Raises:
+            FedGraphError: no client's graph of the run is on this machine.
+        """
+        graph = self._example
+        if graph is None:
+            raise FedGraphError(
+                f"{self.source}: the unit of the predictions is in the clients' files, and none is here: predict with --node at"
+                " a party, or restore the client files"
+            )
+        return scale_of(graph)
+
+    def network(self, graph: Any) -> models.Model:
+        """Return the trained model for graphs with the features of this one."""
+        with same_process_state():
+            client = self._with_parameters(client_class(self.cfg), self.as_graph(graph))
+            if self.client is not None:
+                client.model.load_state_dict(client.personal_parameters(), strict=False)
+        return client.model.cpu().eval()
+
+    @cached_property
+    def own(self) -> Any:
+        """The client's graph; None without a client or its file."""
+        from fedgraph_flwr import partition
+
+        if self.client is None or (not self.file and self.cfg.on_fleet and not self.cfg.graph):
+            return None
+        with contextlib.suppress(FedGraphError):
+            return partition.load(self.file) if self.file else partition.load_client(self.cfg, self.client)
+        return None
+
+    @cached_property
+    def _example(self) -> Any:
+        """A graph of the run: the client's, else client 0's of a simulation; None if neither is on this machine."""
+        from fedgraph_flwr import partition
+
+        if self.own is not None or self.cfg.on_fleet:
+            return self.own
+        with contextlib.suppress(FedGraphError):
+            return partition.load_client(self.cfg, 0)
+        return None
+
+    @cached_property
+    def threshold(self) -> float | None:
+        """Threshold of the second of two classes with the best F1 on the client's validation nodes; None if unknown."""
+        if self.own is None or not self.task.classes or len(self.input_spec.classes) != 2:
+            return None
+        logits, task = self.outputs(self.own)
+        return metrics.threshold(logits, task.y, task.masks["val"])
+
+    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+        """As `TaskPredictor.outputs`, by a client of the run's method."""
+        with same_process_state():
+            client = self._ready(graph)
+            shared = self.client is None and self.cfg.strategy.personal
+            return (client.predict_shared() if shared else client.predict()).detach().cpu(), client.task
+
+    def plain(self) -> Plain:
+        """Return the model as a module of plain PyG, with the parameters used for predictions.
+
+        Raises:
+            FedGraphError: it is of another kind or task, or the method cannot predict here.
+        """
+        if self.task is Triples:
+            raise FedGraphError(
+                f"{self.source} cannot be exported: the model of task=triples predicts nothing after the run, whose scores are"
+                " ranks of triples"
+            )
+        with same_process_state():
+            if needed := client_class(self.cfg).lacks(self.cfg):
+                raise FedGraphError(
+                    f"{self.source} cannot be exported: a client of strategy={self.name} cannot predict new graphs: {needed}"
+                )
+            client = self._ready(self.own if self.own is not None else self.probe())
+            client.model.eval()
+            if self.client is not None:
+                client.model.load_state_dict(client.personal_parameters(), strict=False)
+            pools = issubclass(self.task, OfGraphs) and client.model.pools
+            return self.task.exported(client.model.plain_of_graphs() if pools else client.model.plain())
+
+    def probe(self) -> Graph:
+        """Return a small random graph as the run's clients have, to compare two models.
+
+        Raises:
+            FedGraphError: the model needs a heterogeneous graph, or edge features of unknown number.
+        """
+        rng, nodes, features = torch.Generator().manual_seed(0), 24, self.input_spec.num_features
+        if not isinstance(features, int):
+            raise FedGraphError(
+                f"{self.source} is a model for heterogeneous graphs, which cannot be exported yet: use `fedgraph-flwr predict`"
+            )
+        size = 8 if issubclass(self.task, OfGraphs) else nodes  # nodes of a graph
+        item = torch.arange(nodes) // size if size < nodes else torch.arange(nodes)
+        mask = (torch.rand(nodes, generator=rng) < 0.5)[item]
+        start = torch.randint(nodes // size, (4 * nodes,), generator=rng) * size
+        classes = max(len(self.input_spec.classes), 1)
+        data: dict[str, Any] = {}
+        if width := self._num_edge_features():
+            data["edge_attr"] = torch.randn(4 * nodes, width, generator=rng)
+        if self.task.targets:
+            stats = self.target_stats
+            data |= {"target_stats": stats, "targets": torch.full((nodes, stats.size(1)), torch.nan)}
+        return Graph(
+            x=torch.randn(nodes, features, generator=rng),
+            edge_index=torch.randint(size, (2, 4 * nodes), generator=rng) + start,
+            y=torch.randint(classes, (nodes,), generator=rng)[item],
+            train_mask=mask,
+            val_mask=~mask,
+            test_mask=torch.zeros_like(mask),
+            num_classes=classes,
+            graph_id=item if size < nodes else torch.zeros(0, dtype=torch.int64),
+            **data,
+        )
+
+    def _num_edge_features(self) -> int:
+        """D of the run's graphs; 0 if neither model nor task reads edge features."""
+        if not (models.network(self.cfg.model).reads_edges or self.task.reads_edges):
+            return 0
+        if self._example is None:
+            raise FedGraphError(
+                f"{self.source} reads edge features, whose number is in the clients' files, and none is here: export with --node"
+                " at a party, or restore the client files"
+            )
+        return int(self._example.num_edge_features)
+
+    def _ready(self, graph: Any) -> GraphClient:
+        """Return a client that is ready to predict a graph, with threads and random state as in the run."""
+        torch.set_num_threads(self.cfg.threads)
+        client = self._client(graph)
+        reseed(derive_seed(self.cfg.seed, client.graph.client, self.round, EVALUATE))
+        return client
+
+    def _client(self, graph: Any) -> GraphClient:
+        """Return a client of the run's method with these parameters; one that tunes itself stays on its graph."""
+        kind = client_class(self.cfg)
+        name = self.cfg.strategy.name
+        if needed := kind.lacks(self.cfg):
+            self._check_own(graph, needed)
+        tunes = (kind.tunes or Parts(self.cfg.strategy).tunes) and self.client is not None
+        if tunes and self.own is None:
+            raise FedGraphError(
+                f"{self.source}: a client of strategy={name} trains on its own nodes before it predicts, but its graph is"
+                " missing: restore the folder of client files"
+            )
+        client = self._with_parameters(kind, self.own if tunes else graph)
+        if tunes and graph is not self.own:
+            client.inputs = client.model.prepare(as_client(graph, client.graph), client.device, client.dtype)
+            client.later = []
+        return client
+
+    def _check_own(self, graph: Any, needed: str) -> None:
+        """Refuse graphs whose predictions need other clients: all but the graph whose results the client stored.
+
+        Raises:
+            FedGraphError: the client cannot predict; names the reason and the fix.
+        """
+        who = f"{self.source}: a client of strategy={self.cfg.strategy.name}"
+        if self.client is None:
+            raise FedGraphError(
+                f"{who} cannot predict without the other clients: {needed}: pass --client I to predict client I's own nodes"
+            )
+        if GRAPH not in self.memory:
+            raise FedGraphError(
+                f"{who} cannot predict without the other clients: {needed}, and its run stored no results of them: repeat the run"
+                " with this release"
+            )
+        if isinstance(graph, ClientGraph) and torch.equal(self.memory[GRAPH], graph_digest(graph)):
+            return
+        if graph is self.own:
+            raise FedGraphError(
+                f"{who} has another graph file than in its run, whose results it stored: restore the file, or repeat the run"
+            )
+        again = "evaluate the run (`run evaluate=RUN`)" if rebuilds(self.cfg) else "repeat the run"
+        raise FedGraphError(
+            f"{who} cannot predict new nodes without the other clients: {needed}: {again} on client files that contain the new"
+            " nodes, then predict without --nodes, --edges and --graph"
+        )
+
+    def _with_parameters(self, kind: type[GraphClient], graph: Any) -> GraphClient:
+        own = as_client(graph, self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
+        typed = models.network(self.cfg.model).heterogeneous
+        if isinstance(own, HeteroGraph) != typed:
+            kinds = ("homogeneous", "heterogeneous")
+            raise FedGraphError(f"{self.source} expects a {kinds[typed]} graph, got a {kinds[not typed]} one")
+        self._check_edge_features(own)
+        client = kind(self.task.for_prediction(self.cfg), own)
+        client.model.load_state_dict(self._fitting(client.model, own), strict=False)
+        if memory := {key: tree for key, tree in self.memory.items() if key != GRAPH}:
+            client.load(memory)
+        return client
+
+    def _check_edge_features(self, graph: Any) -> None:
+        """Refuse a heterogeneous graph whose edges have other features than those of the run.
+
+        Raises:
+            FedGraphError: names the edge type and both numbers of features.
+        """
+        known = self.input_spec.num_features
+        if not isinstance(graph, HeteroGraph) or not isinstance(known, list) or known[:2] != graph.num_features[:2]:
+            return  # other types do not fit the model's shapes
+        none, first = [0] * len(graph.edges), 2 + len(graph.counts)
+        wanted, found = (sizes[first:] or none for sizes in (known, graph.num_features))
+        for (edge, index), width, own in zip(graph.edges.items(), wanted, found, strict=False):
+            if index.size(1) and width != own:
+                raise FedGraphError(
+                    f"{self.source} reads {width} features of each edge '{':'.join(edge)}', but this graph has {own}: pass the"
+                    " edge columns of the run"
+                )
+
+    def _fitting(self, model: models.Model, graph: Any) -> dict[str, Tensor]:
+        """Return the parameters if they fit this model.
+
+        Raises:
+            FedGraphError: a parameter is missing or has another shape.
+        """
+        for name, tensor in model.state_dict().items():
+            given = self.tensors.get(name)
+            if given is None and tensor.is_floating_point():
+                whose = (
+                    f"pass --client 0..{self.cfg.num_clients - 1}" if self.client is None else "it is not stored here"
+                )
+                raise FedGraphError(f"{self.source} has no {name}, which each client keeps private: {whose}")
+            if given is not None and given.shape != tensor.shape:
+                raise FedGraphError(
+                    f"{self.source} does not fit this graph of {graph.num_features} features and {graph.num_classes} classes:"
+                    f" {name} is {list(given.shape)} there and {list(tensor.shape)} here"
+                )
+        return dict(self.tensors)
+
+
+def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predictor:
+    """Load the model of a finished run.
+
+    Args:
+        run: run folder.
+        client: client whose model to load; None for the shared model.
+        at: round, ``best`` (by validation) or ``last``; "" for that of the headline score.
+
+    Raises:
+        FedGraphError: the run is not finished, the client does not exist, or only clients have the parameters.
+    """
+    cfg, summary = _finished(run)
+    clients = 1 if cfg.strategy.pooled else cfg.num_clients
+    if client is not None and not 0 <= client < clients:
+        raise FedGraphError(f"{run} has no client {client}: expected 0..{clients - 1}")
+    at = _which(at, cfg) if summary["best_round"] else LAST
+    stem, done = ("best", summary["best_round"]) if at == BEST else ("final", summary["rounds"])
+    tensors, memory = read_tensors(run / f"model_{stem}.safetensors")[0], Tree()
+    if (path := run / f"models_{stem}.safetensors").is_file():
+        if client is None:
+            raise FedGraphError(f"{run}: each client has its own parameters: pass --client 0..{clients - 1}")
+        tensors |= unflatten(read_tensors(path)[0]).get(str(client), {})
+    if client is not None and (kept := StateFolder.find_model(run / "state", at, client)):
+        parts, values = read_tensors(kept)
+        with _blamed(kept):
+            own = unflatten(parts)
+            tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), int(values["round"])
+    found = Predictor(cfg, client, tensors, memory, done, _input_spec(run))
+    if found.unscored:
+        log(WARNING, "%s: %s: --client 0..%d", run, found.unscored, clients - 1)
+    if client is not None and found.own is not None and found.own.schema:
+        found.input_spec = replace(found.input_spec, schema=fitted_schema(found.own.schema, str(run)))
+    elif is_several(cfg.dataset) and found.own is not None:  # clients differ in features and classes
+        names = tuple(map(str, range(found.own.num_classes)))
+        found.input_spec = replace(found.input_spec, classes=names, num_features=found.own.num_features)
+    return found
+
+
+def load_node(state: Path, at: str = "") -> Predictor:
+    """Load the model that a node stored after its last run, with its graph's schema, without the server.
+
+    Args:
+        state: the node's state folder, or the folder of a run within it.
+        at: as for `load_predictor`.
+
+    Raises:
+        FedGraphError: the model is missing.
+    """
+    path = StateFolder.find_model(state, LAST)
+    if path is None:
+        raise FedGraphError(
+            f"{state} holds no model of a finished run: expected the folder set by --node-config 'state=\"...\"'"
+        )
+    _, values = read_tensors(path)
+    if "config" not in values:
+        raise FedGraphError(f"{path} belongs to a simulation: pass its run folder and --client instead")
+    cfg = compose([], json.dumps(values["config"]))
+    if _which(at, cfg) == BEST and (best := path.with_name(f"model_{BEST}.safetensors")).is_file():
+        path = best
+    parts, values = read_tensors(path)
+    with _blamed(path):
+        own, schema = unflatten(parts), values["schema"]
+        classes = schema["agreed"][kind_of(cfg).CLASSES] if schema else map(str, range(values["num_classes"]))
+        fitted, both = fitted_schema(schema, str(path)), bool(schema.get("undirected"))
+        spec = InputSpec(tuple(classes), values["num_features"], fitted, both, str(path))
+        file = Path(values["file"]) if values["file"] else None
+        return Predictor(cfg, values["client"], own["model"], own.get("method", {}), int(values["round"]), spec, file)
+
+
+@contextlib.contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Convert errors of an invalid stored model to one error message with its file."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FedGraphError(
+            f"{path} is not a valid stored model ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _which(at: str, cfg: RunConfig) -> str:
+    """Return the requested round, or that of the headline score."""
+    if at:
+        one_of(at, (BEST, LAST), "round")
+    return at or (BEST if cfg.evaluation.select in BY_VALIDATION else LAST)
+
+
+def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """Read configuration and summary of a finished run."""
+    if not (run / CONFIG).is_file() or not (run / SUMMARY).is_file():
+        raise FedGraphError(
+            f"{run} holds no finished run: expected {CONFIG} and {SUMMARY}, as `fedgraph-flwr run` writes them"
+        )
+    try:
+        return compose([], run / CONFIG), json.loads((run / SUMMARY).read_bytes())
+    except ValueError as error:
+        raise FedGraphError(
+            f"{run / SUMMARY} is not a valid summary of a run ({first_line(error)}): repeat the run"
+        ) from error
+
+
+def _input_spec(run: Path) -> InputSpec:
+    """Read a run's `INPUT_SPEC`."""
+    path = run / INPUT_SPEC
+    try:
+        content = json.loads(path.read_bytes())
+        schema = Schema.from_dict(content["schema"], str(path)) if content["schema"] else None
+        return InputSpec(
+            tuple(map(str, content["classes"])), content["num_features"], schema, bool(content["undirected"]), str(run)
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedGraphError(
+            f"{path} does not define features and classes ({first_line(error)}): repeat the run"
+        ) from error
+
+
+def as_client(graph: Any, client: Any, edge_classes: int = 0) -> Any:
+    """Convert a graph to a client's graph with the client's index, or 0, and with a number of classes of edges, if not 0."""
+    if edge_classes:
+        graph = replace(graph, num_edge_classes=edge_classes)
+    if isinstance(graph, ClientGraph | HeteroClientGraph):
+        return graph
+    index = client if isinstance(client, int) else getattr(client, "client", 0)
+    values = {f.name: getattr(graph, f.name) for f in dataclasses.fields(graph)}
+    if isinstance(graph, HeteroGraph):
+        return HeteroClientGraph(**values, client=index, num_clients=index + 1)
+    ids = torch.arange(graph.num_nodes)
+    return ClientGraph(**values, node_id=ids, client=index, num_clients=index + 1, num_global_nodes=graph.num_nodes)
+
+
+def names_of(graph: Any, ids: Sequence[Any] | np.ndarray | None) -> np.ndarray:
+    """Return ids of a graph's nodes [N]: those given, else those of its tables, its ``node_id``, or 0..N-1."""
+    if ids is None and len(graph.ids):
+        return np.asarray(unpack_words(graph.ids), dtype=object)
+    if ids is None:
+        held = getattr(graph, "node_id", None)
+        held = held.get(graph.target) if isinstance(held, dict) else held
+        ids = held.numpy() if held is not None and len(held) else np.arange(graph.y.size(0))
+    return np.asarray(ids, dtype=object)
+
+
+def _names_of_graphs(graph: Graph, ids: Any) -> np.ndarray:
+    """Return the name of each graph [G]: that of its nodes if tables name them, else its number."""
+    first = starts(graph)
+    named = ids is not None or graph.ids.numel()
+    return names_of(graph, ids)[first.numpy()] if named else graph.graph_id[first].numpy()

@@ -1,0 +1,224 @@
+"""Command ``predict``: apply the model of a finished run to new tables and graphs, or to its training graph."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.tables.options import add_table_arguments, formats_of, layout_of
+
+_EPILOG = """\
+The output has the columns id, p_<class> for each class, and class; with task=edges, edge, source and target instead of id; with
+task=nodes-regression or nodes-multilabel, id and one column per target (a number, or the probability of yes).
+Tables are encoded by the schema of the run, or a client's own statistics. If edges name nodes of the client's stored graph, or of
+--graph FILE, new nodes are predicted within that graph.
+examples:
+  fedgraph-flwr predict runs/mine --nodes new_customers.csv --edges new_payments.csv --out predictions.csv
+  fedgraph-flwr predict runs/mine --client 0                      # its nodes, by its personal model if it has one
+  fedgraph-flwr predict --node state --nodes new.csv --edges new_edges.csv --out new.parquet       # needs no server
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``predict`` to the subparsers."""
+    parser = commands.add_parser(
+        "predict",
+        help="predict new nodes and graphs with a trained model",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_arguments(parser)
+    given = parser.add_argument_group("input (default: the client's stored graph)")
+    given.add_argument("--nodes", type=Path, help="node table: .csv, .tsv, .txt (or with .gz) or .parquet")
+    given.add_argument("--edges", type=Path, help="edge table")
+    given.add_argument(
+        "--graph",
+        type=Path,
+        help="graph file, or a PyG object saved by torch.save (.pt); with tables, the stored graph whose nodes --edges may name",
+    )
+    given.add_argument(
+        "--node-table",
+        action="append",
+        default=[],
+        metavar="TYPE=FILE",
+        help="heterogeneous graph: one table per node type, instead of --nodes and --edges",
+    )
+    given.add_argument(
+        "--edge-table",
+        action="append",
+        default=[],
+        metavar="A:RELATION:B=FILE",
+        help="heterogeneous graph: edges from type A to type B, with the edge columns of the training",
+    )
+    given.add_argument("--target", default="", metavar="TYPE", help="heterogeneous graph: the node type to predict")
+    given.add_argument("--schema", type=Path, metavar="FILE", help="schema of the tables, if the run folder has none")
+    add_table_arguments(given)
+    given.add_argument(
+        "--undirected", action="store_true", help="each edge row represents both directions (default: as in training)"
+    )
+    parser.add_argument(
+        "--pairs", type=Path, metavar="FILE", help="task=links: table of pairs to score, with columns source and target"
+    )
+    parser.add_argument("--threshold", type=float, metavar="P", help=_THRESHOLD)
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file (default: print CSV)")
+    parser.set_defaults(func=main)
+
+
+_THRESHOLD = (
+    "minimum probability of the second of two classes (default: the best F1 on the client's validation nodes, or 0.5 without a"
+    " client)"
+)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add options that select the model: run, client and round."""
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder, or an exported folder")
+    parser.add_argument("--node", type=Path, metavar="DIR", help="state folder of a party, instead of RUN")
+    parser.add_argument(
+        "--client", type=int, metavar="I", help="client whose model to use, 0..M-1 (default: the shared model)"
+    )
+    parser.add_argument(
+        "--round", default="", metavar="best|last", help="round of the model (default: that of the headline score)"
+    )
+
+
+def load_chosen(args: argparse.Namespace) -> Any:
+    """Load the predictor selected by the options.
+
+    Raises:
+        FedGraphError: neither or both of a run and a node are given.
+    """
+    from fedgraph_flwr.party.use.export import INDEX, load_export
+    from fedgraph_flwr.party.use.predict import load_node, load_predictor
+
+    if (args.run is None) == (args.node is None):
+        raise FedGraphError("no model selected: pass either RUN (a run folder) or --node DIR (a party's state folder)")
+    if args.run is not None and (args.run / INDEX).is_file():
+        return load_export(args.run)
+    if args.node is None:
+        return load_predictor(args.run, args.client, args.round)
+    found = load_node(args.node, args.round)
+    if args.client not in (None, found.client):
+        raise FedGraphError(
+            f"--client {args.client} conflicts with --node {args.node}, which belongs to client {found.client}: leave"
+            " --client out"
+        )
+    return found
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``predict``."""
+    predictor = _with_options(load_chosen(args), args)
+    graph, ids, read = _graph(args, predictor)
+    if args.pairs is not None:
+        return _score_pairs(predictor, graph, ids, args)
+    of = getattr(getattr(predictor, "task", None), "ITEMS", "nodes")
+    of_edges = getattr(predictor, "predicts_edges", False)
+    if read is not None and of_edges:
+        found = predictor.predict_edges(read)
+    else:
+        found = predictor.predict(graph, ids)
+        found = found if read is None else found.at(read.rows)
+    if args.threshold is not None:
+        classes = getattr(found, "classes", ())
+        if not (0 <= args.threshold <= 1 and len(classes) == 2):
+            raise FedGraphError(
+                f"--threshold must be in [0, 1] and needs two classes, got {args.threshold:g} for {len(classes)} classes"
+            )
+        found.threshold = args.threshold
+    frame = found.to_frame()
+    if args.out is None:
+        print(frame.to_csv(index=False), end="")
+        return 0
+    found.write(args.out)
+    whose = f"client {predictor.client}'s model" if predictor.client is not None else "the shared model"
+    print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} {of}")
+    if "class" in frame:
+        counts = frame["class"].value_counts()
+        print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in found.classes)}")
+        if found.threshold is not None:
+            print(f"'{found.classes[1]}' if its probability is at least {found.threshold:.3f}")
+    print(f"wrote {args.out}")
+    return 0
+
+
+def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace) -> int:
+    """Score the pairs of a table, and print or write them."""
+    from fedgraph_flwr.party.tables.reading import read_table
+
+    layout = layout_of(args)
+    ends = [layout.source or "source", layout.target or "target"]
+    table = read_table(args.pairs, layout)
+    if missing := [name for name in ends if name not in table.columns]:
+        raise FedGraphError(
+            f"{args.pairs} has no column '{missing[0]}': expected {' and '.join(ends)}, or name them by --source-column and"
+            " --target-column"
+        )
+    found = predictor.predict_pairs(graph, table[ends].astype(str).to_numpy().tolist(), ids)
+    if args.out is None:
+        print(found.to_frame().to_csv(index=False), end="")
+        return 0
+    found.write(args.out)
+    print(f"wrote {len(found.scores)} scored pairs to {args.out}")
+    return 0
+
+
+def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
+    """Return the predictor with its input specification changed by --schema, --undirected, or the schema of --graph FILE."""
+    from dataclasses import replace
+
+    from fedgraph_flwr.data.schema import Schema
+
+    spec = predictor.input_spec
+    if args.schema:
+        schema = Schema.load(args.schema)
+        if len(schema.classes) != len(spec.classes):
+            raise FedGraphError(
+                f"{args.schema} names {len(schema.classes)} classes, but {spec.where} has {len(spec.classes)}"
+            )
+        undirected = spec.undirected or schema.undirected
+        spec = replace(spec, schema=schema, classes=schema.classes, where=str(args.schema), undirected=undirected)
+    elif args.graph and spec.schema is None:
+        spec = spec.as_imported(args.graph)
+    spec = replace(spec, undirected=spec.undirected or args.undirected)
+    return replace(predictor, input_spec=spec)
+
+
+def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
+    """Return the graph to predict, its node ids from tables, and the tables that it was read from (None: a stored graph)."""
+    from dataclasses import replace
+
+    from fedgraph_flwr.data.schema import TableLayout
+    from fedgraph_flwr.party.tables.importing import Columns
+    from fedgraph_flwr.party.tables.importing_typed import edge_types, named_files
+    from fedgraph_flwr.party.use.prediction_input import graph_file, new_nodes, typed_tables
+
+    if bool(args.nodes) != bool(args.edges):
+        raise FedGraphError("incomplete input: pass both --nodes FILE and --edges FILE, or --graph FILE")
+    spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
+    layout = layout_of(args).over(spec.schema.tables if spec.schema else TableLayout())
+    options: dict[str, Any] = {**formats_of(args), "say": lambda text: print(text, file=sys.stderr)}
+    if args.node_table or args.edge_table:
+        if args.nodes or args.graph:
+            raise FedGraphError(
+                "--node-table and --edge-table replace --nodes, --edges and --graph: pass one or the other"
+            )
+        tables = named_files(args.node_table, "--node-table"), edge_types(named_files(args.edge_table, "--edge-table"))
+        return typed_tables(*tables, args.target, Columns.of(layout), spec, options), None, None
+    stored = graph_file(args.graph, spec) if args.graph else None
+    if not args.nodes and stored is not None:
+        return stored, None, None
+    if args.nodes:
+        treatment = replace(spec.treatment(), **options)
+        where = str(args.graph) if args.graph else f"client {predictor.client}'s stored graph"
+        stored = stored if args.graph else predictor.own
+        found = new_nodes(args.nodes, args.edges, Columns.of(layout), spec, stored, where, treatment)
+        if found.note:
+            print(found.note, file=sys.stderr)
+        return found.graph, found.ids, found
+    if predictor.own is None:
+        raise FedGraphError(
+            "no input: pass --nodes FILE and --edges FILE, --graph FILE, or --client I to predict its stored graph"
+        )
+    return predictor.own, None, None

@@ -1,0 +1,460 @@
+"""Input of predictions: tables, graph files and PyG objects, encoded as in training; labels are optional."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data.checks import check_file
+from fedgraph_flwr.data.cleaning import both_directions
+from fedgraph_flwr.data.edge_columns import log_counts
+from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words, read_header, unpack_words
+from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
+from fedgraph_flwr.data.many_graphs import starts
+from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
+from fedgraph_flwr.party.tables.importing import (
+    Columns,
+    Ids,
+    arranged,
+    edge_data,
+    edge_ends,
+    edge_feature_columns,
+    feature_columns,
+    from_tables,
+    read_saved,
+    saved_features,
+    with_columns,
+)
+from fedgraph_flwr.party.tables.reading import read_table
+
+SAVED = (".pt", ".pth")
+"""Suffixes of torch.save files."""
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """Features and classes that a trained model expects.
+
+    Attributes:
+        classes: class names, in the order of the logits.
+        num_features: F, a list for heterogeneous graphs; None if unknown.
+        schema: schema with the statistics that turn columns into features; None if features are used unchanged.
+        undirected: whether each row of an edge table represents both directions.
+        where: origin of this information, for errors.
+        parallel: whether each row of an edge table is predicted, so that repeated rows stay separate.
+    """
+
+    classes: tuple[str, ...]
+    num_features: Any = None
+    schema: Schema | None = None
+    undirected: bool = False
+    where: str = "the run"
+    parallel: bool = False
+
+    def as_imported(self, path: Path) -> "InputSpec":
+        """Return it with classes and schema of an imported graph's file, if the number of classes matches."""
+        if path.suffix in SAVED:
+            return self
+        schema = fitted_schema(read_header(path)[1].get("schema", {}), str(path))
+        if schema is None or len(schema.classes) != len(self.classes):
+            return self
+        return replace(self, schema=schema, classes=schema.classes, where=str(path))
+
+    def columns(self, kind: str) -> dict[str, Column]:
+        """Return the columns of a node type that become features; empty if features have no names."""
+        columns = dict(self.schema.nodes.get(kind, {})) if self.schema else {}
+        return {name: c for name, c in columns.items() if c.kind != "ignored" and c.width == 1}
+
+    def treatment(self, kind: str = NODE) -> Treatment:
+        """Return the options that turn a node type's columns into features.
+
+        Raises:
+            FedGraphError: the columns have no names, or each party has its own statistics.
+        """
+        schema, columns = self.named_schema(kind), self.columns(kind)
+        if missing := [name for name, column in columns.items() if "fill" not in column.statistics]:
+            raise FedGraphError(
+                f"{self.where} has no shared statistics of column '{missing[0]}': each party used its own (scaling"
+                f" {schema.scaling}). Pass --client I to use those of party I"
+            )
+        return Treatment(schema=schema, where=self.where)
+
+    def named_schema(self, kind: str = "") -> Schema:
+        """Return the schema, which must name columns of a node type if one is given.
+
+        Raises:
+            FedGraphError: it does not.
+        """
+        if self.schema is None or (kind and not self.columns(kind)):
+            raise FedGraphError(
+                f"{self.where} has no schema of table columns: pass --graph FILE with features as in training"
+            )
+        return self.schema
+
+
+@dataclass(frozen=True)
+class NewNodes:
+    """Nodes of a table, and the graph in which they are predicted.
+
+    Attributes:
+        graph: the table's graph, optionally joined to the stored graph.
+        ids: ids of the graph's nodes [N].
+        rows: positions of the table's rows in the graph [K]; of many graphs, of each graph [G].
+        note: how they were joined to the stored graph, or "".
+        edges: positions of the edge table's rows among the graph's edges [K'], if the model predicts edges.
+        edge_ids: ids of these rows, or their numbers from 1 [K'].
+    """
+
+    graph: Graph
+    ids: np.ndarray
+    rows: np.ndarray
+    note: str = ""
+    edges: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    edge_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=object))
+
+
+def tables(
+    nodes: Path, edges: Path, columns: Columns, spec: InputSpec, treatment: Treatment | None = None
+) -> tuple[Graph, np.ndarray]:
+    """Build a graph and its node ids [N] from a node table and an edge table; the label column is optional.
+
+    Args:
+        nodes: one row per node.
+        edges: one row per edge.
+        columns: roles of the columns.
+        spec: the model's features and classes.
+        treatment: column options (default: those of ``spec``).
+
+    Raises:
+        FedGraphError: as for `from_tables` or `InputSpec.treatment`.
+    """
+    table = read_table(nodes, columns.layout)
+    columns = _present_edges(columns, read_table(edges, columns.layout))
+    graph = from_tables(
+        nodes,
+        edges,
+        _present(columns, table),
+        classes=spec.schema.classes if spec.schema else spec.classes,
+        undirected=spec.undirected,
+        treatment=treatment or spec.treatment(),
+        parallel=spec.parallel,
+    )
+    return graph, as_words(table[columns.id])
+
+
+def _present(columns: Columns, table: Any) -> Columns:
+    """Return the columns without the label, split and client columns that the table does not have, and without parties."""
+    missing = [role for role in ("label", "split", "client") if getattr(columns, role) not in table.columns]
+    return replace(
+        columns, **dict.fromkeys((*missing, "predict", "party_columns", "party_prefix", "match_columns"), "")
+    )
+
+
+def _present_edges(columns: Columns, links: Any) -> Columns:
+    """Return the columns without those of times and labels that the edge table does not have."""
+    return replace(
+        columns, **{role: "" for role in ("time", "edge_label") if getattr(columns, role) not in links.columns}
+    )
+
+
+def new_nodes(
+    nodes: Path,
+    edges: Path,
+    columns: Columns,
+    spec: InputSpec,
+    stored: Any = None,
+    where: str = "",
+    treatment: Treatment | None = None,
+) -> NewNodes:
+    """Build the graph of a table's nodes, joined to the stored graph if edges name its nodes; of many graphs, no stored one.
+
+    Stored nodes keep their features, labels and edges. A row with the id of a stored node replaces its features.
+
+    Args:
+        nodes: one row per node.
+        edges: one row per edge, between nodes of the table and of the stored graph.
+        columns: roles of the columns.
+        spec: the model's features and classes.
+        stored: the party's graph, imported with ids, or None.
+        where: name of the stored graph, for errors.
+        treatment: column options (default: those of ``spec``).
+
+    Raises:
+        FedGraphError: an edge names an unknown node, or as for `tables`.
+    """
+    if columns.graph:  # whole new graphs
+        graph, _ = tables(nodes, edges, columns, spec, treatment)
+        return NewNodes(graph, unpack_words(graph.ids), np.arange(starts(graph).numel()))
+    table, links = read_table(nodes, columns.layout), read_table(edges, columns.layout)
+    own = Ids(table, columns.id, str(nodes))
+    named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target) if end in links.columns]
+    outside = [word for texts in named for word in texts[own.index.get_indexer(texts) < 0]]
+    if not outside:
+        graph, ids = tables(nodes, edges, columns, spec, treatment)
+        found = NewNodes(graph, ids, np.arange(len(ids)))
+        if not spec.parallel:
+            return found
+        ends = edge_ends(links, columns, str(edges), own, own)
+        _, order = arranged(ends, len(ids), False, str(edges), treatment or spec.treatment(), True)
+        return replace(found, edges=order.argsort().numpy(), edge_ids=_edge_ids(links, columns, str(edges)))
+    if not isinstance(stored, Graph) or not len(stored.ids):
+        missing = (
+            "pass --client I or --graph FILE to name the graph that contains it"
+            if stored is None
+            else f"{where} does not store node ids: import it again"
+        )
+        raise FedGraphError(f"{edges} names '{outside[0]}', which is not an id of {nodes}: {missing}")
+    return _joined(table, links, own, columns, spec, stored, (str(nodes), str(edges), where), treatment)
+
+
+def _joined(
+    table: Any,
+    links: Any,
+    own: Ids,
+    columns: Columns,
+    spec: InputSpec,
+    stored: Graph,
+    where: tuple[str, str, str],
+    treatment: Treatment | None,
+) -> NewNodes:
+    treatment = treatment or spec.treatment()
+    names = feature_columns(table, (), _present(columns, table).others, where[0])
+    columns = _present_edges(columns, links)
+    carried = edge_feature_columns(links, columns, where[1], treatment)
+    treatment.check_names({NODE: names, EDGE: carried})
+    x = features(NODE, table, names, where[0], treatment).x
+    if x.size(1) != stored.num_features:
+        raise FedGraphError(
+            f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features}: pass the table columns of the run"
+        )
+    old = Ids.of(unpack_words(stored.ids), where[2])
+    rows = old.index.get_indexer(own.index)
+    fresh = rows < 0
+    n, k = stored.num_nodes, int(fresh.sum())
+    rows[fresh] = n + np.arange(k)
+    union = Ids.of(np.concatenate([old.index, own.index[fresh]]), f"{where[0]} or {where[2]}")
+    ends = edge_ends(links, columns, where[1], union, union)
+    added: Mapping[str, Tensor] = {}
+    if stored.has_edge_data:
+        joined = edge_data(links, carried, columns, where[1], treatment)
+        if columns.seconds:
+            far, far_time = _ends_elsewhere(stored, n + k)
+            both = np.concatenate([stored.edge_index.numpy(), far, ends.numpy()], axis=1)
+            time = np.concatenate([stored.edge_time.numpy(), far_time, joined.fields["edge_time"].numpy()])
+            counts = log_counts(both, time, columns.seconds)[-ends.size(1) :] if ends.size(1) else np.zeros((0, 0))
+            joined = with_columns(joined, torch.from_numpy(counts))
+        added = joined.fields
+    ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data)
+    data = _joined_data(stored, added, order, where)
+    edges = torch.cat([stored.edge_index, ends], dim=1)
+    longer = torch.cat([stored.x, torch.zeros(k, x.size(1))])
+    longer[torch.from_numpy(rows)] = x
+    none = torch.zeros(k, dtype=torch.bool)
+    graph = Graph(
+        x=longer,
+        edge_index=edges if data or spec.parallel else edges.unique(dim=1),
+        y=torch.cat([stored.y, torch.full((k,), -1)]),
+        train_mask=torch.cat([stored.train_mask, none]),
+        val_mask=torch.cat([stored.val_mask, none]),
+        test_mask=torch.cat([stored.test_mask, none]),
+        num_classes=stored.num_classes,
+        num_edge_classes=stored.num_edge_classes,
+        name=stored.name,
+        schema=stored.schema,
+        ids=pack_words(union.index.to_numpy()),
+        **data,
+    )
+    known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
+    note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
+    found = NewNodes(graph, union.index.to_numpy(), rows, note)
+    if not spec.parallel:
+        return found
+    if isinstance(stored, ClientGraph):
+        found = replace(found, graph=_with_cut_edges(graph, stored))
+    place = stored.edge_index.size(1) + order.argsort().numpy()
+    return replace(found, edges=place, edge_ids=_edge_ids(links, columns, where[1]))
+
+
+def _ends_elsewhere(stored: Graph, start: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ends [2, K] and times [K] of stored edges to and from other parties; their nodes count from ``start``."""
+    if not isinstance(stored, ClientGraph):
+        return np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    parts = stored.cut_out, stored.cut_in, stored.foreign
+    ids = [f"{node}" for cut in parts[:2] for node in cut[1].tolist()]
+    if stored.foreign_id.numel():  # records that are not matched count, too, as at import
+        names = unpack_words(stored.foreign_id)
+        ids += [f"{party}\x1f{name}" for party, name in zip(stored.foreign[1].tolist(), names, strict=True)]
+    far = start + np.unique(np.array(ids, dtype=str), return_inverse=True)[1].astype(np.int64)
+    own = torch.cat([part[0] for part in parts]).numpy()
+    leaves = np.concatenate([np.repeat([True, False], [p.size(1) for p in parts[:2]]), stored.foreign_out.numpy()])
+    time = torch.cat([stored.cut_out_edge_time, stored.cut_in_edge_time, stored.foreign_edge_time]).numpy()
+    return np.where(leaves, [own, far], [far, own]), time
+
+
+def _with_cut_edges(graph: Graph, stored: ClientGraph) -> ClientGraph:
+    """Return a graph joined to a client's as that client's, with the edges to and from other clients as messages."""
+    new, count = graph.num_nodes - stored.num_nodes, stored.num_global_nodes
+    fresh = torch.arange(count, count + new)
+    cut: dict[str, Any] = {key: getattr(stored, key) for key in ("cut_out", "cut_in", "cut_out_owner", "cut_in_owner")}
+    cut |= {
+        f"{key}_edge_{name}": getattr(stored, f"{key}_edge_{name}")
+        for key in ("cut_out", "cut_in")
+        for name in ("attr", "time")
+    }
+    return ClientGraph(
+        **{f.name: getattr(graph, f.name) for f in fields(graph)},
+        **cut,
+        node_id=torch.cat([stored.node_id, fresh]),
+        client=stored.client,
+        num_clients=stored.num_clients,
+        num_global_nodes=count + new,
+    )
+
+
+def _edge_ids(links: Any, columns: Columns, where: str) -> np.ndarray:
+    """Return the ids of an edge table's rows: those of its column, else their numbers from 1."""
+    if not columns.edge_id:
+        return np.arange(1, len(links) + 1).astype(object)
+    if columns.edge_id not in links.columns:
+        raise unknown("edge id column", columns.edge_id, map(str, links.columns), where)
+    return np.asarray(as_words(links[columns.edge_id]), dtype=object)
+
+
+def _joined_data(
+    stored: Graph, added: Mapping[str, Tensor], order: Tensor, where: tuple[str, str, str]
+) -> dict[str, Any]:
+    """Return the data of the stored edges followed by those of a table; labels of edges are unknown.
+
+    Raises:
+        FedGraphError: the table has no column for features or times of the stored edges.
+    """
+    data: dict[str, Any] = {}
+    for key, what in (("edge_attr", "features"), ("edge_time", "times")):
+        if getattr(stored, key).numel():
+            if key not in added:
+                raise FedGraphError(f"{where[1]} has no {what} of edges, which {where[2]} has: add their columns")
+            data[key] = torch.cat([getattr(stored, key), added[key][order]])
+    return data
+
+
+def typed_tables(
+    nodes: Mapping[str, Path | None],
+    edges: Mapping[EdgeType, Path | None],
+    target: str,
+    columns: Columns,
+    spec: InputSpec,
+    options: Mapping[str, Any],
+) -> HeteroGraph:
+    """Build a heterogeneous graph from tables, with the types of the training graph and their reverse; labels are optional.
+
+    Args:
+        nodes: by node type, one row per node; a type without a table is empty.
+        edges: by edge type, one row per edge.
+        target: the node type to predict.
+        columns: roles of the columns.
+        spec: the model's features and classes.
+        options: fields of the `Treatment`, such as ``decimals``.
+
+    Raises:
+        FedGraphError: a type is unknown, or as for `from_typed_tables` or `InputSpec.treatment`.
+    """
+    from fedgraph_flwr.party.tables.importing_typed import edge_types, from_typed_tables
+
+    schema = spec.named_schema()
+    kinds = [kind for kind in schema.nodes if kind not in schema.edges]
+    known = edge_types(dict.fromkeys(schema.edges))
+    for what, given, accepted in (
+        ("node", list(nodes), kinds),
+        ("edge", list(map(":".join, edges)), list(schema.edges)),
+    ):
+        for name in given:
+            if name not in accepted:
+                raise unknown(f"{what} type", name, accepted, f"--{what}-table")
+    for kind in schema.nodes:
+        if spec.columns(kind):
+            spec.treatment(kind)
+    graph = from_typed_tables(
+        dict.fromkeys(kinds) | dict(nodes),
+        {**known, **edges},
+        target,
+        replace(columns, split=""),
+        classes=schema.classes,
+        treatment=Treatment(schema=schema, where=spec.where, **options),
+        labelled=False,
+    )
+    return graph.on_schema(sorted(kinds), sorted(known)).both_ways()
+
+
+def graph_file(path: Path, spec: InputSpec) -> Graph | HeteroGraph:
+    """Read a graph file of this package, or a PyG object written by ``torch.save``.
+
+    Raises:
+        FedGraphError: the file cannot be read, or its features or classes differ.
+    """
+    if path.suffix in SAVED:
+        return from_pyg(read_saved(path), spec, str(path))
+    graph = check_file(load_graph(path), str(path))
+    return graph.both_ways() if type(graph) is HeteroGraph else graph  # a dataset, without reverse edges
+
+
+def from_pyg(data: Any, spec: InputSpec, where: str = "the graph") -> Graph | HeteroGraph:
+    """Convert a PyG ``Data`` or ``HeteroData``; without ``y``, labels are unknown.
+
+    Columns of ``x`` that were scaled for training are scaled in the same way.
+
+    Raises:
+        FedGraphError: the object has another type, or a tensor is missing.
+    """
+    if hasattr(data, "node_types"):
+        return _typed(data, spec, where)
+    for key in ("x", "edge_index"):
+        if not isinstance(getattr(data, key, None), Tensor):
+            raise FedGraphError(
+                f"{where} has no tensor '{key}': expected a PyG Data with x and edge_index, a Graph or a HeteroGraph"
+            )
+    check_dtypes(data, where)
+    data = data.clone()
+    if not isinstance(getattr(data, "y", None), Tensor):
+        data.y = torch.full((data.num_nodes,), -1)
+    data.x = _features(data.x, NODE, spec, where)
+    graph = Graph.from_pyg(data, num_classes=max(len(spec.classes), 1))
+    if spec.undirected:
+        graph = both_directions(graph)
+    return check_file(_known_labels(graph), where)
+
+
+def _typed(data: Any, spec: InputSpec, where: str) -> HeteroGraph:
+    from fedgraph_flwr.data.pyg import in_order
+
+    labelled = [kind for kind in data.node_types if isinstance(getattr(data[kind], "y", None), Tensor)]
+    if len(labelled) != 1:
+        raise FedGraphError(
+            f"{where}: exactly one node type, the one to predict, must have y (-1 where unknown), got"
+            f" {', '.join(labelled) or 'none'}"
+        )
+    data = data.clone()
+    for kind in data.node_types:
+        if isinstance(getattr(data[kind], "x", None), Tensor):
+            data[kind].x = _features(data[kind].x, kind, spec, where)
+    graph = in_order(HeteroGraph.from_pyg(data, labelled[0], num_classes=len(spec.classes)).without_reverse())
+    return check_file(_known_labels(graph).both_ways(), where)
+
+
+def _known_labels(graph: Any) -> Any:
+    """Return the graph with unlabelled nodes removed from its masks."""
+    masks = {key: getattr(graph, key) & (graph.y >= 0) for key in ("train_mask", "val_mask", "test_mask")}
+    return replace(graph, **masks)
+
+
+def _features(x: Tensor, kind: str, spec: InputSpec, where: str) -> Tensor:
+    """Return the features of a PyG object, scaled if training scaled the columns of such an object."""
+    columns = spec.columns(kind)
+    if not columns or any(name != f"x_{i}" for i, name in enumerate(columns)):
+        return (x.to_dense() if x.is_sparse else x).to(torch.float32)
+    return saved_features(spec.treatment(kind), kind, x, where).x

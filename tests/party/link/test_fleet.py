@@ -1,0 +1,362 @@
+"""`fedgraph-flwr link` on a fleet: what a node's policy accepts, consent, the record of runs, and three SuperNodes."""
+
+import contextlib
+import json
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from datetime import date
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from filelock import FileLock
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+
+from fedgraph_flwr import cli
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import ClientGraph, read_digest
+from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.partition import client_files
+from fedgraph_flwr.party.link import policy as link_policy
+from fedgraph_flwr.party.link.command import link_overrides
+from fedgraph_flwr.party.link.policy import (
+    Consent,
+    LinkPolicy,
+    book_link,
+    check_consent,
+    read_consent,
+    sign_consent,
+    write_consent,
+)
+from fedgraph_flwr.party.link.rules import LinkRules
+from fedgraph_flwr.party.link.uplink import STEP
+from fedgraph_flwr.runs import runner
+from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.secure.policy import read_policy
+from fedgraph_flwr.wire.messages import groups_of
+from tests.engine.fleet import COMMAND, Fleet
+from tests.party.linked_banks import BANKS, banks
+from tests.support import PATIENCE, recorded_messages
+
+IDS = LinkRules(match="ids", entities="overlap")
+CONSENT = Consent(2, "a model of fraud", "ids", "drop", "overlap", 1_000_000, "2026-12-31")
+TODAY = date(2026, 6, 1)
+
+
+def test_a_policy_accepts_no_link_run_unless_it_says_so(tmp_path):
+    (tmp_path / "empty.yaml").write_text("rounds: 10\n")
+    with pytest.raises(
+        FedGraphError, match="this node's policy refuses a link run with match=payments: it accepts none"
+    ):
+        read_policy(str(tmp_path / "empty.yaml")).linking.bounded(LinkRules())
+    (tmp_path / "some.yaml").write_text("link: {match: [payments], max_ids: 500, max_shared: 0.5}\n")
+    policy = read_policy(str(tmp_path / "some.yaml"))
+    rules = policy.linking.bounded(LinkRules(min_shared=2))
+    assert (rules.max_ids, rules.min_shared, rules.max_shared) == (500, 5, 0.5)  # the stricter of both
+    for refused in (LinkRules(match="routed"), IDS, LinkRules(one_sided="disclose")):
+        with pytest.raises(FedGraphError, match="refuses a link run with"):
+            policy.linking.bounded(refused)
+    for text, message in (
+        ("link: {matches: [payments]}", "key of link 'matches' is unknown.*did you mean 'match'"),
+        ("link: {match: [names]}", "policy.link.match"),
+        ("link: {match: 3}", "match"),
+        ("link: {max_shared: 2}", "max_shared must be above 0"),
+    ):
+        (tmp_path / "wrong.yaml").write_text(text)
+        with pytest.raises(FedGraphError, match=message):
+            read_policy(str(tmp_path / "wrong.yaml"))
+
+
+@pytest.fixture
+def keys():
+    return [generate_private_key(SECP384R1()) for _ in range(2)]
+
+
+@pytest.fixture
+def signed(tmp_path, keys):
+    write_consent(tmp_path / "c.json", CONSENT)
+    for client, key in enumerate(keys):
+        sign_consent(tmp_path / "c.json", client, key)
+    return tmp_path / "c.json"
+
+
+def ring(keys, client=0):
+    pins = {k: key.public_key() for k, key in enumerate(keys) if k != client}
+    return Keyring(client, own=keys[client], pins=pins)
+
+
+def test_consent_of_all_parties_is_accepted_by_each(signed, keys):
+    digests = {check_consent(str(signed), IDS, ring(keys, client), 2, TODAY) for client in range(2)}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "rules", "clients", "today", "message"),
+    [
+        ({}, IDS, 2, date(2027, 1, 1), "expired on 2026-12-31"),
+        (
+            {},
+            replace(IDS, entities="edges"),
+            2,
+            TODAY,
+            "is for entities=overlap, but the run has entities=edges: change the run",
+        ),
+        (
+            {},
+            replace(IDS, max_ids=2_000_000),
+            2,
+            TODAY,
+            "max_ids=1000000, but the run has 2 and 2000000: change the run",
+        ),
+        ({}, IDS, 3, TODAY, "is for 2 parties"),
+        ({"purpose": "another one"}, IDS, 2, TODAY, "is not signed by client 0's key"),
+        ({"expires": "2030-01-01"}, IDS, 2, TODAY, "is not signed by client 0's key"),
+        ({"expires": "soon"}, IDS, 2, TODAY, "expires of a consent must be a day"),
+    ],
+)
+def test_consent_to_something_else_is_refused(signed, keys, change, rules, clients, today, message):
+    body = json.loads(signed.read_text())
+    body["consent"] |= change
+    signed.write_text(json.dumps(body))
+    with pytest.raises(FedGraphError, match=message):
+        check_consent(str(signed), rules, ring(keys), clients, today)
+
+
+def test_consent_needs_pinned_keys_and_every_signature(tmp_path, signed, keys):
+    with pytest.raises(
+        FedGraphError, match="can be verified only with pinned keys: start this node with --key and --peers"
+    ):
+        check_consent(str(signed), IDS, Keyring(0), 2, TODAY)
+    with pytest.raises(FedGraphError, match="needs the consent of all parties: set link"):
+        check_consent("", IDS, ring(keys), 2, TODAY)
+    other = [keys[0], generate_private_key(SECP384R1())]
+    with pytest.raises(FedGraphError, match="is not signed by client 1's key"):
+        check_consent(str(signed), IDS, ring(other), 2, TODAY)
+    write_consent(tmp_path / "half.json", CONSENT)
+    sign_consent(tmp_path / "half.json", 0, keys[0])
+    with pytest.raises(FedGraphError, match="is not signed by client 1's key"):
+        check_consent(str(tmp_path / "half.json"), IDS, ring(keys), 2, TODAY)
+    with pytest.raises(FedGraphError, match="a consent of clients 0 to 1, got --client 2"):
+        sign_consent(signed, 2, keys[0])
+
+
+def test_the_command_writes_and_signs_a_consent(tmp_path, keys, capsys):
+    path, key = str(tmp_path / "c.json"), tmp_path / "node_0"
+    key.write_bytes(keys[0].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    key.chmod(0o600)
+    new = ["link", "--new-consent", path, "--parties", "2", "--purpose", "a model of fraud", "--expires", "2026-12-31"]
+    assert cli.main([*new, "--match", "ids", "--entities", "overlap"]) == 0
+    assert cli.main(["link", "--sign-consent", path, "--key", str(key), "--client", "0"]) == 0
+    consent, signatures = read_consent(tmp_path / "c.json")
+    assert consent == CONSENT
+    assert list(signatures) == ["0"]
+    assert cli.main(["link", "--sign-consent", path, "--client", "0"]) == 2
+    assert "--sign-consent needs --key FILE and --client I" in capsys.readouterr().err
+
+
+def test_one_run_a_day_and_peer(tmp_path, keys):
+    policy, ours = tmp_path / "policy.yaml", ring(keys)
+    book_link(policy, {1: "b"}, ours, 24, now=1e9)
+    with pytest.raises(
+        FedGraphError, match=r"the last link run with client 1 \('b'\) was 23.0 hours ago.*one in 24 hours"
+    ):
+        book_link(policy, {1: "b"}, ours, 24, now=1e9 + 23 * 3600)
+    book_link(policy, {1: "b"}, ours, 24, now=1e9 + 24 * 3600)
+    other = ring([keys[0], generate_private_key(SECP384R1())])
+    book_link(policy, {1: "b"}, other, 24, now=1e9 + 24 * 3600)  # another key is another peer
+    (tmp_path / "policy.links.json").write_text("{")
+    with pytest.raises(FedGraphError, match="is damaged: move it away if no link run took place in the last 24 hours"):
+        book_link(policy, {1: "b"}, ours, 24)
+
+
+def test_of_two_runs_at_once_one_is_booked(tmp_path, keys, monkeypatch):
+    """Both read the record before either has written it, unless the first holds a lock."""
+    reading, read = threading.Barrier(2), link_policy._read_record
+
+    def slowly(*args):
+        record = read(*args)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            reading.wait(0.3)  # for the other run, which waits for the lock
+        return record
+
+    monkeypatch.setattr(link_policy, "_read_record", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(book_link, tmp_path / "policy.yaml", {1: "b"}, ring(keys), 24) for _ in range(2)]
+    (refused,) = filter(None, (run.exception() for run in runs))
+    assert "was 0.0 hours ago" in str(refused)
+
+
+def test_a_record_that_another_process_holds_is_one_error(tmp_path, keys, monkeypatch):
+    monkeypatch.setattr(link_policy, "LOCK_TIMEOUT", 0.1)
+    with (
+        FileLock(tmp_path / "policy.links.lock"),
+        pytest.raises(FedGraphError, match=r"cannot lock .*policy\.links\.json, the record of link runs"),
+    ):
+        book_link(tmp_path / "policy.yaml", {1: "b"}, ring(keys), 24)
+
+
+def test_a_node_that_lists_strategies_lets_its_link_policy_decide(tmp_path):
+    from fedgraph_flwr.config import configuration
+
+    (tmp_path / "policy.yaml").write_text("strategies: [ditto]\nlink: {match: [payments]}\n")
+    cfg = configuration(["num_clients=3", *link_overrides(LinkRules())])
+    read_policy(str(tmp_path / "policy.yaml")).check_run(cfg)
+    with pytest.raises(FedGraphError, match="policy refuses strategy=fedavg"):
+        read_policy(str(tmp_path / "policy.yaml")).check_run(configuration(["num_clients=3"]))
+
+
+def test_rules_travel_as_keys_of_the_run(run, tmp_path, monkeypatch, caplog):
+    """All phases in process; nothing is trained or scored, and the server sends a party keys and what others sealed for it."""
+    made = banks(tmp_path, accounts=8, payments=20)
+    for client, bank in enumerate(BANKS):
+        made.client(bank).save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
+    with recorded_messages(monkeypatch) as seen:
+        done = run(f"graph={tmp_path / 'graphs'}", *link_overrides(LinkRules(one_sided="disclose")))
+    sealed, received = set(), set()
+    for way, node, content in seen:
+        groups = groups_of(content)
+        assert groups.keys() <= (
+            {"announced", "signatures", "envelopes"} if way == "down" else {"announced", "envelopes"}
+        )
+        assert way == "up" or groups.get("announced", {}).keys() <= {"keys", "nodes"}
+        for other, envelope in groups.get("envelopes", {}).items():
+            ends = (node - 1, int(other)) if way == "up" else (int(other), node - 1)
+            (sealed if way == "up" else received).add((*ends, envelope.tobytes()))
+    assert received == sealed
+    assert len(sealed) == 6 * 10  # of each pair, in each step but the last
+    phases = done.summary["bytes_by_phase"]
+    assert phases["link"]["exchanges"] == 11
+    assert phases["announce"]["exchanges"] == 1
+    assert phases["train"]["bytes_up_by_group"].keys() <= {"metrics"}
+    assert asdict(LinkPolicy())["match"] == []
+    steps = LinkRules(one_sided="disclose").phases
+    lines = [f"setup: link {step} ({place} of 12): clients 0, 1, 2 replied" for place, step in enumerate(steps, 1)]
+    assert [record.getMessage() for record in caplog.records if "setup: " in record.getMessage()] == lines
+
+
+STEPS = LinkRules().phases
+LAST = "write"
+
+
+@pytest.mark.parametrize(
+    ("left", "lost"),
+    [
+        *(pytest.param(step, False, marks=pytest.mark.slow) for step in STEPS[:-1]),
+        (LAST, False),
+        pytest.param(LAST, True, marks=pytest.mark.slow),  # the party wrote its file, and its reply is lost
+    ],
+)
+def test_a_party_that_leaves_is_named_and_nothing_is_lost(left, lost, run, tmp_path, monkeypatch):
+    """Before each step. In the last one the others write their files; the next run writes the same again."""
+    made = banks(tmp_path, accounts=8, payments=10)
+    for client, bank in enumerate(BANKS):
+        made.client(bank).save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "graphs").iterdir())}
+    (policy := tmp_path / "policy.yaml").write_text(
+        "min_nodes: 0\nlink: {match: [payments], min_shared: 1, hours: 0}\n"
+    )
+    call, steps = InlineGrid._call, iter([*STEPS, *[""] * 100])
+
+    def node(self, message):
+        client = message.metadata.dst_node_id - 1
+        away = client == 1 and message.content["config"]["phase"] in ("announce", STEP) and next(steps) == left
+        gone = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+        if away and not lost:
+            return gone
+        settings = {"graph": tmp_path / f"graphs/client_{client:04d}.safetensors", "policy": policy}
+        self.contexts[client + 1].node_config = {key: str(path) for key, path in settings.items()}
+        session.forget(self.run_id)  # every message reaches another process
+        reply = call(self, message)
+        return gone if away else reply
+
+    monkeypatch.setattr(InlineGrid, "_call", node)
+    args = [f"graph={tmp_path / 'graphs'}", *link_overrides(LinkRules())]
+    with pytest.raises(RunFailed) as caught:
+        run(*args)
+    wrote = [0, 2] if left == LAST else []
+    files = "no party wrote a linked file"
+    if wrote:
+        files = "clients 0, 2 confirmed a linked file, which no run accepts before all have theirs"
+    place = f"link {left} ({STEPS.index(left) + 1} of {len(STEPS)})"
+    assert str(caught.value) == (
+        f"{place} did not get valid replies of all parties: client 1: gone; {files}; link again when all take part"
+    )
+    linked = {client: path.with_name(f"linked_{path.name}") for client, path in enumerate(before)}
+    first = {client: read_digest(path) for client, path in linked.items() if path.exists()}
+    assert sorted(first) == sorted(wrote + [1] * lost)
+    assert {path: path.read_bytes() for path in before} == before
+    if wrote and not lost:  # some parties start training with what they have
+        for client, path in enumerate(before):
+            source = linked[client] if client in wrote else path
+            ClientGraph.load(source).save(tmp_path / "mixed" / path.name)
+        with pytest.raises(FedGraphError, match="clients 0 and 1 have files that do not fit, one has an unlinked file"):
+            client_files(compose([f"graph={tmp_path / 'mixed'}"]))
+    run(*args)
+    assert {client: read_digest(linked[client]) for client in first} == first
+    assert cli.main(["link", "--simulate", *map(str, before), "--out", str(tmp_path / "linked")]) == 0
+    for client, path in enumerate(before):
+        assert ClientGraph.load(linked[client]).linking == ClientGraph.load(tmp_path / "linked" / path.name).linking
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_command_prints_a_line_per_step(quiet, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "run", lambda cfg, on_wait: on_wait and on_wait("link mask (4 of 11): clients 0, 1"))
+    assert cli.main(["link", "engine=fleet", "num_clients=2", f"out={tmp_path}", *["--quiet"] * quiet]) == 0
+    assert capsys.readouterr().err == ("" if quiet else "link mask (4 of 11): clients 0, 1\n")
+
+
+@pytest.mark.fleet
+@pytest.mark.slow
+def test_three_nodes_link_their_files(tmp_path):
+    """The files that nodes write are those of `--simulate`; a second run on the same day is refused."""
+    made = banks(tmp_path, accounts=12, payments=40)
+    files = []
+    for client, bank in enumerate(BANKS):
+        files.append(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
+        made.client(bank).save(files[-1])
+    fleet = Fleet(tmp_path, tmp_path / "graphs")
+    (peers := tmp_path / "peers").mkdir()
+    for node in range(3):
+        (peers / f"node_{node}.pub").write_text((fleet.keys / f"node_{node}.pub").read_text())
+    try:
+        fleet.start_superlink()
+        for node in range(3):
+            fleet.flwr("supernode", "register", str(fleet.keys / f"node_{node}.pub"), "loopback")
+            (policy := tmp_path / f"policy_{node}.yaml").write_text(
+                "min_nodes: 0\nlink: {match: [payments], min_shared: 1}\n"
+            )
+            fleet.start_node(node, policy=str(policy), peers=str(peers))
+        command = [*COMMAND, "link", "engine=loopback", "num_clients=3", f"out={tmp_path / 'out'}"]
+        options = {"env": fleet.environment, "capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
+        done = subprocess.run(command, **options)
+        assert done.returncode == 0, done.stdout + done.stderr + fleet.log("node_0")
+        again = subprocess.run([*command[:-1], f"out={tmp_path / 'again'}"], **options)
+        assert again.returncode
+        assert "hours ago" in again.stdout + again.stderr
+    finally:
+        fleet.stop()
+    assert cli.main(["link", "--simulate", *map(str, files), "--out", str(tmp_path / "linked")]) == 0
+    for client, file in enumerate(files):
+        found = ClientGraph.load(file.with_name(f"linked_{file.name}"))
+        expected = ClientGraph.load(tmp_path / "linked" / f"client_{client:04d}.safetensors")
+        assert found.cut_out.size(1) > 5
+        assert found.linking == expected.linking
+        for key in (
+            "node_id",
+            "x",
+            "y",
+            "edge_index",
+            "edge_attr",
+            "cut_out",
+            "cut_in",
+            "cut_in_edge_attr",
+            "cut_in_edge_time",
+        ):
+            assert torch.equal(getattr(found, key), getattr(expected, key)), key
+    assert "one-sided (drop)" in fleet.log("node_1")

@@ -1,0 +1,402 @@
+"""Tables as they come: separators, encodings, formats of numbers and dates; nothing is lost or changed without a line."""
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedgraph_flwr import cli
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.schema import Column, Schema, TableLayout
+from fedgraph_flwr.data.value_formats import FORMATS, NumberFormat, readings
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.tables.columns import Treatment, feature_names, features
+from fedgraph_flwr.party.tables.reading import read_table
+from fedgraph_flwr.party.tables.statistics import merge, party_sums
+from fedgraph_flwr.party.use.plain import preprocess
+
+
+def made(columns, **treatment):
+    """Unscaled features by name, and what was said and warned."""
+    said, warned = [], []
+    options = Treatment(floor=1, say=said.append, warn=warned.append, scaling="none", **treatment)
+    if treatment.get("schema"):
+        options = Treatment(floor=1, say=said.append, warn=warned.append, **treatment)
+    found = features("node", pd.DataFrame(columns), list(columns), "t.csv", options)
+    return dict(zip(feature_names(found.agreed), found.x.T.tolist(), strict=True)), found, said, warned
+
+
+@pytest.mark.parametrize("text", ["1,234.5", "1.234,5", "1 234,5", "1'234.5", "1234,5", "1 234.5", "1'234,5", ""])
+def test_a_number_format_is_its_example(text):
+    form = NumberFormat.parse(text)
+    assert str(form) == text
+    assert form.read([text or "1234.5"]).tolist() == [1234.5]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "values"),
+    [
+        (["2,317.50", "12", "1,000,000"], [2317.5, 12, 1e6]),
+        (["2.317,50", "12", "-0,5"], [2317.5, 12, -0.5]),
+        (["2 317,5", "2\u00a0317", "2\u202f317,25"], [2317.5, 2317, 2317.25]),
+        (["2'317.5", "12\u2019000"], [2317.5, 12000]),
+        (["3,5", "1e3", "−2,25"], [3.5, 1000, -2.25]),
+        (["1,234,567", "950"], [1234567, 950]),
+        (["1.234.567", "950"], [1234567, 950]),
+        (["2.317", "1500"], [2.317, 1500]),  # with dots for thousands it would be 1.500
+        (["0.317", "2.317"], [0.317, 2.317]),
+    ],
+)
+def test_numbers_that_can_be_read_in_one_way_are_converted_and_said(overrides, values):
+    by_name, found, said, warned = made({"income": overrides})
+    np.testing.assert_allclose(by_name["income"], values, rtol=1e-6)
+    form = found.fitted["income"].format
+    assert (f"income as {form}" in " ".join(said)) == bool(form)
+    assert not warned
+
+
+@pytest.mark.parametrize(("overrides", "others"), [(["2,317", "950"], "0.5"), (["2.317", "950"], "0,5")])
+def test_numbers_that_can_be_read_in_two_ways_follow_the_other_columns_or_are_asked_about(overrides, others):
+    with pytest.raises(
+        FedGraphError, match=r"'2.317', which can mean 2.*--decimal income=[.,].* or 2.*--decimal income="
+    ):
+        made({"income": overrides})
+    by_name, *_ = made({"income": overrides, "rate": [others, others]})
+    assert by_name["income"] == [2317, 950]
+    assert by_name["rate"] == [0.5, 0.5]
+    assert made({"income": overrides}, decimals={"income": others[1]})[0]["income"] == [2317, 950]
+    assert made({"income": overrides}, decimals={"": overrides[0][1]})[0]["income"] == pytest.approx([2.317, 950])
+    assert made({"income": overrides}, thousands={"": overrides[0][1]})[0]["income"] == [2317, 950]
+
+
+def test_options_that_do_not_fit_are_one_error():
+    with pytest.raises(
+        FedGraphError, match=r"has '0.5' in row 2, which is not a number by its --decimal and --thousands"
+    ):
+        made({"rate": ["0,25", "0.5"]}, decimals={"": ","})
+    with pytest.raises(
+        FedGraphError, match=r"column 'rate' has '0,25' in row 1, which is not a number like '1234.5'.*--decimal"
+    ):
+        made({"rate": ["0,25", "0.5", "0.75"]})
+    with pytest.raises(FedGraphError, match="--decimal and --thousands of column 'rate' are both ','"):
+        made({"rate": ["0,25"]}, decimals={"": ","}, thousands={"rate": ","})
+    with pytest.raises(FedGraphError, match=r"--date-format.*did you mean 'day'"):
+        Treatment(date_formats={"dya": "%Y"}).check_names({"node": ["day"]})
+    with pytest.raises(FedGraphError, match="--date-format day=%Y conflicts with --kind day=number"):
+        made({"day": ["2001"]}, date_formats={"day": "%Y"}, kinds={"day": "number"})
+
+
+def test_two_date_formats_in_one_column_are_read():
+    by_name, found, said, _ = made({"d": ["1970-01-02", "03.01.1970", "04/01/1970", "31/01/1970"]})
+    assert by_name["d"] == [1, 2, 3, 30]
+    assert found.fitted["d"].format == "ISO8601|%d.%m.%Y|%d/%m/%Y"
+    assert "d as ISO8601|%d.%m.%Y|%d/%m/%Y" in " ".join(said)
+    for overrides, why in (
+        (["01/02/1970", "1970-01-01"], "day and month are ambiguous: pass --date-format d=%d/%m/%Y or"),
+        (["31/01/1970", "01/31/1970"], "some with day first and some with month first: pass --date-format d="),
+        (
+            ["1970-01-01", "1970-01-02", "soon"],
+            "has 'soon' in row 3, and dates such as '1970-01-01'.*--date-format d=FORMAT",
+        ),
+    ):
+        with pytest.raises(FedGraphError, match=why):
+            made({"d": overrides})
+    assert made({"d": ["03 Jan 1970"]}, date_formats={"d": "%d %b %Y"})[0]["d"] == [2]
+    assert made({"d": ["19700103", "04/01/1970"]}, date_formats={"d": "%Y%m%d|%d/%m/%Y"})[0]["d"] == [2, 3]
+    with pytest.raises(FedGraphError, match="date format '%Q'"):
+        made({"d": ["1"]}, date_formats={"d": "%Q"})
+
+
+@pytest.mark.parametrize(
+    ("value", "what", "fix"),
+    [("{} EUR", "numbers", "remove units"), ("{:02} Jan 1970", "dates", "pass --date-format income=FORMAT")],
+)
+def test_a_column_that_is_ignored_and_looks_like_numbers_or_dates_is_a_warning(value, what, fix):
+    overrides = [value.format(i + 1) for i in range(30)]
+    _, found, _, warned = made({"income": overrides, "x": list(range(30))})
+    assert found.agreed["income"].kind == "ignored"
+    assert f"column 'income' is ignored, but 30 of its 30 different values look like {what}, such as" in warned[0]
+    assert fix in warned[0]
+    assert "--kind income=ignored" in warned[0]
+    assert not made({"income": overrides, "x": list(range(30))}, kinds={"income": "ignored"})[3]
+    some = [*overrides[:8], *(f"unknown {i}" for i in range(22))]
+    assert "8 of its 30 different" in made({"income": some, "x": list(range(30))})[3][0]
+    names = [f"customer {i}" for i in range(30)]
+    assert not made({"income": names, "x": list(range(30))})[3]
+
+
+def test_a_table_of_another_format_is_read_by_its_own_and_keeps_it():
+    schema = Schema(("a", "b"), {"node": {"v": Column(), "d": Column("date", format="ISO8601")}}, scaling="none")
+    by_name, found, said, _ = made(
+        {"v": ["2.317,5", "1"], "d": ["02.01.1970", "03.01.1970"]}, schema=schema, where="s.yaml"
+    )
+    assert by_name == {"v": [2317.5, 1], "d": [1, 2]}
+    assert found.agreed == schema.nodes["node"]
+    assert (found.fitted["v"].format, found.fitted["d"].format) == ("1.234,5", "%d.%m.%Y")
+    assert "v as 1.234,5" in " ".join(said)
+    # A column that fits the schema's format, in a table whose other columns have another decimal sign.
+    two = Schema(("a", "b"), {"node": {"v": Column(), "w": Column()}}, scaling="none")
+    assert made({"v": ["2.317", "950"], "w": ["0,5", "1"]}, schema=two, where="s.yaml")[0]["v"] == [2317, 950]
+    stored = Schema(("a", "b"), {"node": {"v": Column(format="1.234,5")}}, scaling="none")
+    assert made({"v": ["2.317"]}, schema=stored, where="s.yaml")[0]["v"] == [2317]
+    anyhow = Schema(("a", "b"), {"node": {"v": Column(format="any")}}, scaling="none")
+    with pytest.raises(FedGraphError, match="which can mean"):
+        made({"v": ["2.317"]}, schema=anyhow, where="s.yaml")
+    with pytest.raises(FedGraphError, match="number format '1;5' is unknown; expected one of: 1234,5"):
+        Column(format="1;5")
+
+
+def test_large_plain_columns_are_tried_on_few_values(monkeypatch):
+    seen = []
+    for form in FORMATS[1:]:
+        monkeypatch.setattr(type(form), "read", counting(type(form).read, seen))
+        break
+    overrides = [f"{i}.25" for i in range(5000)]
+    assert readings(overrides) == [NumberFormat()]
+    assert sum(seen) < 2 * 5000 + len(FORMATS) * 200
+
+
+def counting(read, seen):
+    def counted(self, overrides):
+        seen.append(len(overrides))
+        return read(self, overrides)
+
+    return counted
+
+
+TABLE = "id;name;wert\n1;Käthe;2,5\n2;Jürgen, jun.;3\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (TABLE.encode("utf-8-sig"), "separated by semicolon"),
+        (TABLE.encode("latin-1"), "read as cp1252 (Latin-1) because it is not UTF-8; pass --encoding"),
+        (TABLE.encode("utf-16"), "separated by semicolon"),
+        (TABLE.replace(";", "\t").encode(), "separated by tab"),
+        (TABLE.replace(";", "|").encode(), "separated by pipe"),
+        (TABLE.replace("Jürgen, jun.", '"Jürgen, jun."').replace("2,5", '"2,5"').replace(";", ",").encode(), ""),
+    ],
+)
+@pytest.mark.parametrize("ending", ["t.csv", "t.csv.gz"])
+def test_separators_and_encodings_are_detected(tmp_path, content, said, ending):
+    path = tmp_path / ending
+    path.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    lines = []
+    for table in (read_table(path, say=lines.append), preprocess.table_of(path)):
+        assert table.to_dict("list") == {"id": ["1", "2"], "name": ["Käthe", "Jürgen, jun."], "wert": ["2,5", "3"]}
+    assert said in " ".join(lines)
+    assert bool(lines) == bool(said)
+
+
+def test_a_separator_cuts_every_row_alike(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a;b,c\n1;2,5\n3;4\n")
+    assert list(read_table(path).columns) == list(preprocess.table_of(path).columns) == ["a", "b,c"]
+    path.write_text("only\n1\n2\n")
+    assert read_table(path).to_dict("list") == {"only": ["1", "2"]}
+
+
+def test_separator_and_encoding_can_be_given(tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_bytes("a#b\nä#1\n".encode("cp437"))
+    table = read_table(path, TableLayout(separator="#", encoding="cp437"))
+    assert table.to_dict("list") == {"a": ["ä"], "b": ["1"]}
+    with pytest.raises(FedGraphError, match=r"t\.txt is not utf-8 \(.*byte 0x84.*\): pass --encoding"):
+        read_table(path, TableLayout(encoding="utf-8"))
+    with pytest.raises(FedGraphError, match="separator '##' must be one character, or one of: comma"):
+        TableLayout(separator="##")
+    with pytest.raises(FedGraphError, match="encoding 'utf8000' is unknown"):
+        TableLayout(encoding="utf8000")
+    assert TableLayout(separator="tab").separator == "\t"
+
+
+def test_values_that_become_other_are_counted_and_named():
+    long = "x" * 200 + "\x1b[31m"
+    overrides = ["DE"] * 20 + ["FR"] * 20 + ["Germany"] * 7 + [long] * 2 + ["IT"]
+    options = Treatment(floor=5, say=(said := []).append, warn=(warned := []).append)
+    found = features("node", pd.DataFrame({"country": overrides}), ["country"], "a.csv", options)
+    assert found.agreed["country"].categories == ("DE", "FR", "Germany")
+    assert "a.csv: 3 of 50 rows have a rare value of 'country' (fewer than 5 rows) and become 'other': 'xxx" in said[0]
+    assert not warned
+    schema = Schema(("a", "b"), {"node": {"country": Column("category", categories=("DE", "FR"))}})
+    options = Treatment(schema=schema, where="s.yaml", warn=warned.append)
+    features("node", pd.DataFrame({"country": overrides}), ["country"], "b.csv", options)
+    assert warned[0].startswith(
+        "b.csv: 10 of 50 rows have a value of 'country' that s.yaml does not list and become 'other': 'Germany' 7, 'xxx"
+    )
+    assert "it lists DE, FR" in warned[0]
+    assert "\x1b" not in warned[0]
+    assert len(warned[0]) < 250
+
+
+@pytest.fixture
+def bank(tmp_path, monkeypatch):
+    """A bank's tables with names, signs and formats of their own."""
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(
+        f"k{i};{i % 7 + 1}.{i:03},5;{['DE', 'FR'][i % 2]};{['ok', 'fraud'][i % 3 == 0]}\n" for i in range(40)
+    )
+    (tmp_path / "kunden.csv").write_bytes(("kunde;umsatz;land;status\n" + rows).encode("latin-1"))
+    edges = "".join(f"k{i};k{(i * 7 + 1) % 40}\n" for i in range(40)) + "k0;k1\nk1;k0\n"
+    (tmp_path / "zahlungen.csv").write_text("von;an\n" + edges)
+    return tmp_path
+
+
+NAMES = ["--id-column", "kunde", "--label-column", "status", "--source-column", "von", "--target-column", "an"]
+FILES = ["--nodes", "kunden.csv", "--edges", "zahlungen.csv"]
+CLIENT = ["--num-clients", "2", "--schema", "s.yaml", "--client"]
+
+
+def run(*args):
+    return cli.main(["import", *FILES, *args])
+
+
+def test_the_schema_keeps_names_separator_and_formats(bank, capsys):
+    first = [*NAMES, "--separator", "semicolon", "--encoding", "latin-1", "--undirected", "--classes", "ok,fraud"]
+    assert run(*first, *CLIENT, "0", "--out", "parts/client_0000.safetensors") == 0
+    output = capsys.readouterr().out
+    assert (
+        "zahlungen.csv: 6 of 42 rows repeat an edge of another row, in either direction; each edge counts once"
+        in output
+    )
+    assert "umsatz as 1.234,5" in output
+    schema = Schema.load(bank / "s.yaml")
+    assert schema.tables == TableLayout(
+        id="kunde", label="status", source="von", target="an", separator=";", encoding="latin-1"
+    )
+    assert schema.undirected
+    assert schema.nodes["node"]["umsatz"].format == "1.234,5"
+    assert run(*CLIENT, "1", "--out", "parts/client_0001.safetensors") == 0
+    a, b = (ClientGraph.load(f"parts/client_000{i}.safetensors") for i in range(2))
+    assert a.x.equal(b.x)
+    assert a.edge_index.equal(b.edge_index)
+    assert cli.main(["schema", "show", "parts/client_0001.safetensors"]) == 0
+    assert "tables id kunde, label status, source von" in capsys.readouterr().out
+
+
+def test_options_go_before_the_schema_and_a_conflict_is_an_error(bank, capsys):
+    assert run(*NAMES, "--classes", "ok,fraud", *CLIENT, "0", "--out", "a.safetensors") == 0
+    other = (bank / "kunden.csv").read_text().replace("kunde;", "client;", 1)
+    (bank / "kunden.csv").write_text(other)
+    capsys.readouterr()
+    assert run(*CLIENT, "1", "--out", "b.safetensors") == 2
+    assert "id column 'kunde' is unknown" in capsys.readouterr().err
+    assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client") == 0
+    assert "--id-column 'client' overrides 'kunde' of s.yaml" in capsys.readouterr().out
+    graph = ClientGraph.load("b.safetensors")
+    assert graph.schema["agreed"]["tables"]["id"] == "kunde"
+    assert graph.schema["fitted"]["tables"]["id"] == "client"
+    assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "umsatz") == 2
+    assert (
+        "--id-column umsatz conflicts with s.yaml, which lists 'umsatz' as a feature (number)"
+        in capsys.readouterr().err
+    )
+    assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client", "--date-format", "umsatz=%Y") == 2
+    assert "--date-format umsatz=%Y conflicts with kind number in s.yaml" in capsys.readouterr().err
+    for args, message in (
+        (["--decimal", "x"], "--decimal x: expected SIGN or COLUMN=SIGN"),
+        (["--date-format", "%Y"], "--date-format %Y: expected COLUMN=FORMAT"),
+        (["--decimal", "umsazt=,"], "did you mean 'umsatz'"),
+    ):
+        assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client", *args) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_old_schema_files_are_read_and_new_keys_are_checked(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "scaling: local\nclasses: [a, b]\nnodes:\n  node:\n    d: {kind: date, format: '%d.%m.%Y'}\nedges: []\n"
+    )
+    schema = Schema.load(path)
+    assert (schema.tables, schema.undirected) == (TableLayout(), False)
+    schema.save(path)
+    assert "\ntables" not in path.read_text()
+    path.write_text("nodes: {}\ntables: {ids: x}\n")
+    with pytest.raises(FedGraphError, match=r"key of tables 'ids' is unknown.*did you mean 'id'"):
+        Schema.load(path)
+    path.write_text("nodes: {}\ntables: x\n")
+    with pytest.raises(FedGraphError, match="tables must be a mapping"):
+        Schema.load(path)
+
+
+def test_the_exported_preprocessing_reads_the_same_values():
+    table = pd.DataFrame(
+        {
+            "a": ["2.317,50", "12", None, "-0,5"],
+            "b": ["2\u202f317", "12 000", "7", ""],
+            "c": ["1'234.5", "2", "3", "4"],
+            "d": ["1970-01-02", "03.01.1970", "04/01/1970", "31/01/1970"],
+            "e": ["x", "y", "x", "y"],
+        }
+    )
+    found = features("node", table, list(table), "t.csv", Treatment(floor=1))
+    columns = {name: column.to_dict() for name, column in found.fitted.items()}
+    np.testing.assert_allclose(preprocess.features(table, columns), found.x, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match=r"column 'a' has '2317.5', expected a number"):
+        preprocess.features(table.assign(a="2317.5"), columns)
+    with pytest.warns(UserWarning, match=r"2 rows have values of 'e' that training did not have: \['z'\]"):
+        preprocess.features(table.assign(e=["x", "z", "z", "y"]), columns)
+
+
+def sums(name, column, overrides, **schema):
+    """What a party tells of one column."""
+    party = Schema(("a", "b"), {"node": {"v": column}}, **schema)
+    return name, party_sums(party, {"node": (pd.DataFrame({"v": overrides}), name)}, 5) | {"schema": party}
+
+
+def test_a_merge_names_the_values_that_only_one_party_has():
+    category = Column("category")
+    said, warned = [], []
+    parties = [
+        sums("a.json", category, ["DE"] * 20 + ["FR"] * 10 + ["IT"] * 2),
+        sums("b.json", category, ["DE"] * 5 + ["de"] * 6 + ["FR"] * 5),
+        sums("c.json", category, ["Germany"] * 9 + ["France"] * 8),
+    ]
+    merged = merge(parties, said.append, warned.append)
+    assert set(merged.nodes["node"]["v"].categories) == {"DE", "de", "FR", "Germany", "France"}
+    assert said == [
+        "column 'v': 2 of 65 rows become 'other'; their values have too few rows to be shared",
+        "column 'v': only b.json has 'de' 6",
+    ]
+    assert warned == [
+        "column 'v': only c.json has 'Germany' 9, 'France' 8, and no value of the other parties ('DE' 25, 'FR' 15, 'de' 6):"
+        " use the same spelling",
+        "column 'v': 'DE' and 'de' are two values: use the same spelling",
+    ]
+    many = [f"w{i:02}" for i in range(60) for _ in range(5 + (i < 50))]
+    merge([sums("a.json", category, many)], (said := []).append, warned.append)
+    assert said == ["column 'v': 50 of 350 rows become 'other': 'w50' 5, 'w51' 5, 'w52' 5, 'w53' 5, 'w54' 5 and 5 more"]
+
+
+def test_a_merge_keeps_what_parties_have_in_common():
+    one, other = TableLayout(id="k", separator=";", split="part"), TableLayout(id="n", split="part")
+    values = [str(i) for i in range(9)]
+    said = []
+    parties = [
+        sums("a.json", Column(format="1,234.5"), values, tables=one, undirected=True),
+        sums("b.json", Column(), values, tables=other, undirected=True),
+    ]
+    merged = merge(parties, said.append)
+    assert merged.tables == TableLayout(id="k", split="part")
+    assert (merged.undirected, merged.nodes["node"]["v"].format) == (True, "any")
+    assert (
+        "id of the tables is 'k' in a.json, 'n' in b.json: the schema keeps 'k', so the other parties must pass their own"
+        in said
+    )
+    assert "formats of column 'v' differ between a.json and b.json: each party's is detected" in said
+    with pytest.raises(
+        FedGraphError, match=r"a\.json was written with --undirected and b\.json without: use the same option for both"
+    ):
+        merge([parties[0], sums("b.json", Column(), values)])
+
+
+def test_formats_of_numbers_and_names_of_columns_may_differ_between_parties():
+    one = Schema(("a", "b"), {"node": {"v": Column(format="1.234,5")}}, tables=TableLayout(id="k"))
+    other = Schema(("a", "b"), {"node": {"v": Column()}})
+    assert one.difference(other) == ""
+    assert "format" in Schema(("a", "b"), {"node": {"v": Column("date", format="%Y")}}).difference(
+        Schema(("a", "b"), {"node": {"v": Column("date")}})
+    )

@@ -1,0 +1,290 @@
+"""A finished run's network predicts as it was scored: for every method, of a run's folder, of a node's state, from tables."""
+
+import io
+import json
+import math
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedgraph_flwr import cli, partition
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.party.tables.importing import Columns
+from fedgraph_flwr.party.tables.reading import read_table
+from fedgraph_flwr.party.use.predict import Predictions, load_node, load_predictor
+from fedgraph_flwr.party.use.prediction_input import tables
+from fedgraph_flwr.runs.checks import rebuilds
+from fedgraph_flwr.runs.prepare import with_folder
+from tests.methods.small_runs import METHODS, sampled, small_runs
+from tests.party import banks
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    with small_runs(tmp_path_factory.mktemp("predictions")) as run:
+        yield run
+
+
+def losses(predictor) -> list[float]:
+    """The test loss of each client of the predictor's own graph."""
+    graph, logits = predictor.own, predictor.logits(predictor.own).double()
+    part = graph.part if len(graph.part) else torch.zeros_like(graph.y)
+    chosen = [graph.test_mask & (part == p) for p in range(int(part.max()) + 1)]
+    return [float(torch.nn.functional.cross_entropy(logits[nodes], graph.y[nodes])) for nodes in chosen]
+
+
+@pytest.mark.parametrize("method", sampled(METHODS))
+def test_every_method_predicts_its_own_nodes_as_they_were_scored(go, method):
+    finished = go(method)
+    clients = range(1 if finished.cfg.strategy.pooled else 3)
+    if needed := locate(finished.cfg.strategy.client).needs_others:
+        predictor = load_predictor(finished.out, 0)
+        again = r"evaluate the run \(`run evaluate=RUN`\)" if rebuilds(finished.cfg) else "repeat the run"
+        with pytest.raises(
+            FedGraphError,
+            match=rf"strategy={method} cannot predict new nodes without the other clients.*: {needed}: {again}",
+        ):
+            predictor.predict(load_predictor(finished.out, 1).own)
+        with pytest.raises(
+            FedGraphError,
+            match=rf"strategy={method} cannot predict without the other clients: {needed}: pass --client I",
+        ):
+            load_predictor(finished.out).predict(predictor.own)
+    for at, column in (("best", "best_val"), ("last", "last")):
+        found = [loss for client in clients for loss in losses(load_predictor(finished.out, client, at))]
+        assert np.mean(found) == pytest.approx(finished.summary["metrics"][column]["test_loss"], rel=1e-12), at
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """Three banks' client files by one schema, a run on them, and a party's own tables."""
+    place = tmp_path_factory.mktemp("banks")
+    paths = banks.write(place, customers=120)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDGRAPH_DATA", str(place / "root"))
+        for number, (letter, (nodes, edges)) in enumerate(paths.items()):
+            overrides = [
+                "--nodes",
+                nodes,
+                "--edges",
+                edges,
+                "--split-column",
+                "part",
+                "--undirected",
+                "--scale",
+                "income=log",
+            ]
+            overrides += ["--schema", place / "schema.yaml", "--client", number, "--num-clients", 3]
+            overrides += [] if letter != "a" else ["--classes", "ok,fraud"]
+            assert (
+                cli.main(
+                    ["import", *map(str, overrides), "--out", str(place / f"parts/client_{number:04d}.safetensors")]
+                )
+                == 0
+            )
+        overrides = [f"graph={place / 'parts'}", "strategy=ditto", "rounds=2", f"out={place / 'run'}"]
+        assert cli.main(["run", *overrides, "--quiet", "--no-report"]) == 0
+        yield place
+
+
+def test_tables_become_what_the_client_file_holds(imported):
+    """Own statistics, though the schema has none; both directions, as in the import; labels may lack."""
+    predictor = load_predictor(imported / "run", 1)
+    nodes = imported / "b_customers.csv"
+    graph, ids = tables(nodes, imported / "b_payments.csv", Columns(), predictor.input_spec)
+    assert torch.equal(graph.x, predictor.own.x)
+    assert torch.equal(graph.edge_index, predictor.own.edge_index)
+    table = read_table(nodes).drop(columns=["label"])
+    table[table.columns[::-1]].to_csv(imported / "unlabelled.csv", index=False)
+    bare, _ = tables(imported / "unlabelled.csv", imported / "b_payments.csv", Columns(), predictor.input_spec)
+    assert torch.equal(bare.x, graph.x)
+    assert (bare.y == -1).all()
+    found, own = predictor.predict(bare, ids), predictor.predict(predictor.own)
+    assert torch.equal(found.logits, own.logits)
+    assert list(found.to_frame().columns) == ["id", "p_ok", "p_fraud", "class"]
+    assert list(found.ids[:2]) == ["b00000", "b00001"]
+    pyg = own.probabilities
+    assert np.array_equal(predictor.predict(graph.to_pyg()).probabilities, pyg)
+
+
+def test_the_shared_model_does_not_know_whose_statistics_to_take(imported):
+    predictor = load_predictor(imported / "run")
+    with pytest.raises(
+        FedGraphError, match=r"no shared statistics of column 'age': each party used its own .* --client"
+    ):
+        tables(imported / "b_customers.csv", imported / "b_payments.csv", Columns(), predictor.input_spec)
+
+
+def test_the_command_writes_names_and_obeys_the_threshold(imported, capsys):
+    args = ["predict", str(imported / "run"), "--client", "0", "--nodes", str(imported / "a_customers.csv")]
+    args += ["--edges", str(imported / "a_payments.csv"), "--out"]
+    assert cli.main([*args, str(imported / "p.csv")]) == 0
+    printed = capsys.readouterr().out
+    assert "ditto, client 0's model of round" in printed
+    table = pd.read_csv(imported / "p.csv")
+    predictor = load_predictor(imported / "run", 0)
+    assert ((table["class"] == "fraud") == (table["p_fraud"] >= predictor.threshold - 1e-9)).all()
+    assert f"'fraud' if its probability is at least {predictor.threshold:.3f}" in printed
+    assert cli.main([*args, str(imported / "p.parquet"), "--threshold", "0.5"]) == 0
+    table = pd.read_parquet(imported / "p.parquet")
+    assert ((table["class"] == "fraud") == (table["p_fraud"] >= 0.5)).all()
+    assert json.loads((imported / "run" / "summary.json").read_text())["classes"] == ["ok", "fraud"]
+
+
+def test_the_threshold_is_the_one_that_f1_at_threshold_is_of(imported):
+    predictor = load_predictor(imported / "run", 2)
+    own, found = predictor.own, predictor.predict(predictor.own)
+    scored = metrics.score(found.logits, own.y, {"val": own.val_mask, "test": own.test_mask}, ("f1_at_threshold",))[
+        "test-f1_at_threshold"
+    ][0]
+    guess, y = found.codes[own.test_mask.numpy()] == 1, own.y[own.test_mask].numpy() == 1
+    assert scored == pytest.approx(2 * (guess & y).sum() / (guess.sum() + y.sum()))
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["nowhere"], "nowhere holds no finished run: expected config.yaml and summary.json"),
+        ([], "no model selected: pass either RUN (a run folder) or --node DIR"),
+        (["{run}", "--client", "3"], "has no client 3: expected 0..2"),
+        (["{run}", "--round", "first"], "round 'first' is unknown; expected one of: best, last"),
+        (["{run}"], "no input: pass --nodes FILE and --edges FILE, --graph FILE, or --client I"),
+        (["{run}", "--nodes", "a.csv"], "both --nodes FILE and --edges FILE, or --graph FILE"),
+        (["{run}", "--client", "0", "--out", "p.txt"], "p.txt has an unknown suffix"),
+        (["{run}", "--client", "0", "--threshold", "2"], "--threshold must be in [0, 1] and needs two classes, got 2"),
+        (["--node", "{run}"], "belongs to a simulation: pass its run folder and --client"),
+        (["{run}", "--client", "0", "--nodes", "{lacks}", "--edges", "{edges}"], "has no column 'balance' (number)"),
+    ],
+)
+def test_a_wrong_question_gets_a_sentence(imported, capsys, args, sentence):
+    lacks = imported / "lacks.csv"
+    read_table(imported / "a_customers.csv").drop(columns=["balance"]).to_csv(lacks, index=False)
+    places = {"run": imported / "run", "lacks": lacks, "edges": imported / "a_payments.csv"}
+    assert cli.main(["predict", *(word.format(**places) for word in args)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_another_number_of_features_is_named(imported):
+    predictor = load_predictor(imported / "run", 0)
+    own = predictor.own
+    less = Graph(own.x[:, 1:], own.edge_index, own.y, own.train_mask, own.val_mask, own.test_mask, 2)
+    with pytest.raises(
+        FedGraphError, match=f"does not fit this graph of {own.num_features - 1} features and 2 classes"
+    ):
+        predictor.predict(less)
+
+
+def test_private_parameters_need_a_client(go):
+    finished = go("fedper")
+    shared, own = load_predictor(finished.out), load_predictor(finished.out, 0).own
+    with pytest.raises(FedGraphError, match=r"has no head\..*, which each client keeps private: pass --client 0..2"):
+        shared.predict(own)
+
+
+def test_probabilities_by_hand(tmp_path):
+    found = Predictions(np.array(["x", "y"]), torch.tensor([[0.0, math.log(3)], [math.log(4), 0.0]]), ("no", "yes"))
+    np.testing.assert_allclose(found.probabilities, [[0.25, 0.75], [0.8, 0.2]], rtol=1e-6)
+    assert list(found.labels) == ["yes", "no"]
+    found.threshold = 0.15
+    assert list(found.labels) == ["yes", "yes"]
+    found.write(tmp_path / "p.csv")
+    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "id,p_no,p_yes,class"
+
+
+@pytest.mark.parametrize("method", ["apfl", "local"])
+def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path, monkeypatch, capsys):
+    """Every message meets another process, as on a fleet; then the server and all it had is gone."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("min_nodes: 0\n")  # all test nodes are scored, as in a prediction
+
+    def call(self, message):
+        node = message.metadata.dst_node_id
+        graph = imported / "parts" / f"client_{node - 1:04d}.safetensors"
+        config = {"graph": graph, "state": tmp_path / f"state_{node - 1}", "policy": policy}
+        self.contexts[node].node_config = {key: str(path) for key, path in config.items()}
+        session.forget(self.run_id)
+        return self.app(message, self.contexts[node])
+
+    monkeypatch.setattr(InlineGrid, "_call", call)
+    overrides = [
+        f"graph={imported / 'parts'}",
+        f"strategy={method}",
+        "num_clients=3",
+        "rounds=3",
+        "model.hidden=8",
+        f"out={tmp_path / 'run'}",
+    ]
+    cfg = with_folder(compose(overrides))
+    summary = run_inline(cfg)
+    shutil.rmtree(tmp_path / "run")
+    for at, column in (("best", "best_val"), ("last", "last")):
+        parties = [load_node(tmp_path / f"state_{client}", at) for client in range(3)]
+        assert [party.client for party in parties] == [0, 1, 2]
+        found = np.mean([loss for party in parties for loss in losses(party)])
+        assert found == pytest.approx(summary["metrics"][column]["test_loss"], rel=1e-12)
+    overrides = ["--node", str(tmp_path / "state_2"), "--nodes", str(imported / "c_customers.csv")]
+    capsys.readouterr()
+    assert cli.main(["predict", *overrides, "--edges", str(imported / "c_payments.csv")]) == 0
+    table = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    best = load_node(tmp_path / "state_2")
+    np.testing.assert_allclose(table["p_fraud"], best.predict(best.own).probabilities[:, 1], rtol=1e-12)
+
+
+def test_a_run_that_stops_early_keeps_what_was_scored(imported, tmp_path):
+    """Clients have trained on when the server finds that no round was better."""
+    overrides = [
+        f"graph={imported / 'parts'}",
+        "num_clients=3",
+        "strategy=fedper",
+        "rounds=30",
+        "evaluation.patience=2",
+        "train.lr=0.5",
+    ]
+    cfg = with_folder(compose([*overrides, f"out={tmp_path / 'run'}"]))
+    summary = run_inline(cfg)
+    assert summary["rounds"] < 30
+    for at, column in (("best", "best_val"), ("last", "last")):
+        found = np.mean([losses(load_predictor(tmp_path / "run", client, at))[0] for client in range(3)])
+        assert found == pytest.approx(summary["metrics"][column]["test_loss"], rel=1e-12), at
+
+
+def test_each_client_of_a_run_may_choose_its_own_best_round(imported, tmp_path):
+    overrides = [
+        f"graph={imported / 'parts'}",
+        "num_clients=3",
+        "strategy=fedavg",
+        "rounds=6",
+        "evaluation.select=own_best_val",
+        "train.lr=0.3",
+    ]
+    summary = run_inline(with_folder(compose([*overrides, f"out={tmp_path / 'run'}"])))
+    predictors = [load_predictor(tmp_path / "run", client) for client in range(3)]
+    found = np.mean([losses(predictor)[0] for predictor in predictors])
+    assert found == pytest.approx(summary["metrics"]["own_best_val"]["test_loss"], rel=1e-12)
+
+
+def test_scores_that_clients_keep_to_themselves_leave_the_last_model(imported, tmp_path):
+    overrides = [f"graph={imported / 'parts'}", "num_clients=3", "strategy=fedper", "rounds=2", "privacy.scores=none"]
+    run_inline(with_folder(compose([*overrides, f"out={tmp_path / 'run'}"])))
+    predictor = load_predictor(tmp_path / "run", 1)
+    assert (predictor.round, len(losses(predictor))) == (2, 1)
+
+
+def test_a_run_of_other_peoples_names_no_code_but_clients(go):
+    """A folder that somebody sends says which class predicts."""
+    finished = go("fedavg", "rounds=1")
+    path = finished.out / "config.yaml"
+    stored = path.read_text()
+    path.write_text(stored.replace(finished.cfg.strategy.client, "subprocess:Popen"))
+    assert path.read_text() != stored
+    with pytest.raises(FedGraphError, match=r"strategy\.client=subprocess:Popen is not a client"):
+        load_predictor(finished.out, 0).predict(partition.load_client(finished.cfg, 0))
