@@ -2,7 +2,9 @@
 
 Edges are split into training, validation and test pairs. Validation and test pairs are hidden from the network in both
 directions. A step predicts a share of the training pairs (``task.disjoint``) and hides them too. It adds ``task.negatives``
-pairs without an edge for each. The score of a pair (u, v) is the dot product of the two nodes' outputs, z_u · z_v.
+pairs for each that are not an edge for training: if they avoided validation and test edges too, a model could learn those as the
+pairs that are never negative. Pairs to score against avoid the edges of all splits. The score of a pair (u, v) is the dot product
+of the two nodes' outputs, z_u · z_v.
 
 Each pair belongs to one client, so edges between clients are not predicted. The split follows from a keyed hash of the two global
 ids, so that a client and the pooled graph agree on it.
@@ -115,9 +117,9 @@ class Links(Task):
         return Batch(inputs, torch.from_numpy(items).to(client.device), y.to(client.device, client.dtype))
 
     def _corrupted(self, sources: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """As `NonEdges.corrupted`, with targets of the source's own part."""
+        """As `NonEdges.corrupted` against the edges that training may use, with targets of the source's own part."""
         targets, free = np.zeros_like(sources), np.zeros(sources.size, dtype=bool)
-        for p, draws in self._non_edges.items():
+        for p, draws in self._apart_in_training.items():
             (rows,) = np.nonzero(self.part[sources] == p)
             targets[rows], free[rows] = draws.corrupted(sources[rows], rng)
         return targets, free
@@ -143,17 +145,26 @@ class Links(Task):
         return ScoredLinks(self, floor)
 
     @cached_property
-    def _non_edges(self) -> Mapping[int, pairs.NonEdges]:
-        """Pairs without a known edge, by part."""
+    def _apart(self) -> Mapping[int, pairs.NonEdges]:
+        """Pairs without an edge of any split, by part."""
+        return self._non_edges(self.known)
+
+    @cached_property
+    def _apart_in_training(self) -> Mapping[int, pairs.NonEdges]:
+        """Pairs without an edge that training may use, by part: validation and test edges are among them."""
+        return self._non_edges(pairs.undirected(self.graph.edge_index.numpy()))
+
+    def _non_edges(self, joined: np.ndarray) -> Mapping[int, pairs.NonEdges]:
+        """Pairs that are not among those joined [2, P], by part."""
         n = self.graph.num_nodes
-        return {p: pairs.NonEdges(self.known, np.flatnonzero(self.part == p), n) for p in np.unique(self.part).tolist()}
+        return {p: pairs.NonEdges(joined, np.flatnonzero(self.part == p), n) for p in np.unique(self.part).tolist()}
 
     def drawn(self, split: str, part: int) -> "Ranked":
         """Test or validation pairs of a part with their negatives, the same in every run of this seed."""
         own = self.items[split][:, self.part[self.items[split][0]] == part]
         client = part if self.graph.part.numel() else self.graph.client
         rng = np.random.default_rng([self.cfg.seed, client, derive_seed("links", split)])
-        draws, count = self._non_edges[part], self.cfg.task.candidates
+        draws, count = self._apart[part], self.cfg.task.candidates
         self._check_size(own.shape[1], "task.candidates")
         sources = own[rng.integers(2, size=own.shape[1]), np.arange(own.shape[1])]
         targets, free = draws.corrupted(np.repeat(sources, count), rng)

@@ -49,7 +49,7 @@ class NonEdges:
     """Draws pairs of nodes that no known edge joins.
 
     Args:
-        pairs: known pairs [2, P], of all splits.
+        pairs: known pairs [2, P], which are not drawn.
         candidates: nodes that may be drawn.
         num_nodes: N.
     """

@@ -77,7 +77,7 @@ def test_scored_edges_are_hidden_in_both_directions():
 
 def test_a_step_hides_what_it_predicts():
     made = client(random_graph(), "train.local_steps=2", "task.negatives=3")
-    known = as_pairs(random_graph().edge_index)
+    known = as_pairs(made.graph.edge_index)
     seen = []
     for batch in made.batches():
         positives = as_pairs(batch.nodes[:, batch.y > 0])
@@ -91,17 +91,34 @@ def test_a_step_hides_what_it_predicts():
     assert seen[0] != seen[1]  # drawn anew per step
 
 
-@pytest.mark.parametrize("hides", [True, False])
-def test_a_network_cannot_predict_random_edges_unless_it_sees_them(hides, monkeypatch):
-    """The leak detector: on a uniformly random graph with random features, AUC is 1/2, and far above with the scored edges."""
-    graph = random_graph(nodes=500, edges=2500, features=64)
-    if not hides:
-        whole = graph.edge_index
+@pytest.mark.parametrize("leak", [None, "edges in the network", "negatives that avoid held-out edges"])
+def test_a_network_cannot_predict_random_edges_unless_it_learns_of_them(leak, monkeypatch):
+    """The leak detector: on a uniformly random graph an MLP that can tell all nodes apart reaches an AUC of 1/2."""
+    graph = random_graph(nodes=100, edges=1200)
+    graph = replace(graph, x=torch.eye(100))
+    words = ["model=mlp"]
+    if leak == "edges in the network":
+        whole, words = graph.edge_index, []
         monkeypatch.setattr(links, "without", lambda graph, hidden: replace(graph, edge_index=whole))
-    made = client(graph, "train.local_steps=60", "model.hidden=32", "model.dropout=0")
+    elif leak:
+        monkeypatch.setattr(links.Links, "_apart_in_training", property(lambda task: task._apart))
+    made = client(graph, *words, "train.local_steps=400", "model.hidden=64", "model.dropout=0", "train.weight_decay=0")
     made.train()
     auc = made.scores()["test-auc"][0]
-    assert abs(auc - 0.5) < 0.06 if hides else auc > 0.7
+    assert auc > 0.6 if leak else auc < 0.54
+
+
+def test_a_held_out_edge_is_a_negative_as_often_as_any_other_pair():
+    """Pairs to draw: all that are no training edge; a held-out edge is drawn as often as chance has it."""
+    made = client(random_graph(nodes=40, edges=200), "task.negatives=40", "train.local_steps=10")
+    held = {split: as_pairs(torch.from_numpy(task_of(made).items[split])) for split in ("train", "val", "test")}
+    drawn = [tuple(sorted(pair)) for batch in made.batches() for pair in batch.nodes[:, batch.y == 0].T.tolist()]
+    assert not {frozenset(pair) for pair in drawn} & held["train"]
+    share = np.mean([frozenset(pair) in held["val"] | held["test"] for pair in drawn])
+    free = 40 * 39 / 2 - len(held["train"])
+    expected = len(held["val"] | held["test"]) / free
+    assert len(drawn) > 4000
+    assert abs(share - expected) < 0.35 * expected
 
 
 def test_a_planted_partition_is_found_up_to_its_ceiling():
