@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedomd
 from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
@@ -67,10 +68,16 @@ class FedOMDClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require the orthogonal GCN."""
+        """Require the orthogonal GCN and, of a sampled step, moments of the nodes that it computes."""
         if not isinstance(model, OrthoGCN):
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} needs model=fedomd, got model={cfg.model.name}: set model=fedomd"
+            )
+        params = method_params(cls, cfg)
+        if params.cmd and params.beta and params.cmd_nodes == "all" and cfg.train.sampler != "none":
+            raise FedGraphError(
+                f"strategy.cmd_nodes=all compares moments of all nodes, and a step of train.sampler={cfg.train.sampler} has "
+                "those of its training nodes: set strategy.cmd_nodes=train or train.sampler=none"
             )
 
     def receive(self, groups: dict[str, Arrays]) -> None:

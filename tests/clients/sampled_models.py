@@ -18,6 +18,10 @@ ROOT = Path(__file__).parents[2]
 SAMPLED = ["train.sampler=neighbors", "train.batch_size=4"]
 
 
+IN_PARTS = {"fedomd": ("strategy.cmd_nodes=train",)}
+"""What a method that samples needs beside the sampler."""
+
+
 EVERY = [*SAMPLED, "train.fanout=[-1,-1]"]
 
 

@@ -21,7 +21,7 @@ from fedgraph_flwr.numerics.blocks import batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.tasks import Batch
-from tests.clients.sampled_models import EVERY, MODELS, ROOT, SAMPLED, WORDS, built, grads, samples
+from tests.clients.sampled_models import EVERY, IN_PARTS, MODELS, ROOT, SAMPLED, WORDS, built, grads, samples
 from tests.support import call_fresh, same_result
 
 
@@ -171,7 +171,7 @@ QUICK = {"fedavg", "fedomd", "fedspa", "fedgta", "scaffold"}
 )
 def test_every_method_that_samples_trains_on_batches(strategy, go):
     depth = models.probe(compose([f"strategy={strategy}"]).model).sampled_hops
-    run = go(strategy, *SAMPLED, f"train.fanout={[3] * depth}", "rounds=2")
+    run = go(strategy, *SAMPLED, f"train.fanout={[3] * depth}", "rounds=2", *IN_PARTS.get(strategy, ()))
     assert all(np.isfinite(array).all() for array in run.arrays.values())
     assert len(run.rounds) == 2
 

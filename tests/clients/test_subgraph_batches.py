@@ -17,7 +17,7 @@ from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
-from tests.clients.sampled_models import MODELS, ROOT, grads, samples
+from tests.clients.sampled_models import IN_PARTS, MODELS, ROOT, grads, samples
 from tests.clients.sampled_models import WORDS as NEIGHBOURS
 from tests.methods import small_runs as small
 from tests.methods.small_runs import by_default
@@ -256,7 +256,7 @@ def reads_parts(strategy):
     ],
 )
 def test_every_method_that_samples_trains_on_parts(strategy, sampler, go):
-    run = go(strategy, *SAMPLERS[sampler], "rounds=2")
+    run = go(strategy, *SAMPLERS[sampler], "rounds=2", *IN_PARTS.get(strategy, ()))
     assert all(np.isfinite(array).all() for array in run.arrays.values())
     assert len(run.rounds) == 2
 

@@ -365,6 +365,18 @@ def test_moments_of_training_nodes_are_weighted_by_their_number(run, targets, tm
         np.testing.assert_allclose(target["moments"], union_moments(parts), rtol=1e-9, atol=1e-12)
 
 
+def test_a_sampler_with_all_neighbours_trains_as_the_whole_graph(run):
+    """With moments of training nodes; those of all nodes are not in a batch, so they are refused."""
+    overrides = [*FEDOMD, "dtype=float64", "model.dropout=0", "strategy.cmd_nodes=train"]
+    fanout = f"train.fanout={[-1] * compose(overrides).model.layers}"
+    whole, sampled = run(*overrides), run(*overrides, "train.sampler=neighbors", fanout)
+    for name, value in whole.arrays.items():
+        np.testing.assert_allclose(sampled.arrays[name], value, rtol=0, atol=1e-10, err_msg=name)
+    with pytest.raises(FedGraphError, match=r"set strategy\.cmd_nodes=train or train\.sampler=none"):
+        run(*FEDOMD, "train.sampler=neighbors", fanout)
+    run(*FEDOMD, "train.sampler=neighbors", fanout, "strategy.beta=0")
+
+
 def test_dead_layers_leave_the_loss_finite(run, targets, tmp_path):
     """Features of zeros make every hidden feature 0: a layer without a range."""
     finished = run(*FEDOMD, f"graph={uneven_clients(tmp_path / 'zeros', zero=True)}")
