@@ -47,6 +47,21 @@ def test_the_geometric_median_is_the_nearest_point():
     assert objective(HONEST.mean(0)) > best.fun * (1 + 1e-3)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_geometric_median_is_found_also_where_it_is_an_update_or_starts_at_another(seed):
+    """Odd numbers of updates of very different sizes: the coordinates' median is often an update, and so is the minimum."""
+    rng = np.random.default_rng(seed)
+    updates = rng.normal(size=(5, 2)) * 30 ** rng.random((5, 1))
+    updates[1] = updates[0] if seed % 4 == 0 else updates[1]  # two clients that agree
+    starts = [np.median(updates, 0), updates.mean(0), *updates]
+
+    def objective(z):
+        return np.linalg.norm(updates - z, axis=1).sum()
+
+    best = min(minimize(objective, z, method="Nelder-Mead", options={"xatol": 1e-12, "fatol": 1e-12}).fun for z in starts)
+    assert objective(rule("geometric_median", updates)) <= best * (1 + 1e-9)
+
+
 def test_a_norm_bound_by_hand():
     updates = np.array([[3.0, 4.0], [0.0, 1.0], [2.0, 0.0]])  # of norms 5, 1, 2
     np.testing.assert_allclose(rule("norm_bound", updates), (updates * [[2 / 5], [1], [1]]).mean(0))  # at the median, 2
