@@ -17,6 +17,8 @@ published two implementations: xkLi-Allen/AdaFGL at 1ea2b20, called the authors'
 - The paper and OpenFGL train both branches and blend them by s, the default. The authors' code trains one branch, by s ≥ 0.9
   (models/my_model.py, line 61): ``choose_from=0.9``.
 - F of the signed propagation has three layers (models/my_model.py, lines 42 and 134), as here by default: ``message_layers``.
+- The mean that recentres Q is over all N² pairs in both implementations (models/my_model.py, line 169), over the entries of A'
+  here.
 - ``negatives``: weights of unlike pairs, see `fedgraph_flwr.models.adafgl`.
 - Both implementations propagate labels from nodes outside all masks, which are not read here. They also add the known labels
   again in each step. This scales the propagated values and hardly changes a class.

@@ -13,6 +13,10 @@ itself. Ours:
 
 - Nodes are hidden as in FedSage+ (`fedgraph_flwr.methods.impaired`), and all neighbours are read instead of samples of five.
 - Numbers of missing neighbours stay at the client. The authors' code sends them, but does not read them.
+- A peer's target that sums to less than 1e-15 counts as absent in the authors' code (trainer.py, line 121), so that a lost
+  neighbour's mean with a negative sum is replaced by the prototype. Here only an absent one is.
+- Each peer's gradient is computed from zero. The authors' code does not clear gradients between peers (trainer.py, `cal_grad`),
+  so that a reply also contains the gradients for the peers before.
 - Scoring reads generated embeddings too. The authors' code reads zeros there.
 
 Leaves the client, before round 1: its generator, gradients for the other generators, and the number of generated neighbours. In

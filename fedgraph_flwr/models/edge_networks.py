@@ -422,7 +422,10 @@ class Attention(EdgeNetwork):
 
 
 class GATv2(Attention):
-    """GATv2 of ``layers`` convolutions. Each node also attends to itself, with zero edge features."""
+    """GATv2 of ``layers`` convolutions. Each node also attends to itself.
+
+    That edge starts with features of zero, which ``model.edge_updates`` updates like those of other edges.
+    """
 
     loops = True
     samples = True

@@ -12,11 +12,14 @@ clients that replied is n. The weight Φ_i[c] is client i's share of the reliabi
 generator's gradient of d passes through the student only, as in the authors' code (train_fedtad.py, line 269). A gradient
 through the teachers too makes distillation harmful. On Cora (10 clients of about equal size, 20 rounds, seed 0) FedTAD then
 ends at 75.9 % instead of 81.4; FedAvg ends at 81.5. Written from memory of the paper, so without its equation numbers, and
-checked against the authors' code (zyl24/FedTAD 3285d54), which differs in four points:
+checked against the authors' code (zyl24/FedTAD 3285d54), which differs in six points:
 
 - It builds the topology embedding from node ids of sampled walks (util/task_util.py, lines 79-105), which outweigh the features.
   Here it is the return probability, as in the paper.
-- It trains the student with dropout (train_fedtad.py, line 286).
+- It trains the student with dropout (train_fedtad.py, line 286), and its networks drop hidden values in evaluation too, which
+  includes the teachers and all scores (model.py, line 18).
+- It averages models by their clients' nodes (train_fedtad.py, line 181); here ``strategy.weighting`` says by what, by default
+  training nodes.
 - It sets weight decay 5e-4 for generator and student (lines 85 and 86); here the key ``weight_decay``, 0 by default.
 - Its λ1 weighs the cross-entropy (line 273); here it weighs d, as in the equation above. Both are 1 by default.
 
