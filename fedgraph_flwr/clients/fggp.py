@@ -26,8 +26,9 @@ the paper, so without its equation numbers, and checked against the authors' cod
   models/fggp.py, lines 157-176): ``head=initial``, which needs ``inference=prototypes``.
 - Different here: the second view is drawn over pairs only, and the BCE over the N² other pairs is estimated on as many drawn
   pairs, so no matrix is N x N. The authors' BCE also takes (v, v) as a positive pair, and a similar node only in the direction
-  in which it is among the k nearest (models/fggp.py, lines 205-207); here pairs join two nodes, both ways. The augmentor stays at the client; the authors average it. They send prototypes of a
-  pass with dropout, and test on validation nodes too; here neither.
+  in which it is among the k nearest (models/fggp.py, lines 205-207); here pairs join two nodes, both ways. The augmentor stays
+  at the client; the authors average it. They send prototypes of a pass with dropout, and test on validation nodes too; here
+  neither.
 
 OpenFGL predicts with the head. With the head and without the last three terms the method equals FedAvg.
 Leaves the client: what FedAvg sends, and P^c [D] of each class whose weights sum to at least ``min_nodes``.
