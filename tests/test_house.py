@@ -38,9 +38,9 @@ LAYERS = [
 ]
 """Rooms and entry points: each imports from its own layer and those above it in this list, also by way of others.
 
-So nothing below `api` and `cli` imports `party`, a party's wing. A node reaches `party.link` by names in text: class paths of a link
-run (`strategy.server`, `strategy.client`), and the reader of a policy's section `link` (`secure.policy.SECTIONS`). They are imported
-by `config.lookup.locate` when a run or a policy has them.
+So nothing below `api` and `cli` imports `party`, a party's wing. A node reaches `party.link` by names in text: the class paths of
+a link run (`strategy.server`, `strategy.client`), and the reader of a policy's section `link` (`secure.policy.SECTIONS`), which
+`config.lookup.locate` imports when a run or a policy has them.
 """
 
 APART = [

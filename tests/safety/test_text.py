@@ -49,7 +49,7 @@ def test_an_error_that_ends_a_run_is_printed_as_text(client_files, tmp_path, mon
 
 def test_a_page_holds_what_a_summary_says_as_text(run, tmp_path):
     """A summary written by somebody else."""
-    from fedgraph_flwr.report.writing import write_report
+    from tests.support import write_report
 
     out = run("rounds=1").out
     summary = json.loads((out / "summary.json").read_text())

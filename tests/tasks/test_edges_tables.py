@@ -114,7 +114,7 @@ def test_new_payments_read_stored_payments_with_other_parties(work):
     table["target"] %= 15
     table.to_csv(work / "few.csv", index=False)
     predictor = load_predictor(work / "run", 0)
-    spec, whole = dataclasses.replace(predictor.meaning, parallel=True), predictor.own
+    spec, whole = dataclasses.replace(predictor.input_spec, parallel=True), predictor.own
     source, target = whole.edge_index
     mine, x = (source < 15).int() + (target < 15).int(), whole.x.clone()
     x[15:] = 0
