@@ -3,7 +3,7 @@
     P̂ = softmax(f_θ(X, A))                                            θ the model of stage 1, the knowledge extractor
     R_uv = 1[cos(P̂_u, P̂_v) > τ],  u ≠ v;   A' = α A + (1 − α) R        the corrected graph
     X̃ = [X, Â'X, .., Â'^K X],   Â' = D'^{-1/2} (A' + I) D'^{-1/2}
-    L = CE(Z) + κ MSE(Z, P̂) + Σ_j CE(O_j)                             Z, O_1..O_3 of `fedgraph_flwr.models.adafgl`
+    L = CE(Z) + MSE(Z, P̂) + Σ_j CE(O_j)                               Z, O_1..O_3 of `fedgraph_flwr.models.adafgl`
     Y = s (softmax Z + P̂) / 2 + (1 − s) Σ_j softmax(O_j) / 3
     s: accuracy on half of the training nodes of k steps of label propagation from the other half
 
@@ -47,7 +47,7 @@ from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import adafgl
-from fedgraph_flwr.methods.adafgl import EXTRACTOR, STAGE, Params
+from fedgraph_flwr.methods.adafgl import BETA, CONFIDENCE_STEPS, EXTRACTOR, STAGE, STEPS, Params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.adafgl import Branches
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
@@ -98,9 +98,9 @@ class AdaFGLClient(GraphClient):
                 self.graph.num_features,
                 self.graph.num_classes,
                 hidden=net.hidden,
-                steps=p.steps,
+                steps=STEPS,
                 dropout=net.dropout,
-                beta=p.beta,
+                beta=BETA,
                 negatives=p.negatives,
                 message_layers=p.message_layers,
             ).to(self.device, self.dtype)
@@ -153,11 +153,11 @@ class AdaFGLClient(GraphClient):
     @cached_property
     def smooth(self) -> tuple[Any, Any]:
         """X and X̃, each in the format with the fastest product."""
-        x, step, steps = self.model.features(self.graph.x, self.dtype).to(self.device), self.pairs[2], self.params.steps
+        x, step = self.model.features(self.graph.x, self.dtype).to(self.device), self.pairs[2]
         if isinstance(x, SparseMatrix):
-            return x, SmoothedRows(x, step, steps)
+            return x, SmoothedRows(x, step, STEPS)
         blocks = [x]
-        for _ in range(steps):
+        for _ in range(STEPS):
             blocks.append(step @ blocks[-1])
         return x, torch.cat(blocks, 1)
 
@@ -174,7 +174,7 @@ class AdaFGLClient(GraphClient):
         first[known] = F.one_hot(self.y[known], classes).double()
         matrix = SparseMatrix(gcn_adjacency(self.graph.edge_index, n), torch.float64).to(self.device)
         y = first
-        for _ in range(self.params.confidence_steps):
+        for _ in range(CONFIDENCE_STEPS):
             y = 0.5 * first + 0.5 * (matrix @ y)
         return float((y[held_out].argmax(1) == self.y[held_out]).double().mean())
 
@@ -203,7 +203,7 @@ class AdaFGLClient(GraphClient):
         blend, parts = not self.params.choose_from, []
         if blend or self.share == 1:
             z = self.like()
-            parts.append(self.task_loss(z) + self.params.knowledge * F.mse_loss(z, self.knowledge))
+            parts.append(self.task_loss(z) + F.mse_loss(z, self.knowledge))
         if blend or self.share == 0:
             parts.append(torch.stack([self.task_loss(o) for o in self.unlike()]).sum())
         return torch.stack(parts).sum()

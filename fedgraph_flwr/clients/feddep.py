@@ -3,7 +3,7 @@
     h = hidden features of the frozen encoder θ^R; the impaired graph as in FedSage+ (`fedgraph_flwr.methods.impaired`)
     E_i = (1 / m P H) Σ_{v trains} Σ_{p ≤ n_v} min_{u lost by v} ‖z̃_vp − h_u‖²
     E_j, of a peer: the same, with its prototypes instead of the lost neighbours of v
-    L = a SmoothL1(ñ, n) + b (E_i + Σ_{j≠i} E_j) + c CE(θ^R on the impaired graph with z̃)              ``generator_steps`` of Adam
+    L = SmoothL1(ñ, n) + E_i + Σ_{j≠i} E_j + CE(θ^R on the impaired graph with z̃)              ``generator_steps`` of Adam
     then: v aggregates ñ_v generated neighbours, rounded, at most P, in every layer except the first
 
 ñ and z̃ are those of `fedgraph_flwr.models.feddep`; m is the number of training nodes. `fedgraph_flwr.strategies.feddep` lists
@@ -24,8 +24,8 @@ from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_nump
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import feddep
-from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params, Peers, clustered
-from fedgraph_flwr.methods.impaired import ADDED, Impaired, nearest, places, whole_numbers
+from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, WIDTHS, Params, Peers, clustered
+from fedgraph_flwr.methods.impaired import ADDED, HIDDEN_SHARE, Impaired, nearest, places, whole_numbers
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.feddep import DeepGenerator, FusedSAGE, fused_inputs
 from fedgraph_flwr.numerics.losses import task_loss
@@ -65,7 +65,7 @@ class FedDEPClient(GraphClient):
     def impaired(self) -> Impaired:
         """The graph without the hidden nodes."""
         seed = derive_seed(self.cfg.seed, self.graph.client, "hidden")
-        return Impaired.of(self.graph, self.params.hidden_share, self.params.neighbours, seed)
+        return Impaired.of(self.graph, HIDDEN_SHARE, self.params.neighbours, seed)
 
     def encode(self, groups: dict[str, Arrays], graph: Any = None) -> tuple[Tensor, Any]:
         """Return the embeddings [n, H] of a graph (default: the client's) under the encoder in a message, and its inputs."""
@@ -93,7 +93,7 @@ class FedDEPClient(GraphClient):
         peers = Peers.of([torch.from_numpy(own).to(self.device) for own in groups.get(PROTOTYPES, {}).values()])
         whole, _ = self.encode(groups)
         part, inputs = self.encode(groups, self.impaired.graph)
-        make = partial(DeepGenerator, self.cfg.model.hidden, list(p.widths), p.neighbours)
+        make = partial(DeepGenerator, self.cfg.model.hidden, list(WIDTHS), p.neighbours)
         self.policy.check_size(p.neighbours * self.cfg.model.hidden, "a generator")
         self.policy.check_size(counted(make), "a generator")
         made = make().to(self.device, self.dtype)
@@ -120,16 +120,14 @@ class FedDEPClient(GraphClient):
         trains = own.trains.to(self.device)
         if not trains.numel():
             return count.sum() * 0
-        loss = p.count_weight * F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
+        loss = F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
         rows = made.rows(u, own.owner.to(self.device), own.place.to(self.device))
         apart = (rows - whole[nearest(rows, own.truth.to(self.device), whole)]).square().sum() + peers.apart(rows)
-        loss = loss + p.embedding_weight * apart / (trains.numel() * p.neighbours * part.size(1))
-        if p.task_weight:
-            node, place = places(self.whole(count))
-            fused = fused_inputs(inputs, own.graph.edge_index, len(part), made.rows(u, node, place), node)
-            y = self.y[own.kept[own.trains].to(self.device)]
-            loss = loss + p.task_weight * task_loss(self.model(fused)[trains], y, self.cfg.train, self.class_weights)
-        return loss
+        loss = loss + apart / (trains.numel() * p.neighbours * part.size(1))
+        node, place = places(self.whole(count))
+        fused = fused_inputs(inputs, own.graph.edge_index, len(part), made.rows(u, node, place), node)
+        y = self.y[own.kept[own.trains].to(self.device)]
+        return loss + task_loss(self.model(fused)[trains], y, self.cfg.train, self.class_weights)
 
     def take(self) -> None:
         """Add the generated neighbours to the inputs."""

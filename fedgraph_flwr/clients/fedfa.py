@@ -27,7 +27,7 @@ from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedfa
-from fedgraph_flwr.methods.fedfa import GAPS, RUNNING, SPREAD, STATISTICS, Params
+from fedgraph_flwr.methods.fedfa import EPS, GAPS, RUNNING, SPREAD, STATISTICS, Params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.wire.messages import Arrays
@@ -102,12 +102,12 @@ class FedFAClient(GraphClient):
         among = F.one_hot(member, groups).to(h.dtype).T  # [K, N]
         mean = among @ h / size
         centred = h - mean[member]
-        std = (among @ centred.square() / (size - 1) + p.eps).sqrt()
+        std = (among @ centred.square() / (size - 1) + EPS).sqrt()
         drawn = []
         for key, statistic, draw in zip(STATISTICS, (mean, std), noise, strict=True):
             running = self.running[key][layer]
-            own = p.eps + (statistic.var(0) if groups > 1 else (statistic[0] - running).square())
-            drawn.append(statistic + draw * ((1 + sharing(self.spread[key][layer], p.eps)) * own).sqrt())
+            own = EPS + (statistic.var(0) if groups > 1 else (statistic[0] - running).square())
+            drawn.append(statistic + draw * ((1 + sharing(self.spread[key][layer], EPS)) * own).sqrt())
             if n < self.least:  # keep the received values: a mean over so few nodes is not sent
                 continue
             with torch.no_grad():

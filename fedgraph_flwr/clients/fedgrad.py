@@ -2,8 +2,7 @@
 
     g_i = ∇_θ Σ_{v∈V~_i} CE(y_v, ŷ_v)                                              FedStruct, Eqs. (7), (8)
 
-Leaves the client: g_i under the names of the parameters, |V~_i|, scores. With ``local_epochs`` E > 1, unlike the paper, the
-client sums the gradients along E − 1 plain local steps.
+Leaves the client: g_i under the names of the parameters, |V~_i|, scores.
 """
 
 from typing import Any, ClassVar
@@ -53,20 +52,9 @@ class FedGradClient(GraphClient):
     def train(self) -> float:
         """Compute `gradients`, and return the mean loss at the incoming parameters."""
         self.model.train()
-        leaves = self.leaves()
-        losses: list[float] = []
-        found: dict[str, Tensor] = {}
-        self.gradients = {}
-        for _ in range(self.params.local_epochs):
-            with torch.no_grad():
-                for name, part in found.items():
-                    leaves[name] -= self.cfg.train.lr / self.num_train * part
-            loss, grads = self.grads(leaves)
-            found = {name: grad for name, grad in grads.items() if grad is not None}
-            losses.append(float(loss.detach()))
-            for name, part in found.items():
-                self.gradients[name] = self.gradients[name] + part if name in self.gradients else part
-        return losses[0] / self.num_train
+        loss, grads = self.grads(self.leaves())
+        self.gradients = {name: grad for name, grad in grads.items() if grad is not None}
+        return float(loss.detach()) / self.num_train
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Return gradients instead of parameters; zeros for a client without training nodes."""

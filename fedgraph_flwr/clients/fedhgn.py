@@ -22,7 +22,7 @@ from fedgraph_flwr.methods import coefficients
 from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, Params, alignment
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.hetero import EDGE, NODE, HeteroModel
-from fedgraph_flwr.wire.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedHGNClient(GraphClient):
@@ -53,8 +53,7 @@ class FedHGNClient(GraphClient):
         sizes = {NODE: np.array(list(graph.counts.values())), EDGE: edges}
         held_types = {kind: torch.from_numpy(n.nonzero()[0]) for kind, n in sizes.items()}
         self.rows = {name: held_types[self.model.kinds[name]] for name in self.model.coefficients}
-        sampled = self.params.batch_size or self.params.fanout
-        self.whole = None if sampled else self.model.inputs_for(graph.train_mask.nonzero().view(-1).numpy())
+        self.whole = self.model.inputs_for(graph.train_mask.nonzero().view(-1).numpy())
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -88,19 +87,8 @@ class FedHGNClient(GraphClient):
         return {COEFFICIENTS: own}, {}
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batch of each step: all training nodes, or ``batch_size`` of them with sampled neighbours."""
-        if self.whole is not None:
-            yield from [Batch(self.whole, None, self.batch.y)] * self.local_steps
-            return
-        rng = np.random.default_rng(derive_seed(self.cfg.seed, self.graph.client, self.server_round, "batches"))
-        nodes = self.train_nodes.cpu().numpy()
-        size = self.params.batch_size or nodes.size
-        for _ in range(self.local_steps):
-            order = rng.permutation(nodes)
-            for start in range(0, nodes.size, size):
-                chosen = np.sort(order[start : start + size])
-                inputs = self.model.inputs_for(chosen, self.params.fanout, rng)
-                yield Batch(inputs, None, self.y[torch.from_numpy(chosen).to(self.device)])
+        """Yield the batch of each step: all training nodes."""
+        yield from [Batch(self.whole, None, self.batch.y)] * self.local_steps
 
     def loss(self) -> Tensor:
         """Return L_task + λ L_align of one batch."""

@@ -1,7 +1,7 @@
 """FedLIT client (Xie, Xiong & Yang, WWW 2023): clusters links into types and trains a branch for each.
 
     types        t_e = argmax_r cos([z_u ‖ z_v], c_r)             expectation, z the projection without dropout
-    centroids    c_r = mean_{e: t_e = r} [z_u ‖ z_v]       maximisation; ``em_steps`` of both per round, from the server's centres
+    centroids    c_r = mean_{e: t_e = r} [z_u ‖ z_v]       maximisation; one step of both per round, from the server's centres
     training     CE of the model in `fedgraph_flwr.models.fedlit`, with types fixed during the round's steps
 
 In its first round a client starts from the embeddings of k of its links, drawn by the run's seed. A type without links keeps its
@@ -103,11 +103,9 @@ class FedLITClient(GraphClient):
         z = self.embedded()
         pairs, centroids = self.pairs[0], self.centroids(z)
         types = assigned(z, pairs, centroids)
-        self.behind = torch.zeros(self.model.types, dtype=torch.int64, device=self.device)
-        for _ in range(self.params.em_steps):
-            self.behind = self.nodes_behind(types)
-            centroids = means(z, pairs, types, centroids)
-            types = assigned(z, pairs, centroids)
+        self.behind = self.nodes_behind(types)
+        centroids = means(z, pairs, types, centroids)
+        types = assigned(z, pairs, centroids)
         self.memory[CENTROIDS] = centroids
         self.type_links(types)
         self.types = types

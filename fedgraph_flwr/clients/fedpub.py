@@ -31,6 +31,9 @@ from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.trees import Tree
 
+THRESHOLD = 1e-3
+"""Entries of a mask below it count as 0 outside of training; λ1 in the authors' code."""
+
 
 class FedPUBClient(GraphClient):
     """A client with a model whose weight matrices are masked.
@@ -67,7 +70,7 @@ class FedPUBClient(GraphClient):
 
     def masked(self) -> dict[str, Tensor]:
         """Return θ ⊙ μ by the weights' names; outside of training mode, small entries of μ are 0."""
-        least, weights = 0 if self.model.training else self.params.threshold, dict(self.model.named_parameters())
+        least, weights = 0 if self.model.training else THRESHOLD, dict(self.model.named_parameters())
         kept = {n: torch.where(mask.abs() < least, 0, mask) if least else mask for n, mask in self.mu.items()}
         return {name: weights[name] * mask for name, mask in kept.items()}
 

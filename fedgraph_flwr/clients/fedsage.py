@@ -1,10 +1,10 @@
 """FedSage+ client (Zhang et al., NeurIPS 2021, arXiv:2106.13430): generates the neighbours that its nodes lost.
 
-    impaired graph: without ``hidden_share`` of the nodes outside the training and test sets
+    impaired graph: without half of the nodes outside the training and test sets
     n_v, x_v: number of neighbours that v lost by that, at most P, and their features
         G_i = (1 / m P F) Σ_{v trains} Σ_{p ≤ n_v} min_{x ∈ x_v} ‖x̃_vp − x‖²
         G_j, of a peer: the same, with P neighbours of a node that j draws for v instead of x_v
-        L = (a SmoothL1(ñ, n) + b G_i + c CE(classifier on the impaired graph with x̃) + b Σ_{j≠i} G_j) / M   per generator round
+        L = (SmoothL1(ñ, n) + G_i + CE(classifier on the impaired graph with x̃) + Σ_{j≠i} G_j) / M   per generator round
         then: v gets ñ_v neighbours, rounded, at most P, with features x̃_v; the model trains on the graph with them
 
 ñ and x̃ are those of `fedgraph_flwr.models.neighgen`, m training nodes, M clients. Written from memory of the paper, hence
@@ -12,7 +12,7 @@ without its numbers of equations, and from the authors' code, OpenFGL and FedStr
 generated for the original graph, as in FedStruct. With ``source=impaired``, as in the others, hidden nodes get none and visible
 nodes get their hidden neighbours twice. Counts are rounded, as there (``rounding=floor``: the others). The classifier of the
 generator's training is a discarded copy: FedAvg starts from the initial model, as in every method here. Ours: edges to new
-nodes go both ways, and the head is narrower. The authors' ``widths=[256,2048]`` takes 180 MB per client on Cora for generator
+nodes go both ways, and the head is narrower. The authors' widths 256 and 2048 take 180 MB per client on Cora for generator
 and moments.
 
 Leaves the client, before round 1: for its training nodes that lost neighbours, predicted features of these and how many each
@@ -42,8 +42,19 @@ from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedsage
-from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params, drawn_neighbours, with_neighbours
-from fedgraph_flwr.methods.impaired import ADDED, Impaired, apart, nearest, places, whole_numbers
+from fedgraph_flwr.methods.fedsage import (
+    APART,
+    DROPOUT,
+    LATENT,
+    OWNERS,
+    PROPOSED,
+    WEIGHT_DECAY,
+    WIDTHS,
+    Params,
+    drawn_neighbours,
+    with_neighbours,
+)
+from fedgraph_flwr.methods.impaired import ADDED, HIDDEN_SHARE, Impaired, apart, nearest, places, whole_numbers
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.base import compact
 from fedgraph_flwr.models.neighgen import NeighGen
@@ -170,7 +181,7 @@ class FedSageClient(GraphClient):
     def impaired(self) -> Impaired:
         """The graph without the hidden nodes."""
         seed = derive_seed(self.cfg.seed, self.graph.client, "hidden")
-        return Impaired.of(self.graph, self.params.hidden_share, self.params.neighbours, seed)
+        return Impaired.of(self.graph, HIDDEN_SHARE, self.params.neighbours, seed)
 
     @cached_property
     def searched(self) -> Tensor | SparseMatrix:
@@ -186,10 +197,10 @@ class FedSageClient(GraphClient):
                 NeighGen,
                 self.graph.num_features,
                 hidden=self.cfg.model.hidden,
-                latent=p.latent,
-                widths=list(p.widths),
+                latent=LATENT,
+                widths=list(WIDTHS),
                 neighbours=p.neighbours,
-                p=p.generator_dropout,
+                p=DROPOUT,
             )
             self.policy.check_size(p.neighbours * self.graph.num_features, "a generator")
             self.policy.check_size(counted(make), "a generator")
@@ -199,7 +210,7 @@ class FedSageClient(GraphClient):
             classifier = deepcopy(self.model)
             classifier.dense_features = True  # its gradient passes through the features
             trained = [*made.parameters(), *classifier.parameters()]
-            self.generator = made, classifier, Adam(trained, p.generator_lr, p.generator_weight_decay)
+            self.generator = made, classifier, Adam(trained, p.generator_lr, WEIGHT_DECAY)
         return self.generator
 
     @cached_property
@@ -237,7 +248,7 @@ class FedSageClient(GraphClient):
             check_arrays(received, {"sum": tuple(rows.shape)}, "the server")
             apart = torch.from_numpy(received["sum"]).to(rows)
             # 2 (x̃ − x) is the gradient of ‖x̃ − x‖².
-            loss = loss + self.params.feature_weight * self.per_row * 2 * (apart * rows).sum()
+            loss = loss + self.per_row * 2 * (apart * rows).sum()
         (loss / self.cfg.num_clients).backward()
         optimizer.step()
 
@@ -248,22 +259,18 @@ class FedSageClient(GraphClient):
 
     def objective(self, count: Tensor, rows: Tensor, h: Tensor, classifier: Model) -> Tensor:
         """Compute M L without the peers' part."""
-        p, own = self.params, self.impaired
+        own = self.impaired
         trains = own.trains.to(self.device)
         if not trains.numel():
             return count.sum() * 0
-        loss = p.count_weight * F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
+        loss = F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
         x = self.graph.x.to(self.dtype)
         best = nearest(rows.cpu(), own.truth, self.searched)
-        loss = loss + p.feature_weight * self.per_row * (rows - x[best].to(rows)).square().sum()
-        if p.task_weight:
-            node, place = places(self.whole(count.detach()))
-            graph = with_neighbours(own.graph, self.trainable[0].rows(h, node, place).cpu(), node.cpu())
-            logits = classifier.train()(classifier.prepare(graph, self.device, self.dtype))[trains]
-            loss = loss + p.task_weight * task_loss(
-                logits, self.y[own.kept[own.trains]], self.cfg.train, self.class_weights
-            )
-        return loss
+        loss = loss + self.per_row * (rows - x[best].to(rows)).square().sum()
+        node, place = places(self.whole(count.detach()))
+        graph = with_neighbours(own.graph, self.trainable[0].rows(h, node, place).cpu(), node.cpu())
+        logits = classifier.train()(classifier.prepare(graph, self.device, self.dtype))[trains]
+        return loss + task_loss(logits, self.y[own.kept[own.trains]], self.cfg.train, self.class_weights)
 
     # --- the graph with generated neighbours --------------------------------------------------------------------------
 

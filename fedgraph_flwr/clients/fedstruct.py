@@ -35,6 +35,9 @@ from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check, up_to
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
 
+MAX_ENTRIES = 100_000_000
+"""Maximum entries of one client's rows of Ā, which bounds its memory."""
+
 
 class FedStructClient(FedGradClient):
     """Base version: the server holds S, and each client receives the rows of S that it needs.
@@ -159,7 +162,7 @@ class FedStructClient(FedGradClient):
                 self.model.structure_weights,
                 self.pruning,
                 self.owner,
-                self.params.max_entries,
+                MAX_ENTRIES,
                 np.float64 if self.dtype == torch.float64 else np.float32,
                 self.blocks[len(self.found)],
             )

@@ -51,10 +51,10 @@ class PrivateFedStructClient(FedStructClient):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        if self.params.local_epochs > 1 or not self.trains_structure:
+        if not self.trains_structure:
             raise FedGraphError(
-                f"strategy={self.cfg.strategy.name} needs strategy.features=hop2vec and strategy.local_epochs=1,"
-                f" got strategy.features={self.params.features} and strategy.local_epochs={self.params.local_epochs}"
+                f"strategy={self.cfg.strategy.name} needs strategy.features=hop2vec, got"
+                f" strategy.features={self.params.features}"
             )
         self.s = torch.from_numpy(self.structure_features()).to(self.device, self.dtype)
         self.met: dict[int, Matrix] = {}

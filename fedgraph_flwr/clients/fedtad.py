@@ -36,4 +36,4 @@ class FedTADClient(GraphClient):
     @cached_property
     def reliability(self) -> list[float]:
         """Ψ_i [C]."""
-        return reliability(self.graph, self.params.walks, self.policy.min_nodes).tolist()
+        return reliability(self.graph, self.policy.min_nodes).tolist()

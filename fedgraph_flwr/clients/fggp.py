@@ -61,6 +61,9 @@ from fedgraph_flwr.wire.trees import Tree
 
 PAIRS, SINCE, AUGMENTOR = "pairs", "since", "augmentor"
 
+TEMPERATURE, VOTE_TEMPERATURE = 0.5, 0.1
+"""τ of the alignment and τ' of the vote (the authors' code)."""
+
 
 def alignment(q: Tensor, p: Tensor, temperature: float, negatives: str = "both") -> Tensor:
     """Compute the alignment loss of prototypes Q and P of the same classes, [c, D] each.
@@ -210,7 +213,7 @@ class FGGPClient(GraphClient):
         if p.prototype_weight:
             one, known = self.prototypes(first, logits)
             two, _ = self.prototypes(second, logits)
-            aligned = alignment(two[known > 0], one[known > 0], p.temperature, p.negatives)
+            aligned = alignment(two[known > 0], one[known > 0], TEMPERATURE, p.negatives)
             loss = loss + p.prototype_weight * aligned
         return loss
 
@@ -236,7 +239,7 @@ class FGGPClient(GraphClient):
         if self.params.inference == "classifier" or BANK not in self.memory:
             return super().predict()
         mean, label = (self.memory[BANK][name] for name in ("mean", "label"))
-        likeness = F.normalize(self.features(), dim=1) @ F.normalize(mean, dim=1).T / self.params.vote_temperature
+        likeness = F.normalize(self.features(), dim=1) @ F.normalize(mean, dim=1).T / VOTE_TEMPERATURE
         near, at = likeness.topk(min(self.params.votes, len(label)), dim=1)  # [N, votes]
         weight = (near - near[:, :1]).exp()
         votes = weight.new_zeros(len(weight), self.graph.num_classes).scatter_add(1, label[at], weight)

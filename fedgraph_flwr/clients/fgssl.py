@@ -9,7 +9,7 @@
 
 Here z are hidden features of the trained model on a strong view of the graph (80 % of edges dropped, 50 % of feature columns
 zeroed). The features z' are those of the received model, frozen and without dropout, on a weak view (30 %, 30 %). Views are
-drawn in every step. v, u and n are training nodes, at most ``anchors`` of them drawn per step. P_v are those of v's class,
+drawn in every step. v, u and n are training nodes, at most 2,048 of them drawn per step. P_v are those of v's class,
 including v. N(v) are v's neighbours in the whole graph. Written from memory of the paper, so without its equation numbers.
 
 L_C with ``denominator=shared`` is the InfoNCE of the authors' code (`GCL/losses/infonce.py`, commit 1eecabc). All positives and
@@ -21,7 +21,7 @@ local weak view with the local strong one, and leaves L_D unused. OpenFGL uses o
 
 λ_C = λ_D = 0 is FedAvg.
 Leaves the client: what FedAvg sends.
-Cost: three more passes per step, two prepared graphs, and E H + V² products (V training nodes, at most ``anchors``). It helps
+Cost: three more passes per step, two prepared graphs, and E H + V² products (V training nodes). It helps
 where clients' models drift apart within a round: several local steps, few labels.
 """
 
@@ -36,13 +36,22 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.requirements import hidden_features
-from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.config import RunConfig, choice
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import adjacency
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
+
+TEMPERATURE = 0.1
+"""τ (the authors' code)."""
+
+WEAK, STRONG = (0.3, 0.3), (0.8, 0.5)
+"""Shares of edges dropped and of feature columns zeroed in the teacher's and the student's view (the authors' code)."""
+
+ANCHORS = 2048
+"""(ours) Maximum number of training nodes in L_C per step."""
 
 
 @dataclass
@@ -55,12 +64,6 @@ class Params:
     structure_weight: float = 0.1  # λ_D, as OpenFGL; the authors' code computes the term but does not use it
     # L_D over similarities of neighbours | edges: over channels, as OpenFGL
     structure: str = choice("neighbours", ("neighbours", "edges"))
-    temperature: float = number(0.1, low=1e-3)  # τ
-    weak_edges: float = number(0.3, high=1)  # share of edges dropped in the weak view, the teacher's
-    weak_columns: float = number(0.3, high=1)  # share of feature columns zeroed in the weak view
-    strong_edges: float = number(0.8, high=1)  # share of edges dropped in the strong view
-    strong_columns: float = number(0.5, high=1)  # share of feature columns zeroed in the strong view
-    anchors: int = number(2048, low=1)  # (ours) maximum number of training nodes in L_C per step
 
     @property
     def teaches(self) -> bool:
@@ -154,19 +157,19 @@ class FGSSLClient(GraphClient):
         if not p.teaches:
             return loss
         with torch.no_grad():
-            taught = self.teacher.encode(self.view(p.weak_edges, p.weak_columns))
-        z = self.model.encode(self.view(p.strong_edges, p.strong_columns))
+            taught = self.teacher.encode(self.view(*WEAK))
+        z = self.model.encode(self.view(*STRONG))
         if p.contrast:
             rows, y = self.anchors()
-            loss = loss + p.contrast * contrast(z[rows], taught[rows], y, p.temperature, p.denominator)
+            loss = loss + p.contrast * contrast(z[rows], taught[rows], y, TEMPERATURE, p.denominator)
         if p.structure_weight:
-            loss = loss + p.structure_weight * DIVERGENCES[p.structure](z, taught, self.pairs, p.temperature)
+            loss = loss + p.structure_weight * DIVERGENCES[p.structure](z, taught, self.pairs, TEMPERATURE)
         return loss
 
     def anchors(self) -> tuple[Tensor, Tensor]:
         """Return the rows of the nodes in L_C, and their labels."""
         rows = torch.arange(len(self.batch.y), device=self.device) if self.batch.nodes is None else self.batch.nodes
-        count = max(self.params.anchors, self.least)  # a great weight of L_C would leave the gradient of so few nodes
+        count = max(ANCHORS, self.least)  # a great weight of L_C would leave the gradient of so few nodes
         if rows.numel() <= count:
             return rows, self.batch.y
         chosen = torch.randperm(rows.numel())[:count].to(self.device)

@@ -37,8 +37,6 @@ class Params:
     align: float = 0.5  # λ of the local objective, section 5.1; 0: no pools are sent
     # round 1 aligns with: initial coefficients | empty: nothing | zeros, as in the authors' code
     first_pool: str = choice("initial", ("initial", "empty", "zeros"))
-    batch_size: int = 0  # training nodes per step; 0: all
-    fanout: int = 0  # sampled in-edges of each type into a node in training; 0: all
 
 
 def alignment(own: Tensor, pool: Tensor) -> Tensor:

@@ -17,6 +17,9 @@ from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 ENCODER = "encoder"
 """Group sent to clients, once: the model whose hidden features are generated."""
 
+WIDTHS = (256,)
+"""(ours) Widths of the generator's hidden layers."""
+
 BLOCK = 2**22
 """Maximum number of distances to prototypes computed at once."""
 
@@ -32,13 +35,8 @@ class Params:
     neighbours: int = 5  # P, maximum generated neighbours per node; 0 is FedAvg
     prototypes: int = number(10, low=1)  # K, prototypes per client
     min_nodes: int = number(1, low=1)  # minimum nodes in a cluster of embeddings whose mean is sent
-    hidden_share: float = number(0.5, high=1)  # share of nodes outside the training and test sets that are hidden
     generator_steps: int = 50  # training steps of the generator
     generator_lr: float = number(1e-3, without_low=True)  # learning rate of the generator
-    widths: list[int] = number((256,), low=1)  # widths of the generator's hidden layers
-    count_weight: float = 1.0  # a, weight of the number of missing neighbours
-    embedding_weight: float = 1.0  # b, weight of their embeddings
-    task_weight: float = 1.0  # c, weight of the labels
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ GAPS = "gaps"
 
 STATISTICS = ("mean", "std")
 
+EPS = 1e-6
+"""ε, added to variances (the authors' code)."""
+
 
 @dataclass
 class Params:
@@ -27,7 +30,6 @@ class Params:
     p: float = number(0.5, high=1)  # probability with which a layer's features are changed in a step; 0 is FedAvg
     groups: int = number(8, low=1)  # (ours) K groups of nodes that take the role of images, whose statistics vary
     momentum: float = number(0.99, high=1)  # α of the running statistics
-    eps: float = number(1e-6, low=1e-12)  # ε
     # over clients: channel (the paper) | scalar (the authors' code), one for all channels
     variance: str = choice("channel", ("channel", "scalar"))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fedgraph_flwr.config import RunConfig, number
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods.uplink import ARRAYS, Once, Relay, Sum, Uplink
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
@@ -12,7 +12,6 @@ from fedgraph_flwr.wire.messages import MODEL, TRAIN
 class FedGradParams:
     """Keys of gradient averaging."""
 
-    local_epochs: int = number(1, low=1)  # more than 1 deviates from the paper: gradients summed along local steps
     double_softmax: bool = False  # the authors' code: cross-entropy of a softmax of a softmax
 
 

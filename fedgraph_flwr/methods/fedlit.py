@@ -24,7 +24,6 @@ LINKS = "links"
 class Params:
     """Keys of FedLIT."""
 
-    em_steps: int = 1  # clustering steps per round
     # links that a branch reads: those of its cluster | (ours, for comparison) random: drawn once | all
     links: str = choice("clustered", ("clustered", "random", "all"))
 

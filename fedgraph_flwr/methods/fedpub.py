@@ -32,7 +32,6 @@ class Params:
     # λ1, of the masks' L1 norm; the authors' code computes lam1=0 and lam2=0, see clients/fedpub.py
     lam1: float = 1e-3
     lam2: float = 1e-3  # λ2, of the squared distance from the received model
-    threshold: float = 1e-3  # entries of a mask below it count as 0 outside of training; λ1 in the authors' code
 
 
 def random_graph(seed: int, num_features: int, num_classes: int) -> Graph:

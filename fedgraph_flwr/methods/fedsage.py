@@ -25,6 +25,18 @@ OWNERS = "owners"
 APART = "apart"
 """Group. To the server: differences of each client's rows from their nearest candidates [R, F]; to a client: their ``sum``."""
 
+LATENT = 128
+"""Width of the generator's encoder (the authors' code)."""
+
+WIDTHS = (256,)
+"""(ours) Hidden widths of the generator's feature head (authors' code: 256, 2048)."""
+
+DROPOUT = 0.5
+"""Dropout rate of the generator (the authors' code)."""
+
+WEIGHT_DECAY = 1e-4
+"""Weight decay of the generator (the authors' code)."""
+
 
 @dataclass
 class Params:
@@ -32,15 +44,7 @@ class Params:
 
     neighbours: int = 5  # P, most neighbours generated per node; 0 is FedAvg
     generator_rounds: int = 10  # OpenFGL's value (20 in the authors' code): exchanges with the peers, one step each
-    hidden_share: float = number(0.5, high=1)  # share of nodes outside the training and test sets that are hidden
-    latent: int = number(128, low=1)  # width of the encoder's output
-    widths: list[int] = number((256,), low=1)  # (ours) hidden widths of the feature head (authors' code: 256, 2048)
-    generator_dropout: float = number(0.5, high=1, without_high=True)  # dropout rate of the generator
     generator_lr: float = number(1e-3, without_low=True)  # learning rate of the generator
-    generator_weight_decay: float = 1e-4  # weight decay of the generator
-    count_weight: float = 1.0  # a, weight of the number of missing neighbours
-    feature_weight: float = 1.0  # b, weight of their features
-    task_weight: float = 1.0  # c, weight of the labels
     # the graph for which neighbours are generated: original (FedStruct's code) | impaired
     source: str = choice("original", ("original", "impaired"))
     # rounding of predicted counts: nearest (FedStruct's code) | floor

@@ -31,7 +31,6 @@ class FedStructParams(FedGradParams):
     prune: int = 0  # p entries per row (or p·n_i per block, p·n in all); 30 in Table 7; 0 keeps all
     # per_row | per_block (appendix L.2.1) | global (the authors' code)
     prune_mode: str = choice("per_row", ("per_row", "per_block", "global"))
-    max_entries: int = 100_000_000  # most entries of one client's rows of Ā; set prune if it is exceeded
 
     def __post_init__(self) -> None:
         if self.features in ("graphlets", "node2vec"):
@@ -52,12 +51,6 @@ class FedStructAParams(FedGradParams):
     graphlet_size: int = choice(0, (0, 4, 5))
     # standard: each orbit's counts standardised over nodes (the authors' code) | log: log(1 + count) (ours)
     graphlet_scale: str = choice("standard", ("standard", "log"))
-    walks: int = number(10, low=1)  # node2vec, with all defaults of the authors' code: walks per node
-    walk_length: int = number(20, low=1)  # node2vec: nodes per walk
-    window: int = number(10, low=1)  # node2vec: context on either side
-    negatives: int = number(1, low=1)  # node2vec: random nodes per context node
-    p: float = number(1.0, without_low=True)  # node2vec: return parameter
-    q: float = number(1.0, without_low=True)  # node2vec: in-out parameter
     # node2vec: passes of the skip-gram; takes a minute on 3000 nodes, once: the vectors are cached by graph and
     # seed
     epochs: int = number(50, low=1)

@@ -28,29 +28,34 @@ from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField, up_to
 RELIABILITY = "reliability"
 """Key of a client's description: Ψ_i [C]."""
 
+WALKS = 5
+"""p, length of the longest random walk in the topology embedding (the authors' code)."""
+
+NOISE = 32
+"""Width of a generated node's noise (the authors' code)."""
+
+STUDENT_STEPS = 5
+"""Student steps per epoch, after one step of the generator (the authors' code)."""
+
 
 @dataclass
 class Params:
     """Keys of FedTAD."""
 
     epochs: int = 5  # distillation epochs after each average; 0 is FedAvg
-    generator_steps: int = 1  # generator steps per epoch
-    student_steps: int = 5  # student steps per epoch
     nodes: int = number(100, low=1)  # nodes generated per epoch; at least the number of classes
     neighbours: int = number(5, low=2)  # neighbours of a generated node, including itself
-    noise: int = number(32, low=1)  # width of a generated node's noise
-    walks: int = 5  # p, length of the longest random walk in the topology embedding
     lam1: float = 1.0  # λ1, weight of the disagreement that the generator maximises
     lam2: float = 1.0  # λ2, weight of the diversity of generated nodes
     lr: float = number(1e-3, without_low=True)  # learning rate of generator and student
     weight_decay: float = 0.0  # weight decay of generator and student
 
 
-def reliability(graph: Graph, walks: int, min_nodes: int = 0) -> np.ndarray:
+def reliability(graph: Graph, min_nodes: int = 0) -> np.ndarray:
     """Compute Ψ_i, float64 [C]; 0 for classes with fewer than ``min_nodes`` training nodes or a negative sum."""
     source, target = graph.edge_index
     proper = graph.edge_index[:, source != target]
-    returns = torch.from_numpy(return_probabilities(adjacency(proper, graph.num_nodes), walks))
+    returns = torch.from_numpy(return_probabilities(adjacency(proper, graph.num_nodes), WALKS))
     unit = F.normalize(torch.cat([graph.x.double().cpu(), returns], 1), dim=1)
     around = SparseMatrix(random_walk_adjacency(graph.edge_index, graph.num_nodes), torch.float64) @ unit
     alike = (unit * around).sum(1)[graph.train_mask]  # the mean of cosines is the cosine's sum with the mean

@@ -35,7 +35,6 @@ class Params:
     structure_weight: float = 1.0  # weight of the augmentor's loss
     refresh: int = number(10, low=1)  # f (10 to 50), rounds between searches for similar nodes
     near: int = 3  # k, similar nodes per node (1 on arXiv)
-    temperature: float = number(0.5, low=1e-3)  # τ of the alignment
     # negatives in the alignment, prototypes of other classes in: both views (as the authors' code) | other: the other view
     negatives: str = choice("both", ("both", "other"))
     head: str = choice(
@@ -46,7 +45,6 @@ class Params:
     )  # rows per class that the bank keeps from past rounds (10, Twitch 20); 0: only the last round's
     inference: str = choice("prototypes", ("prototypes", "classifier"))  # prototypes | classifier, as OpenFGL
     votes: int = number(30, low=1)  # prototypes that vote (20 to 100)
-    vote_temperature: float = number(0.1, low=1e-3)  # τ' of the vote
     min_nodes: int = number(1, low=1)  # (ours) minimum sum of confidences of a class whose prototype is sent
 
     @property

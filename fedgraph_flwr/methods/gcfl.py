@@ -29,7 +29,6 @@ class Params:
     length: int = number(5, low=2, high=1000)  # GCFL+: norms in a series (10 for some datasets)
     # GCFL+: norms of updates | gradient (the authors' code): norms of the last step's gradient
     series: str = choice("update", ("update", "gradient"))
-    standardize: bool = False  # GCFL+: each series is divided by its standard deviation
 
 
 def distances(series: np.ndarray) -> np.ndarray:

@@ -458,7 +458,7 @@ class HopExchange:
         if 0 < self.max_entries < (entries := size * self.num_nodes // columns):
             raise FedGraphError(
                 f"client {self.client} holds {entries} entries of hop {self.hop}, more than"
-                f" strategy.max_entries={self.max_entries}: set strategy.prune (30 in the paper)"
+                f" {self.max_entries}: set strategy.prune (30 in the paper)"
             )
         self.totals = _accumulated(self.totals, self.weights[:, self.hop - 1], self.current)
 

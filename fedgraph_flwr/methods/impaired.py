@@ -19,6 +19,7 @@ from fedgraph_flwr.wire.messages import Reply
 
 ADDED = "added"  # the number of generated neighbours in a client's reply
 BLOCK = 256  # rows whose candidates are gathered at once
+HIDDEN_SHARE = 0.5  # share of nodes outside the training and test sets that are hidden (FedSage+'s authors' code)
 
 
 def places(count: Tensor) -> tuple[Tensor, Tensor]:

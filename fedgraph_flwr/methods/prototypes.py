@@ -38,10 +38,8 @@ class FedTGPParams(Params):
     """Keys of FedTGP."""
 
     lam: float = 0.1  # λ of Eq. (11), the paper's value; 10 in the script of the authors' code; 0 is Local
-    threshold: float = 100.0  # τ of Eq. (9)
     server_epochs: int = 100  # S, epochs of training the prototypes per round
     server_lr: float = 0.01  # step size of the server's SGD
-    server_batch: int = number(10, low=1)  # prototypes per step of the server
 
 
 def class_means(h: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

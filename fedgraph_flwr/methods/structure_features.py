@@ -28,6 +28,10 @@ from fedgraph_flwr.wire.messages import derive_seed
 Array = NDArray[Any]
 _ORCA_MAX = 2**31 - 1  # orbit-count returns 32-bit numbers, which overflow silently
 _KEPT_VERSION = 1  # version of the stored result of `node2vec`
+WALKS, WALK_LENGTH, WINDOW, NEGATIVES, P, Q = 10, 20, 10, 1, 1.0, 1.0
+"""Node2Vec's walks per node, nodes per walk, context on either side, random nodes per context node, return and in-out parameter,
+all as in the authors' code."""
+
 HOP2VEC_SCALE = 0.05  # standard deviation of the initial values, as in the authors' code
 
 
@@ -125,12 +129,6 @@ def node2vec(
     width: int,
     *,
     seed: int,
-    walks: int = 10,
-    length: int = 20,
-    window: int = 10,
-    negatives: int = 1,
-    p: float = 1.0,
-    q: float = 1.0,
     epochs: int = 50,
 ) -> Array:
     """Compute Node2Vec (Grover & Leskovec, KDD 2016): skip-gram vectors of biased random walks, float32 [n, d_s].
@@ -140,12 +138,6 @@ def node2vec(
         num_nodes: n.
         width: d_s.
         seed: seed of the walks and of the skip-gram.
-        walks: walks that start at each node.
-        length: nodes per walk.
-        window: nodes on either side of a node that are its context.
-        negatives: random nodes per context node.
-        p: return parameter; small values turn back often.
-        q: in-out parameter; small values walk away.
         epochs: passes of the skip-gram over the walks.
 
     Raises:
@@ -156,22 +148,22 @@ def node2vec(
     except ImportError as error:
         raise _missing("node2vec", "gensim") from error
     rng = np.random.default_rng(derive_seed(seed, "walks"))
-    steps = random_walks(_undirected(edges, num_nodes), np.tile(np.arange(num_nodes), walks), length, p, q, rng)
+    steps = random_walks(_undirected(edges, num_nodes), np.tile(np.arange(num_nodes), WALKS), WALK_LENGTH, P, Q, rng)
     sentences = [list(map(str, walk)) for walk in steps[rng.permutation(len(steps))].tolist()]
-    skip_gram = {"sg": 1, "window": window, "negative": negatives, "epochs": epochs, "min_count": 1}
+    skip_gram = {"sg": 1, "window": WINDOW, "negative": NEGATIVES, "epochs": epochs, "min_count": 1}
     model = Word2Vec(sentences, vector_size=width, workers=1, seed=seed % 2**31, **skip_gram)
     return np.asarray(model.wv[list(map(str, range(num_nodes)))], np.float32)
 
 
-def kept_node2vec(edges: Array, num_nodes: int, width: int, **how: Any) -> Array:
+def kept_node2vec(edges: Array, num_nodes: int, width: int, *, seed: int, epochs: int = 50) -> Array:
     """Return `node2vec` from the cache, keyed by the edges and all settings; it takes a minute on 3000 nodes."""
-    settings = json.dumps([_KEPT_VERSION, num_nodes, width, how], sort_keys=True).encode()
+    settings = json.dumps([_KEPT_VERSION, num_nodes, width, seed, epochs]).encode()
     key = hashlib.sha256(settings + np.ascontiguousarray(edges, np.int64).tobytes()).hexdigest()
     path = cache_dir() / f"node2vec-{key[:24]}.safetensors"
     with FileLock(path.with_suffix(".lock")):
         with contextlib.suppress(FedGraphError):  # missing or damaged
             return np.asarray(read_tensors(path)[0]["vectors"])
-        vectors = node2vec(edges, num_nodes, width, **how)
+        vectors = node2vec(edges, num_nodes, width, seed=seed, epochs=epochs)
         write_tensors(path, {"vectors": torch.from_numpy(vectors)}, {})
     return vectors
 

@@ -100,23 +100,12 @@ class InEdges:
         order = np.lexsort((relation, target))
         return source[order], target[order], relation[order], places[order]
 
-    def into(
-        self, nodes: np.ndarray, fanout: int = 0, rng: np.random.Generator | None = None
-    ) -> tuple[np.ndarray, ...]:
-        """Return the edges into ``nodes`` [n]: their positions [e], and the index of each edge's target among the nodes [e].
-
-        With ``fanout``, at most that many edges of each type into each node, drawn without replacement.
-        """
+    def into(self, nodes: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the edges into ``nodes`` [n]: their positions [e], and the index of each edge's target among the nodes [e]."""
         count = self.start[nodes + 1] - self.start[nodes]
         target = np.repeat(np.arange(nodes.size), count)
         edge = np.arange(target.size) + np.repeat(self.start[nodes] - (np.cumsum(count) - count), count)
-        if not fanout or rng is None:
-            return edge, target
-        pair = target * (int(self.relation.max(initial=0)) + 1) + self.relation[edge]  # ascending
-        shuffled = np.lexsort((rng.random(pair.size), pair))
-        rank = np.arange(pair.size) - np.searchsorted(pair, pair)
-        kept = np.sort(shuffled[rank < fanout])
-        return edge[kept], target[kept]
+        return edge, target
 
 
 @dataclass
@@ -161,8 +150,6 @@ def blocks(
     offsets: np.ndarray,
     outputs: np.ndarray,
     layers: int,
-    fanout: int = 0,
-    rng: np.random.Generator | None = None,
     draw: Callable[[np.ndarray, int], tuple[np.ndarray, ...]] | None = None,
 ) -> list[Block]:
     """Return the blocks that each of ``layers`` layers must compute so that the last one gives ``outputs``, first layer first.
@@ -172,16 +159,14 @@ def blocks(
         offsets: flat number of the first node of each type, then N, [A + 1].
         outputs: flat numbers of the requested nodes, ascending.
         layers: number of layers.
-        fanout: most sampled in-edges of each type into each node; 0: all.
-        rng: draws the sample.
-        draw: returns the edges into some nodes in a hop instead, as `InEdges.drawn` does.
+        draw: returns some of the edges into some nodes in a hop, as `InEdges.drawn` does; None: all of them.
     """
     found: list[Block] = []
     for hop in range(layers):
         if draw is not None:
             source, target, relation, place = draw(outputs, hop)
         else:
-            edge, target = edges.into(outputs, fanout, rng)
+            edge, target = edges.into(outputs)
             source, relation, place = edges.source[edge], edges.relation[edge], edges.place[edge]
         inputs = np.union1d(outputs, source)
         found.append(
@@ -450,9 +435,9 @@ class HeteroModel(Model):
         projection: Tensor = (self.entities if self.num_bases else self.free)[name]
         return projection
 
-    def inputs_for(self, targets: np.ndarray, fanout: int = 0, rng: np.random.Generator | None = None) -> HeteroInputs:
-        """Prepare the pass over some target nodes [n], ascending; with a ``fanout``, over sampled neighbours."""
-        return self._inputs(blocks(self.edges, self.offsets, targets + self._first, self.num_layers, fanout, rng))
+    def inputs_for(self, targets: np.ndarray) -> HeteroInputs:
+        """Prepare the pass over some target nodes [n], ascending."""
+        return self._inputs(blocks(self.edges, self.offsets, targets + self._first, self.num_layers))
 
     def sampled_inputs(self, targets: np.ndarray, fanout: Sequence[int], key: int, stable: bool) -> HeteroInputs:
         """Prepare the pass over some target nodes [n], ascending, with draws of a step's key (`InEdges.drawn`).

@@ -58,7 +58,7 @@ class FedStructA(FedGrad):
         if client is None:
             return None
         count, own = self.clients[client].description["num_train"], len(self.nodes[client])
-        most = self.params.local_epochs * (1 + 1e-5)  # one difference of probabilities per local step
+        most = 1 + 1e-5  # a difference of probabilities
         residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype, -most, most)
         return {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}
 
@@ -115,9 +115,7 @@ class FedStructA(FedGrad):
         if p.features == "graphlets":
             return structure_features.graphlet_degrees(edges, n, p.graphlet_size, p.graphlet_scale)
         if p.features == "node2vec":
-            walk = {"walks": p.walks, "length": p.walk_length, "p": p.p, "q": p.q}
-            skip_gram = {"window": p.window, "negatives": p.negatives, "epochs": p.epochs}
-            return structure_features.kept_node2vec(edges, n, width, seed=seed, **walk, **skip_gram)
+            return structure_features.kept_node2vec(edges, n, width, seed=seed, epochs=p.epochs)
         s = np.empty((n, width))
         for client, ids in self.nodes.items():  # each client's own stream, as in FedStruct-B
             s[ids] = structure_features.hop2vec(ids.size, width, seed, client)

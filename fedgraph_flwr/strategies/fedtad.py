@@ -6,7 +6,7 @@
     generator: min Σ_i Σ_c Φ_i[c] CE(f_{θ_i}(x̂)_c, c) − λ1 d(θ) + λ2 n exp(−mean ‖z_a − z_b‖² ‖x̂_a − x̂_b‖₁)
     student:   min d(θ) over θ, x̂ fixed
 
-After each average: ``epochs`` times ``generator_steps`` generator steps and ``student_steps`` student steps. The number of
+After each average: ``epochs`` times one generator step and five student steps. The number of
 clients that replied is n. The weight Φ_i[c] is client i's share of the reliability for class c over all clients
 (`fedgraph_flwr.methods.fedtad`). The generator and both Adam states are kept between rounds; models run without dropout. The
 generator's gradient of d passes through the student only, as in the authors' code (train_fedtad.py, line 269). A gradient
@@ -25,8 +25,8 @@ checked against the authors' code (zyl24/FedTAD 3285d54), which differs in six p
 
 With 0 epochs FedTAD equals FedAvg.
 Leaves a client: what FedAvg sends, and Ψ_i, once. The server reads every client's model.
-Cost: the server holds n models and runs epochs · (n + 1) · (generator_steps + student_steps) passes over ``nodes`` nodes per
-round. Each client computes walks · E · N products, once. It helps where clients know different classes well.
+Cost: the server holds n models and runs 6 · epochs · (n + 1) passes over ``nodes`` nodes per
+round. Each client computes 5 E N products, once. It helps where clients know different classes well.
 """
 
 from logging import WARNING
@@ -42,7 +42,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedtad
-from fedgraph_flwr.methods.fedtad import RELIABILITY, Params, teacher_weights
+from fedgraph_flwr.methods.fedtad import NOISE, RELIABILITY, STUDENT_STEPS, Params, teacher_weights
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_flwr.numerics.optim import Adam
@@ -96,25 +96,23 @@ class FedTAD(GraphStrategy):
 
     def distilled(self, mean: Arrays, replies: list[Reply]) -> Arrays:
         """Distil the teachers' logits on generated nodes into θ; return the mean if the result is not finite."""
-        p = self.params
         student, teachers = self.network(mean), [self.network(reply.arrays) for reply in replies]
         share = self.teacher_weights([reply.client for reply in replies])
-        made = Generator(p.noise, self.num_features(), self.agreed("num_classes")).to(self.dtype)
+        made = Generator(NOISE, self.num_features(), self.agreed("num_classes")).to(self.dtype)
         if "generator" in self.memory:
             made.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in self.memory["generator"].items()})
         makes = self.optimizer("maker", made.parameters())
         learns = self.optimizer("learner", student.parameters())
-        for _ in range(p.epochs):
+        for _ in range(self.params.epochs):
             z, y = self.noise()
-            for _ in range(p.generator_steps):
-                makes.zero_grad()
-                self.generator_loss(made(z, y), z, y, student, teachers, share).backward()
-                makes.step()
+            makes.zero_grad()
+            self.generator_loss(made(z, y), z, y, student, teachers, share).backward()
+            makes.step()
             x = made(z, y).detach()
             inputs = self.inputs(x, student)
             with torch.no_grad():
                 teacher_logits = [teacher(inputs) for teacher in teachers]
-            for _ in range(p.student_steps):
+            for _ in range(STUDENT_STEPS):
                 learns.zero_grad()
                 disagreement(student(inputs), teacher_logits, y, share).backward()
                 learns.step()
@@ -161,7 +159,7 @@ class FedTAD(GraphStrategy):
         """Draw z [n, noise] and y [n]; class counts differ by at most one."""
         classes = self.agreed("num_classes")
         n = max(self.params.nodes, classes)
-        return torch.randn(n, self.params.noise, dtype=self.dtype), torch.arange(n) % classes
+        return torch.randn(n, NOISE, dtype=self.dtype), torch.arange(n) % classes
 
     @property
     def dtype(self) -> torch.dtype:

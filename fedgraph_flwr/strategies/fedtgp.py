@@ -29,6 +29,12 @@ from fedgraph_flwr.wire.trees import as_arrays
 GENERATOR = "generator"
 """Name of P̊ and θ_F in `memory`."""
 
+THRESHOLD = 100.0
+"""τ of Eq. (9)."""
+
+BATCH = 10
+"""Prototypes per step of the server (the authors' code)."""
+
 
 class Generator(nn.Module):
     """P̊ and F; its output is P̂ [C, D]."""
@@ -69,13 +75,13 @@ class FedTGP(FedProto):
         """Solve Eqs. (9) and (10) for prototypes [M, C, D] and whether they exist [M, C], and store the result in `memory`."""
         p, (rows, classes) = self.params, np.nonzero(count)
         sent, y = torch.from_numpy(means[rows, classes]), torch.from_numpy(classes)
-        delta = F.one_hot(y, self.shape[0]).to(sent.dtype) * margin(sent, y, p.threshold)
+        delta = F.one_hot(y, self.shape[0]).to(sent.dtype) * margin(sent, y, THRESHOLD)
         generator = self.generator
         generator.load_state_dict({name: torch.from_numpy(value) for name, value in self.memory[GENERATOR].items()})
         optimizer = SGD(generator.parameters(), p.server_lr)
         stream = torch.Generator().manual_seed(derive_seed(self.cfg.seed, GENERATOR, self.server_round))
         for _ in range(p.server_epochs):
-            for batch in torch.randperm(len(y), generator=stream).split(p.server_batch):
+            for batch in torch.randperm(len(y), generator=stream).split(BATCH):
                 optimizer.zero_grad()
                 F.cross_entropy(-distances(sent[batch], generator()) - delta[batch], y[batch]).backward()
                 optimizer.step()

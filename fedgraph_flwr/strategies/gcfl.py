@@ -136,9 +136,5 @@ class GCFL(GraphStrategy):
         at = self.at(members)
         if not self.params.plus:
             return np.clip(1 + self.memory["cosine"][np.ix_(at, at)], 0, 2)
-        series = self.memory["series"][at]
-        if self.params.standardize:
-            deviation = series.std(axis=1, keepdims=True)
-            series = series / np.where(deviation > 0, deviation, 1)
-        apart = distances(series)
+        apart = distances(self.memory["series"][at])
         return apart.max() - apart

@@ -144,7 +144,7 @@ def test_the_resolved_configuration_holds_every_own_key(name):
 
 def test_a_key_that_is_given_goes_over_the_default_and_another_method_starts_from_its_own(tmp_path):
     cfg = compose(["strategy=fedtgp", "strategy.lam=3"])
-    assert (cfg.strategy.params["lam"], cfg.strategy.params["threshold"]) == (3, 100.0)
+    assert (cfg.strategy.params["lam"], cfg.strategy.params["server_epochs"]) == (3, 100)
     other = compose(["strategy=fedprox", "strategy.mu=4"])
     (tmp_path / "config.yaml").write_text(to_yaml(other))
     for base in (to_json(other), tmp_path / "config.yaml"):

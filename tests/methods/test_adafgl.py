@@ -8,6 +8,7 @@ from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.adafgl import AdaFGLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.adafgl import BETA, STEPS
 from fedgraph_flwr.numerics.sparse import SmoothedRows
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.adafgl import AdaFGL
@@ -66,14 +67,14 @@ def by_hand(client, program):
     root = 1 / np.sqrt(loops.sum(1))
     smoother = root[:, None] * loops * root
     blocks = [graph.x.double().numpy()]
-    for _ in range(p.steps):
+    for _ in range(STEPS):
         blocks.append(smoother @ blocks[-1])
     wide, nets = np.concatenate(blocks, 1), client.branches
     f = mlp(nets.messages, wide)
     rows = softmax(f)
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     at = mixed > 0
-    q = p.beta * r + (1 - p.beta) * unit @ unit.T
+    q = BETA * r + (1 - BETA) * unit @ unit.T
     mean, top = q[at].mean(), q[at].max()
     below = np.maximum((-q if program else q - mean) / mean, -1)
     q = np.where(at, np.where(q > mean, (q - mean) / (top - mean), below), 0) + np.eye(N)
@@ -260,7 +261,7 @@ def test_a_client_that_was_not_reached_is_asked_again(run, monkeypatch):
 
 @pytest.mark.parametrize(
     "word",
-    ["extractor_rounds=-1", "alpha=1.5", "alike=-1", "negatives=odd", "steps=-1", "softmaxes=3", "choose_from=2"],
+    ["extractor_rounds=-1", "alpha=1.5", "alike=-1", "negatives=odd", "softmaxes=3", "choose_from=2"],
 )
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=f"strategy.{word.partition('=')[0]}"):

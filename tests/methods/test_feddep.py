@@ -11,7 +11,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import feddep as methods
 from fedgraph_flwr.methods.feddep import Peers, clustered
 from fedgraph_flwr.methods.impaired import places
-from fedgraph_flwr.models.feddep import DeepGenerator
+from fedgraph_flwr.models.feddep import DeepGenerator, fused_inputs
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.runs.folder import ROUNDS, read_rounds
 from fedgraph_flwr.secure.policy import Policy
@@ -20,12 +20,18 @@ from tests.conftest import client_graph
 from tests.support import assert_same_arrays, call_fresh, recorded_messages, same_result
 
 N, H, P = 24, 6, 3
-KEYS = ["strategy.neighbours=3", "strategy.widths=[7]", "strategy.prototypes=4", "strategy.encoder_rounds=1"]
+KEYS = ["strategy.neighbours=3", "strategy.prototypes=4", "strategy.encoder_rounds=1"]
 WORDS = ["strategy=feddep", f"model.hidden={H}", *KEYS, "strategy.generator_steps=3"]
 
 
+@pytest.fixture(autouse=True)
+def small_generators_of_all_hidden_nodes(monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.clients.feddep.WIDTHS", (7,))
+    monkeypatch.setattr("fedgraph_flwr.clients.feddep.HIDDEN_SHARE", 1)
+
+
 def client_of(*overrides):
-    cfg = compose([*WORDS, "dtype=float64", "model.dropout=0", "strategy.hidden_share=1", *overrides])
+    cfg = compose([*WORDS, "dtype=float64", "model.dropout=0", *overrides])
     return FedDEPClient(cfg, client_graph(0, N))
 
 
@@ -83,8 +89,16 @@ def test_the_fused_convolution_by_hand():
     np.testing.assert_allclose(found[others], alone[others], rtol=1e-10)
 
 
-def test_the_objective_by_hand():
-    client = client_of("strategy.task_weight=0", "strategy.count_weight=0.7", "strategy.embedding_weight=0.3")
+def test_the_objective_by_hand(monkeypatch):
+    """Its third term is that of the fused network's logits on the graph with generated neighbours."""
+    seen = []
+
+    def task(logits, y, *_):
+        seen.append((logits, y))
+        return 3.0
+
+    monkeypatch.setattr("fedgraph_flwr.clients.feddep.task_loss", task)
+    client = client_of()
     theta = encoder_of(client)
     whole, _ = client.encode({"encoder": theta})
     part, inputs = client.encode({"encoder": theta}, client.impaired.graph)
@@ -105,7 +119,12 @@ def test_the_objective_by_hand():
     assert own.owner.numel() > 2
     torch.manual_seed(1)
     found = client.objective(made, part, inputs, whole, Peers.of(peers)).item()
-    assert found == pytest.approx(0.7 * smooth + 0.3 * apart / (len(trains) * P * H), rel=1e-10)
+    assert found == pytest.approx(smooth + apart / (len(trains) * P * H) + 3, rel=1e-10)
+    (logits, y), kept = seen[0], own.kept[own.trains]
+    assert torch.equal(y, client.graph.y[kept])
+    node, place = places(client.whole(count))
+    fused = fused_inputs(inputs, own.graph.edge_index, len(part), made.rows(u, node, place), node)
+    torch.testing.assert_close(logits, client.model(fused)[own.trains])
 
 
 @pytest.mark.parametrize("block", [1, 2**22])
@@ -126,15 +145,17 @@ def test_rows_go_to_the_nearest_prototype_of_each_peer(monkeypatch, block):
     assert Peers.of(peers).apart(rows[:0]).item() == 0
 
 
-def test_the_task_reaches_the_generator_and_not_the_encoder():
-    client = client_of("strategy.count_weight=0", "strategy.embedding_weight=0")
+def test_the_task_reaches_the_generator_and_not_the_encoder(monkeypatch):
+    client = client_of()
     theta = encoder_of(client)
     whole, _ = client.encode({"encoder": theta})
     part, inputs = client.encode({"encoder": theta}, client.impaired.graph)
     made = DeepGenerator(H, [7], P).double()
     with torch.no_grad():
         made.count.bias += 2
-    client.objective(made, part, inputs, whole, Peers.of([])).backward()
+    with_task = client.objective(made, part, inputs, whole, Peers.of([]))
+    monkeypatch.setattr("fedgraph_flwr.clients.feddep.task_loss", lambda *_: 0)
+    (with_task - client.objective(made, part, inputs, whole, Peers.of([]))).backward()
     assert made.heads[0].weight.grad.any()
     client.mend({"encoder": theta}, {})
     for name, tensor in client.shared.items():
@@ -145,7 +166,7 @@ def test_the_task_reaches_the_generator_and_not_the_encoder():
 @pytest.mark.parametrize("steps", [0, 4])
 def test_the_generator_is_trained_for_its_steps_and_reads_the_whole_graph(steps):
     """Mended as by a loop of so many steps of Adam on the objective."""
-    client = client_of(f"strategy.generator_steps={steps}", "strategy.generator_lr=0.1", "strategy.count_weight=3")
+    client = client_of(f"strategy.generator_steps={steps}", "strategy.generator_lr=0.1")
     theta, peer = encoder_of(client), np.random.default_rng(0).random((4, H))
     torch.manual_seed(2)
     client.mend({"encoder": theta, "prototypes": {"1": peer}}, {})
@@ -225,7 +246,7 @@ def test_fresh_clients_a_cohort_and_a_resumption_end_alike(run, monkeypatch):
     same_result(run(*overrides), whole)
 
 
-@pytest.mark.parametrize("word", ["model=gcn", "model.layers=1", "strategy.prototypes=0", "strategy.widths=[0]"])
+@pytest.mark.parametrize("word", ["model=gcn", "model.layers=1", "strategy.prototypes=0"])
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=word.partition("=")[0].replace("model.layers", "model").split(".")[-1]):
         check_method(compose(["strategy=feddep", word]))

@@ -7,6 +7,7 @@ import torch
 from fedgraph_flwr.clients.fedfa import FedFAClient, sharing
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.fedfa import EPS
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.fedfa import FedFA
@@ -14,11 +15,11 @@ from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.conftest import client_graph
 from tests.support import recorded_messages
 
-H, EPS, ALPHA = 6, 1e-3, 0.9
+H, ALPHA = 6, 0.9
 
 
 def configured(*overrides):
-    keys = [f"model.hidden={H}", f"strategy.eps={EPS}", f"strategy.momentum={ALPHA}", "strategy.groups=4"]
+    keys = [f"model.hidden={H}", f"strategy.momentum={ALPHA}", "strategy.groups=4"]
     return compose(["strategy=fedfa", "dtype=float64", "strategy.p=1", "model.layers=3", *keys, *overrides])
 
 

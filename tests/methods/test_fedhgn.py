@@ -15,7 +15,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.coefficients import alignment, shuffled_pool
-from fedgraph_flwr.models.hetero import InEdges, TypeWeight, blocks
+from fedgraph_flwr.models.hetero import TypeWeight
 from fedgraph_flwr.models.rgcn import RGCN
 from fedgraph_flwr.models.simple_hgn import SimpleHGN
 from fedgraph_flwr.partition import store
@@ -292,35 +292,6 @@ def test_some_targets_give_the_rows_of_all():
     assert part.nodes.numel() <= inputs.nodes.numel()
 
 
-def test_sampled_neighbours():
-    """At most ``fanout`` in-edges of each type into each node, means over those kept; enough of them is all of them."""
-    model, inputs, graph = built(graph=typed_client(0, edges=60))
-    everyone = np.arange(graph.counts["person"])
-    rng = np.random.default_rng(0)
-    torch.testing.assert_close(model(model.inputs_for(everyone, 1000, rng)), model(inputs))
-    whole = InEdges(graph)
-    source, target, relation = graph.flat_edges()
-    there = set(zip(source.tolist(), target.tolist(), relation.tolist(), strict=True))
-    outputs = np.arange(graph.num_nodes)
-    for block in blocks(whole, graph.offsets(), outputs, 2, 2, rng):
-        ends = list(zip(block.inputs[block.source], block.outputs[block.target], block.relation, strict=True))
-        assert set(ends) <= there
-        into = {}
-        for (_, t, r), weight in zip(ends, block.mean_weights(), strict=True):
-            into.setdefault((t, r), []).append(weight)
-        degree = {key: min(2, sum(1 for e in zip(target, relation, strict=True) if e == key)) for key in into}
-        assert {key: len(weights) for key, weights in into.items()} == degree
-        assert all(sum(weights) == pytest.approx(1) for weights in into.values())
-    counts = np.zeros(5)  # every one of five parallel choices is taken equally often
-    star = typed_client(0, people=1, papers=5, edges=1)
-    star.edges = {("paper", "of", "person"): torch.tensor([[0, 1, 2, 3, 4], [0, 0, 0, 0, 0]])}
-    into_person = InEdges(star)
-    for _ in range(1000):
-        edge, _ = into_person.into(np.array([5]), 2, rng)
-        counts[into_person.source[edge]] += 1
-    assert np.abs(counts / 2000 - 0.2).max() < 0.04
-
-
 # --- alignment --------------------------------------------------------------------------------------------------------
 
 
@@ -591,18 +562,6 @@ def test_an_interrupted_run_goes_on(run, typed_files, tmp_path):
     half = run(*overrides, "rounds=2")
     resumed = run(*overrides, "rounds=4", f"resume={half.out}", f"out={half.out}")
     assert_same_arrays(resumed.arrays, whole.arrays)
-
-
-def test_sampled_batches_train(run, typed_files):
-    finished = run(
-        *WORDS, typed_files(), "strategy.batch_size=2", "strategy.fanout=2", "rounds=8", "train.local_steps=3"
-    )
-    losses = [r["train"]["train_loss"] for r in finished.rounds]
-    assert losses[-1] < losses[0]
-    batches = list(client_of(*WORDS, "strategy.batch_size=2", "train.local_steps=1").batches())
-    assert [batch.y.numel() for batch in batches] == [2, 1]
-    client = client_of(*WORDS, "strategy.batch_size=2", "train.local_steps=1")
-    assert sorted(torch.cat([batch.y for batch in client.batches()])) == sorted(client.y[client.train_nodes])
 
 
 @pytest.mark.slow

@@ -243,7 +243,7 @@ def test_clients_are_scored_by_the_centres_of_the_last_round(run, monkeypatch):
         np.testing.assert_allclose(centres, wanted)
 
 
-@pytest.mark.parametrize("word", ["model=gcn", "model.types=0", "strategy.em_steps=-1"])
+@pytest.mark.parametrize("word", ["model=gcn", "model.types=0", "strategy.links=odd"])
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=word.partition("=")[0]):
         check_method(compose(["strategy=fedlit", word]))

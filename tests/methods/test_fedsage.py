@@ -17,6 +17,7 @@ from fedgraph_flwr.methods.impaired import apart, nearest, places
 from fedgraph_flwr.models.neighgen import NeighGen
 from fedgraph_flwr.models.sage import GraphSAGE
 from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.fedsage import FedSage
@@ -25,11 +26,19 @@ from tests.conftest import client_graph
 from tests.support import call_fresh, recorded_messages, same_result
 
 N, P = 24, 3
-WORDS = ["strategy=fedsage", "model.hidden=8", "strategy.latent=6", "strategy.widths=[7]", "strategy.neighbours=3"]
+WORDS = ["strategy=fedsage", "model.hidden=8", "strategy.neighbours=3"]
+
+
+@pytest.fixture(autouse=True)
+def small_generators(monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.clients.fedsage.LATENT", 6)
+    for client in ("fedsage", "feddep"):
+        monkeypatch.setattr(f"fedgraph_flwr.clients.{client}.WIDTHS", (7,))
+        monkeypatch.setattr(f"fedgraph_flwr.clients.{client}.HIDDEN_SHARE", 1)
 
 
 def client_of(*overrides, client=0):
-    cfg = compose([*WORDS, "num_clients=3", "dtype=float64", "model.dropout=0", "strategy.hidden_share=1", *overrides])
+    cfg = compose([*WORDS, "num_clients=3", "dtype=float64", "model.dropout=0", *overrides])
     return FedSageClient(cfg, client_graph(client, N))
 
 
@@ -38,7 +47,7 @@ def hidden_of(graph):
     return (~graph.train_mask & ~graph.test_mask).numpy()
 
 
-def test_what_the_impaired_graph_lacks_by_hand():
+def test_what_the_impaired_graph_lacks_by_hand(monkeypatch):
     client = client_of()
     graph, own = client.graph, client.impaired
     hidden = hidden_of(graph)
@@ -62,7 +71,8 @@ def test_what_the_impaired_graph_lacks_by_hand():
         assert set(known) <= set(rows[owner])
         assert len(set(known)) == len(known)
     assert own.owner.numel() == sum(min(len(lost), P) for lost in rows.values())
-    half = client_of("strategy.hidden_share=0.5").impaired.kept
+    monkeypatch.setattr("fedgraph_flwr.clients.fedsage.HIDDEN_SHARE", 0.5)
+    half = client_of().impaired.kept
     assert N - half.numel() == round(hidden.sum() / 2)
 
 
@@ -160,8 +170,9 @@ def test_m_is_of_the_run_and_not_of_the_partition():
         assert torch.equal(mine, theirs)
 
 
-def test_the_own_part_of_the_objective_by_hand():
-    client = client_of("strategy.task_weight=0", "strategy.count_weight=0.7", "strategy.feature_weight=0.3")
+def test_the_own_part_of_the_objective_by_hand(monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.clients.fedsage.task_loss", lambda *_: 3.0)
+    client = client_of()
     own = client.impaired
     with client.noise(0):
         count, rows, h = client.predicted()
@@ -172,19 +183,23 @@ def test_the_own_part_of_the_objective_by_hand():
     greedy = 0.0
     for r, truth in enumerate(own.truth.tolist()):
         greedy += min(float((rows[r] - x[t]).square().sum()) for t in truth if t >= 0)
-    expected = 0.7 * smooth + 0.3 * greedy / (len(trains) * P * 5)
+    expected = smooth + greedy / (len(trains) * P * 5) + 3
     assert client.objective(count, rows, h, client.trainable[1]).item() == pytest.approx(expected, rel=1e-10)
 
 
-def test_the_task_reaches_the_generator():
-    client = client_of("strategy.count_weight=0", "strategy.feature_weight=0", "strategy.rounding=floor")
+def test_the_task_reaches_the_generator(monkeypatch):
+    client = client_of("strategy.rounding=floor")
     made, _, _ = client.trainable
     for shift in (-100, 102.5):  # nobody misses anybody; everybody misses somebody
         with torch.no_grad():
             made.count.bias += shift
         made.zero_grad()
-        with client.noise(0):
-            client.objective(*client.predicted(), client.trainable[1]).backward()
+        losses = []
+        for task in (task_loss, lambda *_: 0):
+            monkeypatch.setattr("fedgraph_flwr.clients.fedsage.task_loss", task)
+            with client.noise(0):
+                losses.append(client.objective(*client.predicted(), client.trainable[1]))
+        (losses[0] - losses[1]).backward()
         reached = made.heads[0].weight.grad
         assert (reached is not None and bool(reached.any())) == (shift > 0)
 
@@ -212,9 +227,10 @@ def test_the_graph_with_generated_neighbours(source):
     assert client.generator is None
 
 
-def test_new_neighbours_are_generated_without_dropout():
+def test_new_neighbours_are_generated_without_dropout(monkeypatch):
     """ñ and x̃ by hand, of a generator that in training drops most of what its heads read."""
-    client = client_of("strategy.generator_rounds=0", "strategy.generator_dropout=0.9")
+    monkeypatch.setattr("fedgraph_flwr.clients.fedsage.DROPOUT", 0.9)
+    client = client_of("strategy.generator_rounds=0")
     made, _, _ = client.trainable
     with torch.no_grad():
         made.count.bias += 2
@@ -334,17 +350,8 @@ def test_who_generates_nothing_trains_on_the_graph_as_it_is():
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("fedsage", [*WORDS, "strategy.hidden_share=1"]),
-        (
-            "feddep",
-            [
-                "strategy=feddep",
-                "model.hidden=8",
-                "strategy.widths=[7]",
-                "strategy.encoder_rounds=0",
-                "strategy.hidden_share=1",
-            ],
-        ),
+        ("fedsage", WORDS),
+        ("feddep", ["strategy=feddep", "model.hidden=8", "strategy.encoder_rounds=0"]),
     ],
 )
 def test_how_many_neighbours_were_generated_is_told(run, caplog, monkeypatch, name, overrides):
@@ -388,7 +395,7 @@ def test_what_travels(run, monkeypatch):
 def test_a_client_is_sent_the_sum_of_what_its_peers_sent(run, monkeypatch):
     """Its own rows, once per exchange: for the next step, or for the last one before phase ``mend``."""
     with recorded_messages(monkeypatch) as messages:
-        run(*WORDS, "strategy.hidden_share=1", "strategy.generator_rounds=3", "rounds=1")
+        run(*WORDS, "strategy.generator_rounds=3", "rounds=1")
     ups, downs = (
         [from_record(c["apart"]) for way, _, c in messages if way == side and "apart" in c.array_records]
         for side in ("up", "down")
@@ -433,9 +440,7 @@ def test_wrong_owners_are_refused(owner):
         server.verify("generate", reply)
 
 
-@pytest.mark.parametrize(
-    "word", ["neighbours=-1", "widths=[0]", "hidden_share=2", "source=odd", "rounding=up", "latent=0"]
-)
+@pytest.mark.parametrize("word", ["neighbours=-1", "generator_lr=0", "source=odd", "rounding=up"])
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=f"{word.partition('=')[0]}"):
         check_method(compose(["strategy=fedsage", f"strategy.{word}"]))

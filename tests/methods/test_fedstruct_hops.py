@@ -264,7 +264,7 @@ def test_wrong_messages_are_refused():
 def test_limits_and_options_are_checked():
     edges = edges_of("undirected")
     graph = clients_of(edges, partition_of("random", edges))[0]
-    with pytest.raises(FedGraphError, match="max_entries=3"):
+    with pytest.raises(FedGraphError, match=r"more than 3: set strategy\.prune"):
         HopExchange(graph, hop_weights("last", 2), max_entries=3)
     with pytest.raises(FedGraphError, match="3 hops"):
         hop_weights([0.5, 0.5], 3)

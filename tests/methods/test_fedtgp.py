@@ -15,7 +15,7 @@ C, D, RATE, BATCH = 3, 4, 0.2, 3
 
 
 def server_of(*overrides):
-    keys = [f"strategy.server_lr={RATE}", f"strategy.server_batch={BATCH}", "strategy.server_epochs=2"]
+    keys = [f"strategy.server_lr={RATE}", "strategy.server_epochs=2"]
     server = FedTGP(compose(["strategy=fedtgp", "dtype=float64", *keys, *overrides]), None)
     server.clients = {i: ClientInfo(i, i, {"num_classes": C, "width": D}) for i in range(3)}
     server.setup()
@@ -51,7 +51,8 @@ def trained(state, found, y, delta, orders):
     return hidden @ state["outer.weight"].T + state["outer.bias"], state
 
 
-def test_prototypes_are_trained_round_by_round():
+def test_prototypes_are_trained_round_by_round(monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.strategies.fedtgp.BATCH", BATCH)
     server, rng = server_of(), np.random.default_rng(0)
     state = {name: value.copy() for name, value in server.memory["generator"].items()}
     for server_round, count in ((1, [[1, 1, 0], [0, 1, 0], [1, 1, 1]]), (2, [[1, 0, 0], [1, 1, 0], [0, 0, 0]])):
@@ -101,6 +102,6 @@ def test_nothing_is_learnt_of_clients_without_training_nodes():
 
 
 def test_wrong_keys_are_refused():
-    for word in ("threshold=-1", "server_batch=0", "server_lr=-1", "lam=-1"):
+    for word in ("server_epochs=-1", "server_lr=-1", "lam=-1"):
         with pytest.raises(FedGraphError, match=word.split("=")[0]):
             check_method(compose(["strategy=fedtgp", f"strategy.{word}"]))

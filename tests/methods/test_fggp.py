@@ -295,9 +295,7 @@ def test_votes_by_hand():
     assert (shares[:, 1] < 1e-12).all()  # nobody knows class 1
 
 
-@pytest.mark.parametrize(
-    "overrides", [["strategy.votes=0"], ["strategy.negatives=odd"], ["strategy.temperature=0"], ["model.layers=1"]]
-)
+@pytest.mark.parametrize("overrides", [["strategy.votes=0"], ["strategy.negatives=odd"], ["model.layers=1"]])
 def test_wrong_keys_are_refused(overrides):
     with pytest.raises(FedGraphError, match=overrides[0].partition("=")[0]):
         check_method(compose(["strategy=fggp", *overrides]))

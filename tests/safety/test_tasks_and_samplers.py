@@ -178,10 +178,11 @@ def test_vectors_of_entities_never_leave(shared):
 # --- FGSSL ------------------------------------------------------------------------------------------------------------
 
 
-def test_fgssl_contrasts_enough_nodes():
+def test_fgssl_contrasts_enough_nodes(monkeypatch):
     """With two anchors and a great weight, the gradient was that of two nodes."""
+    monkeypatch.setattr("fedgraph_flwr.clients.fgssl.ANCHORS", 2)
     for floor, count in ((0, 2), (5, 5)):
-        client = made(FGSSLClient, "strategy=fgssl", "strategy.anchors=2", min_nodes=floor)
+        client = made(FGSSLClient, "strategy=fgssl", min_nodes=floor)
         assert len(client.anchors()[0]) == count
 
 
