@@ -44,13 +44,13 @@ SHOWN = (
         ("nodes", "resume"): "runs/test_interrupt.py::test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result",
         ("nodes", "DP, secure sums"): "methods/test_protections.py::test_",
         ("nodes", "report"): "report/test_contents.py::test_",
-        ("nodes", "own tables"): "runs/test_prediction.py::test_tables_become_what_the_client_file_holds",
+        ("nodes", "own tables"): "party/use/test_prediction.py::test_tables_become_what_the_client_file_holds",
         (
             "nodes",
             "predict, stored",
-        ): "runs/test_prediction.py::test_every_method_predicts_its_own_nodes_as_they_were_scored",
-        ("nodes", "predict, new"): "runs/test_new_nodes.py::test_new_nodes_are_predicted_in_the_stored_graph",
-        ("nodes", "export"): "export/test_export.py::test_the_folders_give_our_logits_without_our_package",
+        ): "party/use/test_prediction.py::test_every_method_predicts_its_own_nodes_as_they_were_scored",
+        ("nodes", "predict, new"): "party/use/test_new_nodes.py::test_new_nodes_are_predicted_in_the_stored_graph",
+        ("nodes", "export"): "party/use/test_export.py::test_the_folders_give_our_logits_without_our_package",
         (
             "nodes-regression",
             "own tables",
@@ -97,10 +97,10 @@ SHOWN = (
             "predict, new",
         ): "tasks/test_edges_tables.py::test_new_payments_are_scored_by_their_ids_in_the_order_of_the_table",
         ("links", "predict, stored"): "tasks/test_links.py::test_pairs_are_scored_once_the_run_is_over",
-        ("graphs", "own tables"): "data/test_graph_tables.py::test_from_tables_to_predicted_new_graphs",
+        ("graphs", "own tables"): "party/tables/test_graph_tables.py::test_from_tables_to_predicted_new_graphs",
         ("graphs", "predict, stored"): f"tasks/test_graphs.py::{STORED}",
-        ("graphs", "predict, new"): "data/test_graph_tables.py::test_from_tables_to_predicted_new_graphs",
-        ("graphs-regression", "own tables"): "data/test_graph_tables.py::test_numbers_of_graphs_are_targets",
+        ("graphs", "predict, new"): "party/tables/test_graph_tables.py::test_from_tables_to_predicted_new_graphs",
+        ("graphs-regression", "own tables"): "party/tables/test_graph_tables.py::test_numbers_of_graphs_are_targets",
         (
             "graphs-regression",
             "predict, stored",
@@ -108,7 +108,7 @@ SHOWN = (
         ("graphs-regression", "predict, new"): "tasks/test_graphs.py::test_one_new_graph_is_predicted",
     }
     | {
-        (task, "export"): "export/test_export_tasks.py::test_an_exported_folder_predicts_as_the_run"
+        (task, "export"): "party/use/test_export_tasks.py::test_an_exported_folder_predicts_as_the_run"
         for task in ("nodes-regression", "nodes-multilabel", "edges", "links", "graphs", "graphs-regression")
     }
     | {
