@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.methods.uplink import declared, shown
 from fedgraph_flwr.runs.checks import client_class
 from fedgraph_flwr.runs.prepare import with_folder
+from fedgraph_flwr.strategies.loop import Loop
 from tests.support import Finished
 from tests.typed_graphs import typed_client
 
@@ -100,6 +102,22 @@ def small_runs(folder: Path) -> Iterator[Go]:
             return Finished(cfg, run_inline(cfg))
 
         yield run
+
+
+@contextmanager
+def interruptions() -> Iterator[dict[int, Path]]:
+    """Copies of the folder of a run within, one after each round's checkpoint: what a killed process would leave."""
+    copies: dict[int, Path] = {}
+    write = Loop._checkpoint
+
+    def copying(self: Loop, server_round: int) -> None:
+        write(self, server_round)
+        out = Path(self.cfg.out)
+        copies[server_round] = Path(shutil.copytree(out, out.with_name(f"{out.name}-after-{server_round}")))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_checkpoint", copying)
+        yield copies
 
 
 def serving(task: str) -> list[str]:
