@@ -1,0 +1,784 @@
+"""Columns that a party computes from its own records: counts, sums, partners, and money that flows through an account.
+
+A `Book` lists the party's records. A `Recipe` says which columns it gets: `edge_columns` of each record, `node_columns` of each
+account. Both read the book only, so that no message contains them. Columns of records look back: a record at time τ reads
+records with time < τ, and those of a window W have time ≥ τ − W. Records of equal time do not read each other.
+
+    n, sum, partners, since      of both ends, paid (out) and received (in)
+    pair_before, back_before     earlier records between the same two accounts
+    flow_in                      records into the payer that are alike in amount: |ln m − ln m'| < 0.1
+    hop2, common                 records two steps away; accounts between both ends
+
+Amounts are whole cents, so that sums do not depend on the order of records. Columns are centred and scaled by constants, not by
+statistics, so that they mean the same at all parties and later records do not change earlier columns. Everything is computed by
+sorts, sorted searches and prefix sums, and amounts within a window by a wavelet matrix (Claude, Navarro and Ordóñez, 2015), in
+time O(R log R) for R records, also if they belong to one account.
+"""
+
+import fnmatch
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Values = Iterator[tuple[str, "Form", Any]]
+
+DAY = 86_400
+WINDOWS = (0.25, 2.0, 14.0)
+"""Days of the windows of the default recipe: within a day, over a weekend, and the usual pace of an account."""
+
+ALIKE = 0.1
+"""Two amounts are alike if their logarithms differ by less."""
+
+LAST = 64
+"""Number of records of each end that `common` reads at most, the last ones within the window."""
+
+NEVER = 3_650 * DAY
+"""Seconds since the last record where there is none: ten years."""
+
+RECIPES = ("payments",)
+"""Names of recipes."""
+
+
+class Column(NamedTuple):
+    """Description of a column.
+
+    Attributes:
+        name: with the window as last part, such as ``sum_out_source_2d``.
+        unit: of the value, before it is centred and scaled.
+        text: one sentence on what it contains.
+    """
+
+    name: str
+    unit: str
+    text: str
+
+
+class Form(NamedTuple):
+    """Transform of a value: ln(1 + v) if ``log``, then minus ``center``, divided by ``scale``."""
+
+    log: bool
+    center: float
+    scale: float
+
+
+COUNT, SUM, SECONDS, HOURS, SHARE = (
+    Form(True, 1.0, 1.0),
+    Form(True, 6.0, 3.0),
+    Form(True, 12.0, 4.0),
+    Form(True, 2.0, 1.5),
+    Form(False, 0.5, 0.5),
+)
+"""Forms of columns. 0 is an ordinary value of each, as accounts without columns have it."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which columns a party computes from its records.
+
+    Attributes:
+        name: one of `RECIPES`.
+        windows: lengths of the windows in days.
+        without: patterns of names of columns that are left out, such as ``flow_*``.
+    """
+
+    name: str = "payments"
+    windows: tuple[float, ...] = WINDOWS
+    without: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in RECIPES:
+            raise unknown("recipe of features", self.name, RECIPES)
+        if not self.windows or any(not 0.5 < days * DAY < 2**53 for days in self.windows):
+            got = ", ".join(f"{days:g}" for days in self.windows) or "none"
+            raise FedGraphError(f"windows of a recipe must be numbers of days above 0, such as 2,0.5, got {got}")
+        object.__setattr__(self, "windows", tuple(sorted(set(self.windows))))
+        names = [column.name for column in (*_edge_documents(self), *_node_documents(self))]
+        for pattern in self.without:
+            if not fnmatch.filter(names, pattern):
+                raise unknown("column of the recipe", pattern, names)
+
+    @property
+    def seconds(self) -> list[int]:
+        """Lengths of the windows in seconds, ascending."""
+        return [round(days * DAY) for days in self.windows]
+
+    def keeps(self, name: str) -> bool:
+        """Return whether a column is not left out."""
+        return not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.without)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recipe as JSON and YAML store it."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Any, where: str) -> "Recipe":
+        """Build a recipe from the output of `to_dict`, or from YAML whose values are texts.
+
+        Raises:
+            FedGraphError: it is not a mapping, or a key or value is not accepted.
+        """
+        if not isinstance(values, Mapping):
+            raise FedGraphError(f"{where}: features must be a mapping such as {{name: payments, windows: [2, 0.5]}}")
+        for key in values:
+            if key not in (known := [f.name for f in fields(cls)]):
+                raise unknown("key of features", key, known, where)
+        try:
+            windows = tuple(float(days) for days in values.get("windows", WINDOWS))
+        except (TypeError, ValueError) as error:
+            raise FedGraphError(
+                f"{where}: windows of features must be numbers of days, got {values.get('windows')}"
+            ) from error
+        return cls(str(values.get("name", "payments")), windows, tuple(map(str, values.get("without", ()))))
+
+    @property
+    def edge_columns(self) -> list[Column]:
+        """Columns of records, in order."""
+        return [column for column in _edge_documents(self) if self.keeps(column.name)]
+
+    @property
+    def node_columns(self) -> list[Column]:
+        """Columns of accounts, in order."""
+        return [column for column in _node_documents(self) if self.keeps(column.name)]
+
+
+def text_of(days: float) -> str:
+    """Return a window as names of columns have it: ``6h`` for a quarter of a day, ``2d``."""
+    hours = days * 24
+    return f"{days:g}d" if days == round(days) else f"{hours:g}h"
+
+
+def _edge_documents(recipe: Recipe) -> Iterator[Column]:
+    """Yield the columns of records, in order."""
+    ends = (("source", "payer"), ("target", "receiver"))
+    ways = (("out", "paid by"), ("in", "received by"))
+    yield Column("amount", "ln(1 + amount)", "Amount of the record.")
+    for end, who in ends:
+        for way, verb in ways:
+            yield Column(f"since_{way}_{end}", "ln(1 + seconds)", f"Time since the last record {verb} the {who}.")
+    yield Column("pair_before", "ln(1 + records)", "Earlier records from the payer to the receiver.")
+    yield Column("back_before", "ln(1 + records)", "Earlier records from the receiver to the payer.")
+    for days in recipe.windows:
+        w, within = text_of(days), f"within {days:g} days before the record"
+        for end, who in ends:
+            for way, verb in ways:
+                yield Column(f"n_{way}_{end}_{w}", "ln(1 + records)", f"Records {verb} the {who} {within}.")
+                yield Column(f"sum_{way}_{end}_{w}", "ln(1 + amount)", f"Sum of amounts {verb} the {who} {within}.")
+                other = "receivers" if way == "out" else "payers"
+                yield Column(
+                    f"partners_{way}_{end}_{w}", "ln(1 + accounts)", f"Distinct {other} of the {who} {within}."
+                )
+        alike = "received by the payer that are alike in amount"
+        yield Column(f"flow_in_count_{w}", "ln(1 + records)", f"Records {alike}, {within}.")
+        yield Column(
+            f"flow_in_kept_{w}", "ln(1 + records)", f"Records {alike} and not smaller than this one, {within}."
+        )
+        yield Column(f"flow_in_gap_{w}", "|Δ ln amount| / 0.1", f"Smallest difference to records {alike}, {within}.")
+        yield Column(f"flow_in_hours_{w}", "ln(1 + hours)", f"Time since the closest in amount of these, {within}.")
+        yield Column(f"hop2_in_{w}", "ln(1 + records)", f"Records into the payers of the payer, {within}.")
+        yield Column(f"hop2_out_{w}", "ln(1 + records)", f"Records out of the receivers of the receiver, {within}.")
+        yield Column(
+            f"common_{w}",
+            "ln(1 + accounts)",
+            f"Accounts that the payer paid and that paid the receiver {within}, among the last {LAST} records of each.",
+        )
+
+
+def _node_documents(recipe: Recipe) -> Iterator[Column]:
+    """Yield the columns of accounts, in order."""
+    ways = (("out", "paid", "receivers"), ("in", "received", "payers"))
+    for way, verb, other in ways:
+        yield Column(f"n_{way}", "ln(1 + records)", f"Records {verb}.")
+        yield Column(f"sum_{way}", "ln(1 + amount)", f"Sum of amounts {verb}.")
+        yield Column(f"partners_{way}", "ln(1 + accounts)", f"Distinct {other}.")
+        yield Column(f"largest_{way}", "ln(1 + amount)", f"Largest amount {verb}.")
+        yield Column(f"mean_{way}", "ln(1 + amount)", f"Mean amount {verb}.")
+        yield Column(f"elsewhere_{way}", "share", f"Share of records {verb} whose other end is at another party.")
+        yield Column(f"hop2_{way}", "ln(1 + accounts)", f"Sum over its {other} of the number of their {other}.")
+    yield Column("back", "share", "Share of its paid records to accounts that had paid it before.")
+    yield Column("active", "ln(1 + seconds)", "Time from its first record to its last.")
+    for days in recipe.windows:
+        w, within = text_of(days), f"within {days:g} days"
+        for way, verb, other in ways:
+            yield Column(f"n_{way}_{w}", "ln(1 + records)", f"Most records {verb} {within}.")
+            yield Column(f"sum_{way}_{w}", "ln(1 + amount)", f"Largest sum of amounts {verb} {within}.")
+            yield Column(f"partners_{way}_{w}", "ln(1 + accounts)", f"Most distinct {other} {within}.")
+            yield Column(f"hop2_{way}_{w}", "ln(1 + records)", f"Most records of its {other} {within}.")
+        yield Column(f"common_{w}", "ln(1 + accounts)", f"Most accounts between it and a receiver {within}.")
+        pairs = f"pairs of a received and a later paid record {within}"
+        yield Column(f"flow_count_{w}", "ln(1 + pairs)", f"Number of {pairs}.")
+        yield Column(f"flow_alike_{w}", "ln(1 + pairs)", f"Number of {pairs} that are alike in amount.")
+        yield Column(f"flow_share_{w}", "share", f"Share of {pairs} that are alike in amount.")
+        yield Column(f"flow_kept_{w}", "ln(1 + records)", f"Paid records of at most a received alike amount {within}.")
+        yield Column(f"flow_out_{w}", "share", f"Share of paid records that follow an alike received one {within}.")
+        yield Column(f"flow_in_{w}", "share", f"Share of received records that an alike paid one follows {within}.")
+        yield Column(f"flow_sum_{w}", "share", f"Share of paid amounts that follow an alike received one {within}.")
+        yield Column(
+            f"flow_chain_{w}",
+            "ln(1 + records)",
+            f"Paid records that follow an alike received one and that the receiver passes on, each {within}.",
+        )
+        yield Column(f"flow_gap_{w}", "|Δ ln amount| / 0.1", f"Smallest difference of amounts over {pairs}.")
+        yield Column(f"flow_hours_{w}", "ln(1 + hours)", f"Shortest time to the closest in amount over {pairs}.")
+
+
+@dataclass(frozen=True)
+class Book:
+    """Records of a party, in any order.
+
+    Attributes:
+        source: paying account of each record, 0..A-1, int64 [R].
+        target: receiving account, int64 [R].
+        time: in seconds, int64 [R].
+        cents: amount in hundredths, at least 0, int64 [R].
+    """
+
+    source: Ints
+    target: Ints
+    time: Ints
+    cents: Ints
+
+    @classmethod
+    def of(cls, rows: Any) -> "Book":
+        """Build a book from its columns [4, R]: source, target, time and cents."""
+        return cls(*(np.ascontiguousarray(np.asarray(row, dtype=np.int64)) for row in rows))
+
+    def where(self, kept: NDArray[Any]) -> "Book":
+        """Return some of the records."""
+        return Book(self.source[kept], self.target[kept], self.time[kept], self.cents[kept])
+
+    def reversed(self) -> "Book":
+        """Return the records with both ends exchanged and time running backwards."""
+        return Book(self.target, self.source, -self.time, self.cents)
+
+    @property
+    def accounts(self) -> int:
+        """A."""
+        return 1 + int(max(self.source.max(initial=-1), self.target.max(initial=-1)))
+
+
+def cents_of(amounts: NDArray[Any], where: str) -> tuple[Ints, int]:
+    """Return amounts in whole cents [R], 0 for those below, and the number of amounts that are not above 0.
+
+    Raises:
+        FedGraphError: an amount is not a finite number, or their sum is too large.
+    """
+    values = np.asarray(amounts, dtype=np.float64)
+    if not np.isfinite(values).all():
+        row = int((~np.isfinite(values)).argmax())
+        raise FedGraphError(f"{where}: row {row + 1} has no amount: expected a number in each row")
+    if np.abs(values).sum() >= 2**62 / 100:
+        raise FedGraphError(
+            f"{where}: amounts sum to {np.abs(values).sum():.3g}, expected below {2**62 / 100:.3g}: use a larger unit"
+        )
+    cents = np.rint(np.maximum(values, 0) * 100).astype(np.int64)
+    return cents, int((values <= 0).sum())
+
+
+class _Events:
+    """Records sorted by the account at one end, then by time.
+
+    Attributes:
+        order: record at each position [R].
+        key: account · T + rank of the time, ascending [R].
+        other: account at the other end [R].
+        total: sum of cents before each position [R + 1].
+    """
+
+    def __init__(self, near: Ints, far: Ints, rank: Ints, steps: int, book: Book):
+        key = near * steps + rank
+        self.order = np.argsort(key, kind="stable")
+        self.key, self.steps = key[self.order], steps
+        self.near, self.other = near[self.order], far[self.order]
+        self.time = book.time[self.order]
+        self.total = before(book.cents[self.order])
+
+    def starts(self) -> tuple[Ints, Ints]:
+        """Return the accounts that have records, and the position of the first of each."""
+        first = np.flatnonzero(np.diff(self.near, prepend=-1))
+        return self.near[first], first
+
+    def repeats(self) -> tuple[Ints, Ints]:
+        """Return pairs of positions with the same two accounts and none between them, the later ones ascending."""
+        if not self.near.size:
+            return self.near, self.near
+        code = self.near * (1 + int(self.other.max())) + self.other
+        place = np.argsort(code, kind="stable")
+        same = np.flatnonzero(np.diff(code[place]) == 0)
+        same = same[np.argsort(place[same + 1], kind="stable")]
+        return place[same], place[same + 1]
+
+
+def before(values: NDArray[Any]) -> Ints:
+    """Return the sums of the values before each position, [R + 1]."""
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values)])
+
+
+class _Index:
+    """A book, sorted by both ends, and searches in it.
+
+    Attributes:
+        out: records by payer.
+        into: records by receiver.
+        low: for each window, the rank of the first time within it [R].
+    """
+
+    def __init__(self, book: Book, windows: Sequence[int]):
+        times, rank = np.unique(book.time, return_inverse=True)
+        self.book, self.rank, self.steps, self.windows = book, rank.astype(np.int64), times.size + 1, list(windows)
+        self.low = [np.searchsorted(times, times - window, "left")[self.rank] for window in windows]
+        self.out = _Events(book.source, book.target, self.rank, self.steps, book)
+        self.into = _Events(book.target, book.source, self.rank, self.steps, book)
+
+    def bounds(self, asked: _Events, events: _Events) -> tuple[Ints, list[Ints]]:
+        """Return where the records before each request end in ``events`` [R], and where those of each window start [R each].
+
+        Requests are the accounts of ``asked`` at its times, in its order.
+        """
+        start = asked.near * self.steps
+        end = np.searchsorted(events.key, asked.key, "left")
+        first = [np.searchsorted(events.key, start + low[asked.order], "left") for low in self.low]
+        return end, first
+
+
+def _distinct(events: _Events, first: Ints, end: Ints, repeats: tuple[Ints, Ints]) -> Ints:
+    """Return the number of distinct other ends among positions [first, end), both ascending, [R].
+
+    A pair of repeats lies within [first, end) for a range of requests, because both bounds ascend: O(R log R).
+    """
+    opens = np.searchsorted(end, repeats[1], "right")
+    closes = np.searchsorted(first, repeats[0], "right")
+    size = end.size + 1
+    change = np.bincount(np.minimum(opens, closes), minlength=size) - np.bincount(closes, minlength=size)
+    return end - first - np.cumsum(change)[:-1]
+
+
+def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> NDArray[np.float32]:
+    """Return the columns of records, float32 [R, K], as ``recipe.edge_columns`` names them.
+
+    Args:
+        book: R records.
+        recipe: the columns.
+        accounts: if the book joins those of several parties, the party of each account [A]. A record's columns are then
+            those of its payer's party, which reads only its own book.
+    """
+    size = book.time.size
+    if accounts is not None:
+        book = _per_party(book, accounts)[0]
+    return _matrix(_edge_values(book, recipe), recipe.edge_columns, size)
+
+
+def _per_party(book: Book, party: Ints) -> tuple[Book, Ints]:
+    """Return the books of all parties as one, and the row of each record.
+
+    The first R are as the payers' parties see them, then follow those between parties as the receivers' see them.
+    """
+    first, second = party[book.source], party[book.target]
+    rows = np.concatenate([np.arange(book.time.size), np.flatnonzero(first != second)])
+    seen_by = np.concatenate([first, second[first != second]])
+    code = np.stack([book.source[rows], book.target[rows]]) + seen_by * party.size
+    return Book(code[0], code[1], book.time[rows], book.cents[rows]), rows
+
+
+def _matrix(values: Values, columns: Sequence[Column], size: int) -> NDArray[np.float32]:
+    """Return values by name as a matrix of these columns, transformed, [size, K]."""
+    place = {column.name: number for number, column in enumerate(columns)}
+    found = np.zeros((len(columns), size), dtype=np.float32)
+    for name, form, value in values:
+        if name in place:
+            found[place.pop(name)] = (((np.log1p(value) if form.log else value) - form.center) / form.scale)[:size]
+    if place:
+        raise ValueError(f"no values of {', '.join(place)}")
+    return found.T
+
+
+def _edge_values(book: Book, recipe: Recipe, more: bool = False) -> Values:
+    """Yield name, form and value of each column of records.
+
+    With ``more``, flow columns are yielded even if they are left out.
+    """
+    windows, names = recipe.seconds, [text_of(days) for days in recipe.windows]
+    index = _Index(book, windows)
+    yield "amount", SUM, book.cents / 100
+
+    def spread(asked: _Events, values: Any) -> Any:
+        found = np.empty_like(values)
+        found[asked.order] = values
+        return found
+
+    held: dict[tuple[str, str], tuple[Ints, list[Ints]]] = {}
+    counts: dict[tuple[str, str], list[Ints]] = {}
+    repeats = {"out": index.out.repeats(), "in": index.into.repeats()}
+    for end, asked in (("source", index.out), ("target", index.into)):
+        for way, events in (("out", index.out), ("in", index.into)):
+            last, first = held[end, way] = index.bounds(asked, events)
+            known = last > 0
+            known[known] = events.near[last[known] - 1] == asked.near[known]
+            since = np.where(known, asked.time - events.time[np.maximum(last - 1, 0)], NEVER) if last.size else last
+            yield f"since_{way}_{end}", SECONDS, spread(asked, since)
+            for w, start in zip(names, first, strict=True):
+                number = spread(asked, last - start)
+                counts.setdefault((end, way), []).append(number)
+                yield f"n_{way}_{end}_{w}", COUNT, number
+                paid = (events.total[last] - events.total[start]) / 100
+                yield f"sum_{way}_{end}_{w}", SUM, spread(asked, paid)
+                yield f"partners_{way}_{end}_{w}", COUNT, spread(asked, _distinct(events, start, last, repeats[way]))
+    yield from zip(("pair_before", "back_before"), (COUNT, COUNT), _pairs(index), strict=True)
+    for far, end, way, asked, events in (
+        ("in", "source", "in", index.out, index.into),
+        ("out", "target", "out", index.into, index.out),
+    ):
+        last, first = held[end, way]
+        for w, start, number in zip(names, first, counts[end, way], strict=True):
+            total = before(number[events.order])
+            yield f"hop2_{far}_{w}", COUNT, spread(asked, total[last] - total[start])
+    if more or any(column.name.startswith("flow_") for column in recipe.edge_columns):
+        for w, window, flow in zip(names, windows, _flow(index, *held["source", "in"]), strict=True):
+            yield f"flow_in_count_{w}", COUNT, flow.number
+            yield f"flow_in_kept_{w}", COUNT, flow.kept
+            yield f"flow_in_gap_{w}", SHARE, flow.gap / ALIKE
+            yield f"flow_in_hours_{w}", HOURS, np.where(flow.number > 0, flow.seconds, window) / 3_600
+    for w, common in zip(names, _common(index, held["source", "out"], held["target", "in"]), strict=True):
+        yield f"common_{w}", COUNT, common
+
+
+def _pairs(index: _Index) -> tuple[Ints, Ints]:
+    """Return the number of earlier records between the same accounts, in the same direction and against it, [R] each."""
+    book = index.book
+    low, high = np.minimum(book.source, book.target), np.maximum(book.source, book.target)
+    pair = low * book.accounts + high
+    order = np.lexsort((index.rank, pair))
+    ascends = (book.source <= book.target)[order]
+    ahead = before(ascends)
+    place = np.arange(order.size)
+    other_pair = np.diff(pair[order], prepend=-1) != 0
+    first = np.maximum.accumulate(np.where(other_pair, place, 0))
+    other_time = other_pair | (np.diff(index.rank[order], prepend=-1) != 0)
+    last = np.maximum.accumulate(np.where(other_time, place, 0))
+    along = ahead[last] - ahead[first]
+    against = last - first - along
+    alone = (book.source == book.target)[order]
+    found = np.empty((2, order.size), dtype=np.int64)
+    found[0, order] = np.where(ascends, along, against)
+    found[1, order] = np.where(ascends & ~alone, against, along)
+    return found[0], found[1]
+
+
+def node_columns(
+    book: Book, recipe: Recipe, nodes: int, party: Ints | None = None, until: int | None = None
+) -> NDArray[np.float32]:
+    """Return the columns of accounts, float32 [N, K], as ``recipe.node_columns`` names them.
+
+    Args:
+        book: the records; accounts from N on are at other parties, which have no columns.
+        recipe: the columns.
+        nodes: N.
+        party: if the book joins those of several parties, the party of each account [A]: its columns are those that its party
+            computes from its own book.
+        until: last time that is read; None reads all records.
+    """
+    if until is not None:
+        book = book.where(book.time <= until)
+    if party is None:
+        own = np.arange(nodes)
+        home = np.zeros(max(nodes, book.accounts), dtype=np.int64)
+        home[nodes:] = 1
+    else:
+        book, _ = _per_party(book, party)
+        own = party[:nodes] * party.size + np.arange(nodes)
+        home = np.arange(max(book.accounts, 1 + int(own.max(initial=-1))))
+        home = np.where(party[home % party.size] == home // party.size, 0, 1)
+    values = _node_values(book, recipe, home)
+    return _matrix(((name, form, value[own]) for name, form, value in values), recipe.node_columns, nodes)
+
+
+def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
+    """Yield name, form and value [A] of each column of accounts.
+
+    Args:
+        book: the records.
+        recipe: the columns.
+        home: 0 for own accounts, 1 for those of other parties [A].
+    """
+    size = home.size
+    windows = [text_of(days) for days in recipe.windows]
+    ends = {"out": (book.source, book.target), "in": (book.target, book.source)}
+    order = {way: np.argsort(near, kind="stable") for way, (near, _) in ends.items()}
+
+    def most(values: Any, way: str, least: float = 0, lowest: bool = False) -> Any:
+        """The largest (or smallest) value of each account's records [A]."""
+        near = ends[way][0][order[way]]
+        first = np.flatnonzero(np.diff(near, prepend=-1))
+        found = np.full(size, least, dtype=np.float64)
+        if first.size:
+            found[near[first]] = (np.minimum if lowest else np.maximum).reduceat(values[order[way]], first)
+        return found
+
+    def summed(values: Any, way: str) -> Any:
+        return np.bincount(ends[way][0], weights=values, minlength=size)
+
+    def share(part: Any, whole: Any) -> Any:
+        return np.divide(part, whole, out=np.zeros(size), where=whole > 0)
+
+    amount = book.cents / 100
+    number = {way: np.bincount(near, minlength=size).astype(np.float64) for way, (near, _) in ends.items()}
+    total = {way: summed(book.cents, way) / 100 for way in ends}
+    for way, (near, far) in ends.items():
+        yield f"n_{way}", COUNT, number[way]
+        yield f"sum_{way}", SUM, total[way]
+        pairs = np.unique(near * size + far)
+        partners = np.bincount(pairs // size, minlength=size)
+        yield f"partners_{way}", COUNT, partners
+        yield f"largest_{way}", SUM, most(amount, way)
+        yield f"mean_{way}", SUM, share(total[way], number[way])
+        yield f"elsewhere_{way}", SHARE, share(summed(home[far], way), number[way])
+        yield f"hop2_{way}", COUNT, np.bincount(pairs // size, weights=partners[pairs % size], minlength=size)
+    first = np.minimum(*(most(book.time, way, np.inf, lowest=True) for way in ends))
+    last = np.maximum(*(most(book.time, way, -np.inf) for way in ends))
+    yield "active", SECONDS, np.where(np.isfinite(first), last - first, 0)
+    flows = {}
+    held: dict[str, Any] = {}
+    for name, _, value in _edge_values(book, recipe, more=True):
+        kind, _, w = name.rpartition("_")
+        if name == "back_before":
+            yield "back", SHARE, share(summed(value > 0, "out"), number["out"])
+        for end, way in (("source", "out"), ("target", "in")):
+            for what in ("n", "sum", "partners"):
+                if kind == f"{what}_{way}_{end}":
+                    yield f"{what}_{way}_{w}", SUM if what == "sum" else COUNT, most(value, way)
+        if kind == "n_in_source":
+            flows[w] = summed(value, "out")
+        elif kind == "hop2_in":
+            yield name, COUNT, most(value, "out")
+        elif kind == "hop2_out":
+            yield name, COUNT, most(value, "in")
+        elif kind == "common":
+            yield name, COUNT, most(value, "out")
+        elif kind.startswith("flow_in_"):
+            held[name] = value
+    if not any(column.name.startswith("flow_") for column in recipe.node_columns):
+        return
+    back = _Index(book.reversed(), recipe.seconds)
+    passed = _flow(back, *back.bounds(back.out, back.into))
+    for w, days, later in zip(windows, recipe.windows, passed, strict=True):
+        count = held[f"flow_in_count_{w}"]
+        follows, on = count > 0, later.number > 0
+        alike = summed(count, "out")
+        yield f"flow_count_{w}", COUNT, flows[w]
+        yield f"flow_alike_{w}", COUNT, alike
+        yield f"flow_share_{w}", SHARE, share(alike, flows[w])
+        yield f"flow_kept_{w}", COUNT, summed(held[f"flow_in_kept_{w}"] > 0, "out")
+        yield f"flow_out_{w}", SHARE, share(summed(follows, "out"), number["out"])
+        yield f"flow_in_{w}", SHARE, share(summed(on, "in"), number["in"])
+        yield f"flow_sum_{w}", SHARE, share(summed(np.where(follows, book.cents, 0), "out") / 100, total["out"])
+        yield f"flow_chain_{w}", COUNT, summed(follows & on, "out")
+        yield f"flow_gap_{w}", SHARE, most(held[f"flow_in_gap_{w}"], "out", 1.0, lowest=True)
+        hours = np.where(follows, held[f"flow_in_hours_{w}"], days * 24)
+        yield f"flow_hours_{w}", HOURS, most(hours, "out", days * 24, lowest=True)
+
+
+class Flow(NamedTuple):
+    """Records into the payer of each record that are alike in amount, within a window.
+
+    Attributes:
+        number: how many [R].
+        kept: how many of them are not smaller than the record [R].
+        gap: smallest |Δ ln amount|, `ALIKE` without any [R].
+        seconds: time since the closest in amount, of several the last; 0 without any [R].
+    """
+
+    number: Ints
+    kept: Ints
+    gap: Floats
+    seconds: Ints
+
+
+def _flow(index: _Index, last: Ints, first: Sequence[Ints]) -> Iterator[Flow]:
+    """Yield the flow of each window.
+
+    Args:
+        index: the book.
+        last: where the records received by the payer before each record end, in the order of ``index.out`` [R].
+        first: where those of each window start [R each].
+    """
+    events, asked = index.into, index.out
+    amounts, code = np.unique(index.book.cents, return_inverse=True)
+    logs = np.log(np.maximum(amounts, 1))
+    low = np.where(amounts > 0, np.searchsorted(logs, logs - ALIKE, "right"), 0)
+    high = np.where(amounts > 0, np.searchsorted(logs, logs + ALIKE, "left"), 0)
+    positive = int((amounts <= 0).sum())
+    low = np.maximum(low, np.minimum(positive, high))
+    code = code.astype(np.int64)
+    wavelet = _Wavelet(code[events.order], amounts.size)
+    # last position of each amount at each account: amounts of an account, by position
+    place = events.near * max(amounts.size, 1) + code[events.order]
+    by_amount = np.argsort(place, kind="stable")
+    listed = place[by_amount]
+    for start in first:
+        rows = np.flatnonzero(last > start)
+        own = code[asked.order[rows]]
+        a, b = start[rows], last[rows]
+        under, above = wavelet.below(a, b, low[own]), wavelet.below(a, b, high[own])
+        hit = above > under
+        rows, own, a, b, under, above = (values[hit] for values in (rows, own, a, b, under, above))
+        less = wavelet.below(a, b, own)
+        gap, seconds = np.full(rows.size, ALIKE), np.zeros(rows.size, dtype=np.int64)
+        for chosen, rank in ((less > under, less - 1), (above > less, less)):
+            some = np.flatnonzero(chosen)
+            near = wavelet.ranked(a[some], b[some], rank[some])
+            apart = np.abs(logs[near] - logs[own[some]])
+            account = events.near[a[some]] * max(amounts.size, 1) + near
+            ends = np.searchsorted(listed, account, "right")
+            starts = np.searchsorted(listed, account, "left")
+            position = by_amount[_last_below(by_amount, starts, ends, b[some])]
+            passed = asked.time[rows[some]] - events.time[position]
+            closer = (apart < gap[some]) | ((apart == gap[some]) & (passed < seconds[some]))
+            gap[some[closer]], seconds[some[closer]] = apart[closer], passed[closer]
+        size = index.book.time.size
+        at = asked.order[rows]
+        yield Flow(
+            _placed(size, at, above - under),
+            _placed(size, at, above - less),
+            _placed(size, at, gap, ALIKE),
+            _placed(size, at, seconds),
+        )
+
+
+def _placed(size: int, at: Ints, values: Any, otherwise: float = 0) -> Any:
+    """Return values at some places, and another one elsewhere [size]."""
+    found = np.full(size, otherwise, dtype=values.dtype)
+    found[at] = values
+    return found
+
+
+def _last_below(values: Ints, low: Ints, high: Ints, limit: Ints) -> Ints:
+    """Return the last place in [low, high) whose value, ascending there, is below the limit; there must be one."""
+    low, high = low.copy(), high.copy()
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        less = values[middle] < limit
+        low, high = np.where(less, middle, low), np.where(less, high, middle)
+    return low
+
+
+class _Wavelet:
+    """Wavelet matrix of numbers 0..n-1 [R]: counts and ranks within any range of positions, in O(log n)."""
+
+    def __init__(self, values: Ints, size: int):
+        self.bits = max(int(max(size, 1)).bit_length(), 1)
+        self.zeros: list[NDArray[np.int32]] = []
+        values = values.astype(np.int32)
+        for bit in reversed(range(self.bits)):
+            zero = (values >> bit) & 1 == 0
+            self.zeros.append(np.concatenate([[0], np.cumsum(zero)]).astype(np.int32))
+            values = np.concatenate([values[zero], values[~zero]])
+
+    def below(self, first: Ints, last: Ints, limit: Ints) -> Ints:
+        """Return how many values at positions [first, last) are below the limit, each [Q]."""
+        a, b = first.astype(np.int32), last.astype(np.int32)
+        limit = limit.astype(np.int32)
+        found = np.zeros(a.size, dtype=np.int32)
+        for level, zeros in zip(reversed(range(self.bits)), self.zeros, strict=True):
+            one = ((limit >> level) & 1).astype(bool)
+            za, zb = zeros[a], zeros[b]
+            found += np.where(one, zb - za, 0)
+            a = np.where(one, a - za + zeros[-1], za)
+            b = np.where(one, b - zb + zeros[-1], zb)
+        return found.astype(np.int64)
+
+    def ranked(self, first: Ints, last: Ints, rank: Ints) -> Ints:
+        """Return the value with this rank, from 0, among those at positions [first, last), each [Q]."""
+        a, b, rank = first.astype(np.int32), last.astype(np.int32), rank.astype(np.int32)
+        found = np.zeros(a.size, dtype=np.int64)
+        for level, zeros in zip(reversed(range(self.bits)), self.zeros, strict=True):
+            za, zb = zeros[a], zeros[b]
+            one = rank >= zb - za
+            found += one.astype(np.int64) << level
+            rank = np.where(one, rank - (zb - za), rank)
+            a = np.where(one, a - za + zeros[-1], za)
+            b = np.where(one, b - zb + zeros[-1], zb)
+        return found
+
+
+CHUNK = 1 << 21
+"""Number of candidates that `_common` looks at in one step."""
+
+
+def _common(index: _Index, paid: tuple[Ints, list[Ints]], received: tuple[Ints, list[Ints]]) -> list[Ints]:
+    """Return, for each window, the number of accounts that the payer paid and that paid the receiver [R].
+
+    Args:
+        index: the book.
+        paid: bounds of the payers' paid records, in the order of ``index.out``.
+        received: bounds of the receivers' received records, in the order of ``index.into``.
+    """
+    book, size = index.book, index.book.time.size
+    found = [np.zeros(size, dtype=np.int64) for _ in index.windows]
+    if not size:
+        return found
+    looks = _Lookup(index.out), _Lookup(index.into)
+    ranges = []
+    for asked, (last, first) in ((index.out, paid), (index.into, received)):
+        low = np.maximum(first[-1], last - LAST)
+        both = np.empty((2, size), dtype=np.int64)
+        both[:, asked.order] = low, last
+        ranges.append(both)
+    lengths = np.stack([high - low for low, high in ranges])
+    for side in (0, 1):  # the end with fewer records lists its partners, which are looked up at the other end
+        fewer = lengths[0] <= lengths[1] if not side else lengths[1] < lengths[0]
+        rows = np.flatnonzero(fewer & (lengths.min(axis=0) > 0))
+        events, others = (index.out, index.into) if not side else (index.into, index.out)
+        far = book.target if not side else book.source
+        parts = np.concatenate([[0], np.cumsum(lengths[side][rows])])
+        cuts = np.append(np.unique(np.searchsorted(parts, np.arange(0, parts[-1], CHUNK))), rows.size)
+        for start, stop in itertools.pairwise(cuts.tolist()):
+            part = rows[start:stop]
+            count = lengths[side][part]
+            row = np.repeat(part, count)
+            within = np.arange(row.size) - np.repeat(np.cumsum(count) - count, count)
+            position = ranges[side][0][row] + within
+            again = looks[side].following[
+                position
+            ]  # the same account later in the range counts once, by its last record
+            fresh = again >= ranges[side][1][row]
+            row, position = row[fresh], position[fresh]
+            met, place = looks[1 - side].find(far[row], events.other[position], ranges[1 - side][1][row])
+            met &= place >= ranges[1 - side][0][row]
+            row, position, place = row[met], position[met], place[met]
+            earlier = np.minimum(index.rank[events.order[position]], index.rank[others.order[place]])
+            for number, low in enumerate(index.low):
+                found[number] += np.bincount(row[earlier >= low[row]], minlength=size)
+    return found
+
+
+class _Lookup:
+    """Search for the last record between two accounts before a position."""
+
+    def __init__(self, events: _Events):
+        self.width = 1 + int(max(events.other.max(initial=-1), events.near.max(initial=-1)))
+        code = events.near * self.width + events.other
+        self.place = np.argsort(code, kind="stable")
+        self.code = code[self.place]
+        size = code.size
+        self.following = np.full(size, size)
+        same = np.flatnonzero(np.diff(self.code) == 0)
+        self.following[self.place[same]] = self.place[same + 1]
+
+    def find(self, near: Ints, other: Ints, limit: Ints) -> tuple[NDArray[np.bool_], Ints]:
+        """Return whether there is one, and its position [Q]."""
+        wanted = near * self.width + other
+        low = np.searchsorted(self.code, wanted, "left")
+        known = self.code[np.minimum(low, self.code.size - 1)] == wanted
+        known[known] = self.place[low[known]] < limit[known]
+        place = np.zeros(near.size, dtype=np.int64)
+        rows = np.flatnonzero(known)
+        high = np.searchsorted(self.code, wanted[rows], "right")
+        place[rows] = self.place[_last_below(self.place, low[rows], high, limit[rows])]
+        return known, place

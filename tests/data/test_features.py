@@ -1,0 +1,278 @@
+"""Columns of a party's own records, against a slow loop over small tables."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.data import features
+from fedgraph_flwr.data.features import (
+    ALIKE,
+    COUNT,
+    DAY,
+    HOURS,
+    LAST,
+    NEVER,
+    SECONDS,
+    SHARE,
+    SUM,
+    Book,
+    Recipe,
+    cents_of,
+    edge_columns,
+    node_columns,
+    text_of,
+)
+from fedgraph_flwr.errors import FedGraphError
+
+RECIPE = Recipe(windows=(2.0, 0.25))
+"""Windows in any order."""
+
+
+def book(seed: int, records: int = 150, accounts: int = 7, days: float = 6.0, ties: bool = True) -> Book:
+    """Return random records: some of equal time and amount, some to oneself, some of amount 0."""
+    rng = np.random.default_rng(seed)
+    source, target = rng.integers(accounts, size=(2, records))
+    source[source == 2] = 3  # account 2 only receives
+    target[target == 4] = 5  # account 4 only pays
+    time = (rng.random(records) * days * DAY).astype(np.int64)
+    if ties:
+        time = time // 7_200 * 7_200
+    cents = rng.choice([0, 1, 900, 1000, 1049, 1099, 1111, 20_000, 21_000], records) + rng.integers(0, 3, records)
+    return Book(source.astype(np.int64), target.astype(np.int64), time - 10**6, cents.astype(np.int64))
+
+
+def by_hand(b: Book, recipe: Recipe) -> dict[str, list[float]]:
+    """Compute every column of records by loops, before it is transformed."""
+    rows = list(zip(b.source.tolist(), b.target.tolist(), b.time.tolist(), b.cents.tolist(), strict=True))
+    found: dict[str, list[float]] = {}
+
+    def add(name: str, value: float) -> None:
+        found.setdefault(name, []).append(value)
+
+    def touching(way: str, account: int, low: float, high: int) -> list[tuple[int, int, int, int]]:
+        near = 0 if way == "out" else 1
+        return [row for row in rows if row[near] == account and low <= row[2] < high]
+
+    for s, t, time, cents in rows:
+        add("amount", cents / 100)
+        for end, account in (("source", s), ("target", t)):
+            for way in ("out", "in"):
+                times = [row[2] for row in touching(way, account, -math.inf, time)]
+                add(f"since_{way}_{end}", time - max(times) if times else NEVER)
+        add("pair_before", sum(row[0] == s and row[1] == t and row[2] < time for row in rows))
+        add("back_before", sum(row[0] == t and row[1] == s and row[2] < time for row in rows))
+        for days in recipe.windows:
+            w, low = text_of(days), time - round(days * DAY)
+            for end, account in (("source", s), ("target", t)):
+                for way, far in (("out", 1), ("in", 0)):
+                    inside = touching(way, account, low, time)
+                    add(f"n_{way}_{end}_{w}", len(inside))
+                    add(f"sum_{way}_{end}_{w}", sum(row[3] for row in inside) / 100)
+                    add(f"partners_{way}_{end}_{w}", len({row[far] for row in inside}))
+            apart = [
+                (abs(math.log(cents) - math.log(row[3])), time - row[2], row[3])
+                for row in touching("in", s, low, time)
+                if cents and row[3] and abs(math.log(cents) - math.log(row[3])) < ALIKE
+            ]
+            add(f"flow_in_count_{w}", len(apart))
+            add(f"flow_in_kept_{w}", sum(other >= cents for _, _, other in apart))
+            add(f"flow_in_gap_{w}", min(apart)[0] / ALIKE if apart else 1.0)
+            add(f"flow_in_hours_{w}", min(apart)[1] / 3600 if apart else days * 24)
+            payers = touching("in", s, low, time)
+            add(f"hop2_in_{w}", sum(len(touching("in", r[0], r[2] - round(days * DAY), r[2])) for r in payers))
+            paid = touching("out", t, low, time)
+            add(f"hop2_out_{w}", sum(len(touching("out", r[1], r[2] - round(days * DAY), r[2])) for r in paid))
+            between = {r[1] for r in touching("out", s, low, time)} & {r[0] for r in touching("in", t, low, time)}
+            add(f"common_{w}", len(between))
+    return found
+
+
+def form_of(name: str) -> features.Form:
+    """Return the transform of a column of records, by its documented unit."""
+    if "gap" in name:
+        return SHARE
+    if "hours" in name:
+        return HOURS
+    if name.startswith("since"):
+        return SECONDS
+    return SUM if name.startswith(("sum", "amount")) else COUNT
+
+
+def transformed(name: str, values: list[float]) -> np.ndarray:
+    form = form_of(name)
+    read = np.log1p(values) if form.log else np.array(values)
+    return ((read - form.center) / form.scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_columns_of_records_by_hand(seed):
+    b = book(seed, accounts=4 + 3 * (seed % 3), ties=seed % 2 == 0)
+    expected = by_hand(b, RECIPE)
+    found = edge_columns(b, RECIPE)
+    assert {c.name for c in RECIPE.edge_columns} == expected.keys()
+    for place, column in enumerate(RECIPE.edge_columns):
+        np.testing.assert_allclose(
+            found[:, place], transformed(column.name, expected[column.name]), atol=1e-5, err_msg=column.name
+        )
+
+
+def test_common_reads_the_last_records_of_each_end():
+    """Account 0 pays c to 99 others, which pay account 1: of those, each end's last 64 are read, which have 29 in common."""
+    many = np.arange(2, 101)
+    source = np.concatenate([0 * many, many, [0]])
+    target = np.concatenate([many, 0 * many + 1, [1]])
+    time = np.concatenate([many, 300 - many, [400]])
+    found = edge_columns(Book(source, target, time, 0 * time + 100), Recipe(windows=(1.0,), without=("flow_*",)))
+    names = [c.name for c in Recipe(windows=(1.0,), without=("flow_*",)).edge_columns]
+    last, first = set(many[-LAST:].tolist()), set(many[:LAST].tolist())
+    assert round(math.expm1(found[-1, names.index("common_1d")] + 1)) == len(last & first) == 29
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_order_of_records_changes_nothing(seed, monkeypatch):
+    b = book(seed, 300)
+    order = np.random.default_rng(seed).permutation(300)
+    monkeypatch.setattr(features, "CHUNK", 50)
+    np.testing.assert_array_equal(edge_columns(b, RECIPE)[order], edge_columns(b.where(order), RECIPE))
+    np.testing.assert_array_equal(node_columns(b, RECIPE, 7), node_columns(b.where(order), RECIPE, 7))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_later_records_change_no_column(seed):
+    """Records from τ on are replaced by others, of other number, accounts and amounts."""
+    b, noise = book(seed, 300), book(seed + 10, 500, accounts=12)
+    cut = int(np.median(b.time))
+    early, late = b.time < cut, noise.time >= cut
+    kept = b.where(early)
+    other = Book(
+        *(
+            np.concatenate([getattr(kept, key), getattr(noise, key)[late]])
+            for key in ("source", "target", "time", "cents")
+        )
+    )
+    assert late.sum() > 100
+    np.testing.assert_array_equal(edge_columns(b, RECIPE)[early], edge_columns(other, RECIPE)[: early.sum()])
+    np.testing.assert_array_equal(
+        node_columns(b, RECIPE, 7, until=cut - 1), node_columns(other, RECIPE, 7, until=cut - 1)
+    )
+
+
+def test_columns_of_accounts_by_hand():
+    """Account 0 gets 100, passes 95 on to 2 after an hour, which passes 92 on to 3, who is elsewhere; 1 gets nothing back."""
+    source, target = np.array([1, 0, 2, 1]), np.array([0, 2, 3, 0])
+    time, cents = np.array([0, 3600, 7200, 5 * DAY]), np.array([10_000, 9_500, 9_200, 700])
+    recipe = Recipe(windows=(1.0,))
+    table = node_columns(Book(source, target, time, cents), recipe, 3)
+    found = {column.name: table[:, place] for place, column in enumerate(recipe.node_columns)}
+
+    def read(name: str, form: features.Form) -> list[float]:
+        values = found[name].astype(np.float64) * form.scale + form.center
+        return (np.expm1(values) if form.log else values).round(3).tolist()
+
+    assert read("n_out", COUNT) == [1, 2, 1]
+    assert read("sum_in", SUM) == pytest.approx([107, 0, 95], abs=0.01)
+    assert read("mean_out", SUM) == pytest.approx([95, 53.5, 92], abs=0.01)
+    assert read("partners_out", COUNT) == [1, 1, 1]
+    assert read("elsewhere_out", SHARE) == [0, 0, 1]
+    assert read("hop2_in", COUNT) == [0, 0, 1]
+    assert read("flow_count_1d", COUNT) == [1, 0, 1]
+    assert read("flow_alike_1d", COUNT) == [1, 0, 1]
+    assert read("flow_share_1d", SHARE) == [1, 0, 1]
+    assert read("flow_kept_1d", COUNT) == [1, 0, 1]
+    assert read("flow_in_1d", SHARE) == [0.5, 0, 1]
+    assert read("flow_sum_1d", SHARE) == [1, 0, 1]
+    assert read("flow_chain_1d", COUNT) == [1, 0, 0]  # 3 is elsewhere: whether it passes money on is not in the book
+    assert read("flow_gap_1d", SHARE) == pytest.approx(
+        [math.log(100 / 95) / ALIKE, 1, math.log(95 / 92) / ALIKE], abs=1e-3
+    )
+    assert read("flow_hours_1d", HOURS) == pytest.approx([1, 24, 1], abs=1e-3)
+
+
+def test_parties_read_their_own_books():
+    """Columns of several parties' records in one pass equal those of each party's book."""
+    b = book(3, 300, accounts=9)
+    party = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    joined = edge_columns(b, RECIPE, party)
+    of_nodes = node_columns(b, RECIPE, 9, party)
+    for own in range(3):
+        mine = (party[b.source] == own) | (party[b.target] == own)
+        alone = edge_columns(b.where(mine), RECIPE)
+        sent = party[b.source] == own
+        np.testing.assert_array_equal(joined[sent], alone[sent[mine]])
+        order = np.argsort(party != own, kind="stable")  # own accounts first, as a party numbers them
+        place = np.argsort(order)
+        part = b.where(mine)
+        part = Book(place[part.source], place[part.target], part.time, part.cents)
+        count = int((party == own).sum())
+        np.testing.assert_array_equal(of_nodes[party == own], node_columns(part, RECIPE, count))
+
+
+def test_every_column_is_documented():
+    for columns in (Recipe().edge_columns, Recipe().node_columns):
+        assert len({column.name for column in columns}) == len(columns)
+        assert all(column.unit and column.text.endswith(".") for column in columns)
+
+
+def test_no_records():
+    none = np.zeros(0, dtype=np.int64)
+    assert edge_columns(Book(none, none, none, none), RECIPE).shape == (0, len(RECIPE.edge_columns))
+    table = node_columns(Book(none, none, none, none), RECIPE, 3)
+    assert table.shape == (3, len(RECIPE.node_columns))
+    assert np.isfinite(table).all()
+
+
+@pytest.mark.parametrize("shape", ["star", "all alike", "two accounts"])
+def test_many_records_of_one_account(shape):
+    """No quadratic time, however the records of one account look."""
+    size = 60_000
+    rng = np.random.default_rng(0)
+    source, target = np.zeros(size, dtype=np.int64), 1 + np.arange(size) % (2_000 if shape == "star" else 1)
+    swapped = rng.random(size) < 0.5
+    source, target = np.where(swapped, target, source), np.where(swapped, source, target)
+    cents = np.full(size, 10_000) if shape == "all alike" else rng.integers(1, 10**6, size)
+    found = edge_columns(Book(source, target, rng.integers(0, 2 * DAY, size), cents), Recipe(windows=(1.0,)))
+    assert np.isfinite(found).all()
+
+
+def test_left_out_columns():
+    recipe = Recipe(windows=(1.0,), without=("flow_*", "common_*"))
+    assert not [c.name for c in (*recipe.edge_columns, *recipe.node_columns) if c.name.startswith(("flow", "common"))]
+    b = book(0)
+    whole = Recipe(windows=(1.0,))
+    kept = [place for place, column in enumerate(whole.edge_columns) if recipe.keeps(column.name)]
+    np.testing.assert_array_equal(edge_columns(b, recipe), edge_columns(b, whole)[:, kept])
+    assert node_columns(b, recipe, 7).shape == (7, len(recipe.node_columns))
+
+
+def test_recipe_as_text():
+    recipe = Recipe(windows=(1.0, 0.5), without=("flow_*",))
+    assert Recipe.from_dict(recipe.to_dict(), "x") == recipe
+    assert Recipe.from_dict({"windows": ["1", "0.5"], "without": ["flow_*"]}, "x") == recipe
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "payment"}, "recipe of features 'payment'"),
+        ({"windows": [0]}, "windows of a recipe must be numbers of days above 0"),
+        ({"windows": []}, "got none"),
+        ({"windows": [float("nan")]}, "windows"),
+        ({"windows": ["two"]}, "x: windows of features must be numbers of days"),
+        ({"without": ["flows_*"]}, "column of the recipe 'flows_\\*'"),
+        ({"window": [1]}, "key of features 'window'"),
+        ("payments", "x: features must be a mapping"),
+    ],
+)
+def test_wrong_recipes(values, message):
+    with pytest.raises(FedGraphError, match=message):
+        Recipe.from_dict(values, "x")
+
+
+def test_amounts():
+    cents, odd = cents_of(np.array([1.005, 0.0, -3.0, 12.34]), "x")
+    assert (cents.tolist(), odd) == ([100, 0, 0, 1234], 2)
+    with pytest.raises(FedGraphError, match="x: row 2 has no amount"):
+        cents_of(np.array([1.0, np.nan]), "x")
+    with pytest.raises(FedGraphError, match="amounts sum to 2e"):
+        cents_of(np.array([1e17, 1e17]), "x")
