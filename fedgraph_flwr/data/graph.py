@@ -49,6 +49,10 @@ def _no_edges() -> Tensor:
     return torch.zeros(2, 0, dtype=torch.int64)
 
 
+def _no_book() -> Tensor:
+    return torch.zeros(4, 0, dtype=torch.int64)
+
+
 def _no_ids() -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
 
@@ -103,8 +107,8 @@ def check_dtypes(tensors: Any, where: str) -> None:
         )
 
 
-_VERSION_2 = (*EDGE_FIELDS, "targets", "target_stats", "graph_id", "edge_part")
-_OPTIONAL = ("name", "group", "schema", "part", "ids", "linking", *_VERSION_2)
+_VERSION_2 = (*EDGE_FIELDS, "targets", "target_stats", "graph_id", "edge_part", "book", "book_ids")
+_OPTIONAL = ("name", "group", "schema", "part", "ids", "linking", "own_columns", *_VERSION_2)
 
 
 def _by_row(near: Tensor, far: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
@@ -142,6 +146,12 @@ class Graph:
         target_stats: mean and standard deviation of each target, the same at all clients, float64 [2, T]; [0, 0] for 0 and 1.
         graph_id: the graph that each node belongs to, int64 [N], if this is many graphs side by side; else empty.
         num_edge_classes: number of classes of ``edge_y``, over the whole dataset; 0 without any.
+        own_columns: columns that the party computes from its own records (`features`), the last ones: ``edges`` of
+            ``edge_attr`` and ``nodes`` of ``x``; with ``recipe``, and ``until``, the last time that ``nodes`` read. Empty
+            without any. No message contains them.
+        book: the records that they are computed from, int64 [4, R]: source and target, whose numbers from N on are accounts of
+            other parties, time in seconds, and cents. Like ``ids``, it stays in the party's file.
+        book_ids: party and id of each account of another party in ``book`` (`pack_words`), uint8 [K, width].
     """
 
     x: Tensor
@@ -163,6 +173,9 @@ class Graph:
     graph_id: Tensor = field(default_factory=_no_ids)
     num_edge_classes: int = 0
     target_stats: Tensor = field(default_factory=_no_stats)
+    own_columns: dict[str, Any] = field(default_factory=dict)
+    book: Tensor = field(default_factory=_no_book)
+    book_ids: Tensor = field(default_factory=_no_words)
 
     def __post_init__(self) -> None:
         if isinstance(self.edge_index, CompressedEdges):
@@ -225,6 +238,11 @@ class Graph:
     def num_edge_features(self) -> int:
         """D."""
         return self.edge_attr.size(1)
+
+    @property
+    def num_shared_edge_features(self) -> int:
+        """Number of columns of ``edge_attr`` that both parties of a cut edge have alike, the first ones."""
+        return self.num_edge_features - int(self.own_columns.get("edges", 0))
 
     @property
     def num_targets(self) -> int:
@@ -291,7 +309,11 @@ class Graph:
         content = {f.name: getattr(self, f.name) for f in fields(self)}
         empty = [key for key, value in content.items() if key in _OPTIONAL and len(value) == 0]
         empty += [key for key, value in content.items() if key.startswith("foreign")]  # they stay in the party's file
-        empty += [key for key in ("num_edge_classes", "shared") if key in content and not content[key]]
+        empty += [
+            "book",
+            "book_ids",
+            *(key for key in ("num_edge_classes", "shared") if key in content and not content[key]),
+        ]
         return Data(**{key: value for key, value in content.items() if key not in empty})
 
     def save(self, path: Path | str | BinaryIO) -> None:
@@ -304,10 +326,12 @@ class Graph:
         tensors |= held
         values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
         empty = [key for key in tensors if key.endswith(_VERSION_2) and not sum(tensors[key].shape)]
-        empty += [key for key in tensors if key.startswith("foreign") and not tensors[key].numel()]
+        empty += [key for key in tensors if key.startswith(("foreign", "book")) and not tensors[key].numel()]
         tensors = {key: tensor for key, tensor in tensors.items() if key not in empty}
         values = {
-            key: value for key, value in values.items() if value or key not in ("linking", "num_edge_classes", "shared")
+            key: value
+            for key, value in values.items()
+            if value or key not in ("linking", "num_edge_classes", "shared", "own_columns")
         }
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
 

@@ -197,9 +197,12 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
 
     def data_of(edges: Tensor, cut: str = "") -> dict[str, Any]:
         """Return the data of edges, under the names of the client's fields."""
-        return (
-            {f"{cut}{key}": rows_of(getattr(graph, key), edges) for key in EDGE_FIELDS} if graph.has_edge_data else {}
-        )
+        if not graph.has_edge_data:
+            return {}
+        found = {f"{cut}{key}": rows_of(getattr(graph, key), edges) for key in EDGE_FIELDS}
+        if cut == "cut_in_":  # the columns of own records are the sender's
+            found["cut_in_edge_attr"][:, graph.num_shared_edge_features :] = 0
+        return found
 
     source, target = graph.edge_index.numpy()
     who, near, far, edge = seen_from(source, target)
@@ -232,6 +235,7 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
             targets=rows_of(graph.targets, nodes),
             target_stats=graph.target_stats,
             graph_id=rows_of(graph.graph_id, nodes),
+            own_columns=graph.own_columns,
             **data_of(intra[i][2]),
             **data_of(leaving[i][3], "cut_out_"),
             **data_of(arriving[i][3], "cut_in_"),
@@ -345,5 +349,6 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         targets=rows("targets"),
         target_stats=clients[0].target_stats,
         graph_id=rows("graph_id"),
+        own_columns=clients[0].own_columns,
         **data,
     )

@@ -76,8 +76,12 @@ class Edges(Classification):
         self.masks = {split: used[self.order] == number for number, split in enumerate(STAGES)}
 
     def until(self, stage: int) -> ClientGraph:
-        """Return the graph that a stage reads."""
-        return with_foreign_ends(self.whole.until(stage))
+        """Return the graph that a stage reads, whose edges between clients carry no columns of a client's own records."""
+        return with_foreign_ends(without_own_columns(self.whole.until(stage)))
+
+    def item_attr(self, stage: int) -> Tensor:
+        """Return the features of the client's edges that a stage reads, in their order, as the readout reads them [V', D]."""
+        return _own_rows(self.whole.until(stage), "edge_attr") if self.whole.num_edge_features else self.whole.edge_attr
 
     def _used(self, y: Tensor, ends: Tensor, part: Tensor, split: Tensor) -> Tensor:
         """Return the split that uses the label of each edge, int8 [V]: 0 to 2, or -1 for none."""
@@ -157,7 +161,7 @@ class Edges(Classification):
         places, key = client.sampled.drawn(client.server_round, client.exchange, index)
         edges = self._train_edges[torch.from_numpy(places)]
         seeds, ends = np.unique(self.graph.edge_index[:, edges].numpy(), return_inverse=True)
-        attr = self.graph.edge_attr
+        attr = self._train_attr
         items = items_of(
             torch.from_numpy(ends.reshape(2, -1)), attr[edges] if attr.size(1) else attr, client.device, client.dtype
         )
@@ -168,6 +172,11 @@ class Edges(Classification):
     def _train_edges(self) -> Tensor:
         """Places of the training edges in `graph` [V]."""
         return self._places(0, self.masks["train"].nonzero().view(-1))
+
+    @cached_property
+    def _train_attr(self) -> Tensor:
+        """Features of the edges that training reads [V', D]."""
+        return self.item_attr(0)
 
     def later(self, client: Learner, inputs: Any) -> Stages:
         """All items, each as its stage predicts it."""
@@ -194,7 +203,8 @@ class Edges(Classification):
         """Return inputs with these items, all of which the stage reads."""
         graph = self.graph if not stage else self.until(stage)
         edges = self._places(stage, rows)
-        attr = graph.edge_attr[edges] if graph.num_edge_features else graph.edge_attr
+        attr = self.item_attr(stage)
+        attr = attr[edges] if graph.num_edge_features else attr
         return replace(inputs, **items_of(graph.edge_index[:, edges], attr, client.device, client.dtype))
 
     def _places(self, stage: int, rows: Tensor) -> Tensor:
@@ -251,6 +261,27 @@ def _without_cut_edges(graph: ClientGraph) -> ClientGraph:
         empty[cut] = getattr(graph, cut)[:, :0]
         empty |= {key: getattr(graph, key)[:0] for key in (f"{cut}_owner", *(f"{cut}_{name}" for name in EDGE_FIELDS))}
     return replace(graph, **empty)
+
+
+def without_own_columns(graph: ClientGraph) -> ClientGraph:
+    """Return a graph in which messages on edges between clients read only the columns that both clients have alike.
+
+    Columns that a client computed from its own records are 0 there, in the pooled graph too.
+    """
+    shared = graph.num_shared_edge_features
+    if shared == graph.num_edge_features:
+        return graph
+
+    def cleared(values: Tensor, rows: Any = slice(None)) -> Tensor:
+        values = values.clone()
+        values[rows, shared:] = 0
+        return values
+
+    found: dict[str, Any] = {key: cleared(getattr(graph, key)) for key in ("cut_out_edge_attr", "cut_in_edge_attr")}
+    if graph.part.numel() and graph.num_edges:
+        source, target = graph.part[graph.edge_index]
+        found["edge_attr"] = cleared(graph.edge_attr, source != target)
+    return replace(graph, **found)
 
 
 def with_foreign_ends(graph: ClientGraph) -> ClientGraph:

@@ -72,7 +72,7 @@ def _data_columns(graph: Any, prefix: str, rows: Tensor) -> list[np.ndarray]:
     time, attr, y = (getattr(graph, f"{prefix}edge_{key}") for key in ("time", "attr", "y"))
     columns = [y[rows].numpy()] if y.numel() else [np.zeros(len(rows), dtype=np.int64)]
     if attr.numel():
-        columns += [attr[rows, column].numpy() for column in reversed(range(attr.size(1)))]
+        columns += [attr[rows, column].numpy() for column in reversed(range(graph.num_shared_edge_features))]
     return [*columns, time[rows].numpy()] if time.numel() else columns
 
 
@@ -218,7 +218,9 @@ def _cut(
         values["edge_split"] = _stages(graph, values["edge_time"])
     empty = {key: getattr(graph, key)[:0] for key in EDGE_FIELDS}
     held: dict[str, Any] = {f"{cut}_{key}": values.get(key, empty[key]) for key in EDGE_FIELDS}
-    carrier = _Carrier(**{key: held[f"{cut}_{key}"] for key in DATA})
+    carrier = _Carrier(
+        **{key: held[f"{cut}_{key}"] for key in DATA}, num_shared_edge_features=graph.num_shared_edge_features
+    )
     source, target = (gid, other) if outgoing else (other, gid)
     order = _order(source, target, carrier, "")
     if not values and order.numel():  # edges without data count once
@@ -245,6 +247,12 @@ class _Carrier:
     edge_attr: Tensor
     edge_time: Tensor
     edge_y: Tensor
+    num_shared_edge_features: int
+
+
+def shared_columns(graph: ClientGraph, key: str, values: Any) -> Any:
+    """Return the part of edge data that both parties have alike: of features, without the columns of own records."""
+    return values[:, : graph.num_shared_edge_features] if key == "edge_attr" else values
 
 
 def _held(edges: Mapping[int, Edges], key: str) -> bool:
@@ -264,9 +272,8 @@ def cut_digest(graph: ClientGraph, client: int) -> bytes:
     for _, pair, cut, rows in sorted(pieces, key=lambda piece: piece[0]):
         digest.update(f"{pair.size(1)};".encode() + pair.contiguous().numpy().tobytes())
         for key in DATA:
-            digest.update(
-                rows_of(getattr(graph, f"{cut}_{key}"), rows).contiguous().numpy().tobytes() if rows.numel() else b""
-            )
+            values = shared_columns(graph, key, rows_of(getattr(graph, f"{cut}_{key}"), rows))
+            digest.update(values.contiguous().numpy().tobytes() if rows.numel() else b"")
     return digest.digest()
 
 

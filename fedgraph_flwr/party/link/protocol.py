@@ -52,6 +52,7 @@ from fedgraph_flwr.party.link.files import (
     numbering,
     own_order,
     record_keys,
+    shared_columns,
     undirected,
     with_stubs,
 )
@@ -292,6 +293,7 @@ class LinkParty:
             "schema": schema.to_dict() if schema else {},
             "undirected": undirected(graph),
             "consent": self.consent.hex(),
+            "own columns": {key: value for key, value in graph.own_columns.items() if key != "until"},
             "data": [key for key in DATA if _has(graph, key)]
             if graph.edge_index.numel() or graph.foreign.numel()
             else None,
@@ -304,14 +306,15 @@ class LinkParty:
         own = self.introduction()
         found = {k: json.loads(arrays["introduction"].tobytes()) for k, arrays in inbox.items()}
         for peer, other in found.items():
-            for key in ("rules", "form", "undirected", "consent", "data"):
+            for key in ("rules", "form", "undirected", "consent", "own columns", "data"):
                 if self.rules.match == "ids" and key in ("form", "data"):
                     continue
                 if other[key] != own[key] and None not in (other[key], own[key]):
                     raise RunFailed(
                         f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(own[key]))} here,"
                         f" {sanitize(_text(other[key]))} there; import both with the same options (--match-columns, --id-form,"
-                        " --undirected, --time-column, --edge-label-column), and link them with the same options"
+                        " --undirected, --time-column, --edge-label-column, --windows, --features), and link them with the"
+                        " same options"
                     )
             if own["schema"] and other["schema"]:
                 schemas = (
@@ -647,7 +650,8 @@ class LinkParty:
         """Return the data of records, under the names of the message."""
         chosen = torch.from_numpy(rows)
         held = (key for key in DATA if getattr(self.graph, f"foreign_{key}").numel())
-        return {f"{prefix}{key}": getattr(self.graph, f"foreign_{key}")[chosen].numpy() for key in held}
+        found = {key: shared_columns(self.graph, key, getattr(self.graph, f"foreign_{key}")[chosen]) for key in held}
+        return {f"{prefix}{key}": values.numpy() for key, values in found.items()}
 
     def _take_match(self, inbox: Mapping[int, Arrays]) -> None:
         for peer, arrays in inbox.items():
@@ -677,7 +681,7 @@ class LinkParty:
         _shape(arrays["alone_out"], (size,), "b")
         _shape(arrays["alone_id"], (size, REPLY), "u")
         for key in (key for key in DATA if _has(self.graph, key)):
-            own = getattr(self.graph, f"foreign_{key}").numpy()
+            own = shared_columns(self.graph, key, getattr(self.graph, f"foreign_{key}").numpy())
             values = _shape(arrays[f"alone_{key}"], (size, *own.shape[1:]), own.dtype.kind)
             if values.dtype != own.dtype:
                 raise RunFailed(
@@ -765,7 +769,8 @@ class LinkParty:
         for key in DATA:
             if not _has(graph, key):
                 continue
-            values = getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)].clone()
+            whole = getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)]
+            values = shared_columns(graph, key, whole).clone()
             received = torch.from_numpy(np.array(arrays[key])) if key in arrays else values[:0]
             taken = torch.from_numpy(~sends)
             if received.shape != values[taken].shape or received.dtype != values.dtype:
@@ -777,7 +782,7 @@ class LinkParty:
             if key == "edge_y":
                 self.counts.setdefault(peer, PairCount()).conflicts = int((values[taken] != received).sum())
             values[taken] = received
-            data[key] = values
+            data[key] = values if key != "edge_attr" else torch.cat([values, whole[:, values.size(1) :]], dim=1)
         node, outgoing = graph.foreign[0].numpy()[rows], graph.foreign_out.numpy()[rows]
         parts = [Edges(node, outgoing, start + far, data)]
         if self.rules.discloses:
@@ -819,6 +824,9 @@ class LinkParty:
         held = named >= 0
         rest = torch.from_numpy(held)
         data = {key: torch.from_numpy(np.array(arrays[f"alone_{key}"]))[rest] for key in DATA if _has(graph, key)}
+        if "edge_attr" in data:  # records of the other party only, of which this one computed no columns
+            width = graph.num_edge_features - graph.num_shared_edge_features
+            data["edge_attr"] = torch.cat([data["edge_attr"], torch.zeros(int(rest.sum()), width)], dim=1)
         remote = Edges(named[held], ~arrays["alone_out"][held], start + arrays["alone_row"][held], data)
         return [local, remote]
 

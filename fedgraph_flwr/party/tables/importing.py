@@ -319,6 +319,7 @@ def from_tables(
         num_edge_classes=len(joined.classes),
         targets=targets,
         target_stats=stats,
+        own_columns={"edges": len(COUNTS) * len(columns.seconds)} if columns.seconds else {},
         **{"ids": pack_words(ids.index.to_numpy())} | of_graphs,
         **{key: values[rows] for key, values in joined.fields.items()},
     )

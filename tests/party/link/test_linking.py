@@ -27,7 +27,7 @@ from fedgraph_flwr.data.pyg import client_graph
 from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.partition import client_files
-from fedgraph_flwr.partition.clients import cut
+from fedgraph_flwr.partition.clients import cut, pool
 from fedgraph_flwr.party.link import matching
 from fedgraph_flwr.party.link.client import LinkClient
 from fedgraph_flwr.party.link.files import canonical
@@ -40,6 +40,7 @@ from fedgraph_flwr.party.tables.columns import Treatment
 from fedgraph_flwr.party.tables.importing import Columns, from_tables
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.sealed import Sealer
+from fedgraph_flwr.tasks.edges import Edges
 from tests.party.linked_banks import BANKS, KEY, banks
 from tests.safety.fuzz import typed_client
 from tests.support import assert_same_arrays
@@ -82,6 +83,54 @@ def test_linked_files_equal_the_partition_of_the_whole_graph(tmp_path, match, da
             expected.num_global_nodes,
         )
     print("\n".join(parties[0].report()))
+
+
+@pytest.mark.parametrize("match", ["payments", "routed"])
+def test_each_party_keeps_the_columns_of_its_own_records(tmp_path, match):
+    """With ``--windows``, a bank's incoming cut edges have the counts of its own book, and no envelope holds them."""
+    made = banks(tmp_path)
+    made.columns = replace(made.columns, windows="30")
+    files = [made.client(bank) for bank in BANKS]
+    for graph, party in zip(files, link(files, LinkRules(match=match)), strict=True):
+        found, words = party.result(), unpack_words(graph.ids)
+        assert found.num_shared_edge_features == 1
+        for cut_edges, outgoing in (("cut_out", True), ("cut_in", False)):
+            booked = graph.foreign_out == outgoing
+            records = Counter(
+                (words[node], *row)
+                for node, row in zip(
+                    graph.foreign[0, booked].tolist(), graph.foreign_edge_attr[booked, 1:].tolist(), strict=True
+                )
+            )
+            ends, attr = getattr(found, cut_edges)[0].tolist(), getattr(found, f"{cut_edges}_edge_attr")[:, 1:].tolist()
+            linked = Counter((word, *row) for word, row in zip(unpack_words(found.ids)[ends], attr, strict=True))
+            assert linked.total() > 20
+            assert linked <= records
+        sent = party._data(np.arange(graph.foreign.size(1)), "")
+        assert sent["edge_attr"].shape == (graph.foreign.size(1), 1)
+
+
+def test_messages_between_clients_carry_no_columns_of_own_records(tmp_path):
+    made = banks(tmp_path)
+    made.columns = replace(made.columns, windows="30")
+    graph = link([made.client(bank) for bank in BANKS])[0].result()
+    cfg = compose(["task=edges", "split.kind=ratio"])
+    task = Edges(cfg, graph)
+    read = task.graph.edge_attr
+    inner = graph.edge_index.size(1)
+    assert torch.equal(read[:inner], graph.edge_attr)
+    assert torch.equal(read[inner:, :1], torch.cat([graph.cut_out_edge_attr, graph.cut_in_edge_attr])[:, :1])
+    assert not read[inner:, 1:].any()
+    items = task.item_attr(0)
+    assert torch.equal(items, torch.cat([graph.edge_attr, graph.cut_out_edge_attr]))
+    assert items[inner:, 1:].any()
+    pooled = pool([replace(graph, client=0)])
+    part = torch.arange(pooled.num_nodes) % 2
+    central = Edges(cfg, replace(pooled, part=part))
+    between = part[pooled.edge_index[0]] != part[pooled.edge_index[1]]
+    assert not central.graph.edge_attr[between, 1:].any()
+    assert torch.equal(central.graph.edge_attr[~between], pooled.edge_attr[~between])
+    assert torch.equal(central.item_attr(0), pooled.edge_attr)
 
 
 def test_cut_edges_follow_the_temporal_split_of_their_party(tmp_path):
