@@ -1,13 +1,16 @@
-"""Check that two checkouts train the same bits: methods of ``conf/strategy`` under several scenarios, array by array.
+"""Check that two checkouts give the same bits: methods of ``conf/strategy`` under several scenarios, and commands on tables.
 
-    python -m benchmarks.same_bits OTHER_CHECKOUT [--methods fedavg,fedomd] [--scenarios plain,secagg]
+    python -m benchmarks.same_bits OTHER_CHECKOUT [--methods fedavg,fedomd] [--scenarios plain,secagg,link]
 
-Each checkout runs in one process per scenario, on the embedded graph (heterogeneous methods on a small generated one). The
-command prints, for each method and scenario, ``same bits``, ``refused by both``, or what differs, and exits with 1 where any
-line differs that the file of expected differences does not list (``method scenario reason`` per line, ``*`` for any).
-Arrays are compared in the order of their values' hashes, so that a renamed parameter does not count as a difference.
+Each checkout runs in one process per scenario. Methods train on the embedded graph (heterogeneous methods on a small generated
+one), and the shared parameters after the last round and all training losses are compared. The scenarios of `COMMANDS` compare the
+files that commands write. The program prints, for each method or case and scenario, ``same bits``, ``refused by both``, or what
+differs. It exits with 1 if any line differs that the file of expected differences does not list (``method scenario reason`` per
+line, ``*`` for any). A method that only one checkout has also differs. Arrays are compared in the order of their values' hashes,
+so that a renamed parameter does not count as a difference.
 
-Scenarios: plain; partial (2 of 3 clients a round); secagg; dp (noise from a fixed stream); median; ray (few methods).
+Scenarios: plain; partial (2 of 3 clients a round); secagg; dp (noise from a fixed stream); median; sampler (neighbours in
+batches); ray and one per task (few methods); import, link and predict.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+import yaml
 
 HERE = Path(__file__).resolve().parents[1]
 EXPECTED = HERE / "benchmarks" / "expected_bits.txt"
@@ -37,18 +43,37 @@ SCENARIOS = {
     "secagg": ["privacy.secagg=true"],
     "dp": ["privacy.dp=server_fixed", "privacy.noise_multiplier=1", "strategy.weighting=uniform"],
     "median": ["strategy.aggregator=median", "strategy.byzantine=0"],
+    "sampler": ["train.sampler=neighbors", "train.batch_size=8", "train.fanout=[3,2]"],
     "ray": ["engine=ray", "ray.actors=2"],
+    "nodes-regression": ["dataset=planted-regression", "dataset.nodes=60"],
+    "nodes-multilabel": ["dataset=planted-multilabel", "dataset.nodes=60"],
+    "edges": ["dataset=payments", "dataset.accounts=90", "dataset.background=400", "dataset.per_kind=3"],
+    "links": [],
+    "graphs": ["dataset=cycles", "dataset.graphs=20"],
+    "graphs-regression": ["dataset=planted-counts", "dataset.graphs=20"],
+    "graphs-multilabel": ["dataset=labels", "partition=random"],
+    "triples": ["dataset=planted-triples"],
 }
-RAY_METHODS = ("fedavg", "fedomd", "scaffold")
+TASKS = [name for name in SCENARIOS if name.startswith(("nodes-", "edges", "links", "graphs", "triples"))]
+FEW: dict[str, tuple[str, ...]] = {"ray": ("fedavg", "fedomd", "scaffold")}
+FEW |= dict.fromkeys(TASKS, ("fedavg", "scaffold", "fedprox", "fedper", "gcfl", "fedadam"))
+"""Scenario → the methods that it runs; others run all."""
 
-Result = str | list[np.ndarray]
-"""The arrays of a finished run, or the error message of a refused one."""
+COMMANDS = HERE / "benchmarks" / "same_bits.yaml"
+"""Scenario → case → commands."""
+MISSING = "not there"
+
+Result = str | list[np.ndarray] | dict[str, np.ndarray]
+"""The arrays of a finished run, the bytes of written files by their names, or the error message of a refused one."""
 
 
-def typed_graph(folder: Path) -> Path:
-    """Write a small graph with two node types, as a file to import."""
+def tables(folder: Path) -> Path:
+    """Write the tables of three banks and of linked banks, a heterogeneous graph, many graphs, and pairs of nodes."""
     from torch_geometric.data import HeteroData
 
+    for script, name, size in (("make_tables", "banks", "--customers"), ("linked_tables", "crossing", "--accounts")):
+        command = [sys.executable, str(HERE / "examples" / "banks" / f"{script}.py"), str(folder / name), size, "60"]
+        subprocess.run(command, check=True)
     rng, data = np.random.default_rng(0), HeteroData()
     for kind, count in (("author", 60), ("paper", 90)):
         data[kind].num_nodes = count
@@ -57,8 +82,74 @@ def typed_graph(folder: Path) -> Path:
     ends = [torch.from_numpy(rng.integers(0, n, 300)) for n in (60, 90)]
     data["author", "writes", "paper"].edge_index = torch.stack(ends)
     data["paper", "by", "author"].edge_index = torch.stack(ends[::-1])
-    torch.save(data, path := folder / "typed.pt")
-    return path
+    torch.save(data, folder / "typed.pt")
+
+    def write(name: str, count: int, **columns: Any) -> None:
+        frame = pd.DataFrame(columns) if columns else pd.DataFrame({"id": range(count)})
+        frame.head(count).to_csv(folder / f"{name}.csv", index=False)
+
+    ids, color = np.arange(50), rng.choice(["red", "green"], 50)
+    write(
+        "nodes",
+        50,
+        id=ids,
+        age=rng.integers(18, 90, 50),
+        weight=rng.normal(70, 9, 50).round(1),
+        color=color,
+        label=color,
+    )
+    write(
+        "papers", 40, id=[f"p{i}" for i in range(40)], pages=rng.integers(1, 30, 40), year=rng.integers(1990, 2026, 40)
+    )
+    write("writes", 120, source=rng.choice(ids, 120), target=[f"p{i}" for i in rng.integers(0, 40, 120)])
+    call = {"length": rng.exponential(5, 200).round(2), "kind": rng.choice(["work", "home"], 200)}
+    days = pd.Timestamp("2026-01-01") + pd.to_timedelta(np.sort(rng.integers(0, 30, 200)), unit="D")
+    write(
+        "calls", 200, source=rng.choice(ids, 200), target=rng.choice(ids, 200), when=days.strftime("%Y-%m-%d"), **call
+    )
+    write("pairs", 20, source=rng.integers(0, 30, 20), target=rng.integers(0, 30, 20))
+    molecule = np.repeat([f"m{i}" for i in range(24)], 5)
+    atoms = [f"{name}-{i % 5}" for i, name in enumerate(molecule)]
+    write(
+        "atoms",
+        120,
+        id=atoms,
+        molecule=molecule,
+        charge=rng.normal(size=120).round(2),
+        kind=rng.choice(list("CNO"), 120),
+    )
+    write(
+        "bonds",
+        96,
+        source=[a for i, a in enumerate(atoms) if i % 5 < 4],
+        target=[a for i, a in enumerate(atoms) if i % 5],
+    )
+    yes = rng.integers(0, 2, (2, 24))
+    write(
+        "molecules",
+        24,
+        molecule=[f"m{i}" for i in range(24)],
+        label=np.where(yes[0], "toxic", "safe"),
+        acid=yes[0],
+        salt=yes[1],
+    )
+    return folder
+
+
+def prepare(checkout: Path, folder: Path) -> None:
+    """Write the tables, and store two datasets with a checkout's code: ``typed`` and ``labels``, many graphs with labels."""
+    folder.mkdir()
+    (folder / "tables").mkdir()
+    tables(folder / "tables")
+    many = "--nodes atoms.csv --edges bonds.csv --graph-column molecule --graph-table molecules.csv --undirected"
+    for words in ("--data typed.pt --name typed --target author", f"{many} --predict-columns acid,salt --name labels"):
+        subprocess.run(
+            [sys.executable, "-m", "fedgraph_flwr", "import", *words.split()],
+            cwd=folder / "tables",
+            env={**os.environ, "PYTHONPATH": str(checkout), "FEDGRAPH_DATA": str(folder / "data")},
+            check=True,
+            capture_output=True,
+        )
 
 
 def child(
@@ -107,19 +198,75 @@ def run_all(out: Path, scenario: str, rounds: int, methods: list[str]) -> None:
         noise.source = lambda: generator(0)
     found: dict[str, Result] = {}
     for method in methods:
-        words = ["run", f"strategy={method}", f"rounds={rounds}", *OVERRIDES, *SCENARIOS[scenario]]
-        said, folder = "", Path(f"{scenario}-{method}").absolute()
-        for extra in (SMALL, TYPED):
-            with contextlib.redirect_stderr(io.StringIO()) as error, contextlib.redirect_stdout(io.StringIO()):
-                try:
-                    code: Any = command([*words, *extra, f"out={folder}", "--quiet", "--no-report"])
-                except SystemExit as stop:
-                    code = stop.code
-            said = error.getvalue().strip() or str(code)
-            if not code or "typed" not in said:
-                break
-        found[method] = said if code else arrays(folder)
+        folder = Path(f"{scenario}-{method}").absolute()
+        found[method] = (
+            trained(command, scenario, method, rounds, folder)
+            if scenario in SCENARIOS
+            else written(command, cases()[scenario][method], folder)
+        )
     out.write_bytes(pickle.dumps(found))
+
+
+def cases() -> dict[str, dict[str, list[str]]]:
+    """Return the commands of each case by scenario."""
+    read = yaml.safe_load(COMMANDS.read_text())
+    return {
+        scenario: {
+            case: [word for each in body for word in (each if isinstance(each, list) else [each])]
+            for case, body in group.items()
+        }
+        for scenario, group in read.items()
+    }
+
+
+def called(command: Any, words: list[str]) -> str:
+    """Run a command of the package in this process; return its error message, empty if it succeeds."""
+    with contextlib.redirect_stderr(io.StringIO()) as error, contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code: Any = command(words)
+        except SystemExit as stop:
+            code = stop.code
+    return (error.getvalue().strip() or str(code)) if code else ""
+
+
+def trained(command: Any, scenario: str, method: str, rounds: int, folder: Path) -> Result:
+    """Return what a method's training gives, on the first of the graphs whose kind it takes."""
+    task = [f"task={scenario}"] if scenario in TASKS else []
+    words = ["run", *task, f"strategy={method}", f"rounds={rounds}", *OVERRIDES, *SCENARIOS[scenario]]
+    said = ""
+    for extra in (SMALL, TYPED):
+        said = called(
+            command,
+            [*words, *([] if task and SCENARIOS[scenario] else extra), f"out={folder}", "--quiet", "--no-report"],
+        )
+        if "typed" not in said:
+            break
+    return said or arrays(folder)
+
+
+def written(command: Any, commands: list[str], folder: Path) -> Result:
+    """Return the files that commands write, as bytes."""
+    shutil.copytree("tables", folder)
+    given = set(folder.rglob("*"))
+    with contextlib.chdir(folder):
+        for line in commands:
+            if said := called(command, line.split()):
+                return f"{line[:40]}: {said}"
+    new = [path for path in sorted({*folder.rglob("*")} - given) if path.is_file()]
+    return {
+        name: np.frombuffer(canonical(path), np.uint8)
+        for path in new
+        if not (name := path.relative_to(folder).as_posix()).startswith(("run/", "exported/"))
+    }
+
+
+def canonical(path: Path) -> bytes:
+    """Return the bytes of a file; of a safetensors file with its header's keys in order, which differs between equal files."""
+    content = path.read_bytes()
+    if path.suffix != ".safetensors":
+        return content
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.dumps(json.loads(content[8:end]), sort_keys=True).encode() + content[end:]
 
 
 def arrays(out: Path) -> list[np.ndarray]:
@@ -134,11 +281,19 @@ def arrays(out: Path) -> list[np.ndarray]:
 
 def compare(first: Result, second: Result) -> str:
     """Return the differences; empty if there are none."""
+    for result, when in ((first, "now"), (second, "before")):
+        if isinstance(result, str) and result == MISSING:
+            return f"{MISSING} {when}"
     if isinstance(first, str) and isinstance(second, str):
         return ""
     if isinstance(first, str) or isinstance(second, str):
         refused, said = ("now", first) if isinstance(first, str) else ("before", second)
         return f"refused {refused}: {str(said)[-300:]}"
+    if isinstance(first, dict) and isinstance(second, dict):
+        files = (first, second)
+        changed = [name for name in sorted({*files[0], *files[1]}) if not same_bytes(*(f.get(name) for f in files))]
+        return f"other files: {', '.join(changed)}" if changed else ""
+    assert isinstance(first, list) and isinstance(second, list)  # results of one scenario
     if [a.shape for a in first] != [a.shape for a in second]:
         return "other shapes"
     if all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True)):
@@ -148,6 +303,11 @@ def compare(first: Result, second: Result) -> str:
         np.abs(np.sort(a, axis=None) - np.sort(b, axis=None)).max() / max(np.abs(a).max(), 1e-12) for a, b in pairs
     )
     return f"largest difference {max(float(gap), 1e-300):.1e}"
+
+
+def same_bytes(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+    """Return whether two files are there and equal."""
+    return first is not None and second is not None and first.tobytes() == second.tobytes()
 
 
 def read_expected(path: Path) -> list[list[str]]:
@@ -162,43 +322,38 @@ def main() -> int:
     parser.add_argument("other", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--methods", default="*", help="names or patterns, separated by commas")
-    parser.add_argument("--scenarios", default=",".join(SCENARIOS))
+    parser.add_argument("--scenarios", default=",".join([*SCENARIOS, *cases()]))
     parser.add_argument("--expected", type=Path, default=EXPECTED)
     parser.add_argument("--cache", type=Path, help="folder that keeps the other checkout's results between calls")
     args = parser.parse_args()
     checkouts = [HERE, args.other.resolve()]
     known = [{path.stem for path in (c / "conf" / "strategy").glob("*.yaml")} for c in checkouts]
     patterns, expected = args.methods.split(","), read_expected(args.expected)
-    methods = sorted(m for m in known[0] & known[1] if any(fnmatch.fnmatch(m, p) for p in patterns))
     different = 0
     with tempfile.TemporaryDirectory() as temporary:
         folders = [Path(temporary) / str(index) for index in range(2)]
         for folder, checkout in zip(folders, checkouts, strict=True):
-            folder.mkdir()
-            environment = {**os.environ, "PYTHONPATH": str(checkout), "FEDGRAPH_DATA": str(folder / "data")}
-            words = ["import", "--data", str(typed_graph(folder)), "--name", "typed", "--target", "author"]
-            subprocess.run(
-                [sys.executable, "-m", "fedgraph_flwr", *words],
-                cwd=folder,
-                env=environment,
-                check=True,
-                capture_output=True,
-            )
+            prepare(checkout, folder)
         for scenario in args.scenarios.split(","):
-            chosen = [m for m in methods if scenario != "ray" or m in RAY_METHODS]
-            caches = (None, args.cache)
-            given = zip(checkouts, folders, caches, strict=True)
-            results = [child(c, f, scenario, chosen, args.rounds, cache) for c, f, cache in given]
+            of_both = known if scenario in SCENARIOS else [set(cases()[scenario])] * 2
+            among = FEW.get(scenario, sorted(known[0] | known[1]) if scenario in SCENARIOS else cases()[scenario])
+            chosen = [m for m in among if any(fnmatch.fnmatch(m, p) for p in patterns)]
+            results = []
+            for checkout, folder, own, cache in zip(checkouts, folders, of_both, (None, args.cache), strict=True):
+                found = child(checkout, folder, scenario, [m for m in chosen if m in own], args.rounds, cache)
+                results.append({method: found.get(method, MISSING) for method in chosen})
             for method in chosen:
                 now, before = (result[method] for result in results)
                 difference = compare(now, before)
+                if scenario not in SCENARIOS and isinstance(now, str):
+                    difference = difference or f"refused by both: {now[-300:]}"
                 reason = next(
                     (e[2] for e in expected if fnmatch.fnmatch(method, e[0]) and fnmatch.fnmatch(scenario, e[1])), ""
                 )
                 different += bool(difference) and not reason
                 same = "refused by both" if isinstance(now, str) else "same bits"
                 listed = f" (expected: {reason})" if difference and reason else ""
-                print(f"{scenario:8} {method:20} {difference or same}{listed}", flush=True)
+                print(f"{scenario:16} {method:20} {difference or same}{listed}", flush=True)
     return int(different > 0)
 
 

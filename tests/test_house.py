@@ -205,7 +205,18 @@ def test_tests_mirror_the_package():
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert {path.name for path in (ROOT / "tests").iterdir() if list(path.rglob("test_*.py"))} == rooms | {"safety"}
     modules = {f"test_{path.stem}.py" for path in PACKAGE.glob("*.py")}
-    whole = {"bundle", "docs", "house", "notebook", "prose", "readme", "results_schema", "simulations", "sizes"}
+    whole = {
+        "bundle",
+        "docs",
+        "house",
+        "notebook",
+        "prose",
+        "readme",
+        "results_schema",
+        "same_bits",
+        "simulations",
+        "sizes",
+    }
     loose = {path.name for path in (ROOT / "tests").glob("test_*.py")}
     assert loose - modules <= {f"test_{name}.py" for name in whole}
 

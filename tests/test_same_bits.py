@@ -1,0 +1,52 @@
+"""`benchmarks/same_bits.py`: what counts as a difference, and what its scenarios cover."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import same_bits
+from fedgraph_flwr.config import group_names
+
+ONE, TWO = np.ones(3, np.float32), np.full(2, 7, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "expected"),
+    [
+        ([ONE, TWO], [ONE, TWO], ""),
+        ([ONE], [ONE * (1 + 2**-23)], "largest difference 1.2e-07"),
+        ([ONE], [ONE[:2]], "other shapes"),
+        ("no", "not", ""),
+        ("no", [ONE], "refused now: no"),
+        ([ONE], "no", "refused before: no"),
+        (same_bits.MISSING, [ONE], "not there now"),
+        ("no", same_bits.MISSING, "not there before"),
+        ({"a": TWO, "b": TWO}, {"a": TWO, "b": TWO}, ""),
+        ({"a": TWO, "b": TWO}, {"a": TWO, "b": TWO + 1, "c": TWO}, "other files: b, c"),
+    ],
+)
+def test_differences(now, before, expected):
+    assert same_bits.compare(now, before) == expected
+
+
+def test_only_the_order_of_a_headers_keys_is_no_difference(tmp_path):
+    def stored(header: dict, data: bytes) -> bytes:
+        text = json.dumps(header).encode()
+        (path := tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+        return same_bits.canonical(path)
+
+    assert stored({"a": 1, "b": 2}, b"xy") == stored({"b": 2, "a": 1}, b"xy")
+    assert stored({"a": 1}, b"xy") != stored({"a": 2}, b"xy")
+    assert stored({"a": 1}, b"xy") != stored({"a": 1}, b"xz")
+
+
+def test_every_task_and_command_is_a_scenario():
+    assert {*same_bits.TASKS, "nodes"} == set(group_names("task"))
+    assert set(same_bits.cases()) == {"import", "link", "predict"}
+    commands = [line for group in same_bits.cases().values() for case in group.values() for line in case]
+    assert all(isinstance(line, str) and line.split()[0] for line in commands)
+
+
+def test_listed_differences_have_a_reason():
+    assert all(len(line) == 3 for line in same_bits.read_expected(same_bits.EXPECTED))
