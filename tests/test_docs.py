@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedgraph_flwr import cli
-from fedgraph_flwr.config import group_names
+from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.config.composition import group_path
 from fedgraph_flwr.config.key_docs import keys_of, own_keys_of, sections
 from fedgraph_flwr.methods.declarations import PURPOSES, declaration
@@ -323,3 +323,15 @@ def test_a_formula_is_what_it_says():
     assert plain("ȳ") == '<mover accent="true"><mi>y</mi><mo>¯</mo></mover>'
     assert plain("(1/N)") == "<mfrac><mn>1</mn><mi>N</mi></mfrac>"
     assert plain("√(a + b)") == "<msqrt><mi>a</mi><mo>+</mo><mi>b</mi></msqrt>"
+
+
+def test_the_page_of_models_lists_all_and_says_what_they_read():
+    from fedgraph_flwr import models
+
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (\w+) \| (\w+) \|$", (ROOT / "docs/models.md").read_text(), re.M)
+    answer = {False: "no", True: "yes"}
+    assert {name: tuple(said) for name, *said in rows} == {
+        name: (answer[kind.reads_edges], answer[models.probe(cfg.model).sampled_hops is not None])
+        for name in group_names("model")
+        if (cfg := compose([f"model={name}"])) and (kind := models.network(cfg.model))
+    }

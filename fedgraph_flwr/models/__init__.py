@@ -15,6 +15,7 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.models.wrapped import wrapper
 from fedgraph_flwr.numerics.inputs import Inputs
 
 __all__ = ["MODELS", "Inputs", "Model", "Stack", "build", "check_prefixes", "keywords", "network", "probe"]
@@ -90,9 +91,11 @@ def _own_keywords(kind: Any, name: str, params: str) -> dict[str, Any]:
     if missing := [key for key in COMMON if key not in accepted]:
         raise FedGraphError(f"model={name} must accept {', '.join(missing)} as keyword arguments")
     for key in values:
-        if key not in accepted:
+        if key not in accepted and not getattr(kind, "takes_any", False):
             raise unknown(f"model {name}: key", key, accepted)
-    schema = make_dataclass("Keywords", [(key, *_checkable(accepted[key], value)) for key, value in values.items()])
+    schema = make_dataclass(
+        "Keywords", [(key, *_checkable(accepted.get(key, Any), value)) for key, value in values.items()]
+    )
     return vars(typed(schema, values, f"model={name}"))
 
 
@@ -190,17 +193,17 @@ def check_prefixes(prefixes: Iterable[str], key: str, cfg: RunConfig, model: Mod
 
 
 def network(cfg: ModelConfig) -> Any:
-    """Return the class of the model that ``cfg`` names.
+    """Return the class of the model that ``cfg`` names; of a torch module that is not a `Model`, its `wrapper`.
 
     Raises:
-        FedGraphError: no such model, or not a `Model`.
+        FedGraphError: no such model, or one that cannot be used on a graph.
     """
     if ":" not in cfg.name and cfg.name not in MODELS:
         raise unknown("model", cfg.name, [*MODELS, "module:Class"])
     found = locate(MODELS.get(cfg.name, cfg.name))
-    if not (isinstance(found, type) and issubclass(found, Model)):
-        raise FedGraphError(f"model={cfg.name} is not a subclass of fedgraph_flwr.models.Model")
-    return found
+    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+        raise FedGraphError(f"model={cfg.name} is not a class of torch modules: expected a torch.nn.Module")
+    return found if issubclass(found, Model) else wrapper(found)
 
 
 def _checkable(annotation: Any, value: Any) -> tuple[Any, Any]:

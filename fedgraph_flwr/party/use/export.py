@@ -194,13 +194,16 @@ def _parts(source: str) -> tuple[str, list[str], str]:
 
 
 def _source(plain: Plain) -> str:
-    """The text of a module, ours or the user's.
+    """The text of a module, ours or the user's; an import of PyG's.
 
     Raises:
         FedGraphError: the user's has no file, or imports this package.
     """
     if not is_own(plain.module):
         return (MODULES / f"{plain.module}.py").read_text()
+    module, _, name = plain.module.partition(":")
+    if module.startswith("torch_geometric."):
+        return f"from {module} import {name}\n"
     path = inspect.getsourcefile(locate(plain.module))
     text = Path(path).read_text() if path else ""
     names = {

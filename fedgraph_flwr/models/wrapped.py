@@ -1,0 +1,271 @@
+"""Any ``torch.nn.Module`` with ``forward(x, edge_index[, edge_attr | edge_weight])`` as a `Model`, such as PyG's models.
+
+    model=torch_geometric.nn.models:GraphSAGE model.hidden=64 model.jk=cat
+
+The module is created by the parameters of its ``__init__``: sizes under the names of `SIZES`, others from keys of ``model.``.
+Edge features are read if ``forward`` accepts ``edge_attr``, or a single one, which must not be negative, if it accepts
+``edge_weight``. The head is the last layer with parameters, or the one that ``model.head`` names. What enters it is the hidden
+feature of a node.
+"""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.models.base import Model
+from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.numerics.inputs import Inputs
+
+SIZES = {
+    "features": ("in_channels", "num_features", "in_features", "in_dim", "input_dim"),
+    "outputs": ("out_channels", "num_classes", "out_features", "out_dim", "output_dim"),
+    "hidden": ("hidden_channels", "hidden", "hidden_dim", "hidden_features"),
+    "layers": ("num_layers", "layers"),
+    "dropout": ("dropout",),
+    "edges": ("edge_dim", "num_edge_features"),
+}
+"""Names of parameters of a module's ``__init__`` that are sizes of the graph, or keys of every model."""
+
+CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
+
+
+@dataclass
+class EdgeInputs(Inputs):
+    """Inputs with the graph's edges.
+
+    Attributes:
+        edge_index: edges [2, E], row 0 source, row 1 target.
+        edge: ``edge_attr`` [E, D] or ``edge_weight`` [E] under its name; empty without edge features.
+    """
+
+    edge_index: Tensor
+    edge: dict[str, Tensor]
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "EdgeInputs":
+        """As `Inputs.to`."""
+        moved = super().to(device, dtype)
+        moved.edge = {name: value.to(device, dtype) for name, value in self.edge.items()}
+        return moved
+
+
+class Wrapped(Model):
+    """A module of another class.
+
+    Args:
+        num_features: F.
+        num_classes: C.
+        num_edge_features: D.
+        hidden: hidden width.
+        layers: number of layers.
+        dropout: dropout rate.
+        head: name of the module whose input are hidden features; empty: the last one with parameters.
+        own: further arguments of the module.
+    """
+
+    kind: type[nn.Module]
+    sizes: Mapping[str, str]
+    dense_features = True
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        num_edge_features: int = 0,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        head: str = "",
+        **own: Any,
+    ):
+        super().__init__()
+        found: dict[str, Any] = {"features": num_features, "outputs": num_classes, "hidden": hidden, "layers": layers}
+        found |= {"dropout": dropout, "edges": num_edge_features or None}
+        if given := own.keys() & set(self.sizes.values()):
+            raise FedGraphError(
+                f"model.{min(given)} follows from the graph, model.hidden, model.layers or model.dropout: leave it out"
+            )
+        self.arguments = {name: found[size] for size, name in self.sizes.items() if found[size] is not None} | own
+        try:
+            self.net = self.kind(**self.arguments)
+        except (TypeError, ValueError, AssertionError, KeyError) as error:
+            raise FedGraphError(
+                f"{self.kind.__name__} cannot be created with {self.arguments}: {first_line(error)}; set its arguments"
+                " by model.NAME="
+            ) from error
+        self.head = head or last_layer(self.net)
+        if self.head not in dict(self.net.named_modules()):
+            raise FedGraphError(
+                f"model.head={self.head} is no module of {self.kind.__name__}: expected one of"
+                f" {', '.join(name for name, _ in self.net.named_children())}"
+            )
+        self.head_prefixes = (f"net.{self.head}.",)
+
+    def prepare(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> EdgeInputs:
+        """Prepare features, edges and, if the module reads them, edge features.
+
+        Raises:
+            FedGraphError: the module reads one weight of an edge, and the graph has several features or negative ones.
+        """
+        base, name, width = super().prepare(graph, device, dtype), edge_argument(self.kind), graph.num_edge_features
+        edge = {}
+        if width and name == "edge_attr":
+            edge = {name: graph.edge_attr.to(device, dtype)}
+        elif width and name:
+            if width > 1 or graph.edge_attr.min() < 0:
+                raise FedGraphError(
+                    f"{self.kind.__name__} reads one weight of each edge, which must not be negative, and the graph has {width}"
+                    f" features of edges, the smallest {float(graph.edge_attr.min()):.3g}: use a model that reads edge_attr"
+                )
+            edge = {name: graph.edge_attr[:, 0].to(device, dtype)}
+        return EdgeInputs(base.x, base.adj, edge_index=graph.edge_index.to(device), edge=edge)
+
+    def forward(self, inputs: EdgeInputs) -> Tensor:
+        """Compute logits [N, C], or of items, in one pass, where `Model.forward` would need two."""
+        readout: Any = getattr(self, "readout", None)  # of `readout.attach`
+        return self._logits(inputs) if readout is None else readout(self._logits(inputs), inputs)
+
+    def _logits(self, inputs: EdgeInputs) -> Tensor:
+        logits: Tensor = self.net(inputs.x, inputs.edge_index, **inputs.edge)
+        return logits
+
+    def encode(self, inputs: EdgeInputs) -> Tensor:
+        """Compute what enters the head, [N, H]."""
+        seen: list[Tensor] = []
+
+        def see(h: Tensor) -> Tensor:
+            seen.append(h)
+            return h
+
+        self._pass(inputs, see)
+        return seen[0]
+
+    def classify(self, h: Tensor, inputs: EdgeInputs) -> Tensor:
+        """Compute logits [N, C] from what enters the head, by a pass in which it is replaced."""
+        return self._pass(inputs, lambda _: h)
+
+    def _pass(self, inputs: EdgeInputs, change: Any) -> Tensor:
+        """Compute logits, with a function applied to the first argument of the head.
+
+        Raises:
+            FedGraphError: the head is not called once with features of nodes first.
+        """
+        calls = 0
+
+        def before(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            nonlocal calls
+            calls += 1
+            if not arguments or not isinstance(arguments[0], Tensor) or calls > 1:
+                raise FedGraphError(
+                    f"{self.kind.__name__}.{self.head} is not called once with hidden features: set model.head= to the module"
+                    " that is"
+                )
+            return (change(arguments[0]), *arguments[1:])
+
+        with self.net.get_submodule(self.head).register_forward_pre_hook(before):
+            logits = self._logits(inputs)
+        if not calls:
+            raise FedGraphError(
+                f"{self.kind.__name__} does not call its module {self.head}: set model.head= to the one that computes its outputs"
+            )
+        return logits
+
+    def plain(self) -> Plain:
+        """Export the module itself.
+
+        Raises:
+            FedGraphError: edge features are not its third argument, where an exported folder passes them.
+        """
+        third = list(inspect.signature(self.kind.forward).parameters)[3:4]
+        reads = bool(self.sizes.get("edges") and self.arguments.get(self.sizes["edges"]))
+        if reads and third != ["edge_attr"]:
+            raise FedGraphError(
+                f"{self.kind.__name__} cannot be exported with edge features: forward takes edge_attr as its third argument in"
+                " an exported folder"
+            )
+        weights = {name: value.clone() for name, value in self.net.state_dict().items()}
+        return Plain(f"{self.kind.__module__}:{self.kind.__qualname__}", self.arguments, weights, reads_edges=reads)
+
+
+@functools.cache
+def wrapper(kind: Any) -> type[Wrapped]:
+    """Return the class of `Wrapped` models for a module's class; its ``__init__`` has the module's own keywords.
+
+    Raises:
+        FedGraphError: the module cannot be used on a graph.
+    """
+    forward = list(inspect.signature(kind.forward).parameters.values())[1:]
+    required = [
+        p.name for p in forward if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) != 2 or required[1] != "edge_index":
+        raise FedGraphError(
+            f"{kind.__module__}:{kind.__name__} cannot be a model: expected forward(x, edge_index) with an optional edge_attr or"
+            f" edge_weight, got forward({', '.join(p.name for p in forward)})"
+        )
+    accepted = inspect.signature(kind.__init__).parameters
+    sizes = {size: name for size, names in SIZES.items() for name in names if name in accepted}
+    if missing := [" or ".join(SIZES[size]) for size in ("features", "outputs") if size not in sizes]:
+        raise FedGraphError(
+            f"{kind.__module__}:{kind.__name__} cannot be a model: its __init__ has no parameter {missing[0]}, which receives"
+            " a size of the graph"
+        )
+    own = [
+        p.replace(kind=p.KEYWORD_ONLY, annotation=_annotation(p))
+        for p in list(accepted.values())[1:]
+        if p.name not in (*sizes.values(), "head") and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    if takes_any and edge_argument(kind) == "edge_attr":
+        sizes.setdefault("edges", "edge_dim")  # PyG's models pass it on to their convolutions
+    base = list(inspect.signature(Wrapped.__init__).parameters.values())[:-1]
+
+    def __init__(self: Wrapped, *arguments: Any, **keywords: Any) -> None:
+        Wrapped.__init__(self, *arguments, **keywords)
+
+    __init__.__signature__ = inspect.Signature([*base, *own])  # type: ignore[attr-defined]
+    contents = {"__init__": __init__, "kind": kind, "sizes": sizes, "takes_any": takes_any}
+    contents |= {"reads_edges": bool(edge_argument(kind)), "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (Wrapped,), contents)
+
+
+def _annotation(parameter: inspect.Parameter) -> Any:
+    """Return a parameter's type if a YAML value can be checked by it, else any."""
+    kinds = (bool, int, float, str)
+    return parameter.annotation if parameter.annotation in kinds else Any
+
+
+def edge_argument(kind: type[nn.Module]) -> str:
+    """Return ``edge_attr`` or ``edge_weight`` if the module's ``forward`` reads it, else an empty string."""
+    accepted = inspect.signature(kind.forward).parameters
+    usable = (name for name in ("edge_attr", "edge_weight") if name in accepted)
+    return next((name for name in usable if getattr(kind, f"supports_{name}", True)), "")  # as PyG's models say
+
+
+def last_layer(net: nn.Module) -> str:
+    """Return the name of the last layer with parameters: a child of the module, or of a list of layers in it.
+
+    Raises:
+        FedGraphError: it has no parameters.
+    """
+    names = [name for name, _ in net.named_parameters()]
+    if not names:
+        raise FedGraphError(f"{type(net).__name__} has no parameters to train")
+    path, part = [], net
+    for word in names[-1].split(".")[:-1]:
+        path.append(word)
+        part = part.get_submodule(word)
+        if not isinstance(part, CONTAINERS):
+            break
+    if not path:
+        raise FedGraphError(f"{type(net).__name__} has parameters of its own and no last layer: set model.head=")
+    return ".".join(path)

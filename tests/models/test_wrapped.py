@@ -1,0 +1,190 @@
+"""``model=`` takes any torch module with forward(x, edge_index[, edge_attr | edge_weight])."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv, global_add_pool
+
+import fedgraph_flwr as fg
+from fedgraph_flwr import models
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import ModelConfig, compose
+from fedgraph_flwr.errors import FedGraphError
+from tests.conftest import client_graph
+
+PYG = "torch_geometric.nn.models"
+SMALL = ["dataset.nodes_per_client=[40,50]", "num_clients=3", "rounds=2", "checkpoint_every=0"]
+
+
+class Own(nn.Module):
+    """Two layers, a norm, and logits that a later function changes."""
+
+    def __init__(self, num_features: int, num_classes: int, hidden: int = 4, steps: int = 1):
+        super().__init__()
+        self.out = nn.Linear(hidden, num_classes)
+        self.conv = SAGEConv(num_features, hidden)
+        self.norm = nn.BatchNorm1d(hidden)
+        self.steps = steps
+
+    def forward(self, x, edge_index):
+        h = self.norm(self.conv(x, edge_index)).relu()
+        return F.log_softmax(self.out(h), dim=1)
+
+
+class Weighted(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.last = GCNConv(in_channels, out_channels)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        return self.last(x, edge_index, edge_weight)
+
+
+class Twice(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.last = GCNConv(in_channels, in_channels)
+        self.unused = nn.Linear(1, 1)
+
+    def forward(self, x, edge_index):
+        return self.last(self.last(x, edge_index), edge_index)
+
+
+class NoSizes(nn.Module):
+    def forward(self, x, edge_index):
+        return x
+
+
+class OfGraphs(nn.Module):
+    def forward(self, x, edge_index, batch):
+        return global_add_pool(x, batch)
+
+
+def built(name, features=5, classes=3, edges=0, **params):
+    return models.build(ModelConfig(name, hidden=8, layers=2, dropout=0.0, params=params), features, classes, edges)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "head"),
+    [
+        (f"{PYG}:GraphSAGE", {}, "convs.1"),
+        (f"{PYG}:GAT", {"heads": 2, "v2": True}, "convs.1"),
+        (f"{PYG}:GIN", {"jk": "cat"}, "lin"),
+        (f"{__name__}:Own", {"head": "out"}, "out"),
+    ],
+)
+def test_both_halves_equal_the_module(name, params, head):
+    torch.manual_seed(0)
+    model, graph = built(name, **params).eval(), client_graph(0)
+    inputs = model.prepare(graph)
+    assert model.head == head
+    h = model.encode(inputs)
+    torch.testing.assert_close(model(inputs), model.net(graph.x, graph.edge_index), rtol=0, atol=0)
+    torch.testing.assert_close(model.classify(h, inputs), model(inputs), rtol=0, atol=0)
+    assert not torch.equal(model.classify(h + 1, inputs), model(inputs))
+    grads = torch.autograd.grad(model.classify(h, inputs).square().sum(), list(model.parameters()))
+    whole = torch.autograd.grad(model(inputs).square().sum(), list(model.parameters()))
+    for mine, other in zip(grads, whole, strict=True):
+        torch.testing.assert_close(mine, other)
+    assert set(model.head_names()) == {n for n in model.state_dict() if n.startswith(f"net.{head}.")} != set()
+
+
+def test_local_steps_equal_a_plain_loop():
+    """Adam in float64: the same parameters as PyG's module in a loop by hand."""
+    overrides = [f"model={PYG}:GraphSAGE", "model.dropout=0", "dtype=float64", "train.local_steps=3"]
+    client = GraphClient(compose(overrides), client_graph(0))
+    graph, net = client_graph(0), client.model.kind(**client.model.arguments).double()
+    net.load_state_dict({name: value.clone() for name, value in client.model.net.state_dict().items()})
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=5e-4)
+    for _ in range(3):
+        optimizer.zero_grad()
+        logits = net(graph.x.double(), graph.edge_index)
+        F.cross_entropy(logits[graph.train_mask], graph.y[graph.train_mask]).backward()
+        optimizer.step()
+    client.train()
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(client.model.net.state_dict()[name], value, rtol=0, atol=1e-12)
+
+
+def with_edges(width):
+    graph = client_graph(0)
+    return replace(graph, edge_attr=torch.rand(graph.num_edges, width))
+
+
+def test_edge_features_are_read_by_their_names():
+    graph = with_edges(2)
+    model = built(f"{PYG}:GAT", edges=2).eval()
+    inputs = model.prepare(graph)
+    expected = model.net(graph.x, graph.edge_index, edge_attr=graph.edge_attr)
+    torch.testing.assert_close(model(inputs), expected, rtol=0, atol=0)
+    assert isinstance(model.net.convs[0], GATConv)
+    assert not torch.equal(expected, model(model.prepare(with_edges(2))))
+    weighted, one = built(f"{__name__}:Weighted", edges=1), with_edges(1)
+    torch.testing.assert_close(
+        weighted(weighted.prepare(one)), weighted.net(one.x, one.edge_index, one.edge_attr[:, 0]), rtol=0, atol=0
+    )
+    for attr in (-one.edge_attr, torch.rand(one.num_edges, 2)):
+        with pytest.raises(FedGraphError, match="reads one weight of each edge, which must not be negative"):
+            weighted.prepare(replace(one, edge_attr=attr))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("collections:OrderedDict", {}, "is not a class of torch modules"),
+        ("torch.nn:Linear", {}, "expected forward(x, edge_index)"),
+        (f"{__name__}:OfGraphs", {}, "got forward(x, edge_index, batch)"),
+        (f"{__name__}:NoSizes", {}, "no parameter in_channels or num_features"),
+        (f"{PYG}:PNA", {}, "set its arguments by model.NAME="),
+        (f"{PYG}:GraphSAGE", {"jkk": "cat"}, "unexpected keyword argument 'jkk'"),
+        (f"{PYG}:GraphSAGE", {"num_layers": 3}, "model.num_layers follows from"),
+        (f"{PYG}:GraphSAGE", {"head": "nowhere"}, "expected one of dropout, act, convs"),
+        (f"{__name__}:Own", {"step": 2}, "steps"),
+        (f"{__name__}:Own", {"steps": "many"}, "steps"),
+    ],
+)
+def test_what_cannot_be_a_model_is_refused(name, params, message):
+    with pytest.raises(FedGraphError, match=re.escape(message)):
+        built(name, **params)
+
+
+def test_a_head_that_is_called_twice_or_never_is_refused():
+    model, graph = built(f"{__name__}:Twice", classes=5), client_graph(0)
+    with pytest.raises(FedGraphError, match="does not call its module unused"):
+        model.encode(model.prepare(graph))
+    model = built(f"{__name__}:Twice", classes=5, head="last")
+    with pytest.raises(FedGraphError, match="is not called once with hidden features"):
+        model.encode(model.prepare(graph))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["strategy=fedper"],
+        ["strategy=fedproto"],
+        ["strategy=moon"],
+        ["task=links"],
+        ["task=edges", "dataset=payments", "dataset.accounts=200"],
+        ["task=graphs", "dataset=cycles"],
+    ],
+    ids=" ".join,
+)
+def test_methods_and_tasks_take_it(overrides, tmp_path):
+    small = SMALL if len(overrides) == 1 else SMALL[1:]
+    run = fg.run(f"model={PYG}:GraphSAGE", *small, *overrides, out=str(tmp_path / "run"))
+    assert run.summary["failures"] == {}
+    assert (run.rounds["train_loss"] > 0).all()
+
+
+def test_it_predicts_and_exports(tmp_path):
+    """The export checks itself against the model; its file needs torch and PyG only."""
+    run = fg.run(f"model={PYG}:GraphSAGE", *SMALL, out=str(tmp_path / "run"))
+    run.export(tmp_path / "folder")
+    text = (tmp_path / "folder" / "model.py").read_text()
+    assert "from torch_geometric.nn.models.basic_gnn import GraphSAGE" in text
+    assert "fedgraph_flwr" not in text.replace("`fedgraph-flwr", "")
+    assert len(run.predict(client=0).ids) >= 40
