@@ -46,7 +46,7 @@ from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import SGD, Adam
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.policy import counted
-from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
+from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree
 
@@ -73,7 +73,7 @@ class FedDEPAuthorsClient(GraphClient):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(feddep_authors.uplink)
-    repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("propose", "judge", PUBLISH, DEAL, UNMASK), _OFTEN)
+    repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("propose", "judge", *STEPS), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("z",)
     needs_others: ClassVar[str] = (
         "the generator of missing neighbours was trained with the other clients, and is not kept"

@@ -31,7 +31,7 @@ from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
 from fedgraph_flwr.methods.moments import central_moments, central_moments_of, discrepancy, moments_about, powers_about
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedomd import OrthoGCN, Pass, orthogonality
-from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
+from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, Arrays
 
 
@@ -58,7 +58,7 @@ class FedOMDClient(GraphClient):
     uplink = staticmethod(fedomd.uplink)
     repeats: ClassVar[Mapping[str, int]] = {
         "moments_about": 64,  # about another point for each lost client
-        **dict.fromkeys((PUBLISH, DEAL, UNMASK), 2),  # secure sums of moments, and of models
+        **dict.fromkeys(STEPS, 2),  # secure sums of moments, and of models
     }
     secrets: ClassVar[tuple[str, ...]] = ("statistics",)
     model: OrthoGCN

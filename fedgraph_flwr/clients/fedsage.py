@@ -64,7 +64,7 @@ from fedgraph_flwr.numerics.optim import Adam
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.policy import counted
-from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
+from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 
@@ -84,7 +84,7 @@ class FedSageClient(GraphClient):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedsage.uplink)
-    repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", PUBLISH, DEAL, UNMASK), _OFTEN)
+    repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", *STEPS), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("x", "at")
     needs_others: ClassVar[str] = (
         "the generator of missing neighbours was trained with the other clients, and is not stored"

@@ -26,7 +26,7 @@ from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.protections import check_sent
-from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, SECAGG, UNMASK, Member
+from fedgraph_flwr.secure.secagg import SECAGG, STEPS, Member
 from fedgraph_flwr.wire.messages import (
     CLIPPING,
     DESCRIBE,
@@ -100,14 +100,17 @@ def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict
         RunFailed: the server requests unmasked terms of a secure sum.
     """
     secure, declared = client.cfg.privacy.secagg, client.declared
-    if secure and name in (PUBLISH, DEAL, UNMASK):
-        return secure_exchange(name, groups, client.member, client.keyring, client.server_round, client.exchange), {}
+    if secure and name in STEPS:
+        at, cfg = (client.server_round, client.exchange), client.cfg
+        return secure_exchange(name, groups, client.member, client.keyring, *at, cfg, client.describe), {}
     terms_of, received = (groups.pop(SECAGG, {}), _received(client, groups)) if secure else ({}, b"")
+    model = _start(client, groups) if secure else np.empty(0)
     sent, numbers = client.plain_reply(name, groups, config)
     check_sent(client.cfg, declared, name, sent, numbers, _framework_numbers(client, name))
-    terms = sums(declared.get(name, {})) if secure else ()
+    terms = {group: declared[name][group] for group in sums(declared.get(name, {}))} if secure else {}
     if terms:
-        sent = masked_reply(sent, terms, terms_of, client.member, client.server_round, received)
+        own = client.member, client.server_round
+        sent = masked_reply(sent, terms, terms_of, *own, received, client.cfg, model)
     return sent, numbers
 
 
@@ -116,6 +119,12 @@ def _received(client: Respondent, groups: Mapping[str, Arrays]) -> bytes:
     own = {*client.own_requests, *client.combined.own_requests}
     common = {group: arrays for group, arrays in groups.items() if group not in own}
     return digest({f"{group}/{name}": array for group, arrays in common.items() for name, array in arrays.items()})
+
+
+def _start(client: Respondent, groups: Mapping[str, Arrays]) -> np.ndarray:
+    """Return the parameters that a reply starts from [P]: those received, or the client's own."""
+    arrays = groups.get(MODEL) or {name: tensor.detach().cpu().numpy() for name, tensor in client.shared.items()}
+    return np.concatenate([np.ravel(arrays[name]).astype(np.float64) for name in sorted(arrays)] or [np.empty(0)])
 
 
 def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:

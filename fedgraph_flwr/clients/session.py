@@ -8,6 +8,7 @@ the copies.
 
 import dataclasses
 import functools
+import hashlib
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -35,6 +36,7 @@ from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
+from fedgraph_flwr.secure.opened import OpenedSums
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import (
@@ -360,6 +362,8 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
         )
     protections.check(cfg, declared(kind, cfg))
     if not _simulated(context):
+        if cfg.privacy.secagg:
+            _check_secure_node(context)
         check_task(cfg, kind)
         if cfg.train.sampler != "none":
             check_sampler(cfg, kind)
@@ -371,6 +375,9 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     client = kind(cfg, graph, device(cfg, context), file)
     client.policy, client.member.floor, client.member.max_share = policy, policy.min_clients, policy.max_share
     client.keyring = _keyring(context, client)
+    if cfg.privacy.secagg:
+        client.member.opened = _opened_sums(client, context)
+        client.member.name_of = client.keyring.name_of
     policy.check_client(client)
     if _simulated(context):
         client.saved_models.what = PRIVATE
@@ -488,6 +495,39 @@ def _keyring(context: Context, client: GraphClient) -> Keyring:
     pins = read_pins(str(node["peers"])) if node.get("peers") else None
     report = None if _simulated(context) else partial(_report_keys, context, client)
     return Keyring(client.graph.client, context.run_id, own, pins, report)
+
+
+def _check_secure_node(context: Context) -> None:
+    """Refuse secure sums at a party's own node that pins no keys, or has no folder for the ledger of opened sums.
+
+    Raises:
+        FedGraphError: names the missing key of ``--node-config``.
+    """
+    needed = {"key": "to sign its sizes", "peers": "to know whose values are summed", "state": "for opened sums"}
+    for key, why in needed.items():
+        if not context.node_config.get(key):
+            raise FedGraphError(
+                f"privacy.secagg=true: this node needs {key}= in its --node-config {why}: start it by `fedgraph-flwr node` with"
+                " --key, --peers and --state"
+            )
+
+
+def _opened_sums(client: GraphClient, context: Context) -> OpenedSums | None:
+    """Return the ledger of secure sums opened on this node's data, in any run; None where the server's operator runs it."""
+    policy, root, path = client.policy, context.node_config.get("state"), None
+    if policy.trusting:
+        return None
+    if root and client.file:
+        status = client.file.stat()
+        path = Path(str(root)) / f"opened_sums_{_digest(client.file, status.st_mtime_ns, status.st_size)}.json"
+    return OpenedSums(path, policy.opened_sums, policy.model_distance)
+
+
+@functools.lru_cache(maxsize=8)
+def _digest(file: Path, modified: int, size: int) -> str:
+    """Return a digest of a file's content, computed again once it changed."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:32]
 
 
 def _report_keys(context: Context, client: GraphClient, exchange: str, digits: str, clients: list[int]) -> None:

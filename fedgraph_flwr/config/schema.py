@@ -684,8 +684,8 @@ class PrivacyConfig(Section, group="privacy"):
     secagg: bool = False  # the server learns only the weighted sum of client updates
     # groups that each client sends in the clear despite secagg; a node refuses those not listed in its policy
     reveal: list[str] = field(default_factory=list)
-    # minimum share of the cohort that must reply, and that can unmask
-    secagg_threshold: float = number(2 / 3, low=0.5, high=1, without_low=True)
+    # minimum share of the cohort that must reply and that can unmask; always more than two thirds (t = ⌊2n/3⌋ + 1)
+    secagg_threshold: float = number(2 / 3, low=2 / 3, high=1)
     secagg_bits: int = number(
         40, low=8, high=48
     )  # fractional bits of the fixed-point encoding; values must stay below 2^(55 - bits)

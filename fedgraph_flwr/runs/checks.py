@@ -146,6 +146,11 @@ def startup_notes(cfg: RunConfig) -> list[str]:
             f"privacy.secagg=true masks the averaged values; by privacy.reveal the server still sees each client's"
             f" {', '.join(cfg.privacy.reveal)}"
         )
+    if cfg.privacy.secagg and cfg.privacy.side != "distributed":
+        notes.append(
+            "privacy.secagg=true without privacy.dp=distributed hides single updates in each sum, but sums of several rounds add"
+            " up: only noise bounds what they reveal of a client (SECURITY.md)"
+        )
     equal = [
         group
         for _, group, reducer in shown(declared(sides[0], cfg))

@@ -7,7 +7,7 @@ failure.json       the error message of a failed run, for a launcher in another 
 model_final.safetensors, model_best.safetensors     shared parameters after the last and the best validation round
 models_final.safetensors, models_best.safetensors   personal shared parameters of clients, for methods that have them
 input_spec.json    class names, and the schema that converts tables to features
-checkpoint.safetensors, state/                      state for `resume=DIR`
+checkpoint.safetensors, state/, opened_sums/        state for `resume=DIR`
 .run.lock, .launch.lock (and .owner)                locks of the server process and of the launcher
 """
 
@@ -38,6 +38,7 @@ ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
 INPUT_SPEC = "input_spec.json"
 FAILURE = "failure.json"
+OPENED_SUMS = "opened_sums"
 MODELS = (
     "model_final.safetensors",
     "model_best.safetensors",
@@ -148,6 +149,8 @@ def clear(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
         for state in (folder / "state").glob("*-" + "[0-9a-f]" * 16):
             shutil.rmtree(state)
+        for path in (folder / OPENED_SUMS).glob("*.safetensors"):
+            path.unlink(missing_ok=True)
         for path in leftovers(folder):
             path.unlink(missing_ok=True)
     except OSError as error:

@@ -27,7 +27,12 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 )
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384, Hash
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from numpy.typing import NDArray
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
@@ -69,6 +74,15 @@ class Keyring:
         report: Callable[[str, str, list[int]], None] | None = None,
     ):
         self.client, self.run, self.own, self.pins, self.report = client, run, own, pins, report
+
+    def name_of(self, client: int) -> str:
+        """Return a name of a client that outlives runs: a digest of its pinned key, or its index without pins."""
+        key = self.own.public_key() if client == self.client and self.own else (self.pins or {}).get(client)
+        if key is None:
+            return str(client)
+        digest = Hash(SHA256())
+        digest.update(key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint))
+        return digest.finalize().hex()[:32]
 
     def sign(self, exchange: str, key: bytes) -> Arrays:
         """Return the signature that travels with a published key, if this client signs."""

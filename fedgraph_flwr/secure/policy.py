@@ -10,6 +10,8 @@ messages: {acquire: 8}            # maximum per phase and round, if lower than t
 rounds: 1000                      # maximum per run
 min_clients: 3                    # minimum per run, per exchange (`strategy.min_clients`) and per secure sum
 max_share: 0.5                    # largest share of one client in the weights of a secure sum
+opened_sums: strict               # sums of all models count as sums of the same values; per_model: only of models closer than
+model_distance: 0.3               # this relative L2 distance (`fedgraph_flwr.secure.opened`)
 min_nodes: 20                     # minimum nodes of this node's graph in every statistic
 max_parameters: 1000000           # maximum per model, including additional ones, and of numbers in pairs that a step compares
 max_width: 256                    # maximum width of a layer
@@ -54,6 +56,7 @@ from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import function, named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.errors import FedGraphError, line_of, sanitize, unknown
+from fedgraph_flwr.secure.opened import RULES, STRICT
 from fedgraph_flwr.wire.messages import DESCRIBE
 
 LARGEST = 2**63 - 1
@@ -106,6 +109,8 @@ class Policy:
     rounds: int = 10_000
     min_clients: int = 1
     max_share: float = 0.75
+    opened_sums: str = STRICT
+    model_distance: float = 0.3
     min_nodes: int = 5
     max_parameters: int = 100_000_000
     max_width: int = 1024
@@ -122,6 +127,9 @@ class Policy:
         at_least(self.min_nodes, 0, "policy.min_nodes")
         if not 0 < self.max_share <= 1:
             raise FedGraphError(f"policy.max_share must be above 0 and at most 1, got {self.max_share}")
+        one_of(self.opened_sums, RULES, "policy.opened_sums")
+        if not 0 <= self.model_distance < float("inf"):
+            raise FedGraphError(f"policy.model_distance must be at least 0 and finite, got {self.model_distance}")
         for task in self.tasks:
             one_of(task, tuple(TASKS), "policy.tasks")
         for sampler in self.samplers:

@@ -1,36 +1,47 @@
 """Secure aggregation with dropouts (Bonawitz et al., CCS 2017, Figure 4): the server learns only a weighted sum.
 
-For every sum, client i of n participants draws two new key pairs and a new seed b_i. With x_i its values and p_i its public share
+For every sum, client i of n participants draws three new key pairs and a new seed b_i. With x_i its values and p_i its share
 of the weights:
 
-    keys      up: two public keys (envelopes, masks) and a commitment to b_i
+    keys      up: three public keys (envelopes, masks, signatures), a commitment to b_i, and the client's sizes
     shares    up: for every peer an envelope with Shamir shares of b_i and of the mask key's seed, any t of n
     reply     up: y_i = round(2^bits p_i x_i) + PRG(b_i) + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)   mod 2^64
-    unmask    up: a share of b_j for every peer whose y_j arrived, and of the mask key for every other peer: one or the other
+    agree     up: a signature on the list of survivors, the clients whose y_j arrived, and other sums that the client knows
+    unmask    down: at least t of these signatures
+              up: a share of b_j for every survivor, and of the mask key for every other member: one or the other
 
 The server reconstructs b_i of the clients that replied, and the mask keys of those that dropped out. It subtracts the masks and
 obtains Σ p_i x_i.
 
 Keys and seeds are new for each sum, also if the server requests it again. Because b_i is revealed, it must be new, and with it
 the shares. A mask key is revealed if its owner drops out. A long-lived key would then open all its earlier sums to a server
-that received its seeds. Renewing keys on a schedule would save only one of four exchanges. A client deletes its secrets when it
-masks, and no checkpoint stores them. Each reconstructed secret is compared with its owner's publication: a wrong share ends the
-round. Secrets are `LIMBS` elements of Shamir's field (`fedgraph_flwr.secure.shamir`); the mask's X25519 key and the stream of
-b_i derive from them.
+that received its seeds. A client deletes its secrets when it masks, and no checkpoint stores them. Each reconstructed secret is
+compared with its owner's publication: a wrong share ends the round. Secrets are `LIMBS` elements of Shamir's field
+(`fedgraph_flwr.secure.shamir`); the mask's X25519 key and the stream of b_i derive from them.
 
-Every client receives all p_j. Its masks are keyed by a digest of them, of the published keys, of the members and of the model it
-received (`agreed`). If a server sends two clients different lists, no pair of masks cancels and the sum is useless. A client
-refuses a list (and its survivors) in which one client's share exceeds `Member.max_share`, or fewer than `Member.floor` clients
-have weight. The threshold t exceeds half of the clients that published keys, so no secret is reconstructed both ways.
+The server names no weights. Each client publishes its sizes with its keys, under one signature of its pinned key
+(`fedgraph_flwr.secure.keyring`), and every member computes all p_j from them and the configuration
+(`fedgraph_flwr.methods.weighting`). Masks are keyed by a digest of the weights, of the published keys and sizes, of the members
+and of the model received (`agreed`): if the server sends two clients different ones, no pair of masks cancels and the sum is
+useless. A member refuses clients outside its batch, a list in which one client's share exceeds `Member.max_share`, and fewer
+than `Member.floor` clients with weight. Sums of other rounds and runs are in its ledger (`fedgraph_flwr.secure.opened`).
 
-Not detected: a client that adds other values than it trained, within the range. If clients pin no keys
-(`fedgraph_flwr.secure.keyring`), a server that distributes its own keys is not detected either.
+t = ⌊2n/3⌋ + 1 (Bonawitz et al., Section 6.2). For two lists of survivors a server needs t signatures on each, and an honest
+client signs one list per sum: 2t − n > n/3 clients would have to collude. t tolerates no dropout of 3 clients, one of 4 to 6,
+two of 7 to 9.
+
+Not detected: a client that adds other values than it trained, within the range. If clients pin no keys, a server that
+distributes its own keys is not detected either, so a fleet's nodes refuse secure sums without pins.
 """
 
+import contextlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
@@ -39,6 +50,7 @@ from safetensors.numpy import save
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.masked import added, digest, flat, from_fixed, keys_of, pairwise, shaped, to_fixed
+from fedgraph_flwr.secure.opened import OpenedSums
 from fedgraph_flwr.secure.sealed import OVERHEAD, Sealer, key_stream
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME, combine, random_elements, split
 from fedgraph_flwr.wire.messages import Arrays
@@ -48,11 +60,14 @@ HEADROOM = (
     8  # bits: a sum of random integers, the result of wrong masks, passes for valid with probability 2^-8 per value
 )
 MIN_CLIENTS = 3  # in a sum of two clients, each knows the other's term
-CLIENTS, KEYS, ENVELOPES, SHARES, SURVIVORS = "clients", "keys", "envelopes", "shares", "survivors"
-MEMBERS, RATIOS, AGREED = "members", "ratios", "agreed"
-PUBLISH, DEAL, UNMASK, SECAGG = "secagg_keys", "secagg_shares", "unmask", "secagg"
-"""Phases, and the group of arrays: keys for `PUBLISH`; envelopes of shares for `DEAL`; envelopes, members and the client's
-share of the weights for a term of a sum; survivors and shares for `UNMASK`."""
+CLIENTS, KEYS, SIZES, ENVELOPES, SHARES = "clients", "keys", "sizes", "envelopes", "shares"
+MEMBERS, WEIGHTS, AGREED, SURVIVORS, CONSENT, REPORT = "members", "weights", "agreed", "survivors", "consent", "report"
+PUBLISH, DEAL, AGREE, UNMASK, SECAGG = "secagg_keys", "secagg_shares", "secagg_agree", "unmask", "secagg"
+"""Phases, and the group of arrays: keys and sizes for `PUBLISH`; envelopes of shares for `DEAL`; envelopes and members for a
+term of a sum; survivors and signatures for `AGREE`; signatures and shares for `UNMASK`."""
+STEPS = (PUBLISH, DEAL, AGREE, UNMASK)
+SIGNED = 64  # bytes of a signature on a list of survivors
+LONGEST_REPORT = 2**20  # bytes of a report of other sums
 _DEALT = {SHARES: ArrayField((2, LIMBS), "uint32", 0, PRIME - 1)}
 
 
@@ -62,8 +77,13 @@ def limit(bits: int) -> float:
 
 
 def threshold(share: float, clients: int) -> int:
-    """Return how many of the clients that published keys must reply: always more than half of them."""
-    return max(math.ceil(share * clients - 1e-9), clients // 2 + 1)
+    """Return t: how many of the clients that published keys must reply, always more than two thirds of them.
+
+    Args:
+        share: ``privacy.secagg_threshold``, if a run wants more than that.
+        clients: n.
+    """
+    return max(math.ceil(share * clients - 1e-9), 2 * clients // 3 + 1)
 
 
 def commitment(secret: bytes) -> bytes:
@@ -87,6 +107,11 @@ def _step(server_round: int, agreed: bytes = b"") -> str:
     return f"secagg {server_round} {agreed.hex()}" if agreed else f"secagg {server_round}"
 
 
+def publication(keys: NDArray[np.uint8], sizes: NDArray[np.int64]) -> bytes:
+    """Return what a client signs when it publishes: its keys [4, 32] and its sizes [2]."""
+    return keys.tobytes() + sizes.astype(np.int64).tobytes()
+
+
 class Member:
     """One client's part in the sum of a round.
 
@@ -100,20 +125,25 @@ class Member:
         state: secret state between the messages of a round, arrays by name.
         floor: fewest clients that its party accepts in a sum, checked in each step.
         max_share: largest share of one client in the weights of a sum.
+        opened: the node's ledger of opened sums; None: not kept.
+        name_of: name of a client that outlives runs, for the ledger.
     """
 
     def __init__(self, client: int, share: float, bits: int, noise: DistributedNoise | None = None):
         self.client, self.share, self.bits, self.noise = client, share, bits, noise
         self.floor, self.max_share = 1, 1.0
+        self.opened: OpenedSums | None = None
+        self.name_of: Callable[[int], str] = str
         self.state: Arrays = {}
         self._envelopes: Sealer | None = None  # from `deal` for `masked`, if both run in one process
 
-    def publish(self, server_round: int, exchange: int = 0) -> Arrays:
-        """Draw new keys for a sum of a round, forget all earlier ones, and return public keys [32] each and the commitment [32].
+    def publish(self, server_round: int, exchange: int = 0, sizes: Sequence[int] = (0, 0)) -> Arrays:
+        """Draw new keys for a sum of a round, forget all earlier ones, and return the publication: `KEYS` [4, 32], `SIZES` [2].
 
         Args:
             server_round: the round.
             exchange: index of the sum in the round.
+            sizes: the client's numbers of training items and of nodes, as far as the server knows them.
         """
         mask, own = random_elements((2, LIMBS))
         envelopes = Sealer(self.client)
@@ -121,10 +151,12 @@ class Member:
             "round": np.array([server_round]),
             "exchange": np.array([exchange]),
             "envelope": _bytes(envelopes.private),
+            "sign": _bytes(Ed25519PrivateKey.generate().private_bytes_raw()),
             "mask": mask,
             "self": own,
+            SIZES: np.array(sizes, np.int64),
         }
-        return {KEYS: self.published}
+        return {KEYS: self.published, SIZES: self.state[SIZES]}
 
     @property
     def exchange(self) -> int:
@@ -133,21 +165,35 @@ class Member:
 
     @property
     def published(self) -> NDArray[np.uint8]:
-        """The public keys and the commitment of this round, [3, 32], until the secrets are deleted."""
+        """The public keys and the commitment of this round, [4, 32], until the secrets are deleted."""
         sealer = Sealer(self.client, self.state["envelope"].tobytes())
         mask, own = self.state["mask"].tobytes(), self.state["self"].tobytes()
-        return np.stack([_bytes(k) for k in (sealer.public, mask_sealer(self.client, mask).public, commitment(own))])
+        signer = Ed25519PrivateKey.from_private_bytes(self.state["sign"].tobytes()).public_key().public_bytes_raw()
+        public = sealer.public, mask_sealer(self.client, mask).public, commitment(own), signer
+        return np.stack([_bytes(key) for key in public])
 
-    def deal(self, clients: NDArray[np.int64], keys: NDArray[np.uint8], server_round: int) -> Arrays:
+    def deal(
+        self,
+        clients: NDArray[np.int64],
+        keys: NDArray[np.uint8],
+        sizes: NDArray[np.int64],
+        server_round: int,
+        batch: Sequence[int] | None = None,
+        verify: Callable[[], None] | None = None,
+    ) -> Arrays:
         """Return envelopes with shares of both secrets, one row for each of ``clients``, its own row empty: [n, B].
 
         Args:
             clients: clients that published keys, ascending [n].
-            keys: their keys, [n, 3, 32].
+            keys: their keys, [n, 4, 32].
+            sizes: their sizes, [n, 2].
             server_round: the round.
+            batch: clients that may take part in this round; None: any.
+            verify: checks the signatures; it runs before the state of this client changes.
 
         Raises:
-            RunFailed: the keys belong to another round, were dealt before, are too few, or differ from this client's own.
+            RunFailed: the keys belong to another round, were dealt before, are too few, differ from this client's own, or are of
+                a client outside the batch.
         """
         self._expect("self", CLIENTS, server_round)
         if len(clients) < (least := max(MIN_CLIENTS, self.floor)):
@@ -155,11 +201,23 @@ class Member:
                 f"client {self.client} should join a secure sum with {len(clients) - 1} others, expected at least {least - 1}"
             )
         places = {int(client): place for place, client in enumerate(clients)}
-        if not np.array_equal(self.published, keys[places.get(self.client, 0)]) or len(places) < len(clients):
+        own = places.get(self.client, 0)
+        if (
+            not np.array_equal(self.published, keys[own])
+            or not np.array_equal(self.state[SIZES], sizes[own])
+            or len(places) < len(clients)
+        ):
             raise RunFailed(
                 f"client {self.client} received a list of keys in which its own differ from those it published"
             )
-        self.state |= {CLIENTS: clients, KEYS: keys}
+        if batch is not None and (outside := sorted(places.keys() - set(batch))):
+            raise RunFailed(
+                f"client {self.client} should join a secure sum with client {outside[0]} in round {server_round}, whose batch by"
+                f" the run's seed is {sorted(batch)}: the server named other clients"
+            )
+        if verify:
+            verify()
+        self.state |= {CLIENTS: clients, KEYS: keys, SIZES: sizes}
         needed = threshold(self.share, len(clients))
         shares = split(np.stack([self.state["mask"], self.state["self"]]), needed, len(clients))  # [n, 2, LIMBS]
         self.state["kept"] = shares[places[self.client]]
@@ -170,55 +228,61 @@ class Member:
         empty = np.zeros_like(next(iter(rows.values())))
         return {ENVELOPES: np.stack([rows.get(client, empty) for client in places])}
 
+    def sizes_of(self, members: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+        """Return the sizes that members published, [2] by client.
+
+        Raises:
+            RunFailed: no keys were dealt, or a member has published none.
+        """
+        known = zip(self.state.get(CLIENTS, np.empty(0, int)).tolist(), self.state.get(SIZES, ()), strict=False)
+        sizes = dict(known)
+        if absent := sorted(set(members.tolist()) - sizes.keys()):
+            raise RunFailed(
+                f"client {self.client} should add its values to those of client {absent[0]}, which published no keys for this sum"
+            )
+        return sizes
+
     def masked(
         self,
         values: Mapping[str, Arrays],
-        ratios: Mapping[str, NDArray[np.float64]],
+        weights: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]],
         members: NDArray[np.int64],
         envelopes: NDArray[np.uint8],
         server_round: int,
         received: bytes = b"",
+        kinds: Mapping[str, str] | None = None,
+        model: NDArray[np.float64] | None = None,
     ) -> dict[str, Arrays]:
         """Return y_i, uint64 groups of the same names and shapes; secrets are deleted, the digest stays in ``state["agreed"]``.
 
         Args:
             values: groups of float arrays.
-            ratios: p_j of all members [m], by group of the values.
+            weights: weight and share p_j of all members, [m] each, by group of the values.
             members: the clients that take part, ascending [m].
             envelopes: their envelopes for this client, [m, B].
             server_round: the round.
             received: `digest` of the model from which the values were trained; all members must have received the same.
+            kinds: the ledger's name of each group; default: the group's name.
+            model: parameters from which the values were trained [P], for the ledger.
 
         Raises:
-            RunFailed: as `deal`; too few peers; ratios that reveal one client's values; or values beyond the fixed-point range.
+            RunFailed: as `deal`; too few peers; weights that reveal one client's values; or values beyond the fixed-point range.
         """
-        self._expect("kept", MEMBERS, server_round)
-        chosen = set(members.tolist())
-        least = max(MIN_CLIENTS, self.floor, threshold(self.share, len(self.state[CLIENTS])))
-        if (
-            not {self.client} <= chosen <= set(self.state[CLIENTS].tolist())
-            or len(chosen) < max(least, len(members))
-            or ratios.keys() != values.keys()
-            or not all(own.shape == members.shape and ((own >= 0) & (own <= 1)).all() for own in ratios.values())
-        ):
-            weights = {group: own.tolist() for group, own in ratios.items()}
-            raise RunFailed(
-                f"client {self.client} should add its values to those of {len(chosen - {self.client})} others with weights "
-                f"{weights} for its groups {list(values)}, where {len(self.state[CLIENTS])} clients published keys: expected at"
-                f" least {least} members, each once, and a weight from 0 to 1 for each in each group"
-            )
+        self._check_members(members, server_round)
+        ratios = {group: shares for group, (_, shares) in weights.items()}
         for own in ratios.values():
             self._check_weights(own, own > 0)
         held, step = (
-            self._opened(dict(zip(members.tolist(), envelopes, strict=True)), server_round),
+            self._dealt_shares(dict(zip(members.tolist(), envelopes, strict=True)), server_round),
             _step(server_round),
         )
         clients, keys = self.state[CLIENTS], self.state[KEYS]
         inputs = {
             CLIENTS: clients,
             KEYS: keys,
+            SIZES: self.state[SIZES],
             MEMBERS: members,
-            **{f"{RATIOS}/{group}": own.astype(np.float64) for group, own in ratios.items()},
+            **{f"{WEIGHTS}/{group}": own for group, own in ratios.items()},
             "model": _bytes(received),
         }
         agreed = digest(inputs)
@@ -233,46 +297,60 @@ class Member:
             total = self.noise.terms(values, own_ratios, len(members), needed).view(np.uint64)
         total = total + self_stream(self.state["self"].tobytes(), step, total.size)
         total = total + pairwise(self._sealer(1), members.tolist(), _step(server_round, agreed), total.size)
+        names = [(kinds or {}).get(group, group) for group in weights]
         self.state = {
             "round": self.state["round"],
-            CLIENTS: self.state[CLIENTS],
+            "sign": self.state["sign"],
+            CLIENTS: clients,
+            KEYS: keys,
             MEMBERS: members,
-            RATIOS: np.stack(list(ratios.values())),
+            WEIGHTS: np.stack([np.stack(pair) for pair in weights.values()]),  # [G, 2, m]
+            "kinds": _bytes(json.dumps(names).encode()),
             SHARES: np.stack(held),
             AGREED: _bytes(agreed),
         }
+        if self.opened and model is not None:
+            self.state["sketch"] = self.opened.sketch(model)
         self._envelopes = None
         return shaped(total, values)
+
+    def _check_members(self, members: NDArray[np.int64], server_round: int) -> None:
+        """Refuse a list of members with too few of the clients that published keys, or others.
+
+        Raises:
+            RunFailed: as described, or the step is out of order.
+        """
+        self._expect("kept", MEMBERS, server_round)
+        chosen = set(members.tolist())
+        least = max(MIN_CLIENTS, self.floor, threshold(self.share, len(self.state[CLIENTS])))
+        if not {self.client} <= chosen <= set(self.state[CLIENTS].tolist()) or len(chosen) < max(least, len(members)):
+            raise RunFailed(
+                f"client {self.client} should add its values to those of {len(chosen - {self.client})} others, where"
+                f" {len(self.state[CLIENTS])} clients published keys: expected at least {least} members, each once"
+            )
 
     def _check_weights(self, ratios: NDArray[np.float64], left: NDArray[np.bool_]) -> None:
         """Refuse a sum that would reveal one client's values.
 
-        A server may name other survivors to each client. To leave out a client with weight, it must send t of the n clients a
-        list without it. If no list leaves out more than e clients, at most ⌊n e / t⌋ are left out in total. The rest must
-        suffice.
-
         Args:
             ratios: p_j of all members [m].
-            left: which of them are in the sum, as far as this client knows, [m].
+            left: which of them are in the sum, [m].
 
         Raises:
             RunFailed: too few of them have weight, or one has too much.
         """
-        clients = len(self.state[CLIENTS])
-        weighs, kept = ratios > 0, np.sort(ratios[left & (ratios > 0)])[::-1]
-        out = clients * int((weighs & ~left).sum()) // threshold(self.share, clients)
-        count = min(int(weighs.sum()) - out, kept.size)
-        if not weighs.any():
+        if not (ratios > 0).any():
             return  # the sum is 0
-        share = kept[0] / (kept[0] + kept[kept.size - count + 1 :].sum()) if count > 0 else 1.0
-        if count < self.floor or share > self.max_share:
+        kept = ratios[left & (ratios > 0)]
+        share = float(kept.max() / kept.sum()) if kept.size else 1.0
+        if kept.size < self.floor or share > self.max_share:
             raise RunFailed(
                 f"client {self.client} should join a secure sum with weights {ratios[left].tolist()}: one client may have a share"
-                f" of {share:.3g}, and only {max(count, 0)} clients may have weight. Its node's policy accepts shares of at"
+                f" of {share:.3g}, and only {kept.size} clients may have weight. Its node's policy accepts shares of at"
                 f" most {self.max_share:g} (max_share) and at least {self.floor} clients (min_clients)"
             )
 
-    def _opened(self, envelopes: Mapping[int, NDArray[np.uint8]], server_round: int) -> list[NDArray[np.uint32]]:
+    def _dealt_shares(self, envelopes: Mapping[int, NDArray[np.uint8]], server_round: int) -> list[NDArray[np.uint32]]:
         """Open the shares that each member dealt this client, [2, LIMBS] each."""
         sealer = self._envelopes or self._sealer(0)
         shares = {self.client: self.state["kept"]}
@@ -283,13 +361,17 @@ class Member:
                 shares[client] = dealt[SHARES]
         return [shares[client] for client in envelopes]
 
-    def reveal(self, survivors: NDArray[np.int64], server_round: int) -> Arrays:
-        """Return for each member the share of b of a survivor, else of the mask key, [m, LIMBS]; then forget everything.
+    def agree(self, survivors: NDArray[np.int64], server_round: int) -> Arrays:
+        """Sign the list of survivors, once per sum, after writing what the sum reveals to the ledger.
+
+        Returns:
+            `CONSENT`, the signature [`SIGNED`], and `REPORT`, the ledger's report for the other members [bytes].
 
         Raises:
-            RunFailed: nothing was masked in this round, this step has run before, or the survivors are not members.
+            RunFailed: nothing was masked in this round, this step has run before, the survivors are not members or too few, or
+                the sum would reveal one client's values, by its weights or together with earlier sums.
         """
-        self._expect(SHARES, "", server_round)
+        self._expect(SHARES, SURVIVORS, server_round)
         members, alive = self.state[MEMBERS], set(survivors.tolist())
         needed = max(self.floor, threshold(self.share, len(self.state[CLIENTS])))
         if not {self.client} <= alive <= set(members.tolist()) or len(alive) < needed:
@@ -297,9 +379,62 @@ class Member:
                 f"client {self.client} was asked to unmask a sum over clients {sorted(alive)} of {members.tolist()},"
                 f" expected at least {needed} clients, including itself"
             )
-        for own in self.state[RATIOS]:
-            self._check_weights(own, np.isin(members, list(alive)))
-        shares = np.stack([held[int(c in alive)] for c, held in zip(members.tolist(), self.state[SHARES], strict=True)])
+        left = np.isin(members, list(alive))
+        for _, ratios in self.state[WEIGHTS]:
+            self._check_weights(ratios, left)
+        report = b""
+        if self.opened:
+            where = f"client {self.client}, round {server_round}"
+            report = self.opened.admit(self._vectors(sorted(alive)), self.state.get("sketch"), where)
+        self.state[SURVIVORS] = np.array(sorted(alive), np.int64)
+        key = Ed25519PrivateKey.from_private_bytes(self.state["sign"].tobytes())
+        return {CONSENT: _bytes(key.sign(self._statement(report))), REPORT: _bytes(report)}
+
+    def _vectors(self, alive: Sequence[int]) -> list[tuple[str, dict[str, float]]]:
+        """Return the ledger's entries of the current sum: the weights of its survivors, ascending, for each group."""
+        left = np.isin(self.state[MEMBERS], alive)
+        names = [self.name_of(client) for client in alive]
+        kinds = json.loads(self.state["kinds"].tobytes())
+        return [
+            (kind, dict(zip(names, weights[left].tolist(), strict=True)))
+            for kind, (weights, _) in zip(kinds, self.state[WEIGHTS], strict=True)
+        ]
+
+    def _statement(self, report: bytes) -> bytes:
+        """Return what a client signs: the survivors, its report, and the digest of everything else that the sum depends on."""
+        parts = {SURVIVORS: self.state[SURVIVORS], AGREED: self.state[AGREED], REPORT: _bytes(report)}
+        return b"fedgraph survivors" + digest(parts)
+
+    def reveal(self, signed: Mapping[int, Arrays], server_round: int) -> Arrays:
+        """Return for each member the share of b of a survivor, else of the mask key, [m, LIMBS]; then forget everything.
+
+        Args:
+            signed: results of `agree`, by client.
+            server_round: the round.
+
+        Raises:
+            RunFailed: this client has signed no list in this round, this step has run before, fewer than t survivors signed the
+                same list, or the sum would reveal one client's values together with sums that they know.
+        """
+        self._expect(SURVIVORS, "", server_round)
+        members, alive = self.state[MEMBERS], self.state[SURVIVORS]
+        keys = dict(zip(self.state[CLIENTS].tolist(), self.state[KEYS][:, 3], strict=True))
+        reports: dict[int, bytes] = {}
+        for signer in sorted(signed.keys() & set(alive.tolist())):
+            consent, report = signed[signer][CONSENT].tobytes(), signed[signer][REPORT].tobytes()
+            with contextlib.suppress(InvalidSignature, ValueError):
+                Ed25519PublicKey.from_public_bytes(keys[signer].tobytes()).verify(consent, self._statement(report))
+                reports[signer] = report
+        if len(reports) < (needed := threshold(self.share, len(self.state[CLIENTS]))):
+            raise RunFailed(
+                f"client {self.client} was asked to unmask a sum over clients {alive.tolist()}, a list that {len(reports)} of"
+                f" them signed, expected at least {needed}: the server named other survivors to the others"
+            )
+        if self.opened:
+            where = f"client {self.client}, round {server_round}"
+            self.opened.confirm(self._vectors(alive.tolist()), self.state.get("sketch"), reports, where)
+        survived = np.isin(members, alive).astype(int)
+        shares = np.stack([held[place] for place, held in zip(survived, self.state[SHARES], strict=True)])
         self.state = {}
         return {SHARES: shares}
 
@@ -334,7 +469,7 @@ def unmasked(
         masked: y_i by client.
         shares: shares that each client revealed in ``unmask``, [m, LIMBS].
         members: the m clients that made masks for each other, ascending.
-        keys: [3, 32] by client, of all that published keys.
+        keys: [4, 32] by client, of all that published keys.
         needed: t.
         bits: fractional bits of the fixed point.
         server_round: the round.

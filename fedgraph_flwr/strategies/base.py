@@ -31,6 +31,7 @@ from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.side import Side
 from fedgraph_flwr.methods.uplink import Reducer, declared, releases, sums
+from fedgraph_flwr.methods.weighting import batch_of
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies import weighting
@@ -381,8 +382,10 @@ class GraphStrategy(Side, FlowerFedAvg):
 
     @property
     def cohort_size(self) -> int:
-        """Number of clients that a round samples."""
-        return self.cfg.strategy.cohort_size(len(self.clients))
+        """Number of clients that a round samples; under protection, of the places it draws, which absent clients leave empty."""
+        if self.secure:
+            return len(batch_of(self.cfg, max(self.server_round, 1)))
+        return self.cfg.strategy.cohort_size(self.cfg.num_clients if self.privacy else len(self.clients))
 
     @property
     def min_clients(self) -> int:

@@ -2,6 +2,10 @@
 
 Each client has a hash of (seed, stream, client), and the clients with the lowest hashes are drawn. A client's hash depends on no
 other client. Leaving one out therefore changes no other draw of the same size: the next client takes its place in its cohorts.
+
+Under differential privacy, that would change two clients' contributions. So places ``range(num_clients)`` are drawn, whoever is
+there: an absent client leaves its place empty, which contributes zero. Rounds with secure sums use fixed batches
+(`fedgraph_flwr.methods.weighting.batches`).
 """
 
 from collections.abc import Iterable
@@ -14,7 +18,14 @@ LOWEST_HASHES, CHOICE = 1, 0
 """Rules of a draw, as stored in checkpoints; a checkpoint without a rule used `CHOICE`."""
 
 
-def draw(clients: Iterable[int], size: int, seed: int, *stream: str | int, rule: int = LOWEST_HASHES) -> list[int]:
+def draw(
+    clients: Iterable[int],
+    size: int,
+    seed: int,
+    *stream: str | int,
+    rule: int = LOWEST_HASHES,
+    places: int | None = None,
+) -> list[int]:
     """Draw clients without replacement.
 
     Args:
@@ -23,10 +34,14 @@ def draw(clients: Iterable[int], size: int, seed: int, *stream: str | int, rule:
         seed: seed of the run.
         stream: names the draw, such as ``"cohort", 3``.
         rule: `LOWEST_HASHES`, or `CHOICE` to continue a run that started with it.
+        places: draw among ``range(places)`` and return those of the drawn that are clients; None: draw among the clients.
 
     Returns:
         The drawn indices, ascending.
     """
+    if places is not None:
+        present = set(clients)
+        return [place for place in draw(range(places), size, seed, *stream, rule=rule) if place in present]
     everyone, key = sorted(clients), derive_seed(seed, *stream)
     if size >= len(everyone):
         return everyone

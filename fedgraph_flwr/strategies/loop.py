@@ -14,10 +14,12 @@ from flwr.serverapp.strategy import Result
 from fedgraph_flwr.data.schema import check_fingerprints, check_links
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.methods.labels import LABELS, weights
+from fedgraph_flwr.methods.weighting import batch_of
 from fedgraph_flwr.strategies import cohorts
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.contract import RunnableMethod
+from fedgraph_flwr.strategies.opened_store import OpenedStore
 from fedgraph_flwr.strategies.requests import GroupsFor
 from fedgraph_flwr.strategies.scoring import confusion_of, counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
@@ -115,6 +117,8 @@ class Loop:
         self._keep()
         recorder.extra |= self._spent()
         recorder.finish(method.models)
+        if method.secure:
+            method.secure.store.forget(self.cfg.rounds)
         return Result(arrays=to_record(recorder.final_arrays))
 
     def _rounds(self, first: int) -> None:
@@ -159,9 +163,25 @@ class Loop:
             )
         self.recorder.check_clients({index: info.description for index, info in method.clients.items()})
         if self.cfg.privacy.secagg:
-            method.secure = SecureSums(method)
+            self._check_places("privacy.secagg=true")
+            folder = self.recorder.folder if self.cfg.checkpoint_every else None
+            method.secure = SecureSums(method, OpenedStore(folder))
+        elif method.privacy:
+            self._check_places(f"privacy.dp={self.cfg.privacy.dp}")
         if self.cfg.ray.aggregate:
             method.actor_sums = ActorAggregation(method, self.grid)
+
+    def _check_places(self, protection: str) -> None:
+        """Check that clients are numbered from 0: protected rounds draw among ``range(num_clients)``, whoever is there.
+
+        Raises:
+            FedGraphError: names a client with another number.
+        """
+        if (last := max(self.strategy.clients)) >= self.cfg.num_clients:
+            raise FedGraphError(
+                f"{protection} draws cohorts among clients 0 to {self.cfg.num_clients - 1}, but a node is client {last}: number"
+                " the graph files from 0, or raise num_clients"
+            )
 
     def _class_weights(self) -> Arrays:
         """Request and return the weights ``w`` [C] over all clients (`methods.labels`)."""
@@ -277,12 +297,16 @@ class Loop:
         self.strategy.forget_agreed()
 
     def _sample(self, server_round: int) -> list[int]:
-        """Return a round's cohort, from its own random stream."""
-        return self._drawn(self.strategy.cohort_size, "cohort", server_round)
+        """Return a round's cohort: drawn from its own random stream, or a fixed batch with secure sums."""
+        method = self.strategy
+        if method.secure:
+            return [client for client in batch_of(self.cfg, server_round) if client in method.clients]
+        return self._drawn(method.cohort_size, "cohort", server_round)
 
     def _drawn(self, size: int, *stream: str | int) -> list[int]:
         """Draw this many clients, ascending."""
-        return cohorts.draw(self.strategy.clients, size, self.cfg.seed, *stream, rule=self._rule)
+        method, places = self.strategy, self.cfg.num_clients if self.strategy.privacy else None
+        return cohorts.draw(method.clients, size, self.cfg.seed, *stream, rule=self._rule, places=places)
 
     def _train(self) -> list[Reply]:
         """Run the method's own exchanges, then training; return the valid replies in client order."""
@@ -434,6 +458,8 @@ class Loop:
             tree["privacy"] = method.privacy.state(ahead=map(method.releases_in, coming))
         descriptions = {index: info.description for index, info in method.clients.items()}
         self.recorder.checkpoint(server_round, method.arrays, tree, descriptions)
+        if method.secure:
+            method.secure.store.forget(server_round)
 
 
 def _text(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:

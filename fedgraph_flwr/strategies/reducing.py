@@ -8,6 +8,7 @@ import numpy as np
 
 from fedgraph_flwr.config import StrategyConfig
 from fedgraph_flwr.methods.uplink import ARRAYS, LateMean, Mean, Reducer, Sum, sums
+from fedgraph_flwr.methods.weighting import private_factors
 from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.contract import Method
@@ -130,7 +131,7 @@ def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
 
 def _sampled(method: Method) -> int:
     """Return the number of clients that the configuration samples for the current exchange."""
-    return method.cohort_size if method.server_round else len(method.clients)
+    return method.cohort_size if method.server_round else method.cfg.num_clients
 
 
 def averaged(values: list[Arrays], weights: Weights, origin: Arrays, rules: StrategyConfig) -> Arrays:
@@ -209,10 +210,7 @@ def _terms(method: Method, group: str, reducer: Reducer, replies: list[Reply]) -
 
 def private_weights(method: Method, reducer: Reducer) -> tuple[dict[int, float], float]:
     """Return each client's weight relative to the largest, and the divisor of the sum; both follow from the configuration."""
-    everyone = sorted(method.clients)
+    factors = private_factors(reducer, method.cfg)
     if isinstance(reducer, Sum):
-        return dict.fromkeys(everyone, 1.0), 1.0
-    weights = dict(zip(everyone, method.weights_in(reducer, everyone), strict=True))
-    largest = max(weights.values())
-    factors = {client: weight / largest for client, weight in weights.items()}
+        return factors, 1.0
     return factors, _sampled(method) * sum(factors.values()) / len(factors)

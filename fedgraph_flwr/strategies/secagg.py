@@ -1,9 +1,12 @@
 """The server's side of secure aggregation (`fedgraph_flwr.secure.secagg`): exchanges around a masked sum.
 
-    secagg_keys, secagg_shares → train, or a phase of the method (masked) → unmask                  for each sum, over the cohort
+    secagg_keys, secagg_shares → train, or a phase of the method (masked) → secagg_agree, unmask     for each sum, over the batch
 
 Methods need no change: their declared means and sums have the same values as without it. Each group is masked with its own
 ratio, since a mean and a sum in one reply weight a client differently.
+
+An opened sum is stored before it is used, until a checkpoint covers its round. A run that resumes from an earlier round masks
+again, but reads the sums of those rounds from the store instead of opening sums over other survivors (`OpenedStore`).
 """
 
 from typing import Any
@@ -12,19 +15,25 @@ import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
+from fedgraph_flwr.methods.weighting import SIZE_KEYS, in_sum
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.secagg import (
+    AGREE,
     AGREED,
     CLIENTS,
+    CONSENT,
     DEAL,
     ENVELOPES,
     KEYS,
+    LONGEST_REPORT,
     MEMBERS,
     MIN_CLIENTS,
     PUBLISH,
-    RATIOS,
+    REPORT,
     SECAGG,
     SHARES,
+    SIGNED,
+    SIZES,
     SURVIVORS,
     UNMASK,
     envelope_size,
@@ -33,9 +42,10 @@ from fedgraph_flwr.secure.secagg import (
 )
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME
 from fedgraph_flwr.strategies.contract import Method
+from fedgraph_flwr.strategies.opened_store import OpenedStore
 from fedgraph_flwr.strategies.reducing import private_weights
 from fedgraph_flwr.wire.messages import CLIPPED, Arrays, Reply, to_record
-from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, up_to
 
 
 class SecureSums:
@@ -43,16 +53,18 @@ class SecureSums:
 
     Args:
         strategy: the strategy whose clients are summed.
+        store: keeps opened sums.
 
     Attributes:
         phase: the exchange whose replies are terms of the current sum.
-        keys: the clients' keys for this sum, [3, 32] by client.
+        keys: the clients' keys for this sum, [4, 32] by client.
         members: the clients that made masks for each other.
         ratios: their shares of the weights, by group.
     """
 
-    def __init__(self, strategy: Method):
+    def __init__(self, strategy: Method, store: OpenedStore | None = None):
         self.strategy, self.rules = strategy, strategy.cfg.privacy
+        self.store = store or OpenedStore(None)
         self.phase = ""
         self.keys: dict[int, np.ndarray] = {}
         self.members: list[int] = []
@@ -61,9 +73,13 @@ class SecureSums:
     def own_schema(self, phase: str) -> ReplySchema | None:
         """Return the schema of a reply to an exchange around a sum; None for the phases of the method."""
         if phase == PUBLISH:
-            return ReplySchema({SECAGG: {KEYS: ArrayField((3, 32), "uint8"), **SIGNATURE_FIELD}})
+            fields = {KEYS: ArrayField((4, 32), "uint8"), SIZES: ArrayField((2,), "int64", 0, LARGEST)}
+            return ReplySchema({SECAGG: {**fields, **SIGNATURE_FIELD}})
         if phase == DEAL:
             return ReplySchema({SECAGG: {ENVELOPES: ArrayField((len(self.keys), envelope_size()), "uint8")}})
+        if phase == AGREE:
+            report = ArrayField((up_to(LONGEST_REPORT),), "uint8")
+            return ReplySchema({SECAGG: {CONSENT: ArrayField((SIGNED,), "uint8"), REPORT: report}})
         if phase == UNMASK:
             return ReplySchema({SECAGG: {SHARES: ArrayField((len(self.members), LIMBS), "uint32", 0, PRIME - 1)}})
         return None
@@ -100,8 +116,14 @@ class SecureSums:
         method, self.phase, self.ratios = self.strategy, phase, {}
         replies = list(method.request(PUBLISH, clients=requested))
         self.keys = {reply.client: reply.groups[SECAGG][KEYS] for reply in replies}
+        sizes = {reply.client: reply.groups[SECAGG][SIZES] for reply in replies}
+        self._check_sizes(sizes)
         self._enough(PUBLISH, len(self.keys), len(requested))
-        group = {CLIENTS: np.array(list(self.keys), np.int64), KEYS: np.stack(list(self.keys.values()))}
+        group = {
+            CLIENTS: np.array(list(self.keys), np.int64),
+            KEYS: np.stack(list(self.keys.values())),
+            SIZES: np.stack(list(sizes.values())),
+        }
         down = {SECAGG: to_record(group), **signatures(replies, SECAGG)}
         replies = list(method.request(DEAL, down, list(self.keys)))
         dealt = {reply.client: reply.groups[SECAGG][ENVELOPES] for reply in replies}
@@ -109,21 +131,12 @@ class SecureSums:
         self._enough(DEAL, len(dealt), len(self.keys))
         method.drop(set(requested) - set(dealt))
         for name in sums(declared := method.uplink_of[phase]):
-            if method.privacy:
-                factors, _ = private_weights(method, declared[name])
-                self.ratios[name] = {c: factors[c] / len(self.members) for c in self.members}
-                continue
-            counts = method.weights_in(declared[name], self.members)
-            total = sum(counts)
-            self.ratios[name] = {
-                c: count / total if total else 0.0 for c, count in zip(self.members, counts, strict=True)
-            }
-        shares = {group: np.array([ratios[client] for client in self.members]) for group, ratios in self.ratios.items()}
+            _, shares = in_sum(declared[name], method.cfg, sizes, self.members)
+            self.ratios[name] = dict(zip(self.members, shares.tolist(), strict=True))
         places, members = {client: place for place, client in enumerate(self.keys)}, np.array(self.members, np.int64)
         return {
             client: {
                 SECAGG: {
-                    **{f"{RATIOS}/{group}": own for group, own in shares.items()},
                     MEMBERS: members,
                     ENVELOPES: np.stack([dealt[peer][places[client]] for peer in self.members]),
                 }
@@ -131,13 +144,27 @@ class SecureSums:
             for client in self.members
         }
 
+    def _check_sizes(self, sizes: dict[int, np.ndarray]) -> None:
+        """Refuse a client whose published sizes are not those of its description.
+
+        Raises:
+            RunFailed: names the client.
+        """
+        for client, published in sizes.items():
+            described = self.strategy.clients[client].description
+            if published.tolist() != [int(np.sum(described.get(key, 0))) for key in SIZE_KEYS.values()]:
+                raise RunFailed(
+                    f"client {client} published the sizes {published.tolist()} for a secure sum, which are not those of its"
+                    " description: start the run again without it"
+                )
+
     def reveal(self, replies: list[Reply]) -> dict[str, Arrays]:
         """Return the weighted mean, or the sum, of each masked group over the clients that replied.
 
         Raises:
             RunFailed: too few clients reply, a share is wrong, or the sum exceeds the fixed-point range.
         """
-        method, needed = self.strategy, threshold(self.rules.secagg_threshold, len(self.keys))
+        method = self.strategy
         survivors = [reply.client for reply in replies]
         self._enough(self.phase, len(survivors), len(self.keys))
         agreed = {reply.groups[SECAGG][AGREED].tobytes() for reply in replies}
@@ -147,15 +174,12 @@ class SecureSums:
                 " keys or models, so their masks do not cancel: the server sent them different ones, or a client is faulty or"
                 " malicious"
             )
-        revealed = list(method.request(UNMASK, {SECAGG: {SURVIVORS: np.array(survivors, np.int64)}}, survivors))
-        self._enough(UNMASK, len(revealed), len(self.keys))
-        shares = {reply.client: reply.groups[SECAGG][SHARES] for reply in revealed}
-        masked = {r.client: {g: arrays for g, arrays in r.groups.items() if g in self.ratios} for r in replies}
-        bits = self.rules.secagg_bits
-        found = unmasked(masked, shares, self.members, self.keys, needed, bits, method.server_round, next(iter(agreed)))
+        if stored := self.store.read(method.server_round, self.phase):
+            return stored
+        found = self._opened(replies, survivors, next(iter(agreed)))
         fields = method.reply_schema(self.phase, survivors[0]).groups
         declared = method.uplink_of[self.phase]
-        return {
+        values = {
             group: {
                 name: self._value(declared[group], group, name, total, survivors).astype(
                     getattr(declared[group], "dtype", fields[group][name].dtype)
@@ -164,6 +188,26 @@ class SecureSums:
             }
             for group, arrays in found.items()
         }
+        self.store.write(method.server_round, self.phase, values)
+        return values
+
+    def _opened(self, replies: list[Reply], survivors: list[int], agreed: bytes) -> dict[str, Arrays]:
+        """Collect signatures on the survivors and their shares, and return the sums.
+
+        Raises:
+            RunFailed: too few clients reply, or a share is wrong.
+        """
+        method, needed = self.strategy, threshold(self.rules.secagg_threshold, len(self.keys))
+        alive = np.array(survivors, np.int64)
+        signed = list(method.request(AGREE, {SECAGG: {SURVIVORS: alive}}, survivors))
+        self._enough(AGREE, len(signed), len(self.keys))
+        down = {str(reply.client): reply.groups[SECAGG] for reply in signed}
+        revealed = list(method.request(UNMASK, down, [reply.client for reply in signed]))
+        self._enough(UNMASK, len(revealed), len(self.keys))
+        shares = {reply.client: reply.groups[SECAGG][SHARES] for reply in revealed}
+        masked = {r.client: {g: arrays for g, arrays in r.groups.items() if g in self.ratios} for r in replies}
+        rules = needed, self.rules.secagg_bits, method.server_round
+        return unmasked(masked, shares, self.members, self.keys, *rules, agreed)
 
     def _value(self, reducer: Reducer, group: str, name: str, total: np.ndarray, survivors: list[int]) -> np.ndarray:
         """Return the mean over the survivors, or the sum, in which each of n members has the ratio 1 / n.

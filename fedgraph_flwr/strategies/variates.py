@@ -41,7 +41,7 @@ class Variates(ServerPart):
         the clients that replied. Under differential privacy a mean divides by the sampled clients, so S are those.
         """
         if server.privacy:
-            return server.cohort_size / len(server.clients)
+            return server.cohort_size / server.cfg.num_clients
         weights = over_all(server)
         return sum(weights[client] for client in clients) / (sum(weights.values()) or 1.0)
 

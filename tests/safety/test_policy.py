@@ -283,16 +283,26 @@ def test_a_party_says_with_how_many_it_adds_up(adding):
     assert "over clients [0, 1], but its node's policy requires at least 3 (min_clients)" in reply
 
 
-def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node):
+def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node, monkeypatch):
     from fedgraph_flwr.secure.secagg import Member
 
-    overrides = ("privacy.secagg=true", "privacy.secagg_threshold=0.6", "num_clients=5", "strategy.min_clients=4")
+    overrides = ("privacy.secagg=true", "num_clients=5", "strategy.min_clients=4")
+    monkeypatch.setattr(session, "_check_secure_node", lambda context: None)  # a node needs pinned keys
     for others, refused in ((2, "with 2 others, expected at least 3"), (3, "")):
         asked = node(*overrides, policy={"min_clients": 4})
-        keys = [asked.request("secagg_keys", 1)["secagg"]["keys"].numpy()]
-        keys += [Member(client, 0.6, 24).publish(1)["keys"] for client in range(1, others + 1)]
-        reply = asked.request("secagg_shares", 1, {"secagg": {"clients": np.arange(len(keys)), "keys": np.stack(keys)}})
+        published = [{k: v.numpy() for k, v in asked.request("secagg_keys", 1)["secagg"].items()}]
+        published += [Member(client, 2 / 3, 24).publish(1) for client in range(1, others + 1)]
+        down = {name: np.stack([own[name] for own in published]) for name in ("keys", "sizes")}
+        reply = asked.request("secagg_shares", 1, {"secagg": {"clients": np.arange(len(published)), **down}})
         assert (refused in reply) if refused else not isinstance(reply, str)
+
+
+def test_secure_sums_need_pinned_keys_and_a_ledger(node):
+    """Without pins, a server's own keys open a sum, and sizes are its choice; without a state folder, a node forgets sums."""
+    missing = {"key": {}, "peers": {"key": "x"}, "state": {"key": "x", "peers": "x"}}
+    for name, config in missing.items():
+        reply = node("privacy.secagg=true", **config).request("describe", 0)
+        assert f"this node needs {name}= in its --node-config" in reply
 
 
 def test_no_checkpoint_brings_a_key_back(node, adding, tmp_path):

@@ -4,31 +4,100 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.clients import session
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.secure import secagg
 from fedgraph_flwr.secure.policy import Policy
-from fedgraph_flwr.secure.secagg import threshold
+from fedgraph_flwr.secure.secagg import Member, threshold
+from fedgraph_flwr.secure.shamir import combine
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.requests import requests
+from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record, to_record
 from tests.methods.small_runs import METHODS, sampled
 from tests.secure.rounds import SECURE, Round, accepted
+from tests.support import assert_same_arrays
 
 
-@pytest.mark.parametrize("share", [0.5000000001, 0.51, 2 / 3, 1.0])
-def test_a_threshold_is_more_than_half(share):
-    for clients in range(2, 200):
-        assert clients / 2 < threshold(share, clients) <= clients
-    assert threshold(2 / 3, 100) == 67
+@pytest.mark.parametrize("share", [0.5, 2 / 3, 1.0])
+def test_a_threshold_is_more_than_two_thirds(share):
+    for clients in range(3, 200):
+        assert 2 * clients / 3 < threshold(share, clients) <= clients
+    assert [clients - threshold(2 / 3, clients) for clients in range(3, 10)] == [0, 1, 1, 1, 2, 2, 2]
 
 
-def test_two_lists_of_survivors_rebuild_no_secret_twice():
-    """With t = 2 of 4 a server named half of the clients as survivors to each half, and had all four clients' values."""
-    made = Round(count=4, share=0.5000000001).deal()
+def two_lists(count, colluders):
+    """A server and colluding clients name two lists, one without client 0: whether they have both its secrets; None: refused.
+
+    Honest clients are split as evenly as both lists need. Colluders sign both lists and give all shares that they hold.
+    """
+    made = Round(count=count, share=2 / 3).deal()
+    for client in range(count):
+        made.values[client] = {MODEL: {"w": np.full(2, client + 1.0)}}
+        made.mask(client)
+    held = {client: dict(member.state) for client, member in enumerate(made.members)}
+    honest = list(range(count - colluders))
+    first, second = honest[: (len(honest) + 1) // 2], honest[(len(honest) + 1) // 2 :]
+    bad = list(range(count - colluders, count))
+    found = []
+    for told, alive in ((first, list(range(count))), (second, list(range(1, count)))):
+        survivors, signed = np.array(alive), {}
+        for client in told:
+            signed[client] = made.members[client].agree(survivors, made.round)
+        for client in bad:
+            member = Member(client, 2 / 3, made.bits)
+            member.state = dict(held[client])
+            signed[client] = member.agree(survivors, made.round)
+        shares = {client: held[client]["shares"][0, int(0 in alive)] for client in bad}
+        for client in told:
+            try:
+                shares[client] = made.members[client].reveal(signed, made.round)["shares"][0]
+            except RunFailed:
+                return None
+        found.append(shares)
+    needed = secagg.threshold(2 / 3, count)
+    own, mask = (
+        combine(
+            [client + 1 for client in sorted(shares)[:needed]], np.stack([shares[c] for c in sorted(shares)[:needed]])
+        )
+        for shares in found
+    )
+    published = made.keys[0]
+    return (
+        secagg.commitment(own.tobytes()) == published[2].tobytes()
+        and secagg.mask_sealer(0, mask.tobytes()).public == published[1].tobytes()
+    )
+
+
+@pytest.mark.parametrize(("clients", "colluders"), [(3, 1), (6, 2), (9, 3), (30, 10)])
+def test_two_lists_of_survivors_rebuild_no_secret_twice(clients, colluders, monkeypatch):
+    """With t = ⌈2n/3⌉ a third of the clients and the server had both secrets of client 0, and so its value."""
+    assert two_lists(clients, colluders) is None
+    monkeypatch.setattr(secagg, "threshold", lambda share, count: -(-2 * count // 3))
+    assert two_lists(clients, colluders) is True
+
+
+def test_a_signature_on_another_list_does_not_count():
+    made = Round(count=4, share=2 / 3).deal()
     for client in range(4):
         made.mask(client)
-    for client, found in enumerate(([0, 1], [0, 1], [2, 3], [2, 3])):
-        with pytest.raises(RunFailed, match="expected at least 3"):
-            made.members[client].reveal(np.array(found), made.round)
+    lists = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]]
+    signed = {c: made.members[c].agree(np.array(named), made.round) for c, named in enumerate(lists)}
+    with pytest.raises(RunFailed, match="a list that 1 of them signed, expected at least 3"):
+        made.members[2].reveal(signed, made.round)
+    made.members[0].reveal(signed, made.round)
+
+
+def test_a_signature_of_an_earlier_sum_does_not_count():
+    made = Round(count=3, share=2 / 3).deal()
+    for client in range(3):
+        made.mask(client)
+    old = made.signatures(range(3))
+    again = Round(members=made.members, share=2 / 3).deal()
+    for client in range(3):
+        again.mask(client)
+    again.members[0].agree(np.arange(3), again.round)
+    with pytest.raises(RunFailed, match="a list that 0 of them signed, expected at least 3"):
+        again.members[0].reveal(old, again.round)
 
 
 @pytest.mark.parametrize("weights", [[1, 0, 0, 0, 0], [0.9, 0.05, 0.05, 0, 0], [0, 0, 0.5, 0, 0]])
@@ -48,52 +117,43 @@ def test_weights_for_fewer_clients_than_a_party_wants_are_refused():
         made.mask(0, [0.5, 0.5, 0, 0, 0])
 
 
-@pytest.mark.parametrize("weights", [[0.2] * 4, [0.2] * 6, [2.0] + [0.2] * 4, [-0.2] + [0.2] * 4, [np.nan] + [0.2] * 4])
-def test_a_list_that_is_none_of_weights_is_refused(weights):
-    made = Round().deal()
-    ratios = {group: np.array(weights) for group in made.values[0]}
-    with pytest.raises(RunFailed, match="and a weight from 0 to 1"):
-        made.members[0].masked(made.values[0], ratios, np.arange(5), made.dealt[0]["envelopes"], made.round)
+def test_clients_outside_a_batch_are_refused():
+    made = Round()
+    ids, keys, sizes = np.arange(5), np.stack(list(made.keys.values())), np.zeros((5, 2), np.int64)
+    with pytest.raises(RunFailed, match=r"with client 3 in round 3, whose batch by the run's seed is \[0, 1, 2\]"):
+        made.members[0].deal(ids, keys, sizes, made.round, batch=[0, 1, 2])
 
 
-def noise(made, answers):
-    """Whether a server that takes all masks off that it can is left with noise."""
-    shares = made.shares(range(5), list(range(5)))
-    try:
-        return float(np.median(np.abs(made.sum(answers, shares)[MODEL]["w"]))) > 1
-    except RunFailed as error:
-        return "did not mask as the protocol requires" in str(error)
+def test_sizes_that_a_server_changed_are_refused():
+    made = Round()
+    ids, keys, sizes = np.arange(5), np.stack(list(made.keys.values())), np.full((5, 2), 7)
+    with pytest.raises(RunFailed, match="its own differ from those it published"):
+        made.members[0].deal(ids, keys, sizes, made.round)
 
 
 def test_a_list_of_weights_for_each_client_makes_no_sum():
     """Each list looks harmless to its client; only client 0 receives one in which it weighs itself."""
     made = Round().deal()
     lists = [[0.2] * 5, *([0.2 * (i not in (0, c)) for i in range(5)] for c in range(1, 5))]
-    answers = {}
     for client, weights in enumerate(lists):
         made.members[client].max_share = 0.75
-        answers[client] = made.mask(client, weights)
-    assert noise(made, answers)
+        made.mask(client, weights)
+    with pytest.raises(RunFailed, match="a list that 1 of them signed, expected at least 4"):
+        made.shares(range(5), list(range(5)))
 
 
 def test_a_model_for_each_client_makes_no_sum():
     """A model under which the others learn nothing shows what one client learned (Pasquini et al., CCS 2022)."""
     made = Round().deal()
-    answers = {client: made.mask(client, 0.2, received=b"another" if client else b"a") for client in range(5)}
-    assert noise(made, answers)
+    for client in range(5):
+        made.mask(client, 0.2, received=b"another" if client else b"a")
+    with pytest.raises(RunFailed, match="a list that 1 of them signed, expected at least 4"):
+        made.shares(range(5), list(range(5)))
     alike = Round().deal()
-    assert not noise(alike, {client: alike.mask(client, 0.2, received=b"a") for client in range(5)})
-
-
-def test_survivors_that_differ_by_client_leave_enough():
-    """Of 10 clients, lists that leave out 4 each can leave out 6 in all; the sum of the last 4 was then in the clear."""
-    made = Round(count=10, share=0.6).deal()
-    for client, member in enumerate(made.members):
-        member.floor = 5
-        made.mask(client, 0.1)
-    with pytest.raises(RunFailed, match=r"4 clients may have weight.*at least 5 clients \(min_clients\)"):
-        made.members[0].reveal(np.arange(6), made.round)
-    made.members[1].reveal(np.arange(10), made.round)
+    answers = {client: alike.mask(client, 0.2, received=b"a") for client in range(5)}
+    found = alike.sum(answers, alike.shares(range(5), list(range(5))))
+    expected = sum(0.2 * alike.values[client][MODEL]["w"] for client in range(5))
+    np.testing.assert_allclose(found[MODEL]["w"], expected, rtol=0, atol=1e-9)
 
 
 def test_survivors_among_whom_one_weighs_too_much_are_refused():
@@ -102,7 +162,7 @@ def test_survivors_among_whom_one_weighs_too_much_are_refused():
         member.max_share = 0.75
         made.mask(client, [0.6, 0.3, 0.03, 0.03, 0.03])
     with pytest.raises(RunFailed, match=r"at most 0.75 \(max_share\)"):
-        made.members[0].reveal(np.array([0, 2, 3, 4]), made.round)
+        made.members[0].agree(np.array([0, 2, 3, 4]), made.round)
 
 
 @pytest.fixture
@@ -118,10 +178,21 @@ def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):
     def alone(self, reducer, clients):
         return [float(client == clients[0]) for client in clients]
 
+    opened, reveal = [], SecureSums.reveal
+
+    def spy(self, replies):
+        opened.append(reveal(self, replies))
+        return opened[-1]
+
+    monkeypatch.setattr(SecureSums, "reveal", spy)
     go(method, "rounds=1", "model.dropout=0", SECURE)
     monkeypatch.setattr(GraphStrategy, "weights_in", alone)
-    with pytest.raises((FedGraphError, RunFailed), match=r"one client may have a share of 1, and only 1 clients"):
-        go(method, "rounds=1", "model.dropout=0", SECURE)
+    go(method, "rounds=1", "model.dropout=0", SECURE)
+    honest, other = opened[: len(opened) // 2], opened[len(opened) // 2 :]
+    for before, after in zip(honest, other, strict=True):
+        assert before.keys() == after.keys()
+        for group in before:
+            assert_same_arrays(before[group], after[group])
 
 
 @pytest.mark.parametrize(

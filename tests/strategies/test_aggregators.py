@@ -58,7 +58,9 @@ def test_the_geometric_median_is_found_also_where_it_is_an_update_or_starts_at_a
     def objective(z):
         return np.linalg.norm(updates - z, axis=1).sum()
 
-    best = min(minimize(objective, z, method="Nelder-Mead", options={"xatol": 1e-12, "fatol": 1e-12}).fun for z in starts)
+    best = min(
+        minimize(objective, z, method="Nelder-Mead", options={"xatol": 1e-12, "fatol": 1e-12}).fun for z in starts
+    )
     assert objective(rule("geometric_median", updates)) <= best * (1 + 1e-9)
 
 
