@@ -16,12 +16,12 @@ import json
 import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config import config_file
@@ -31,12 +31,14 @@ from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, key_names, length
 from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import (
     AttackConfig,
+    MisfitError,
     RunConfig,
     StrategyConfig,
-    Unconverted,
     expected,
     instance,
     is_own,
+    key_field,
+    kind_of,
 )
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 
@@ -316,13 +318,26 @@ def _nest(dotted: dict[str, Any]) -> dict[str, Any]:
 def _from_json(text: str) -> dict[str, Any]:
     try:
         return _resolved(json.loads(text))
-    except (ValueError, RecursionError, OmegaConfBaseException) as error:
+    except (ValueError, RecursionError) as error:
         raise FedGraphError(f"config= is not valid JSON ({_first_line(error)})") from error
 
 
 def _resolved(body: dict[str, Any]) -> dict[str, Any]:
-    """Resolve ``${...}`` in the values of a layer, if there are any: OmegaConf takes milliseconds for it."""
-    return resolved(body) if "${" in json.dumps(body, ensure_ascii=False) else body
+    """Resolve ``${...}`` in the values of a layer, if there are any: OmegaConf takes milliseconds for it.
+
+    Raises:
+        FedGraphError: a reference leads nowhere.
+    """
+    if "${" not in repr(body):
+        return body
+    try:
+        return resolved(body)
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        key = getattr(error, "full_key", None) or "a value"
+        raise FedGraphError(
+            f"{key}: cannot resolve its '${{...}}' ({_first_line(error)}): refer to another key that you set in the same place,"
+            " or to an environment variable as ${oc.env:NAME}"
+        ) from error
 
 
 def described(group: str) -> dict[str, dict[str, Any]]:
@@ -594,8 +609,8 @@ def _build(layers: list[Layer], places: Mapping[str, str] | None = None, chosen:
         merged = _over(merged, node)
         nodes.append((source, node))
     try:
-        cfg = _checked(merged)
-    except OmegaConfBaseException as error:
+        cfg: RunConfig = instance(RunConfig, merged)
+    except MisfitError as error:
         raise _explained(error, nodes, places) from error
     _check_places(cfg, doubtful, places)
     if chosen:
@@ -612,34 +627,28 @@ def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
     }
 
 
-@cache
-def _schema() -> DictConfig:
-    """Return the schema, cached because a copy takes a fifth of the time."""
-    return OmegaConf.structured(RunConfig)
+def _explained(error: MisfitError, nodes: list[tuple[str, dict[str, Any]]], places: Mapping[str, str]) -> FedGraphError:
+    """Return the error for a value or key that does not fit, naming the layer that it is from."""
+    key = error.key
+    source = next((source for source, node in reversed(nodes) if _holds(node, key)), "the composed config")
+    source = places.get(key, source) if source == "override" else source
+    if error.known:
+        return unknown("key", key, error.known, source)
+    _, hint = key_field(key)
+    if get_origin(hint) is list and not isinstance(error.value, list):
+        return FedGraphError(f"{key} ({source}) must be a list such as {key}=[a,b]")
+    wanted = expected(key) or (kind_of(hint) if hint else "a number, a string, a boolean, or a list of them")
+    return FedGraphError(f"{key}={error.value} ({source}): expected {wanted}")
 
 
-def _checked(merged: dict[str, Any]) -> RunConfig:
-    """Convert nested keys to a configuration: OmegaConf converts what has another type than its field."""
-    with contextlib.suppress(Unconverted):
-        made: RunConfig = instance(RunConfig(), merged)
-        return made
-    node = copy.deepcopy(_schema())
-    node.merge_with(merged)
-    cfg: RunConfig = OmegaConf.to_object(node)  # type: ignore[assignment]
-    return cfg
-
-
-def _explained(
-    error: OmegaConfBaseException, nodes: list[tuple[str, dict[str, Any]]], places: Mapping[str, str]
-) -> FedGraphError:
-    """Return the error for invalid keys, naming the first layer that the schema rejects."""
-    merged = copy.deepcopy(_schema())
-    for source, node in nodes:
-        try:
-            merged.merge_with(node)
-        except OmegaConfBaseException as found:
-            return _explain(found, source, places)
-    return _explain(error, "the composed config", places)
+def _holds(node: Any, key: str) -> bool:
+    """Return whether nested keys have a dotted key."""
+    for part in key.split("."):
+        names = {str(name): name for name in node} if isinstance(node, dict) else {}
+        if part not in names:
+            return False
+        node = node[names[part]]
+    return True
 
 
 def _is_code(group: str, name: str, merged: Mapping[str, Any]) -> bool:
@@ -654,22 +663,6 @@ def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str])
         for key in sorted(written_down - (accepted := own_keys(cfg))):
             shared = {f.name for f in dataclasses.fields(StrategyConfig)} - {"params"} | key_names(vars(cfg.strategy))
             raise unknown(f"strategy {cfg.strategy.name}: key", key, accepted | shared, places[f"strategy.{key}"])
-
-
-def _explain(error: OmegaConfBaseException, source: str, places: Mapping[str, str]) -> FedGraphError:
-    key = str(error.full_key or error.key or "?")
-    source = places.get(key, source) if source == "override" else source
-    cls = error.object_type
-    if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError") and dataclasses.is_dataclass(cls):
-        parent = key.rpartition(".")[0]
-        return unknown(
-            "key", key, [f"{parent}.{f.name}" if parent else f.name for f in dataclasses.fields(cls)], source
-        )
-    if hasattr(error, "value") and (wanted := expected(key)):
-        return FedGraphError(f"{key}={error.value} ({source}): expected {wanted}")
-    if "is not a ListConfig" in str(error):
-        return FedGraphError(f"{key} ({source}) must be a list such as {key}=[a,b]")
-    return FedGraphError(f"{key} ({source}): {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

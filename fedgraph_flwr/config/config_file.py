@@ -107,9 +107,14 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
         return ConfigFile(base=path)
     lines, chain = _lines(path), (*seen, path.resolve())
     others = content.pop("extends", None) or []
+    others = [others] if isinstance(others, str) else others
+    if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
+        raise FedGraphError(
+            f"{path}, line {lines['extends']}: extends: must be a file or a list of files, got {others!r}"
+        )
     below = ConfigFile()
-    for other in [others] if isinstance(others, str) else others:
-        file = path.parent / Path(str(other)).expanduser()
+    for other in others:
+        file = path.parent / Path(other).expanduser()
         if file.resolve() in chain:
             raise FedGraphError(f"{path}: extends: {other} is circular: remove it")
         if not file.is_file():

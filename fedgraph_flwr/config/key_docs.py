@@ -16,7 +16,7 @@ from fedgraph_flwr.config import parts
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.config_file import flat, load
 from fedgraph_flwr.config.lookup import default_of, params_of
-from fedgraph_flwr.config.schema import _KINDS, ModelConfig, RunConfig, StrategyConfig, accepted, kind_of
+from fedgraph_flwr.config.schema import ModelConfig, RunConfig, StrategyConfig, accepted, kind_of
 from fedgraph_flwr.errors import unknown
 
 
@@ -123,7 +123,7 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
         comment = re.search(rf"^{re.escape(str(name))}:[^#\n]*#\s*(.*)", path.read_text(), re.M)
         schema = known.get(full)
         meaning = comment[1].strip() if comment else schema.meaning if schema else ""
-        kind = _KINDS.get(type(value), "a value")
+        kind = kind_of(type(value))
         keys.append(Key(full, schema.kind if schema else kind, schema.accepted if schema else "", value, meaning))
     return keys + [key for full, key in declared.items() if full not in {key.name for key in keys}]
 

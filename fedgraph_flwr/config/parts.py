@@ -28,8 +28,8 @@ def chosen(strategy: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for key in CHOICES:
         value = strategy.get(key) or ()
-        found += [value] if isinstance(value, str) else list(value)
-    return [name for name in found if name in KEYS]
+        found += [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [name for name in found if isinstance(name, str) and name in KEYS]
 
 
 def lengthen(body: dict[str, Any], below: Mapping[str, Any]) -> None:

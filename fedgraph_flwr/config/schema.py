@@ -4,24 +4,20 @@ Every key has a type, a range and a default here. A method declares its keys in 
 class, and `typed` fills both from the user's values. By default a number must be finite and at least 0. `number` and `choice`
 declare other ranges, and `check` checks every field.
 
-The schema uses dataclasses and OmegaConf instead of pydantic: OmegaConf reads, merges and converts the YAML anyway, and
-pydantic's errors have no file and line. It would add a dependency and a second conversion, and replace only `Range` and `check`.
+The schema uses dataclasses instead of pydantic, whose errors have no file and line: it would add a dependency, and replace only
+`Range`, `check` and `convert`.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -118,6 +114,11 @@ def is_own(value: object) -> bool:
     return isinstance(value, str) and bool(_OWN.fullmatch(value))
 
 
+def _is_count(text: str, low: int) -> bool:
+    """Return whether a text is a number of clients, from ``low`` on."""
+    return text.isdecimal() and len(text) < 8 and low <= int(text) <= MAX_CLIENTS
+
+
 def check(section: Any, group: str) -> None:
     """Check every field of a dataclass against its declared range or choices.
 
@@ -142,15 +143,24 @@ def check(section: Any, group: str) -> None:
 
 
 class Section:
-    """Base of the dataclasses below, which check their values when created; ``group`` is the prefix of their keys."""
+    """Base of the dataclasses below, which check their values when created.
+
+    Attributes:
+        group: prefix of the keys.
+        refusals: pairs of values that do not go together: the condition, and the error message, in which ``{c}`` is the section.
+    """
 
     group: ClassVar[str]
+    refusals: ClassVar[Sequence[tuple[Callable[[Any], object], str]]] = ()
 
     def __init_subclass__(cls, group: str = "") -> None:
         cls.group = group
 
     def __post_init__(self) -> None:
         check(self, self.group)
+        for holds, message in self.refusals:
+            if holds(self):
+                raise FedGraphError(message.format(c=self))
 
 
 @dataclass
@@ -196,14 +206,19 @@ class SplitConfig(Section, group="split"):
     stratify: bool = False  # ratio: apply the ratios within each class
     min_train: int = 0  # minimum training nodes per client, filled from its unused nodes
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.train + self.val + self.test > 1 + 1e-9:
-            raise FedGraphError(f"split.train + val + test must be <= 1, got {self.train + self.val + self.test:g}")
-        if self.kind == "kfold":
-            at_least(self.folds, 3, "split.folds")
-        if self.until and (len(self.until) != 2 or self.until[0] > self.until[1]):
-            raise FedGraphError(f"split.until must be two ascending times in seconds, got {self.until}")
+    refusals = (
+        (lambda c: c.share > 1 + 1e-9, "split.train + val + test must be <= 1, got {c.share:g}"),
+        (lambda c: c.kind == "kfold" and c.folds < 3, "split.folds must be >= 3, got {c.folds}"),
+        (
+            lambda c: c.until and (len(c.until) != 2 or c.until[0] > c.until[1]),
+            "split.until must be two ascending times in seconds, got {c.until}",
+        ),
+    )
+
+    @property
+    def share(self) -> float:
+        """Share of the labelled nodes in the three sets."""
+        return self.train + self.val + self.test
 
 
 @dataclass
@@ -233,11 +248,6 @@ class ModelConfig(Section, group="model"):
     layers: int = number(2, low=1, high=1000)  # number of layers, including the last
     dropout: float = number(0.5, high=1, without_high=True)  # dropout probability
     params: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers > 1000:  # all layers are built before the first client starts
-            raise FedGraphError(f"model.layers must be <= 1000, got {self.layers}")
 
 
 SAMPLERS = {
@@ -280,23 +290,34 @@ class TrainConfig(Section, group="train"):
     clusters: int = number(10, low=1)  # clusters: number of parts of each client's graph
     clusters_per_batch: int = number(2, low=1)  # clusters: parts per step
 
+    refusals = (
+        (lambda c: 0 in c.fanout, "train.fanout must list numbers >= 1, or -1 for all neighbours, got {c.fanout}"),
+        (
+            lambda c: c.sampler == "saint" and not c.batch_size,
+            "train.sampler=saint draws train.batch_size edges per step: set it to >= 1, got 0",
+        ),
+        (
+            lambda c: c.sampler == "saint" and c.class_weights == "federated",
+            "train.sampler=saint does not support train.class_weights=federated: set it to local",
+        ),
+        (
+            lambda c: c.clusters_per_batch > c.clusters,
+            "train.clusters_per_batch={c.clusters_per_batch} is more than train.clusters={c.clusters}: set it to at most"
+            " {c.clusters}",
+        ),
+        (
+            lambda c: c.local_epochs and c.local_steps_by_client,
+            "train.local_epochs={c.local_epochs} and train.local_steps_by_client both set a round's steps: leave one out",
+        ),
+        (
+            lambda c: c.class_weights == "federated" and c.loss != "weighted",
+            "train.class_weights=federated has no effect with train.loss={c.loss}: set train.loss=weighted",
+        ),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if 0 in self.fanout:
-            raise FedGraphError(f"train.fanout must list numbers >= 1, or -1 for all neighbours, got {self.fanout}")
-        self._check_sampler()
-        if self.local_epochs and self.local_steps_by_client:
-            raise FedGraphError(
-                f"train.local_epochs={self.local_epochs} and train.local_steps_by_client both set a round's steps: leave one out"
-            )
-        if self.class_weights == "federated" and self.loss != "weighted":
-            raise FedGraphError(
-                f"train.class_weights=federated has no effect with train.loss={self.loss}: set train.loss=weighted"
-            )
-
-    def _check_sampler(self) -> None:
-        """Refuse a key that the sampler does not read, and more clusters per batch than there are."""
-        for f in fields(self):
+        for f in fields(self):  # a key that the sampler does not read
             readers = [name for name, keys in SAMPLERS.items() if f.name in keys]
             default = f.default if f.default_factory is MISSING else f.default_factory()
             if readers and self.sampler not in readers and (value := getattr(self, f.name)) != default:
@@ -304,15 +325,6 @@ class TrainConfig(Section, group="train"):
                     f"train.{f.name}={value} has no effect with train.sampler={self.sampler}: set train.sampler="
                     f"{' or '.join(readers)}"
                 )
-        if self.sampler == "saint" and not self.batch_size:
-            raise FedGraphError("train.sampler=saint draws train.batch_size edges per step: set it to >= 1, got 0")
-        if self.sampler == "saint" and self.class_weights == "federated":
-            raise FedGraphError("train.sampler=saint does not support train.class_weights=federated: set it to local")
-        if self.clusters_per_batch > self.clusters:
-            raise FedGraphError(
-                f"train.clusters_per_batch={self.clusters_per_batch} is more than train.clusters={self.clusters}: set it to at"
-                f" most {self.clusters}"
-            )
 
     @property
     def keeps_optimizer(self) -> bool:
@@ -385,17 +397,20 @@ class EvaluationConfig(Section, group="evaluation"):
     # clients also send confusion matrices of their test nodes, for the report of a fleet
     confusion: bool = False
 
+    refusals = (
+        (
+            lambda c: c.clients not in ("all", "cohort") and not _is_count(c.clients, 1),
+            "evaluation.clients must be all, cohort or an integer >= 1, got '{c.clients}'",
+        ),
+        (
+            lambda c: c.clients == "cohort" and c.select == "own_best_val",
+            "evaluation.select=own_best_val needs scores of the same clients in each round, but evaluation.clients=cohort changes"
+            " them: set evaluation.clients to all or a number",
+        ),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clients not in ("all", "cohort") and not (
-            self.clients.isdecimal() and len(self.clients) < 8 and 0 < int(self.clients) <= MAX_CLIENTS
-        ):
-            raise FedGraphError(f"evaluation.clients must be all, cohort or an integer >= 1, got '{self.clients}'")
-        if self.clients == "cohort" and self.select == "own_best_val":
-            raise FedGraphError(
-                "evaluation.select=own_best_val needs scores of the same clients in each round, but evaluation.clients=cohort"
-                " changes them: set evaluation.clients to all or a number"
-            )
         for target in self.metrics:
             if not is_own(target):
                 raise FedGraphError(f"evaluation.metrics must list custom functions as module:function, got '{target}'")
@@ -452,6 +467,11 @@ class TaskConfig(Section, group="task"):
     # triples: weight of a negative in log_sigmoid ∝ exp(temperature · its score); 0: equal weights
     temperature: float = 1.0
     pool: str = choice("sum", ("sum", "mean", "max"))  # graphs: what a graph's nodes become
+
+    @property
+    def scores(self) -> str:
+        """Names of the task's scores, for error messages."""
+        return ", ".join(TASKS[self.name])
 
 
 @dataclass
@@ -690,47 +710,60 @@ class PrivacyConfig(Section, group="privacy"):
         40, low=8, high=48
     )  # fractional bits of the fixed-point encoding; values must stay below 2^(55 - bits)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.noise_multiplier and self.dp == "none":
-            raise FedGraphError(
-                f"privacy.noise_multiplier={self.noise_multiplier:g} has no effect with privacy.dp=none: set"
-                " privacy.dp=server_fixed, client_fixed or distributed"
-            )
-        if 0 < self.noise_multiplier < LEAST_NOISE:
-            raise FedGraphError(
-                f"privacy.noise_multiplier={self.noise_multiplier:g} gives no protection, its ε is too large: expected 0 or"
-                f" at least {LEAST_NOISE:g}"
-            )
-        if self.side in ("server", "distributed") and not self.noise_multiplier:
-            raise FedGraphError(
-                f"privacy.dp={self.dp} with privacy.noise_multiplier=0 gives no protection: set a multiplier > 0"
-                " (to only bound updates, set strategy.aggregator=norm_bound)"
-            )
-        for group, norm in self.clipping_norms.items():
-            if not 0 < norm < float("inf"):
-                raise FedGraphError(f"privacy.clipping_norms.{group} must be > 0 and finite, got {norm:g}")
-        if self.epsilon_budget and not self.noise_multiplier:
-            raise FedGraphError(
-                f"privacy.epsilon_budget={self.epsilon_budget:g} has no effect without noise: set"
-                " privacy.noise_multiplier"
-            )
-        if self.scores == "noised" and not self.noise_multiplier:
-            raise FedGraphError(
-                "privacy.scores=noised without privacy.noise_multiplier adds no noise: set both or neither"
-            )
-        if self.secagg and self.side not in ("none", "distributed"):
-            raise FedGraphError(
-                f"privacy.secagg=true hides the updates that privacy.dp={self.dp} clips or accounts for: set only one of them, or"
-                " privacy.dp=distributed"
-            )
-        if self.side == "distributed":
-            self._check_distributed()
-        if self.clipping_count_noise and not (self.adaptive and self.noise_multiplier):
-            raise FedGraphError(
-                f"privacy.clipping_count_noise={self.clipping_count_noise:g} is noise on the counts of adaptive norms, which"
-                f" privacy.dp={self.dp} with privacy.noise_multiplier={self.noise_multiplier:g} does not release: set 0"
-            )
+    refusals = (
+        (
+            lambda c: c.noise_multiplier and c.dp == "none",
+            "privacy.noise_multiplier={c.noise_multiplier:g} has no effect with privacy.dp=none: set privacy.dp=server_fixed,"
+            " client_fixed or distributed",
+        ),
+        (
+            lambda c: 0 < c.noise_multiplier < LEAST_NOISE,
+            "privacy.noise_multiplier={c.noise_multiplier:g} gives no protection, its ε is too large: expected 0 or at least"
+            f" {LEAST_NOISE:g}",
+        ),
+        (
+            lambda c: c.side in ("server", "distributed") and not c.noise_multiplier,
+            "privacy.dp={c.dp} with privacy.noise_multiplier=0 gives no protection: set a multiplier > 0 (to only bound updates,"
+            " set strategy.aggregator=norm_bound)",
+        ),
+        (
+            lambda c: not all(0 < norm < math.inf for norm in c.clipping_norms.values()),
+            "privacy.clipping_norms must be > 0 and finite, got {c.clipping_norms}",
+        ),
+        (
+            lambda c: c.epsilon_budget and not c.noise_multiplier,
+            "privacy.epsilon_budget={c.epsilon_budget:g} has no effect without noise: set privacy.noise_multiplier",
+        ),
+        (
+            lambda c: c.scores == "noised" and not c.noise_multiplier,
+            "privacy.scores=noised without privacy.noise_multiplier adds no noise: set both or neither",
+        ),
+        (
+            lambda c: c.secagg and c.side not in ("none", "distributed"),
+            "privacy.secagg=true hides the updates that privacy.dp={c.dp} clips or accounts for: set only one of them, or"
+            " privacy.dp=distributed",
+        ),
+        (
+            lambda c: c.side == "distributed" and not c.secagg,
+            "privacy.dp=distributed requires secure aggregation, since each client adds only a share of the noise: set"
+            " privacy.secagg=true",
+        ),
+        (
+            lambda c: c.side == "distributed" and c.scores == "noised",
+            "privacy.scores=noised shows the server each client's scores, but privacy.dp=distributed is for an untrusted server:"
+            " set privacy.scores=none",
+        ),
+        (
+            lambda c: c.side == "distributed" and c.secagg_bits > MAX_NOISE_BITS,
+            f"privacy.dp=distributed requires privacy.secagg_bits <= {MAX_NOISE_BITS} for accurate noise, got {{c.secagg_bits}}:"
+            f" set privacy.secagg_bits={MAX_NOISE_BITS}",
+        ),
+        (
+            lambda c: c.clipping_count_noise and not (c.adaptive and c.noise_multiplier),
+            "privacy.clipping_count_noise={c.clipping_count_noise:g} is noise on the counts of adaptive norms, which"
+            " privacy.dp={c.dp} with privacy.noise_multiplier={c.noise_multiplier:g} does not release: set 0",
+        ),
+    )
 
     @property
     def side(self) -> str:
@@ -741,28 +774,6 @@ class PrivacyConfig(Section, group="privacy"):
     def adaptive(self) -> bool:
         """Whether norms follow a quantile of the clients' norms (`fedgraph_flwr.secure.adaptive`)."""
         return self.dp.endswith("_adaptive")
-
-    def _check_distributed(self) -> None:
-        """Check that distributed noise is hidden by secure sums and matches the accountant's assumptions.
-
-        Raises:
-            FedGraphError: secure aggregation is off, the server would add noise to scores, or there are too many bits.
-        """
-        if not self.secagg:
-            raise FedGraphError(
-                "privacy.dp=distributed requires secure aggregation, since each client adds only a share of the noise: set"
-                " privacy.secagg=true"
-            )
-        if self.scores == "noised":
-            raise FedGraphError(
-                "privacy.scores=noised shows the server each client's scores, but privacy.dp=distributed is for an untrusted"
-                " server: set privacy.scores=none"
-            )
-        if self.secagg_bits > MAX_NOISE_BITS:
-            raise FedGraphError(
-                f"privacy.dp=distributed requires privacy.secagg_bits <= {MAX_NOISE_BITS} for accurate noise, got"
-                f" {self.secagg_bits}: set privacy.secagg_bits={MAX_NOISE_BITS}"
-            )
 
     def norm(self, group: str) -> float:
         """Return C_g, the maximum L2 norm of a client's update of a group."""
@@ -814,15 +825,16 @@ class AdversaryConfig(Section, group="adversary"):
     )  # backdoors: share of a malicious client's training nodes of other classes that get the trigger
     trigger: int = number(4, low=1)  # backdoors: number of nodes of the whole trigger
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.clients, default=0) < 0 or len(set(self.clients)) < len(self.clients):
-            raise FedGraphError(f"adversary.clients must be distinct integers >= 0, got {self.clients}")
-        if self.kind == "backdoor_distributed" and len(self.clients) > self.trigger:
-            raise FedGraphError(
-                f"adversary.trigger={self.trigger} nodes cannot be divided among {len(self.clients)} clients: set at"
-                f" least {len(self.clients)}"
-            )
+    refusals = (
+        (
+            lambda c: min(c.clients, default=0) < 0 or len(set(c.clients)) < len(c.clients),
+            "adversary.clients must be distinct integers >= 0, got {c.clients}",
+        ),
+        (
+            lambda c: c.kind == "backdoor_distributed" and len(c.clients) > c.trigger,
+            "adversary.trigger={c.trigger} nodes cannot be divided among the clients {c.clients}: set at least one per client",
+        ),
+    )
 
     @property
     def force(self) -> float:
@@ -847,10 +859,12 @@ class RayConfig(Section, group="ray"):
     # each process sums its clients' updates and sends one sum, for very many clients per round; equal up to rounding
     aggregate: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.address not in ("", "auto") and not re.fullmatch(r"[^\s/:]+:\d+", self.address):
-            raise FedGraphError(f"ray.address must be auto, HOST:PORT or empty, got '{self.address}'")
+    refusals = (
+        (
+            lambda c: c.address not in ("", "auto") and not re.fullmatch(r"[^\s/:]+:\d+", c.address),
+            "ray.address must be auto, HOST:PORT or empty, got '{c.address}'",
+        ),
+    )
 
 
 @dataclass
@@ -896,30 +910,33 @@ class RunConfig(Section):
     tracking_group: str = ""  # group of this run in trackers; a sweep sets its own
     graph: str = ""  # folder of client files (`fedgraph-flwr partition`); empty: created from dataset and partition
 
+    refusals = (
+        (
+            lambda c: c.stack != AUTO and not _is_count(c.stack, 0),
+            f"stack must be {AUTO} or an integer in [0, {MAX_CLIENTS}], got '{{c.stack}}'",
+        ),
+        (
+            lambda c: c.evaluation.metric not in TASKS[c.task.name] and not is_own(c.evaluation.metric),
+            "evaluation.metric={c.evaluation.metric} is not available for task={c.task.name}, expected {c.task.scores} or"
+            " module:name",
+        ),
+        (
+            lambda c: c.ray.aggregate and c.engine != "ray",
+            "ray.aggregate=true requires Ray's actors, but engine={c.engine} has none: set engine=ray",
+        ),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        metric = self.evaluation.metric
         by_scores = {
             "evaluation.trained=true": self.evaluation.trained,
             "evaluation.confusion=true": self.evaluation.confusion,
             f"evaluation.patience={self.evaluation.patience}": self.evaluation.patience,
         }
-        if self.stack != AUTO and not (
-            self.stack.isdecimal() and len(self.stack) < 8 and int(self.stack) <= MAX_CLIENTS
-        ):
-            raise FedGraphError(f"stack must be {AUTO} or an integer in [0, {MAX_CLIENTS}], got '{self.stack}'")
-        scores, metric = TASKS[self.task.name], self.evaluation.metric
-        if metric not in scores and not is_own(metric):
-            raise FedGraphError(
-                f"evaluation.metric={metric} is not available for task={self.task.name}, expected {', '.join(scores)} or"
-                " module:name"
-            )
         if self.privacy.scores == "none" and (needing := [key for key, holds in by_scores.items() if holds]):
             raise FedGraphError(
                 f"{needing[0]} needs scores, which privacy.scores=none keeps at the clients: change one of them"
-            )
-        if self.ray.aggregate and self.engine != "ray":
-            raise FedGraphError(
-                f"ray.aggregate=true requires Ray's actors, but engine={self.engine} has none: set engine=ray"
             )
         per_client = {
             "evaluation.trained=true": self.evaluation.trained,
@@ -931,7 +948,7 @@ class RunConfig(Section):
             f"evaluation.clients={self.evaluation.clients}": self.evaluation.clients != "all",
         }
         if self.privacy.scores == "noised" and (is_own(metric) or metric in UNBOUNDED):
-            others = [name for name in scores if name not in UNBOUNDED]
+            others = [name for name in TASKS[self.task.name] if name not in UNBOUNDED]
             bounded = f"set evaluation.metric to one of {', '.join(others)}, or " if others else ""
             raise FedGraphError(
                 f"privacy.scores=noised needs a metric with values in [0, 1], which is not guaranteed for"
@@ -959,20 +976,18 @@ class RunConfig(Section):
         return AT_ONCE if self.stack == AUTO else int(self.stack)
 
 
-_KINDS = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    list[int]: "a list of integers",
-    list[float]: "a list of numbers",
-    int | None: "an integer or null",
-}
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+_LISTS = {int: "a list of integers", float: "a list of numbers", str: "a list of strings"}
 
 
 def kind_of(hint: Any) -> str:
     """Describe a type for display."""
-    return _KINDS.get(hint, "a list of strings" if hint == list[str] else "a number or null")
+    inner, origin = get_args(hint), get_origin(hint) or hint
+    if origin in (UnionType, Union):
+        return " or ".join("null" if each is type(None) else kind_of(each) for each in inner)
+    if origin is list:
+        return _LISTS.get(inner[0], "a list") if inner else "a list"
+    return "keys with values" if origin is dict or is_dataclass(origin) else _KINDS.get(hint, "a value")
 
 
 def accepted(f: "Field[Any]", hint: Any) -> str:
@@ -992,39 +1007,59 @@ def accepted(f: "Field[Any]", hint: Any) -> str:
     return f"{low}value{high}" if low or high else ""
 
 
+def key_field(name: str) -> "tuple[Field[Any] | None, Any]":
+    """Return the field and the type of a key, by its dotted name; None for an unknown key."""
+    found, hint = None, RunConfig
+    for part in name.split("."):
+        if not is_dataclass(hint):
+            return None, None
+        found = next((f for f in fields(hint) if f.name == part), None)
+        hint = get_type_hints(hint).get(part)  # type: ignore[assignment]
+    return found, hint
+
+
 def expected(name: str) -> str:
-    """Describe a key's type, range and default; empty for an unknown key."""
-    *groups, own = name.split(".")
-    cls: Any = RunConfig
-    for group in groups:
-        cls = get_type_hints(cls).get(group) if is_dataclass(cls) else None
-    found = next((f for f in fields(cls) if f.name == own), None) if cls and is_dataclass(cls) else None
+    """Describe a key's type, range and default; empty for an unknown key, or one without a single default."""
+    found, hint = key_field(name)
     if found is None or found.default is MISSING:
         return ""
-    hint = get_type_hints(cls)[own]
     values = accepted(found, hint)
     return f"{kind_of(hint)}{f', {values}' if values else ''}; the default is {found.default!r}"
 
 
-class Unconverted(Exception):
-    """A value does not have the type of its field, or a key is unknown."""
+class MisfitError(Exception):
+    """A value that does not fit the type of its key, or an unknown key.
+
+    Attributes:
+        key: dotted key.
+        value: its value.
+        known: the keys that are accepted instead of an unknown one.
+    """
+
+    def __init__(self, key: str, value: Any, known: Sequence[str] = ()):
+        super().__init__(key)
+        self.key, self.value, self.known = key, value, known
 
 
-def instance(defaults: Any, values: Any) -> Any:
-    """Return a dataclass with nested ``values`` in place of its defaults.
+def instance(schema: Any, values: Any, key: str = "") -> Any:
+    """Return a dataclass from nested ``values``, converted by `convert`; other fields have their defaults.
 
-    Values must have the types of their fields, but for integers in fields of floats. OmegaConf converts further ones and
-    takes a hundred times as long.
+    Args:
+        schema: the dataclass.
+        values: values by field.
+        key: dotted key of the values.
 
     Raises:
-        Unconverted: a value has another type, or a key is unknown.
+        MisfitError: a value has another type, or a key is unknown.
         FedGraphError: a value is outside its range.
     """
-    hints = _hints(type(defaults))  # type: ignore[arg-type]
-    if not isinstance(values, dict) or not values.keys() <= hints.keys():
-        raise Unconverted
-    kept = {key: getattr(defaults, key) for key in hints}
-    return type(defaults)(**kept | {key: _as(hints[key], value, kept[key]) for key, value in values.items()})
+    hints, prefix = _hints(schema), f"{key}." if key else ""
+    if not isinstance(values, dict):
+        raise MisfitError(key, values)
+    for name in values:
+        if name not in hints:
+            raise MisfitError(f"{prefix}{name}", values[name], [f"{prefix}{each}" for each in hints])
+    return schema(**{name: convert(hints[name], value, f"{prefix}{name}") for name, value in values.items()})
 
 
 @cache
@@ -1033,59 +1068,65 @@ def _hints(schema: Any) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(schema)}
 
 
-def _as(hint: Any, value: Any, default: Any = None) -> Any:
-    """Return the value if it has the type ``hint``, lists and dicts as copies."""
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def convert(hint: Any, value: Any, key: str) -> Any:
+    """Return a value of the type ``hint``; lists and dicts are copied.
+
+    An integer becomes a number or a string, text a number, and ``1`` or ``yes`` true. Nothing is rounded.
+
+    Raises:
+        MisfitError: it has another type.
+    """
     if is_dataclass(hint):
-        return instance(default, value)
-    inner, kinds = get_args(hint), get_origin(hint) or hint
-    if kinds is UnionType:
-        return value if type(value) in inner and _is_plain(value) else _as(inner[0], value)
-    if kinds is list and type(value) is list:
-        return [_as(inner[0], item) for item in value]
-    if kinds is dict and type(value) is dict and not default:
-        return {_as(inner[0], key): _as(inner[1], item) for key, item in value.items()}
-    if hint is Any:
-        hint = type(value)
-        if hint in (list, dict):
-            return _as(list[Any] if hint is list else dict[str, Any], value)
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is hint and _is_plain(value):
-        return value
-    raise Unconverted
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether OmegaConf leaves a scalar as it is."""
-    return type(value) in (bool, int, float, type(None)) or (
-        type(value) is str and value != "???" and "${" not in value
-    )
+        return instance(hint, value, key)
+    inner, origin = get_args(hint), get_origin(hint) or hint
+    try:
+        if origin in (UnionType, Union):
+            same = [each for each in inner if type(value) is each]
+            return value if same else convert(inner[0], value, key)
+        if origin in (list, tuple) and isinstance(value, list | tuple):
+            return [convert(inner[0], item, key) for item in value]
+        if origin is dict and isinstance(value, dict):
+            return {
+                convert(inner[0], name, key): convert(inner[1], item, f"{key}.{name}") for name, item in value.items()
+            }
+        if hint is Any and (value is None or type(value) in _KINDS):
+            return value
+        if hint is Any and type(value) in (list, dict):
+            return convert(list[Any] if type(value) is list else dict[str, Any], value, key)
+        if hint is bool:
+            return value if isinstance(value, bool) else _BOOLEANS[str(value).lower()]
+        if hint in (int, float) and type(value) in (int, str, hint):
+            return hint(value)
+        if hint is str and isinstance(value, str | bool | int | float):
+            return str(value)
+    except (KeyError, ValueError, OverflowError):
+        pass
+    except MisfitError as error:
+        raise MisfitError(key, value) if origin in (list, tuple) else error from None
+    raise MisfitError(key, value)
 
 
 def typed(schema: Any, values: dict[str, Any], chosen: str) -> Any:
-    """Fill the dataclass ``schema`` with ``values``, converted to the types of its fields.
+    """Fill the dataclass ``schema`` with ``values``, converted to the types of its fields (`convert`).
 
     Args:
-        schema: dataclass with field types that OmegaConf supports.
+        schema: dataclass.
         values: values by field.
         chosen: group and selection that the keys belong to, such as ``strategy=fedprox``.
 
     Raises:
-        FedGraphError: a value has another type, or is outside the range of its field.
+        FedGraphError: a key is unknown, a value has another type, or is outside the range of its field.
     """
     group = chosen.partition("=")[0]
-    with suppress(Unconverted, TypeError):  # TypeError: a key without a default
-        made = instance(schema(), values)
-        check(made, group)
-        return made
-    filled = OmegaConf.structured(schema)
-    for key, value in values.items():
-        try:
-            OmegaConf.update(filled, key, value, merge=False)
-        except OmegaConfBaseException as error:
-            kind = get_type_hints(schema)[key]
-            where = f"{group}.{key} ({chosen})"
-            raise FedGraphError(f"{where} must be {_KINDS.get(kind, kind)}, got {value!r}") from error
-    made = OmegaConf.to_object(filled)
+    try:
+        made = instance(schema, values)
+    except MisfitError as error:
+        if error.known:
+            raise unknown(f"{group} key", error.key, error.known, chosen) from error
+        kind = kind_of(_hints(schema).get(error.key.partition(".")[0], dict))
+        raise FedGraphError(f"{group}.{error.key} ({chosen}) must be {kind}, got {error.value!r}") from error
     check(made, group)
     return made

@@ -11,10 +11,8 @@ declares:
 
 from dataclasses import dataclass, field
 
-from omegaconf import MISSING, OmegaConf
-
 from fedgraph_flwr.config.composition import group_file
-from fedgraph_flwr.config.schema import at_least, check, choice
+from fedgraph_flwr.config.schema import at_least, choice, typed
 
 PURPOSES = {
     "reference": "Reference points",
@@ -39,8 +37,8 @@ class Limit:
         within: largest relative difference, 0: bit for bit.
     """
 
-    overrides: list[str] = MISSING
-    equals: list[str] = MISSING
+    overrides: list[str]
+    equals: list[str]
     also: list[str] = field(default_factory=list)
     within: float = 0.0
 
@@ -58,9 +56,6 @@ class Declaration:
     sized: list[str] = field(default_factory=list)
     features: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        check(self, "declares")
-
 
 def declaration(name: str) -> Declaration:
     """Read the declaration of the strategy ``name``.
@@ -68,5 +63,5 @@ def declaration(name: str) -> Declaration:
     Raises:
         FedGraphError: the strategy does not exist, or a declared value is invalid.
     """
-    body = group_file("strategy", name).get("declares", {})
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Declaration), body))  # type: ignore[return-value]
+    found: Declaration = typed(Declaration, group_file("strategy", name).get("declares", {}), "declares")
+    return found

@@ -207,10 +207,10 @@ def network(cfg: ModelConfig) -> Any:
 
 
 def _checkable(annotation: Any, value: Any) -> tuple[Any, Any]:
-    """Return a keyword's type for OmegaConf, and a field with its accepted values.
+    """Return the type of a keyword in a schema, and a field with its accepted values.
 
-    ``Annotated[int, Range(1)]`` has a range, ``Literal["a", "b"]`` choices. OmegaConf turns sequences into lists; for a
-    string or a sequence, the type follows from ``value``.
+    ``Annotated[int, Range(1)]`` has a range, ``Literal["a", "b"]`` choices. For a string or a sequence, the type follows from
+    ``value``.
     """
     held = ANY
     if get_origin(annotation) is Annotated:

@@ -1,0 +1,129 @@
+"""The converter of configuration values against OmegaConf's, and each refusal of keys that do not go together."""
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.config.schema import MisfitError, Section, instance
+from fedgraph_flwr.errors import FedGraphError
+
+
+@dataclass
+class Inner:
+    number: float = 0.5
+
+
+@dataclass
+class Keys:
+    """One field of each type that a schema has."""
+
+    flag: bool = False
+    count: int = 1
+    number: float = 1.0
+    text: str = ""
+    maybe: float | None = None
+    counts: list[int] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    norms: dict[str, float] = field(default_factory=dict)
+    anything: dict[str, Any] = field(default_factory=dict)
+    inner: Inner = field(default_factory=Inner)
+
+
+VALUES = [
+    *(True, False, None, 0, 1, 3, -2, 2**40, 1.5, 1e3, float("inf"), "", "a", "3", " 4 ", "1e-3", "true", "No", "0x10"),
+    *([], [1], [1, 2.5], ["1"], ["a"], [True], [None], [[1]], {}, {"a": 1}, {"a": "2"}, {"a": "b"}, {"number": 2}),
+    *({"number": "x"}, {"wrong": 1}),
+]
+STRICTER = {
+    *(("flag", "' 4 '"), ("flag", "'3'"), ("flag", "3"), ("flag", "-2"), ("flag", str(2**40))),
+    *((name, "[[1]]") for name in ("counts", "numbers", "texts")),
+}
+"""Values that OmegaConf accepts and the schema refuses."""
+
+
+def by_omegaconf(name, value):
+    try:
+        return getattr(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Keys), {name: value})), name)
+    except (OmegaConfBaseException, ValueError, TypeError):
+        return MisfitError
+
+
+def by_us(name, value):
+    try:
+        return getattr(instance(Keys, {name: value}), name)
+    except MisfitError:
+        return MisfitError
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Keys)])
+def test_values_are_converted_as_by_omegaconf(name):
+    for value in VALUES:
+        expected = by_omegaconf(name, value)
+        found = by_us(name, value)
+        if (name, repr(value)) in STRICTER:
+            assert (found, expected is MisfitError) == (MisfitError, False), value
+        else:
+            assert (found, type(found)) == (expected, type(expected)), (name, value)
+
+
+def test_lists_and_dicts_are_copies():
+    given: dict[str, Any] = {"counts": [1], "anything": {"a": [1, {"b": 2}]}}
+    found = instance(Keys, given)
+    found.counts.append(2)
+    found.anything["a"][1]["b"] = 3
+    assert given == {"counts": [1], "anything": {"a": [1, {"b": 2}]}}
+
+
+REFUSED = [
+    ["split.train=0.9"],
+    ["split.kind=kfold", "split.folds=2"],
+    ["split.until=[2,1]"],
+    ["train.fanout=[0]"],
+    ["train.sampler=saint"],
+    ["train.sampler=saint", "train.batch_size=3", "train.loss=weighted", "train.class_weights=federated"],
+    ["train.sampler=clusters", "train.clusters=2", "train.clusters_per_batch=3"],
+    ["train.sampler=clusters", "train.local_epochs=1", "train.local_steps_by_client=[1]"],
+    ["train.class_weights=federated"],
+    ["evaluation.clients=0"],
+    ["evaluation.clients=cohort", "evaluation.select=own_best_val"],
+    ["privacy.noise_multiplier=1"],
+    ["privacy.dp=server_fixed", "privacy.noise_multiplier=1e-4"],
+    ["privacy.dp=server_fixed"],
+    ["privacy.dp=client_fixed", "privacy.clipping_norms={model: 0}"],
+    ["privacy.epsilon_budget=1"],
+    ["privacy.scores=noised"],
+    ["privacy.secagg=true", "privacy.dp=client_fixed"],
+    ["privacy.dp=distributed", "privacy.noise_multiplier=1"],
+    ["privacy.dp=distributed", "privacy.noise_multiplier=1", "privacy.secagg=true", "privacy.scores=noised"],
+    ["privacy.dp=distributed", "privacy.noise_multiplier=1", "privacy.secagg=true"],
+    ["privacy.clipping_count_noise=1"],
+    ["adversary.clients=[1,1]"],
+    ["adversary.kind=backdoor_distributed", "adversary.trigger=1", "adversary.clients=[0,1]"],
+    ["ray.address=host"],
+    ["stack=-1"],
+    ["evaluation.metric=mrr"],
+    ["ray.aggregate=true"],
+]
+
+
+def test_each_refusal_is_reached_and_fills_in_its_values():
+    rows = {
+        re.sub(r"\\\{c\\\.[^}]*\\\}", "(.+)", re.escape(message))
+        for section in Section.__subclasses__()
+        for _, message in section.refusals
+    }
+    reached = set()
+    for overrides in REFUSED:
+        with pytest.raises(FedGraphError) as refused:
+            compose(overrides)
+        found = [row for row in rows if re.fullmatch(row, str(refused.value))]
+        assert found, (overrides, str(refused.value))
+        reached |= set(found)
+    assert rows == reached
