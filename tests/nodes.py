@@ -1,13 +1,18 @@
 """A node of a fleet in this process, which a test's server may ask whatever it likes, and models of a server's choice."""
 
 import itertools
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
 
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import RunConfig, compose, from_run_config, to_json
+from fedgraph_flwr.engine.grid import get_reply
 from fedgraph_flwr.engine.inline import InlineGrid, run_identity
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import PROTOCOL, pack
@@ -40,6 +45,29 @@ class Node:
     def restart(self):
         """The SuperNode's process is gone, with what it kept in memory."""
         self.context.state = RecordDict()
+
+
+def party_nodes(patch: pytest.MonkeyPatch, graphs: Sequence[Path], policy: Path, state: Path | None = None) -> None:
+    """Make client i of the in-process runs within a party's own node: the i-th file, a policy, perhaps a state folder.
+
+    Every message reaches a new process, and passes through Flower's protobuf both ways, as on a fleet.
+    """
+
+    def call(self: InlineGrid, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        settings = {"graph": graphs[node - 1], "policy": policy}
+        settings |= {"state": state / f"state_{node - 1}"} if state else {}
+        self.contexts[node].node_config = {key: str(path) for key, path in settings.items()}
+        session.forget(self.run_id)
+        reply = get_reply(self.app, over_the_wire(message), self.contexts[node])
+        return reply if reply.has_error() else over_the_wire(reply)
+
+    patch.setattr(InlineGrid, "_call", call)
+
+
+def over_the_wire(message: Message) -> Message:
+    """The message as its receiver has it."""
+    return message_from_proto(type(proto := message_to_proto(message)).FromString(proto.SerializeToString()))
 
 
 def model_of(node, scale=1.0):

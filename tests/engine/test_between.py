@@ -159,10 +159,11 @@ def test_fedgl_shares_nodes_on_linked_files_to_the_same_bits(shared, train, monk
     assert_same_run(train(shared / "linked", "fedgl", *overrides, engine=run_ray), runs[0])
 
 
-OFTEN = [["fedgcn"], ["fedstruct"], ["fedsage_true"]]
-"""One form of each exchange; an exchange of a fleet takes seconds."""
+OFTEN = [["fedgcn"], ["fedstruct"]]
+"""One form of an exchange of rows and one of structure; an exchange of a fleet takes seconds."""
 
 
+@pytest.mark.fleet
 @pytest.mark.parametrize(
     "tested",
     [

@@ -18,9 +18,8 @@ from fedgraph_flwr.secure.accounting import cost
 from tests.conftest import client_graph
 from tests.engine.fleet import ROOT, Fleet, finished
 from tests.engine.misbehaving import WRONG
-from tests.support import PATIENCE, assert_same_arrays, wait_for
-
-pytestmark = pytest.mark.fleet
+from tests.nodes import party_nodes
+from tests.support import PATIENCE, assert_same_arrays, same_result, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +47,17 @@ def _rounds(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
+SAMPLERS = [
+    ["train.sampler=neighbors", "train.batch_size=5", "train.fanout=[3,2]"],
+    ["train.sampler=clusters", "train.clusters=4", "train.clusters_per_batch=2"],
+    ["train.sampler=saint", "train.batch_size=6"],
+]
+
+
+@pytest.mark.fleet
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["model=gine"],
-        ["train.sampler=neighbors", "train.batch_size=5", "train.fanout=[3,2]"],
-        ["train.sampler=clusters", "train.clusters=4", "train.clusters_per_batch=2"],
-        ["train.sampler=saint", "train.batch_size=6"],
-    ],
-)
-def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path, overrides):
-    overrides = ["rounds=3", *overrides]
+def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path):
+    overrides = ["rounds=3", "model=gine", *SAMPLERS[0]]
     found, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
     assert_same_arrays(found.arrays, expected.arrays)
     assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
@@ -69,10 +66,24 @@ def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_pa
     assert found.summary["exchanges_per_round"] == 1
 
 
+@pytest.mark.parametrize("overrides", [[], ["model=gine"], *SAMPLERS])
+def test_parties_nodes_give_the_parameters_of_the_inline_engine(run, tmp_path, overrides, monkeypatch):
+    """All but the processes of a fleet: files, policies and state folders of their own, and Flower's protobuf."""
+    overrides = ["rounds=3", *overrides]
+    expected = run(*overrides, num_edge_features=2)
+    (policy := tmp_path / "policy.yaml").write_text("min_nodes: 0\nsamplers: [none, neighbors, clusters, saint]\n")
+    party_nodes(monkeypatch, sorted(Path(expected.cfg.graph).glob("*.safetensors")), policy, tmp_path)
+    found = run(*overrides, f"graph={expected.cfg.graph}")
+    same_result(found, expected)
+    for key in ("exchanges_per_round", "setup_exchanges", "bytes_up", "bytes_down", "bytes_by_phase", "failures"):
+        assert found.summary[key] == expected.summary[key], key
+
+
 NOISY = ["strategy.weighting=uniform", "privacy.secagg=true", "privacy.secagg_bits=20", "privacy.dp=distributed"]
 NOISY += ["privacy.noise_multiplier=4", "privacy.clipping_norm=0.5", "rounds=3", "strategy.timeout=120"]
 
 
+@pytest.mark.fleet
 @pytest.mark.slow
 def test_distributed_noise_on_a_fleet_is_that_of_the_inline_engine(fleet, inline, tmp_path):
     """With noise that nodes seed, bit for bit; ε is the accountant's of three releases to three clients."""
@@ -85,6 +96,7 @@ def test_distributed_noise_on_a_fleet_is_that_of_the_inline_engine(fleet, inline
     assert [r["privacy"]["epsilon"] for r in found.rounds] == [cost(rules, 3, t) for t in (1, 2, 3)]
 
 
+@pytest.mark.fleet
 @pytest.mark.faults
 def test_distributed_noise_is_enough_when_a_node_is_killed_between_its_phases(fleet, inline, tmp_path):
     """Node 1 dies in round 2 when it has dealt its shares: the sum holds the noise of the two others, who are enough."""
@@ -103,6 +115,7 @@ def test_distributed_noise_is_enough_when_a_node_is_killed_between_its_phases(fl
     assert found.summary["privacy"] == expected.summary["privacy"]
 
 
+@pytest.mark.fleet
 @pytest.mark.faults
 def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
     overrides = ["rounds=3", "strategy.client=tests.engine.misbehaving:Misbehaving"]
@@ -121,6 +134,7 @@ def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
     assert_same_arrays(found.arrays, expected.arrays)
 
 
+@pytest.mark.fleet
 @pytest.mark.faults
 def test_a_run_ends_when_fewer_than_the_minimum_cohort_answer(fleet, tmp_path):
     out = tmp_path / "found"
@@ -137,6 +151,7 @@ def test_a_run_ends_when_fewer_than_the_minimum_cohort_answer(fleet, tmp_path):
     assert "warning: round" in fleet.log("run-found")
 
 
+@pytest.mark.fleet
 @pytest.mark.faults
 def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_back(fleet, tmp_path):
     out = tmp_path / "found"
@@ -159,6 +174,7 @@ def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_bac
     assert records[-1]["clients"]["test-count"] == [3.0, 4.0, 5.0]
 
 
+@pytest.mark.fleet
 @pytest.mark.faults
 def test_a_secure_sum_is_right_when_a_node_is_killed_between_its_phases(fleet, inline, tmp_path):
     """Node 1 has dealt its shares in round 2 when it dies: the others unmask their sum, and round 3 waits for it."""
@@ -180,6 +196,7 @@ def test_a_secure_sum_is_right_when_a_node_is_killed_between_its_phases(fleet, i
         np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.fleet
 @pytest.mark.faults
 @pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])
 def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim):
@@ -200,6 +217,7 @@ def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim
     assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
 
 
+@pytest.mark.fleet
 @pytest.mark.faults
 def test_three_banks_train_on_a_fleet_and_one_predicts_alone(tmp_path):
     """The script of `examples/banks`, shortened: SuperLink and SuperNodes of its own, gone when the party predicts."""

@@ -26,9 +26,8 @@ pytestmark = pytest.mark.fleet
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["strategy=fedavg"],
-        ["strategy=local", "evaluation.trained=true"],
         ["train.sampler=neighbors", "train.batch_size=5", "train.fanout=[3,2]"],
+        ["strategy=local", "evaluation.trained=true"],
     ],
 )
 def test_the_simulation_gives_the_parameters_of_the_inline_engine(run, tmp_path, overrides, monkeypatch):

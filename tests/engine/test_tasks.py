@@ -1,81 +1,67 @@
-"""Tasks beyond classes of nodes train on a fleet with the parameters of the inline engine; a policy must list them."""
+"""Tasks beyond classes of nodes train on parties' nodes with the parameters of the inline engine; a policy must list them."""
 
-import contextlib
 from dataclasses import replace
 
 import pytest
 import torch
 
-import fedgraph_flwr as fg
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import load_client
-from fedgraph_flwr.testing import assert_same_arrays
+from fedgraph_flwr.runs.prepare import with_folder
+from fedgraph_flwr.testing import same_result
 from tests.conftest import client_graph
-from tests.engine.fleet import Fleet
-
-pytestmark = pytest.mark.slow
-
-TASKS = ["nodes-regression", "nodes-multilabel", "links"]
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
-    """Three nodes, whose files have two targets of 0 and 1 per node, and whose policies accept these tasks."""
-    graphs = []
-    for client in range(3):
-        graph = client_graph(client, 30)
-        targets = (graph.x[:, :2] + torch.randn(30, 2, generator=torch.Generator().manual_seed(client)) > 0).float()
-        graphs.append(replace(graph, targets=targets))
-    with started(tmp_path_factory.mktemp("tasks"), graphs, TASKS) as made:
-        yield made
-
-
-@contextlib.contextmanager
-def started(folder, graphs, tasks):
-    """A fleet with one node per graph, whose policies accept these tasks."""
-    for client, graph in enumerate(graphs):
-        graph.save(folder / "graphs" / f"client_{client:04d}.safetensors")
-    made = Fleet(folder, folder / "graphs")
-    policy = folder / "policy.yaml"
-    policy.write_text(f"modules: [tests]\nmin_nodes: 0\nsamplers: [none, neighbors]\ntasks: [{', '.join(tasks)}]\n")
-    try:
-        made.start_superlink()
-        for node in range(len(graphs)):
-            made.flwr("supernode", "register", str(made.keys / f"node_{node}.pub"), "loopback")
-        for node in range(len(graphs)):
-            made.start_node(node, policy=str(policy))
-        yield made
-    finally:
-        made.stop()
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, tmp_path, task):
-    check_same_bits(fleet, tmp_path, {"task": task, "rounds": 2, "model.hidden": 8})
-
-
-def check_same_bits(fleet, folder, keys):
-    fleet.run(folder / "run", *(f"{key}={value}" for key, value in keys.items()))
-    fg.run(graph=str(fleet.graphs), out=str(folder / "inline"), progress=False, **keys)
-    found, expected = (read_tensors(folder / name / "model_final.safetensors")[0] for name in ("run", "inline"))
-    assert_same_arrays(found, expected)
-
+from tests.nodes import party_nodes
+from tests.support import Finished
 
 GENERATED = {
     "triples": ["dataset=planted-triples", "dataset.entities=16", "dataset.relations=4"],
     "graphs": ["dataset=cycles", "dataset.graphs=8"],
     "graphs-regression": ["dataset=planted-counts", "dataset.graphs=8"],
 }
+TASKS = ["nodes-regression", "nodes-multilabel", "links", *GENERATED]
 
 
-@pytest.mark.parametrize("task", ["triples", "graphs", pytest.param("graphs-regression", marks=pytest.mark.faults)])
-def test_a_fleet_of_two_trains_triples_and_graphs_with_the_bits_of_the_inline_engine(task, tmp_path):
-    cfg = compose([f"task={task}", "num_clients=2", *GENERATED[task]])
-    with started(tmp_path, [load_client(cfg, client) for client in range(2)], [task]) as fleet:
-        check_same_bits(fleet, tmp_path, {"task": task, "rounds": 2, "model.hidden": 8})
+def graphs_of(task):
+    """Two clients' graphs for a task; those of nodes have two targets of 0 and 1 per node."""
+    if task in GENERATED:
+        cfg = compose([f"task={task}", "num_clients=2", *GENERATED[task]])
+        return [load_client(cfg, client) for client in range(2)]
+    graphs = [client_graph(client, 30) for client in range(2)]
+    for client, graph in enumerate(graphs):
+        targets = graph.x[:, :2] + torch.randn(30, 2, generator=torch.Generator().manual_seed(client)) > 0
+        graphs[client] = replace(graph, targets=targets.float(), num_clients=2)
+    return graphs
 
 
-def test_a_task_that_the_policy_does_not_list_is_refused_by_name(fleet, tmp_path):
-    with pytest.raises(RuntimeError, match=r"task.*nodes.*nodes-regression"):
-        fleet.run(tmp_path / "fleet", "rounds=1")
+@pytest.fixture
+def train(tmp_path):
+    """``train(task, accepted)``: two rounds on the two clients; with a list of tasks, on nodes whose policies accept these."""
+
+    def go(task, accepted=None):
+        files = [tmp_path / "graphs" / f"client_{client:04d}.safetensors" for client in range(2)]
+        for file, graph in zip(files, graphs_of(task), strict=True):
+            graph.save(file)
+        overrides = [f"graph={files[0].parent}", f"task={task}", "num_clients=2", "rounds=2", "model.hidden=8"]
+        cfg = with_folder(compose([*overrides, f"out={tmp_path / ('nodes' if accepted else 'inline')}"]))
+        with pytest.MonkeyPatch.context() as patch:
+            if accepted:
+                policy = tmp_path / "policy.yaml"
+                policy.write_text(f"min_nodes: 0\ntasks: [{', '.join(accepted)}]\n")
+                party_nodes(patch, files, policy)
+            return Finished(cfg, run_inline(cfg))
+
+    return go
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_parties_nodes_give_the_parameters_of_the_inline_engine(train, task):
+    found, expected = train(task, [task]), train(task)
+    assert found.summary["failures"] == {}
+    same_result(found, expected)
+
+
+def test_a_task_that_the_policy_does_not_list_is_refused_by_name(train):
+    with pytest.raises(FedGraphError, match=r"policy refuses task=links: it accepts tasks nodes-regression"):
+        train("links", ["nodes-regression"])

@@ -16,7 +16,6 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.party.use.export import export, load_export
 from fedgraph_flwr.party.use.predict import load_predictor
-from tests.methods.small_runs import small_runs
 from tests.party import banks
 
 EXPORTED = {
@@ -63,12 +62,6 @@ for folder, graph, labels in json.loads(sys.argv[1]):
     with torch.no_grad():
         torch.save(module.load()(tensors["x"], tensors["edge_index"], **known), f"{folder}/logits.pt")
 """
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    with small_runs(tmp_path_factory.mktemp("exports")) as run:
-        yield run
 
 
 def test_every_network_is_exported_or_refused():

@@ -24,14 +24,8 @@ from fedgraph_flwr.party.use.predict import Predictions, load_node, load_predict
 from fedgraph_flwr.party.use.prediction_input import tables
 from fedgraph_flwr.runs.checks import rebuilds
 from fedgraph_flwr.runs.prepare import with_folder
-from tests.methods.small_runs import METHODS, sampled, small_runs
+from tests.methods.small_runs import METHODS, sampled
 from tests.party import banks
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    with small_runs(tmp_path_factory.mktemp("predictions")) as run:
-        yield run
 
 
 def losses(predictor) -> list[float]:

@@ -8,24 +8,18 @@ import pytest
 import torch
 
 from fedgraph_flwr import cli, partition
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.runs.folder import Checkpoint, check_descriptions
 from fedgraph_flwr.runs.prepare import with_folder
-from tests.methods.small_runs import CUT_GRAPH, sampled, small_runs
+from tests.methods.small_runs import CUT_GRAPH, sampled
+from tests.nodes import party_nodes
 
 FORMS = ["fedstruct", "fedstruct_a", "fedstruct_private", "fedgcn", "fedsage_true"]
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    with small_runs(tmp_path_factory.mktemp("between")) as run:
-        yield run
 
 
 @pytest.fixture
@@ -34,15 +28,8 @@ def nodes(tmp_path, monkeypatch):
     policy = tmp_path / "policy.yaml"
     policy.write_text("min_nodes: 0\n")  # all test nodes are scored, as in a prediction
 
-    def call(self, message):
-        node = message.metadata.dst_node_id
-        graph = tmp_path / f"parts/client_{node - 1:04d}.safetensors"
-        settings = {"graph": graph, "state": tmp_path / f"state_{node - 1}", "policy": policy}
-        self.contexts[node].node_config = {key: str(path) for key, path in settings.items()}
-        session.forget(self.run_id)  # every message reaches another process
-        return self.app(message, self.contexts[node])
-
-    monkeypatch.setattr(InlineGrid, "_call", call)
+    files = [tmp_path / f"parts/client_{client:04d}.safetensors" for client in range(3)]
+    party_nodes(monkeypatch, files, policy, tmp_path)
     return tmp_path
 
 
