@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 
+from fedgraph_flwr.clients import replies, session
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.report import writing
 from fedgraph_flwr.testing import Finished, assert_same_arrays, call_fresh, same_result
@@ -20,6 +21,8 @@ __all__ = [
     "assert_same_arrays",
     "call_fresh",
     "dense_gcn_adjacency",
+    "honest_reply",
+    "patch_replies",
     "recorded_messages",
     "same_result",
     "wait_for",
@@ -75,6 +78,23 @@ def recorded_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[st
     with monkeypatch.context() as patch:
         patch.setattr(InlineGrid, "_call", spy)
         yield seen
+
+
+Reply = Callable[[Any, str, dict[str, Any], dict[str, Any]], Any]
+"""Replies of a client to a phase, with groups of arrays and scalars."""
+
+
+def honest_reply(client: Any, phase: str, groups: dict[str, Any], config: dict[str, Any]) -> Any:
+    """The groups and numbers of a client's reply, as its session makes them."""
+    request = replies.sum_request(client, phase, groups)
+    return replies.protected(client, phase, replies.plain_reply(client, phase, groups, config), request)
+
+
+def patch_replies(monkeypatch: pytest.MonkeyPatch, reply: Reply) -> None:
+    """Let this function reply to every message in this process."""
+    monkeypatch.setattr(session, "sum_request", lambda *_: None)
+    monkeypatch.setattr(session, "plain_reply", reply)
+    monkeypatch.setattr(session, "protected", lambda client, phase, content, *_: content)
 
 
 def dense_gcn_adjacency(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ import stored
 from docstrings import markdown, prose
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.parts import KINDS
+from fedgraph_flwr.clients.combined import KINDS
 from fedgraph_flwr.config import TASKS, compose
 from fedgraph_flwr.config.composition import described, group_path
 from fedgraph_flwr.config.key_docs import own_keys_of

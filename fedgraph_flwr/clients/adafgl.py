@@ -43,7 +43,9 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.clients.client_part import assign, copied
+from fedgraph_flwr.clients.descent import begin_training
 from fedgraph_flwr.clients.requirements import one_type
+from fedgraph_flwr.clients.scoring import infer
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import adafgl
@@ -123,7 +125,7 @@ class AdaFGLClient(GraphClient):
     @cached_property
     def knowledge(self) -> Tensor:
         """P̂ [N, C], the predictions of the extractor."""
-        return self.infer().softmax(1)
+        return infer(self).softmax(1)
 
     @property
     def compared(self) -> Tensor:
@@ -222,7 +224,7 @@ class AdaFGLClient(GraphClient):
                 " its state was lost; keep the node's --state folder across restarts"
             )
         self.branches.train()
-        loss = self.train_plainly()
+        loss = float(self.descend(begin_training(self)).detach())
         self.memory["branches"] = copied(self.branches.state_dict())
         return loss
 

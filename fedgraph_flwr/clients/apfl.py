@@ -10,15 +10,21 @@ model. With any optimiser, α_i changes at the round's first step, by η = train
 Leaves the client: FedAvg's uploads. v_i and α_i never leave it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.clients.client_part import ClientPart, Step, Trainee, copied, only, with_parameters
+from fedgraph_flwr.clients.client_part import ClientPart, Step, copied, only, with_parameters
+from fedgraph_flwr.clients.descent import update
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.wire.trees import flatten
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 
 class Apfl(ClientPart):
@@ -26,7 +32,7 @@ class Apfl(ClientPart):
 
     predicts_with: ClassVar[tuple[str, ...]] = ("model", "alpha")
 
-    def begin(self, client: Trainee) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Start v_i and α_i in the first training, and give v_i its optimiser."""
         memory = client.memory
         if "alpha" not in memory:
@@ -38,13 +44,13 @@ class Apfl(ClientPart):
         mover.load_state(flatten(memory.get("optimizer", {})))
         client.round_state["apfl"] = own, mover
 
-    def end(self, client: Trainee) -> None:
+    def end(self, client: GraphClient) -> None:
         """Keep v_i's moments."""
         _, mover = client.round_state.pop("apfl")
         if client.cfg.train.keeps_optimizer:
             client.memory["optimizer"] = mover.state()
 
-    def gradient(self, client: Trainee, inner: Step, optimizer: Optimizer) -> Tensor:
+    def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
         """Take one step of v_i, and of α_i at first; leaves the gradient of w_i in the parameters."""
         own, mover = client.round_state["apfl"]
         current, alpha = dict(client.model.named_parameters()), client.memory["alpha"]
@@ -60,10 +66,10 @@ class Apfl(ClientPart):
             client.memory["alpha"] = moved.clamp(0, 1)
         for name, grad in grads.items():
             own[name].grad = alpha * grad
-        client.update(mover)
+        update(client, mover)
         return inner(optimizer)
 
-    def parameters(self, client: Trainee) -> Mapping[str, Tensor]:
+    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
         """v̄_i, exactly w_i at α_i = 0 and v_i at 1."""
         current, own = client.model.state_dict(), client.memory.get("model", {})
         return {name: torch.lerp(current[name], v, client.memory["alpha"]) for name, v in own.items()}

@@ -10,9 +10,8 @@ A method's client overrides the hook that its paper changes, from the inside out
 or adds phases with `@phase`. `memory` holds the state between messages.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,37 +21,35 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients import batches, parts
-from fedgraph_flwr.clients.client_part import ClientPart, with_parameters
+from fedgraph_flwr.clients import batches
+from fedgraph_flwr.clients.client_part import ClientPart, step_of, with_parameters, with_terms
+from fedgraph_flwr.clients.combined import Parts
+from fedgraph_flwr.clients.descent import begin_training, check_step, update, written_out
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.model_inputs import model_inputs
-from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.clients.phases import ReplyContent, phase
-from fedgraph_flwr.clients.replies import plain_reply, reply
-from fedgraph_flwr.clients.saved_models import SavedModels, state_for_prediction
+from fedgraph_flwr.clients.saved_models import SavedModels, remember
+from fedgraph_flwr.clients.scoring import infer, score, scores
 from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.clients.stages import later_inputs
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.methods.labels import LABELS, shares
 from fedgraph_flwr.methods.side import Side
-from fedgraph_flwr.methods.uplink import Groups, declared
-from fedgraph_flwr.numerics.losses import class_weights, task_grad, task_loss
-from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
+from fedgraph_flwr.methods.uplink import declared
+from fedgraph_flwr.numerics.losses import class_weights, task_loss
+from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.secagg import Member
-from fedgraph_flwr.tasks import Batch, Scorer, kind_of
+from fedgraph_flwr.tasks import Batch, kind_of
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, moved
 
-OBJECTIVE = {"loss", "logits", "task_loss"}
-"""Client methods that define the objective of local training."""
+__all__ = ["Batch", "GraphClient", "ReplyContent", "phase", "to_numpy"]
 
 
 class GraphClient(Side, NumPyClient):
@@ -68,7 +65,9 @@ class GraphClient(Side, NumPyClient):
 
     Attributes:
         model: the GNN. Parameters whose names start with one of ``cfg.strategy.shared`` are shared; others stay private.
+        uplink_of: the uplink of this run, with the framework's own phases.
         inputs: the model's inputs, prepared once from the graph.
+        scorer: fewest nodes of a class that is scored → the items that models are scored on.
         batch: the batch of the current step; between rounds, all training nodes.
         member: the client's part in secure sums (``privacy.secagg``).
         saved_models: the models saved for prediction after the run.
@@ -89,50 +88,43 @@ class GraphClient(Side, NumPyClient):
         repeats: most messages per round, for phases that may come more than once.
         secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
         predicts_with: names in the result of `for_prediction` that `predict` reads.
-        needs_others: what predictions of another graph than the client's own need from other clients, as text; empty: nothing.
-            Those of its own graph read what `for_prediction` stored.
         makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
         serves: tasks that the method can train; a subclass serves node classification unless it declares more.
         sampled: makes the batches of ``train.sampler``; None: every step reads the whole graph.
         later: items of later stages, and the model's inputs with the edges that these stages may read (``edge_split``).
-        samples: whether local training may use batches with sampled neighbours; by default, those of a subclass may not.
-        whole_pass: whether a client that samples still reads the model's prepared inputs of its whole graph, other than by
-            `logits`; otherwise its graph is read in blocks, and nothing is prepared.
+        samples: whether local training may use batches with sampled neighbours. ``blocks``: nothing is prepared of the whole
+            graph; ``whole``: the method reads the model's prepared inputs of it; empty, the default of a subclass: no.
         own_requests: groups of requests that differ by client. All others bind the masks of secure sums, so a server cannot
             send two clients different ones.
-        tunes: whether `predict` trains on the client's training nodes first.
         stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
             or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
             overrides `loss`, `logits` or `task_loss` must declare it again.
         real: for stacked clients, which rows of the inputs are nodes, bool [N]; None: all rows.
     """
 
-    side = "client"
     repeats: ClassVar[Mapping[str, int]] = {}
     secrets: ClassVar[tuple[str, ...]] = ()
     predicts_with: ClassVar[tuple[str, ...]] = ()
-    needs_others: ClassVar[str] = ""
     makes_graphs: ClassVar[bool] = False
-    tunes: ClassVar[bool] = False
     own_requests: ClassVar[tuple[str, ...]] = ()
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
-    samples: ClassVar[bool] = True
-    whole_pass: ClassVar[bool] = False
+    samples: ClassVar[str] = "blocks"
     stacks: ClassVar[tuple[str, ...] | None] = ()
-    real: Tensor | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "serves" not in vars(cls):
             cls.serves = frozenset({"nodes"})
-        cls.samples = vars(cls).get("samples", False)
+        cls.samples = vars(cls).get("samples", "")
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
         self.file = file
         self.params = method_params(type(self), cfg)
+        self.uplink_of = declared(type(self), cfg)
         whole = graph
         self.task = kind_of(cfg)(cfg, whole)
+        self.scorer = cache(self.task.scorer)
         self.graph: ClientGraph = self.task.graph
         self.device = torch.device(device)
         self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
@@ -144,6 +136,7 @@ class GraphClient(Side, NumPyClient):
         self.term_state: Tree = {}
         self.round_state: dict[str, Any] = {}
         self.hidden: Tensor | None = None
+        self.real: Tensor | None = None
         self.saved_models = SavedModels(cfg.evaluation)
         self.policy = simulated()
         self.keyring = Keyring(graph.client)
@@ -158,7 +151,7 @@ class GraphClient(Side, NumPyClient):
                 f"strategy={cfg.strategy.name} runs the model on graphs that it makes, whose edges have no features, but"
                 f" model={cfg.model.name} reads {features} features per edge: use a model without edge features"
             )
-        inputs = self.build_inputs()
+        inputs = self.inputs_of(self.graph, **self.task.variant)
         self.later = later_inputs(self, whole, inputs)
         self.inputs = self.task.training_inputs(inputs, self)
         self.y = self.task.y.to(self.device)
@@ -176,10 +169,6 @@ class GraphClient(Side, NumPyClient):
         graph = self.graph
         sizes = graph.num_features, self.task.width, graph.num_edge_features
         return kind_of(self.cfg).network(self.cfg, *sizes)
-
-    def build_inputs(self) -> Any:
-        """Prepare the model's inputs from the client's graph."""
-        return self.inputs_of(self.graph, **self.task.variant)
 
     def inputs_of(self, graph: Any, **variant: Any) -> Any:
         """Prepare the model's inputs from a graph; cached next to the client's file if it has one.
@@ -215,44 +204,18 @@ class GraphClient(Side, NumPyClient):
         """Return the method's own objective F_i on `batch`."""
         return self.task_loss(self.logits(self.batch.inputs))
 
-    def total_loss(self) -> Tensor:
-        """Return `loss` with the terms of the parts that train."""
-        return parts.total_loss(self)
-
     @seam
     def gradient(self, optimizer: Optimizer) -> Tensor:
-        """Leave the gradient of `total_loss` in the parameters, and return the objective."""
+        """Leave the gradient of `loss` and the active parts' terms in the parameters, and return their sum."""
         optimizer.zero_grad()
-        if written_out := self._written_out():
-            loss, grads = written_out
+        if closed_form := written_out(self):
+            loss, grads = closed_form
             for name, grad in grads.items():
                 self.tensors[name].grad = grad
             return loss
-        loss = self.total_loss()
+        loss = with_terms(self, self.loss())
         loss.backward()
         return loss
-
-    def _written_out(self) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """Return `loss` and its closed-form gradients where they exist, with the same bits as autograd."""
-        if not self.writes_out or self.batch.shares is not None:
-            return None
-        with torch.no_grad():
-            cost = partial(
-                task_grad, nodes=self.batch.nodes, y=self.batch.y, cfg=self.cfg.train, weights=self.class_weights
-            )
-            return self.model.grads(self.batch.inputs, self.tensors, cost)
-
-    @seam
-    def grads(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """Return `total_loss` and its gradients with respect to the named tensors; None where it does not depend on one."""
-        loss = self.total_loss()
-        found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
-        return loss, dict(zip(tensors, found, strict=True))
-
-    @seam
-    def update(self, optimizer: Optimizer) -> None:
-        """Take one optimiser step along the current gradients."""
-        optimizer.step()
 
     def parameters(self) -> list[nn.Parameter]:
         """Return what local training updates: the model's parameters in order, then the method's own."""
@@ -266,23 +229,20 @@ class GraphClient(Side, NumPyClient):
 
     def train(self) -> float:
         """Train locally with the chosen parts, and return the last loss."""
-        return self.combined.train(self)
-
-    def train_plainly(self) -> float:
-        """Take one step per batch of `batches` with the active parts, and return the last loss."""
-        return float(self.descend(self.begin_training()).detach())
+        with self.combined.training(self):
+            return float(self.descend(begin_training(self)).detach())
 
     @seam
     def descend(self, optimizer: Optimizer) -> Tensor:
         """Take one step per batch of `batches`, and return the last loss; 0 without batches."""
-        loss, whole = torch.zeros(()), self.batch
+        loss, whole, step = torch.zeros(()), self.batch, step_of(self)
         self.steps = 0
         for batch in self.batches():
             self.batch = batch
             if self.policy.min_nodes:
-                self.check_step(self.task.steps_on(batch.y))
-            loss = parts.gradient(self, optimizer)
-            self.update(optimizer)
+                check_step(self, self.task.steps_on(batch.y))
+            loss = step(optimizer)
+            update(self, optimizer)
             self.steps += 1
         self.batch = whole
         return loss
@@ -294,16 +254,13 @@ class GraphClient(Side, NumPyClient):
     def predict(self) -> Tensor:
         """Return the logits [N, C] that the client is scored by, without dropout."""
         if not self.combined.personal:
-            return self.infer()
-        with self.with_parameters(self.personal_parameters()):
-            return self.infer()
+            return infer(self)
+        with with_parameters(self, self.personal_parameters()):
+            return infer(self)
 
-    @seam
-    def infer(self) -> Tensor:
-        """Return the logits [N, C] of the model as it is, without dropout."""
-        self.model.eval()
-        with torch.no_grad():
-            return self.task.predictions(self.logits, self.inputs, self.later)
+    def predict_shared(self) -> Tensor:
+        """Return logits [N, C] of the shared parameters as received, for a personal method."""
+        return infer(self)
 
     def personal_parameters(self) -> Mapping[str, Tensor]:
         """Return tensors of the model, by name, that `predict` uses instead of the current ones."""
@@ -339,72 +296,10 @@ class GraphClient(Side, NumPyClient):
         """The model's parameters and buffers by name; they alias the model."""
         return self.model.state_dict(keep_vars=True)
 
-    @cached_property
-    def _ties_weights(self) -> bool:
-        return self.model.ties_weights
-
-    @property
-    def writes_out(self) -> bool:
-        """Whether the objective is the task's loss, trains all tensors, and has closed-form gradients."""
-        trained = not self._ties_weights and all(tensor.requires_grad for tensor in self.tensors.values())
-        plain = self.inherits(OBJECTIVE) and not any(part.adds for part in self.active)
-        return plain and self.task.classes and self.cfg.train.loss != "focal" and trained
-
-    def inherits(self, names: Iterable[str]) -> bool:
-        """Return whether this client's methods of these names are those of `GraphClient`."""
-        return all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in names)
-
-    def with_parameters(
-        self, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None
-    ) -> AbstractContextManager[None]:
-        """Replace values of the model's tensors within a ``with``; see `part.with_parameters`."""
-        return with_parameters(self, tensors, optimizer)
-
-    def begin_training(self) -> Optimizer:
-        """Put the model into training mode and return this round's optimiser, kept or new as configured."""
-        self.model.train()
-        if self.optimizer is None or not self.cfg.train.keeps_optimizer:
-            self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
-        return self.optimizer
-
-    def scores(self) -> dict[str, list[float]]:
-        """Return scores on the validation and test nodes; for a personal method, those of the shared parameters too."""
-        logits = self.predict()
-        scores = self.score(logits)
-        if self.cfg.evaluation.confusion:
-            scores[metrics.CONFUSION] = self.task.confusion(logits, self.policy.min_nodes)
-        if self.cfg.strategy.personal:
-            scores |= {f"global-{key}": value for key, value in self.score(self.predict_shared()).items()}
-        return scores
-
-    def predict_shared(self) -> Tensor:
-        """Return logits [N, C] of the shared parameters as received, for a personal method."""
-        return self.infer()
-
-    @seam
-    def score(self, logits: Tensor) -> dict[str, list[float]]:
-        """Return scores of logits [N, C], by split and metric."""
-        evaluation = self.cfg.evaluation
-        return self.scored.score(logits, self.task.wanted(evaluation, self.task.width), evaluation.own)
-
-    @cached_property
-    def scored(self) -> Scorer:
-        """The items that models are scored on, none of a class with fewer than the policy's ``min_nodes``."""
-        return self.task.scorer(self.policy.min_nodes)
-
     @property
     def least(self) -> int:
         """Fewest nodes behind a statistic that leaves the client: the larger of ``strategy.min_nodes`` and the policy's."""
         return max(getattr(self.params, "min_nodes", 0), self.policy.min_nodes)
-
-    def check_step(self, nodes: int) -> None:
-        """Refuse a step on so few training nodes that its gradient could reveal them, or whose dropout leaves a unit so few.
-
-        Raises:
-            FedGraphError: the policy requires more.
-        """
-        self.policy.check_step(self.graph.client, nodes, self.task.ITEMS)
-        self.policy.check_dropout(self.cfg.model.dropout, min(nodes, self.graph.num_nodes))
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 
@@ -423,71 +318,38 @@ class GraphClient(Side, NumPyClient):
         if parameters:
             self.set_parameters(parameters)
         scored = config.get("evaluate") and self.cfg.privacy.scores != "none"
-        reply: dict[str, Any] = self.scores() if scored else {}
-        self.remember(reply, config)
+        reply: dict[str, Any] = scores(self) if scored else {}
+        remember(self, reply, config)
         if self.num_train:
-            self.check_step(self.num_train)
+            check_step(self, self.num_train)
             loss = self.train()
             if self.cfg.privacy.scores == "exact":
                 reply["train-loss"] = loss
         if self.cfg.evaluation.trained:
-            reply |= {f"trained-{key}": value for key, value in self.score(self.predict()).items()}
+            reply |= {f"trained-{key}": value for key, value in score(self, self.predict()).items()}
         return self.get_parameters(config), self.num_train, reply
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Score the shared parameters together with the client's private ones."""
         if parameters:
             self.set_parameters(parameters)
-        scores = self.scores()
-        self.remember(scores, config)
-        return float(np.nan_to_num(scores["test-loss"][0])), int(sum(scores["test-count"])), scores
-
-    # --- replies ------------------------------------------------------------------------------------------------------
-
-    def reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Reply to one message with what `uplink` declares; in a secure sum, with a masked term.
-
-        Raises:
-            FedGraphError: the reply has a group or a number that the uplink does not declare.
-            RunFailed: the server requests unmasked terms of a secure sum.
-        """
-        self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
-        return reply(self, name, groups, config)
-
-    def plain_reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Reply to one message, without masks."""
-        return plain_reply(self, name, groups, config)
-
-    @cached_property
-    def declared(self) -> dict[str, Groups]:
-        """The uplink of this run."""
-        return declared(type(self), self.cfg)
-
-    @cached_property
-    def score_names(self) -> set[str]:
-        """Names of all scores that this client may send."""
-        return self.task.score_names(self.cfg.evaluation, self.task.width)
-
-    @phase
-    def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Return the share of training nodes in each class, for `methods.labels`."""
-        share = shares(self.batch.y.cpu().numpy(), self.task.width, self.policy.min_nodes)
-        return {LABELS: {"share": share}}, {}
+        found = scores(self)
+        remember(self, found, config)
+        return float(np.nan_to_num(found["test-loss"][0])), int(sum(found["test-count"])), found
 
     # --- after the run ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def lacks(cls, cfg: RunConfig) -> str:
-        """Return `needs_others`, unless this configuration needs nothing from other clients."""
-        return cls.needs_others
+    def needs_others(cls, cfg: RunConfig) -> str:
+        """Return what predictions of another graph than the client's own need from other clients, as text; empty: nothing.
+
+        Those of its own graph read what `for_prediction` stored.
+        """
+        return ""
 
     def for_prediction(self) -> Tree:
         """Return a tree with what `predicts_with` names."""
         return self.save()
-
-    def remember(self, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
-        """Save the scored model if the server names its round."""
-        self.saved_models.take(scores, config, self.tensors, self.shared, partial(state_for_prediction, self))
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

@@ -3,10 +3,11 @@
 An epoch deals the training nodes to ceil(V / ``train.batch_size``) batches of nearly equal size, by a permutation of its own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ from fedgraph_flwr.models.stack import OVER_NODES
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows, GraphInputs, Neighbours, batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 AHEAD = 1 << 22
 """Bytes of a batch's features from which a thread makes the next batch; smaller ones take less time than they would wait."""
@@ -170,19 +174,7 @@ class TypedBatches(NeighbourBatches):
         return Batch(inputs, None, self.y[torch.from_numpy(places).to(self.device)])
 
 
-class Owner(Protocol):
-    """What this needs of a client."""
-
-    cfg: RunConfig
-    graph: ClientGraph
-    file: Path | None
-    model: Model
-    inputs: Any
-    train_nodes: Tensor
-    batch: Batch
-
-
-def of(client: Owner) -> NeighbourBatches | ClusterBatches | SaintBatches | None:
+def of(client: GraphClient) -> NeighbourBatches | ClusterBatches | SaintBatches | None:
     """Return the batches of a client; None without ``train.sampler``."""
     cfg, model, graph = client.cfg, client.model, client.graph
     if cfg.train.sampler == "none":

@@ -1,66 +1,26 @@
-"""Base class of a method's client parts, and the client interface that parts use.
+"""Base class of a method's client parts.
 
 A part changes local training at fixed points. It stores its state in the client, under its own names: in `round_state` and
 `term_state` during a training, in `memory` between rounds. So parts can be combined, and checkpoints contain their state.
 """
 
-# ruff: noqa: D102 (`base` documents the members of a client)
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import TASKS, RunConfig, StrategyConfig
-from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
-from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import Arrays
-from fedgraph_flwr.wire.trees import Tree
 
-
-class Trainee(Protocol):
-    """A client, as its parts use it; `fedgraph_flwr.clients.base` documents each member."""
-
-    cfg: RunConfig
-    graph: ClientGraph
-    device: torch.device
-    dtype: torch.dtype
-    model: Model
-    inputs: Any
-    y: Tensor
-    batch: Any
-    policy: Policy
-    train_nodes: Tensor
-    server_round: int
-    steps: int
-    memory: Tree
-    term_state: Tree
-    round_state: dict[str, Any]
-    optimizer: Optimizer | None
-    hidden: Tensor | None
-    active: "tuple[ClientPart, ...]"
-
-    @property
-    def num_train(self) -> int: ...
-
-    @cached_property
-    def shared(self) -> dict[str, Tensor]: ...
-
-    def begin_training(self) -> Optimizer: ...
-
-    def gradient(self, optimizer: Optimizer) -> Tensor: ...
-
-    def loss(self) -> Tensor: ...
-
-    def train_plainly(self) -> float: ...
-
-    def update(self, optimizer: Optimizer) -> None: ...
-
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 Step = Callable[[Optimizer], Tensor]
 """Function that writes a gradient to the model's parameters and returns the loss."""
@@ -73,7 +33,7 @@ class ClientPart:
         keys: values of its keys.
         serves: tasks that it can train.
         adds: whether it adds a term to the objective.
-        reads_hidden: whether its term reads `Trainee.hidden`.
+        reads_hidden: whether its term reads `GraphClient.hidden`.
         stacks: whether clients with it can be stacked; then its term reads only `term_state`.
         samples: whether it trains with batches with sampled neighbours.
         of_nodes: whether it reads training nodes by their rows, so that it serves only tasks on nodes.
@@ -111,34 +71,50 @@ class ClientPart:
         """Return a message for the start of the run if the configuration turns the part into another method; else ""."""
         return ""
 
-    def receive(self, client: Trainee, groups: dict[str, Arrays]) -> None:
+    def receive(self, client: GraphClient, groups: dict[str, Arrays]) -> None:
         """Store groups of arrays that arrive with a model to train or evaluate."""
 
-    def begin(self, client: Trainee) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Prepare for local training, which starts from the current model."""
 
-    def term(self, client: Trainee) -> Tensor | None:
+    def term(self, client: GraphClient) -> Tensor | None:
         """Return a term of the objective on `batch`."""
         return None
 
-    def gradient(self, client: Trainee, inner: Step, optimizer: Optimizer) -> Tensor:
+    def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
         """Write the gradient of a step to the parameters; ``inner`` writes the gradient of the preceding parts."""
         return inner(optimizer)
 
-    def end(self, client: Trainee) -> None:
+    def end(self, client: GraphClient) -> None:
         """Update the state after local training."""
 
-    def send(self, client: Trainee) -> dict[str, Arrays]:
+    def send(self, client: GraphClient) -> dict[str, Arrays]:
         """Return groups of arrays to send with the trained parameters."""
         return {}
 
-    def parameters(self, client: Trainee) -> Mapping[str, Tensor]:
+    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
         """Return values of the model's tensors for scoring, by name; other tensors keep their values."""
         return {}
 
 
+def with_terms(client: GraphClient, loss: Tensor) -> Tensor:
+    """Return a client's loss F_i plus the terms of the active parts."""
+    for part in client.active:
+        if part.adds and (term := part.term(client)) is not None:
+            loss = loss + term
+    return loss
+
+
+def step_of(client: GraphClient) -> Step:
+    """Return the client's `gradient` as the active parts change it."""
+    step: Step = client.gradient
+    for part in client.active:
+        step = partial(part.gradient, client, step)
+    return step
+
+
 @contextmanager
-def only(client: Trainee, *parts: ClientPart) -> Iterator[None]:
+def only(client: GraphClient, *parts: ClientPart) -> Iterator[None]:
     """Train with only these parts."""
     previous, client.active = client.active, parts
     try:
@@ -149,7 +125,7 @@ def only(client: Trainee, *parts: ClientPart) -> Iterator[None]:
 
 @contextmanager
 def with_parameters(
-    client: Trainee, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None
+    client: GraphClient, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None
 ) -> Iterator[None]:
     """Replace values of the model's tensors; afterwards the model, the optimiser and the random stream are as before.
 

@@ -9,15 +9,21 @@ client is scored with it. λ = 0 is Local.
 Leaves the client: what FedAvg sends. v_i never leaves it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from fedgraph_flwr.clients.client_part import ClientPart, Trainee, copied, only, with_parameters
+from fedgraph_flwr.clients.client_part import ClientPart, copied, only, with_parameters
+from fedgraph_flwr.clients.descent import begin_training
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.wire.trees import flatten
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 
 class Ditto(ClientPart):
@@ -26,25 +32,25 @@ class Ditto(ClientPart):
     adds: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("model",)
 
-    def begin(self, client: Trainee) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Train v_i, while w_i keeps the received values."""
         received = anchored(client.shared)
         optimizer = make_optimizer(client.model.parameters(), client.cfg.train)
         optimizer.load_state(flatten(client.memory.get("optimizer", {})))
         with with_parameters(client, client.memory.get("model", {}), optimizer), only(client, self):
             client.term_state["ditto"] = received
-            client.train_plainly()
+            client.descend(begin_training(client))
             del client.term_state["ditto"]
             client.memory["model"] = copied(client.model.state_dict())
             client.memory.pop("optimizer", None)
             if client.optimizer is not None and client.cfg.train.keeps_optimizer:
                 client.memory["optimizer"] = client.optimizer.state()
 
-    def term(self, client: Trainee) -> Tensor | None:
+    def term(self, client: GraphClient) -> Tensor | None:
         """The distance of v_i from w^t; None while w_i trains."""
         anchor = client.term_state.get("ditto")
         return None if anchor is None else proximal_term(client.shared, anchor, self.keys.lam)
 
-    def parameters(self, client: Trainee) -> Mapping[str, Tensor]:
+    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
         """v_i."""
         return dict(client.memory.get("model", {}))

@@ -6,12 +6,18 @@ For each scoring, the client tunes a copy of the received model on all its train
 copy afterwards. Training is FedAvg's bit for bit. E = 0 is FedAvg. Leaves the client: FedAvg's uploads.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from fedgraph_flwr.clients.client_part import ClientPart, Trainee, copied, with_parameters
+from fedgraph_flwr.clients.client_part import ClientPart, copied, with_parameters
+from fedgraph_flwr.clients.descent import begin_training, update
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 
 class Finetune(ClientPart):
@@ -22,11 +28,11 @@ class Finetune(ClientPart):
     tunes: ClassVar[bool] = True
     of_nodes: ClassVar[bool] = True
 
-    def parameters(self, client: Trainee) -> Mapping[str, Tensor]:
+    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
         """v_i."""
         with with_parameters(client, {}):
-            optimizer = client.begin_training()
+            optimizer = begin_training(client)
             for _ in range(self.keys.steps if client.num_train else 0):
                 client.gradient(optimizer)
-                client.update(optimizer)
+                update(client, optimizer)
             return copied(client.model.state_dict())

@@ -45,8 +45,12 @@ class FedDEPClient(GraphClient):
     Params: ClassVar[type] = Params
     uplink = staticmethod(feddep.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = ("z", "at")
-    needs_others: ClassVar[str] = "its generator of missing neighbours is not kept"
     model: FusedSAGE
+
+    @classmethod
+    def needs_others(cls, cfg: RunConfig) -> str:
+        """Return why predictions of other graphs are refused."""
+        return "its generator of missing neighbours is not kept"
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

@@ -75,12 +75,14 @@ class FedDEPAuthorsClient(GraphClient):
     uplink = staticmethod(feddep_authors.uplink)
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("propose", "judge", *STEPS), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("z",)
-    needs_others: ClassVar[str] = (
-        "the generator of missing neighbours was trained with the other clients, and is not kept"
-    )
     model: LinearFusedSAGE
     prototypes: Tensor | None = None
     generating: Generating | None = None
+
+    @classmethod
+    def needs_others(cls, cfg: RunConfig) -> str:
+        """Return why predictions of other graphs are refused."""
+        return "the generator of missing neighbours was trained with the other clients, and is not kept"
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

@@ -65,12 +65,11 @@ class FedGCNClient(GraphClient):
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgcn.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = ("z", "degree")
-    needs_others: ClassVar[str] = "it propagates features of other clients' nodes"
 
     @classmethod
-    def lacks(cls, cfg: RunConfig) -> str:
+    def needs_others(cls, cfg: RunConfig) -> str:
         """Without hops it is FedAvg."""
-        return cls.needs_others if method_params(cls, cfg).hops else ""
+        return "it propagates features of other clients' nodes" if method_params(cls, cfg).hops else ""
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

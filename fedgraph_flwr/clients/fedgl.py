@@ -38,7 +38,11 @@ class FedGLClient(GraphClient):
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgl.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = ("row", "col", "weight")
-    needs_others: ClassVar[str] = "edges of its graph were found from all clients' predictions"
+
+    @classmethod
+    def needs_others(cls, cfg: RunConfig) -> str:
+        """Return why predictions of other graphs are refused."""
+        return "edges of its graph were found from all clients' predictions"
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

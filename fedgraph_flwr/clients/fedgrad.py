@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
+from fedgraph_flwr.clients.descent import grads
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgrad
@@ -52,8 +53,8 @@ class FedGradClient(GraphClient):
     def train(self) -> float:
         """Compute `gradients`, and return the mean loss at the incoming parameters."""
         self.model.train()
-        loss, grads = self.grads(self.leaves())
-        self.gradients = {name: grad for name, grad in grads.items() if grad is not None}
+        loss, found = grads(self, self.leaves())
+        self.gradients = {name: grad for name, grad in found.items() if grad is not None}
         return float(loss.detach()) / self.num_train
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:

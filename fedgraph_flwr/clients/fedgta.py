@@ -55,7 +55,7 @@ class FedGTAClient(GraphClient):
     """FedAvg's client, which sends statistics of its labels smoothed along edges."""
 
     Params: ClassVar[type] = Params
-    samples: ClassVar[bool] = True
+    samples: ClassVar[str] = "blocks"
     uplink = staticmethod(fedgta.uplink)
 
     @classmethod

@@ -53,8 +53,7 @@ class FedOMDClient(GraphClient):
     """FedAvg's client with the orthogonality and moment terms in its objective."""
 
     Params: ClassVar[type] = Params
-    samples: ClassVar[bool] = True
-    whole_pass: ClassVar[bool] = True
+    samples: ClassVar[str] = "whole"
     uplink = staticmethod(fedomd.uplink)
     repeats: ClassVar[Mapping[str, int]] = {
         "moments_about": 64,  # about another point for each lost client
@@ -129,7 +128,7 @@ class FedOMDClient(GraphClient):
     def describe(self) -> dict[str, Any]:
         """Add the number of nodes to the description, if it weights moments."""
         description = super().describe()
-        declared = self.declared[DESCRIBE].get(METRICS)
+        declared = self.uplink_of[DESCRIBE].get(METRICS)
         if declared and "num_nodes" not in description:
             return {**description, "num_nodes": self.graph.num_nodes}
         return description

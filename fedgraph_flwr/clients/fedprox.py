@@ -6,15 +6,20 @@
 Leaves the client: what FedAvg sends.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.client_part import ClientPart, Trainee
+from fedgraph_flwr.clients.client_part import ClientPart
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.parts import chosen
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 
 def anchored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,10 +50,10 @@ class Prox(ClientPart):
             return ""
         return f"strategy={cfg.strategy.name} with one local step a round is FedAvg; take train.local_steps=2 or more"
 
-    def begin(self, client: Trainee) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Anchor the term at the parameters θ^t that training starts from."""
         client.term_state["prox"] = anchored(client.shared)
 
-    def term(self, client: Trainee) -> Tensor:
+    def term(self, client: GraphClient) -> Tensor:
         """The second term of Eq. (2)."""
         return proximal_term(client.shared, client.term_state["prox"], self.keys.mu)

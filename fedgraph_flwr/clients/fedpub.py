@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
-from fedgraph_flwr.clients.client_part import assign
+from fedgraph_flwr.clients.client_part import assign, with_parameters
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.clients.requirements import hidden_features
 from fedgraph_flwr.config import RunConfig
@@ -111,7 +111,7 @@ class FedPUBClient(GraphClient):
     def embedding(self) -> Tensor:
         """Compute e_i [D]."""
         self.model.eval()
-        with self.with_parameters(self.masked()):
+        with with_parameters(self, self.masked()):
             return self.model.encode(self.probe).mean(0)
 
     def save(self) -> Tree:

@@ -86,11 +86,13 @@ class FedSageClient(GraphClient):
     uplink = staticmethod(fedsage.uplink)
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", *STEPS), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("x", "at")
-    needs_others: ClassVar[str] = (
-        "the generator of missing neighbours was trained with the other clients, and is not stored"
-    )
     generator: tuple[NeighGen, Model, Adam] | None = None
     read: Inputs | None = None
+
+    @classmethod
+    def needs_others(cls, cfg: RunConfig) -> str:
+        """Return why predictions of other graphs are refused."""
+        return "the generator of missing neighbours was trained with the other clients, and is not stored"
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgrad
@@ -35,7 +36,11 @@ class FedSageTrueClient(FedGradClient):
     uplink = staticmethod(fedgrad.true_features)
 
     predicts_with: ClassVar[tuple[str, ...]] = ("external_x",)
-    needs_others: ClassVar[str] = "its graph contains features of other clients' nodes"
+
+    @classmethod
+    def needs_others(cls, cfg: RunConfig) -> str:
+        """Return why predictions of other graphs are refused."""
+        return "its graph contains features of other clients' nodes"
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

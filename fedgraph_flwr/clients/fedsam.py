@@ -7,11 +7,18 @@ and running statistics of batch normalisation are those of the pass at θ. With 
 Leaves the client: what FedAvg sends.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.client_part import ClientPart, Step, Trainee
+from fedgraph_flwr.clients.client_part import ClientPart, Step
 from fedgraph_flwr.numerics.optim import Optimizer
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 
 class Sam(ClientPart):
@@ -22,7 +29,7 @@ class Sam(ClientPart):
         """Whether ρ is 0."""
         return not self.keys.rho
 
-    def gradient(self, client: Trainee, inner: Step, optimizer: Optimizer) -> Tensor:
+    def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
         """Leave g̃ in the parameters; returns F_i(θ)."""
         state = torch.get_rng_state()
         loss = inner(optimizer)

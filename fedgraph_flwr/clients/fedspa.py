@@ -111,8 +111,7 @@ class FedSPAClient(GraphClient):
     """FedAvg's client that also sends its high-frequency area and its Fisher diagonals, or their deviations."""
 
     Params: ClassVar[type] = Params
-    samples: ClassVar[bool] = True
-    whole_pass: ClassVar[bool] = True
+    samples: ClassVar[str] = "whole"
     uplink = staticmethod(fedspa.uplink)
     repeats: ClassVar[Mapping[str, int]] = {"share_again": 64}  # over fewer and fewer clients
     secrets: ClassVar[tuple[str, ...]] = ("key", "summed")

@@ -54,9 +54,13 @@ class FedStructClient(FedGradClient):
     Params: ClassVar[type] = FedStructParams
     uplink = staticmethod(fedstruct.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = (STRUCTURE,)
-    needs_others: ClassVar[str] = "its rows of the whole graph's powers come from all clients"
     repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MAX_BLOCKS}  # one per hop and block, or two per hop
     model: FedStruct
+
+    @classmethod
+    def needs_others(cls, cfg: RunConfig) -> str:
+        """Return why predictions of other graphs are refused."""
+        return "its rows of the whole graph's powers come from all clients"
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

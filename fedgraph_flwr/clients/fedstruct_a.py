@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedstruct
 from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams
@@ -33,7 +34,11 @@ class FedStructAClient(FedGradClient):
     Params: ClassVar[type] = FedStructAParams
     uplink = staticmethod(fedstruct.known_uplink)
     predicts_with: ClassVar[tuple[str, ...]] = (STRUCTURE,)
-    needs_others: ClassVar[str] = "the server computes its structure part from the edges of all clients"
+
+    @classmethod
+    def needs_others(cls, cfg: RunConfig) -> str:
+        """Return why predictions of other graphs are refused."""
+        return "the server computes its structure part from the edges of all clients"
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

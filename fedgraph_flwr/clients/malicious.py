@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
+from fedgraph_flwr.clients.replies import plain_reply
 from fedgraph_flwr.config import RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.poisoning import Trigger, with_flipped_labels
@@ -61,16 +62,17 @@ class MaliciousClient(GraphClient):
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         super().__init__(cfg, poisoned(cfg, graph), device, None)
 
-    def plain_reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Reply like the method's client, with a forged model."""
-        received = groups.get(MODEL) or {key: to_numpy(tensor) for key, tensor in self.shared.items()}
-        reply, numbers = super().plain_reply(name, groups, config)
-        if name == TRAIN and MODEL in reply:
-            adversary = self.cfg.adversary
-            rng = np.random.default_rng(derive_seed(self.cfg.seed, "adversary", self.graph.client, self.server_round))
-            model = reply[MODEL].items()
-            reply[MODEL] = {n: forged(adversary.kind, adversary.force, received[n], own, rng) for n, own in model}
-        return reply, numbers
+
+def forged_reply(client: GraphClient, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+    """Reply as `plain_reply` does, with a forged model."""
+    received = groups.get(MODEL) or {key: to_numpy(tensor) for key, tensor in client.shared.items()}
+    reply, numbers = plain_reply(client, name, groups, config)
+    if name == TRAIN and MODEL in reply:
+        adversary = client.cfg.adversary
+        rng = np.random.default_rng(derive_seed(client.cfg.seed, "adversary", client.graph.client, client.server_round))
+        model = reply[MODEL].items()
+        reply[MODEL] = {n: forged(adversary.kind, adversary.force, received[n], own, rng) for n, own in model}
+    return reply, numbers
 
 
 def malicious(client: type[GraphClient]) -> type[GraphClient]:

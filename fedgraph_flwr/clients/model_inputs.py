@@ -1,33 +1,19 @@
 """A model's inputs of a client's graph: prepared and cached next to its file, or read in blocks."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.prepared import prepared
 
-
-class Owner(Protocol):
-    """What this needs of a client."""
-
-    cfg: RunConfig
-    file: Path | None
-    model: Model
-    device: torch.device
-    dtype: torch.dtype
-
-    @property
-    def whole_pass(self) -> bool:
-        """As of `GraphClient`."""
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 
-def model_inputs(client: Owner, graph: Any, variant: Mapping[str, Any]) -> Any:
+def model_inputs(client: GraphClient, graph: Any, variant: Mapping[str, Any]) -> Any:
     """Return the model's inputs of a graph.
 
     With ``train.sampler=neighbors``, they are `GraphInputs`, which need no preparation, unless the client needs the whole pass or
@@ -39,7 +25,7 @@ def model_inputs(client: Owner, graph: Any, variant: Mapping[str, Any]) -> Any:
         variant: keys that identify a derived graph in the cache.
     """
     model = client.model
-    whole = client.whole_pass or model.prepares_features
+    whole = client.samples == "whole" or model.prepares_features
     if client.cfg.train.sampler == "neighbors" and not whole and isinstance(graph, ClientGraph):
         return model.graph_inputs(graph, client.device, client.dtype)
     if client.file is None or not isinstance(graph, ClientGraph):

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from fedgraph_flwr.errors import sanitize, unknown
+from fedgraph_flwr.methods.labels import LABELS
 from fedgraph_flwr.secure.secagg import PUBLISH, STEPS
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, TRAIN, Arrays
 
@@ -35,7 +36,7 @@ def messages_of(kind: type, name: str) -> int:
     Raises:
         FedGraphError: no such phase.
     """
-    if name not in (known := [DESCRIBE, TRAIN, EVALUATE, *STEPS, *phases(kind)]):
+    if name not in (known := [DESCRIBE, LABELS, TRAIN, EVALUATE, *STEPS, *phases(kind)]):
         raise unknown("phase", sanitize(name, 60), known, f"requested from {kind.__name__}")
     counts = {**REPEATS, **getattr(kind, "repeats", {})}
     return int(counts.get(PUBLISH if name in STEPS else name, 1))

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.parts import Parts
+from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.optim import make_optimizer

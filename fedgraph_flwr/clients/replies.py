@@ -1,32 +1,30 @@
 """Replies of a client to the server's messages.
 
-reply           checks what leaves the client against its uplink, and masks the terms of secure sums
+The session calls, in this order:
+
+sum_request     takes the server's part of a secure sum out of a message
 plain_reply     the content: a description, Flower's `fit` or `evaluate`, or a phase of the method
+protected       checks what leaves the client against its uplink, and masks the terms of secure sums
 """
 
-# ruff: noqa: D102 (`base` documents each member)
+from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
+from fedgraph_flwr.clients.saved_models import remember
 from fedgraph_flwr.clients.secure_sums import masked_reply, secure_exchange
-from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS
-from fedgraph_flwr.methods.uplink import Groups, sums
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
+from fedgraph_flwr.methods.uplink import sums
 from fedgraph_flwr.secure.adaptive import received_norms
 from fedgraph_flwr.secure.clipping import clipped_groups
-from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.protections import check_sent
-from fedgraph_flwr.secure.secagg import SECAGG, STEPS, Member
+from fedgraph_flwr.secure.secagg import SECAGG, STEPS
 from fedgraph_flwr.wire.messages import (
     CLIPPING,
     DESCRIBE,
@@ -39,95 +37,39 @@ from fedgraph_flwr.wire.messages import (
     check_arrays,
 )
 
-
-class Respondent(Protocol):
-    """A client, as this module uses it; `fedgraph_flwr.clients.base` documents each member."""
-
-    cfg: RunConfig
-    graph: ClientGraph
-    device: torch.device
-    dtype: torch.dtype
-    batch: Any
-    task: Any
-    policy: Policy
-    class_weights: Tensor | None
-    keyring: Keyring
-    member: Member
-    combined: Any
-    server_round: int
-    exchange: int
-    own_requests: ClassVar[tuple[str, ...]]
-    needs_others: ClassVar[str]
-
-    @property
-    def num_train(self) -> int: ...
-
-    @property
-    def declared(self) -> dict[str, Groups]: ...
-
-    @property
-    def score_names(self) -> set[str]: ...
-
-    @property
-    def shared(self) -> dict[str, Tensor]: ...
-
-    def describe(self) -> dict[str, Any]: ...
-
-    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]: ...
-
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[list[np.ndarray], int, dict[str, Any]]: ...
-
-    def plain_reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent: ...
-
-    def predict(self) -> Tensor: ...
-
-    def receive(self, groups: dict[str, Arrays]) -> None: ...
-
-    def remember(self, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None: ...
-
-    def send(self) -> ReplyContent: ...
-
-    def set_parameters(self, parameters: list[np.ndarray]) -> None: ...
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 
-def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-    """Reply to one message with what the uplink declares; in a secure sum, with a masked term.
+class SumRequest(NamedTuple):
+    """The server's request for a term of a secure sum.
 
-    Raises:
-        FedGraphError: the reply has a group or a number that the uplink does not declare.
-        RunFailed: the server requests unmasked terms of a secure sum.
+    Attributes:
+        part: the server's part of the sum, its group `SECAGG`.
+        received: digest of what all clients of the sum must receive alike: the model, and all groups but their own.
+        start: the parameters that the reply starts from [P]: those received, or the client's own.
     """
-    secure, declared = client.cfg.privacy.secagg, client.declared
-    if secure and name in STEPS:
-        at, cfg = (client.server_round, client.exchange), client.cfg
-        return secure_exchange(name, groups, client.member, client.keyring, *at, cfg, client.describe), {}
-    terms_of, received = (groups.pop(SECAGG, {}), _received(client, groups)) if secure else ({}, b"")
-    model = _start(client, groups) if secure else np.empty(0)
-    sent, numbers = client.plain_reply(name, groups, config)
-    check_sent(client.cfg, declared, name, sent, numbers, _framework_numbers(client, name))
-    terms = {group: declared[name][group] for group in sums(declared.get(name, {}))} if secure else {}
-    if terms:
-        own = client.member, client.server_round
-        sent = masked_reply(sent, terms, terms_of, *own, received, client.cfg, model)
-    return sent, numbers
+
+    part: Arrays
+    received: bytes
+    start: np.ndarray
 
 
-def _received(client: Respondent, groups: Mapping[str, Arrays]) -> bytes:
-    """Return a digest of what all clients of a secure sum must receive alike: the model, and all groups but their own."""
+def sum_request(client: GraphClient, name: str, groups: dict[str, Arrays]) -> SumRequest | None:
+    """Take the server's part of a secure sum out of a message; None without secure sums, and in the exchanges around one."""
+    if not client.cfg.privacy.secagg or name in STEPS:
+        return None
+    part = groups.pop(SECAGG, {})
     own = {*client.own_requests, *client.combined.own_requests}
-    common = {group: arrays for group, arrays in groups.items() if group not in own}
-    return digest({f"{group}/{name}": array for group, arrays in common.items() for name, array in arrays.items()})
+    common = {
+        f"{group}/{name}": a for group, arrays in groups.items() if group not in own for name, a in arrays.items()
+    }
+    model = groups.get(MODEL) or {name: tensor.detach().cpu().numpy() for name, tensor in client.shared.items()}
+    start = [np.ravel(model[name]).astype(np.float64) for name in sorted(model)]
+    return SumRequest(part, digest(common), np.concatenate(start or [np.empty(0)]))
 
 
-def _start(client: Respondent, groups: Mapping[str, Arrays]) -> np.ndarray:
-    """Return the parameters that a reply starts from [P]: those received, or the client's own."""
-    arrays = groups.get(MODEL) or {name: tensor.detach().cpu().numpy() for name, tensor in client.shared.items()}
-    return np.concatenate([np.ravel(arrays[name]).astype(np.float64) for name in sorted(arrays)] or [np.empty(0)])
-
-
-def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
     """Reply to one message, without masks.
 
     Args:
@@ -139,6 +81,10 @@ def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config
     Raises:
         FedGraphError: an unknown phase, or arrays with other names or shapes than the shared ones.
     """
+    client.exchange, client.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
+    if client.cfg.privacy.secagg and name in STEPS:
+        at, cfg = (client.server_round, client.exchange), client.cfg
+        return secure_exchange(name, groups, client.member, client.keyring, *at, cfg, client.describe), {}
     if name == EVALUATE and client.cfg.privacy.scores == "none":
         raise FedGraphError(f"client {client.graph.client} sends no scores: the run has privacy.scores=none")
     clipping = groups.pop(CLIPPING, {})
@@ -146,12 +92,7 @@ def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config
         take_class_weights(client, groups.pop(CLASS_WEIGHTS, {}))
     if name == DESCRIBE:
         if MODEL in groups and config.get("keep"):  # for runs without scores
-            client.set_parameters(_parameters(client, groups))
-            if groups:
-                client.receive(groups)
-            if client.needs_others:
-                client.predict()
-            client.remember({}, config)
+            _keep_model(client, groups, config)
         return {}, {**client.describe(), SPEAKS: PROTOCOL}
     if name in (TRAIN, EVALUATE):
         parameters = _parameters(client, groups) if MODEL in groups else []
@@ -159,13 +100,42 @@ def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config
         client.receive(groups)
         if name == EVALUATE:
             return {}, client.evaluate(parameters, config)[2]
-        return _trained(client, parameters, config, clipping)
+        trained, num_train, scores = client.fit(parameters, config)
+        sent, numbers = _trained(client, trained, config)
+        numbers = {**scores, **({"num_train": num_train} if client.cfg.privacy.dp == "none" else {}), **numbers}
+        return _bounded(client, name, sent, dict(zip(client.shared, parameters, strict=False)), clipping), numbers
+    if name == LABELS:
+        share = shares(client.batch.y.cpu().numpy(), client.task.width, client.policy.min_nodes)
+        return _bounded(client, name, {LABELS: {"share": share}}, {}, clipping), {}
     messages_of(type(client), name)
     sent, numbers = getattr(client, name)(groups, config)
     return _bounded(client, name, sent, groups.get(MODEL, {}), clipping), numbers
 
 
-def take_class_weights(client: Respondent, group: Arrays) -> None:
+def protected(client: GraphClient, name: str, reply: ReplyContent, request: SumRequest | None) -> ReplyContent:
+    """Return a reply after checking it against the uplink; in a secure sum, with a masked term.
+
+    Args:
+        client: who replies.
+        name: the phase.
+        reply: the result of `plain_reply`.
+        request: the result of `sum_request`.
+
+    Raises:
+        FedGraphError: the reply has a group or a number that the uplink does not declare.
+        RunFailed: the server requests unmasked terms of a secure sum.
+    """
+    cfg, declared, (sent, numbers) = client.cfg, client.uplink_of, reply
+    if cfg.privacy.secagg and name in STEPS:
+        return reply
+    check_sent(cfg, declared, name, sent, numbers, _framework_numbers(client, name))
+    if request and (terms := {group: declared[name][group] for group in sums(declared.get(name, {}))}):
+        own = client.member, client.server_round
+        sent = masked_reply(sent, terms, request.part, *own, request.received, cfg, request.start)
+    return sent, numbers
+
+
+def take_class_weights(client: GraphClient, group: Arrays) -> None:
     """Set the class weights that the server computed over all clients.
 
     Weights w_v leave (Σ w_v)² / Σ w_v² training nodes in a gradient: few, if only a rare class has weight.
@@ -186,22 +156,26 @@ def take_class_weights(client: Respondent, group: Arrays) -> None:
     client.class_weights = torch.from_numpy(group["w"]).to(client.device, client.dtype)
 
 
-def _trained(
-    client: Respondent, parameters: list[np.ndarray], config: dict[str, Any], clipping: Arrays
-) -> ReplyContent:
-    """Return the reply to ``train``: shared parameters, the method's groups, scores, losses and the method's numbers."""
-    trained, num_train, scores = client.fit(parameters, config)
+def _trained(client: GraphClient, trained: list[np.ndarray], config: dict[str, Any]) -> ReplyContent:
+    """Return what leaves the client after training: shared parameters, and the groups and numbers of the method and its parts."""
     sent, numbers = client.send()
     if not config.get("keep_model"):
-        model = {MODEL: dict(zip(client.shared, trained, strict=True))} if MODEL in client.declared[TRAIN] else {}
+        model = {MODEL: dict(zip(client.shared, trained, strict=True))} if MODEL in client.uplink_of[TRAIN] else {}
         sent = {**model, **sent, **client.combined.send(client)}
-    if client.cfg.privacy.dp == "none":
-        scores["num_train"] = num_train
-    received = dict(zip(client.shared, parameters, strict=False))
-    return _bounded(client, TRAIN, sent, received, clipping), {**scores, **numbers}
+    return sent, numbers
 
 
-def _parameters(client: Respondent, groups: dict[str, Arrays]) -> list[np.ndarray]:
+def _keep_model(client: GraphClient, groups: dict[str, Arrays], config: dict[str, Any]) -> None:
+    """Store a model that was never scored, for predictions."""
+    client.set_parameters(_parameters(client, groups))
+    if groups:
+        client.receive(groups)
+    if type(client).needs_others(client.cfg):
+        client.predict()
+    remember(client, {}, config)
+
+
+def _parameters(client: GraphClient, groups: dict[str, Arrays]) -> list[np.ndarray]:
     """Take the shared parameters out of a message's groups, in the model's order."""
     model = groups.pop(MODEL)
     check_arrays(model, {key: tuple(tensor.shape) for key, tensor in client.shared.items()}, "the server")
@@ -209,10 +183,10 @@ def _parameters(client: Respondent, groups: dict[str, Arrays]) -> list[np.ndarra
 
 
 def _bounded(
-    client: Respondent, name: str, sent: dict[str, Arrays], received: Arrays, clipping: Arrays
+    client: GraphClient, name: str, sent: dict[str, Arrays], received: Arrays, clipping: Arrays
 ) -> dict[str, Arrays]:
     """Return the groups of a reply, clipped if the run bounds each client's influence."""
-    rules, declared = client.cfg.privacy, client.declared.get(name, {})
+    rules, declared = client.cfg.privacy, client.uplink_of.get(name, {})
     if rules.side not in ("client", "distributed"):
         return sent
     summed = [group for group in sums(declared) if group in sent]
@@ -222,8 +196,10 @@ def _bounded(
     return clipped_groups(sent, declared, received, rules, norms)
 
 
-def _framework_numbers(client: Respondent, name: str) -> set[str]:
+def _framework_numbers(client: GraphClient, name: str) -> set[str]:
     """Return the names of the numbers that the framework itself sends in a reply."""
     if name == DESCRIBE:
         return {"num_train", "num_nodes", "num_features", "num_edge_features", "num_classes", "schema", "link", SPEAKS}
-    return client.score_names | {"num_train", "train-loss"} if name in (TRAIN, EVALUATE) else set()
+    if name not in (TRAIN, EVALUATE):
+        return set()
+    return client.task.score_names(client.cfg.evaluation, client.task.width) | {"num_train", "train-loss"}

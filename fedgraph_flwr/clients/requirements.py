@@ -7,7 +7,7 @@ of a policy are those of the combinations that a method supports.
 from typing import Any
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients.parts import Parts
+from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model

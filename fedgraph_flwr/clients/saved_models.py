@@ -5,8 +5,11 @@ is in the run folder. The server names the round of the best model; under ``eval
 validation score decides.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +18,9 @@ from torch import Tensor
 from fedgraph_flwr.config import EvaluationConfig
 from fedgraph_flwr.data.graph import ClientGraph, graph_digest
 from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 LAST, BEST = "last", "best"
 
@@ -28,13 +34,19 @@ GRAPH = "graph"
 """In the state for prediction of a client that needs others: `graph_digest` of the only graph that it can predict alone."""
 
 
-def state_for_prediction(client: Any) -> Tree:
+def state_for_prediction(client: GraphClient) -> Tree:
     """Return what a client's prediction reads: what ``predicts_with`` names, and the graph that it belongs to."""
     kept = (*client.predicts_with, *client.combined.predicts_with)
     found = {key: tree for key, tree in client.for_prediction().items() if key in kept} if kept else {}
-    if client.needs_others:
+    if type(client).needs_others(client.cfg):
         found[GRAPH] = client.saved_models.digest_of(client.graph)
     return found
+
+
+def remember(client: GraphClient, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
+    """Save the model that was just scored if the server names its round."""
+    method = partial(state_for_prediction, client)
+    client.saved_models.take(scores, config, client.tensors, client.shared, method)
 
 
 class SavedModels:

@@ -9,10 +9,14 @@ as that of an edge type that the client does not have, stays unchanged, and so d
 Leaves the client: FedAvg's uploads, and c_i⁺ − c_i.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.client_part import Step, Trainee
+from fedgraph_flwr.clients.client_part import Step
 from fedgraph_flwr.clients.variates import OFFER, OWN, Named, Variates, own, trained
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.parts import chosen
@@ -20,6 +24,9 @@ from fedgraph_flwr.methods.variates import VARIATES, averages_steps, check_optio
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 CONTROL = "control"
 
@@ -40,18 +47,18 @@ class Scaffold(Variates):
             return ""
         return f"strategy={rules.name} with one local step of SGD a round is FedAvg; take train.local_steps=2 or more"
 
-    def begin(self, client: Trainee) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Find c − c_i."""
         control, state = own(client, CONTROL), self.state(client)
         state["correction"] = {name: state["common"][name] - control[name] for name in control}
         super().begin(client)
 
-    def correction(self, client: Trainee) -> Named:
+    def correction(self, client: GraphClient) -> Named:
         """Return c − c_i."""
         found: Named = self.state(client)["correction"]
         return found
 
-    def gradient(self, client: Trainee, inner: Step, optimizer: Optimizer) -> Tensor:
+    def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
         """Leave g_i + c − c_i in the parameters; returns F_i."""
 
         def seen(optimizer: Optimizer) -> Tensor:
@@ -65,7 +72,7 @@ class Scaffold(Variates):
 
         return super().gradient(client, seen, optimizer)
 
-    def renewed(self, client: Trainee) -> dict[str, Named]:
+    def renewed(self, client: GraphClient) -> dict[str, Named]:
         """Return c_i by Eq. (4)."""
         state = self.state(client)
         found: Named = state["first"]
@@ -74,7 +81,7 @@ class Scaffold(Variates):
             found = {name: -correction[name] - way[name] / reach for name in found}
         return {CONTROL: own(client, CONTROL) | found}
 
-    def send(self, client: Trainee) -> dict[str, Arrays]:
+    def send(self, client: GraphClient) -> dict[str, Arrays]:
         """Return c_i⁺ − c_i, zero where nothing trained."""
         before = own(client, CONTROL)
         after = client.memory.get(OFFER, {}).get(OWN, {}).get(CONTROL, before)

@@ -1,25 +1,39 @@
-"""Seams: client methods that an engine may compute for many clients at once. Without an engine they run as written."""
+"""Seams: methods and functions of a client that an engine may compute for many clients at once; else they run as written."""
 
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from types import MethodType
+from typing import Any, TypeVar, cast
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 Handler = Callable[[Callable[..., Any], Any, tuple[Any, ...]], Any]
 """Computes a call from the method, the client and the other arguments."""
 
 _handler: Handler | None = None
 
 
-def seam(method: Method) -> Method:
-    """Route calls of a client method through the current handler."""
+class Seam:
+    """A method, or a function whose first argument is a client."""
 
-    @functools.wraps(method)
-    def call(client: Any, *args: Any) -> Any:
-        return method(client, *args) if _handler is None else _handler(method, client, args)
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        functools.update_wrapper(self, function)
 
-    return call  # type: ignore[return-value]
+    def __get__(self, client: Any, kind: type | None = None) -> Callable[..., Any]:
+        """Return the client's method itself, so that without a handler a call passes through no code of this module."""
+        if client is None:
+            return self.function
+        return MethodType(self.function if _handler is None else self, client)
+
+    def __call__(self, client: Any, *args: Any) -> Any:
+        """Call the function, or let the present handler compute the call."""
+        return self.function(client, *args) if _handler is None else _handler(self.function, client, args)
+
+
+def seam(function: Function) -> Function:
+    """Route calls of a client method, or of a function of a client, through the current handler."""
+    return cast(Function, Seam(function))
 
 
 @contextmanager

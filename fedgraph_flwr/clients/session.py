@@ -15,7 +15,7 @@ from functools import partial
 from logging import DEBUG, ERROR, INFO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from flwr.common.logger import log
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import messages_of
 from fedgraph_flwr.clients.private_state import checkpoint, restore, snapshot
+from fedgraph_flwr.clients.replies import plain_reply, protected, sum_request
 from fedgraph_flwr.clients.requirements import check_sampler, check_task
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
@@ -49,6 +50,7 @@ from fedgraph_flwr.wire.messages import (
     PROTOCOL,
     SPEAKS,
     TRAIN,
+    Arrays,
     derive_seed,
     from_record,
     groups_of,
@@ -75,6 +77,24 @@ _live: dict[tuple[int, int], tuple[GraphClient, int]] = {}
 _ledgers: dict[tuple[int, int], Ledger] = {}  # of nodes that an engine keeps alive in this process
 
 
+class Request(NamedTuple):
+    """A message that the node's policy permits.
+
+    Attributes:
+        client: who replies.
+        version: of its state.
+        config: the message's scalars.
+        groups: its groups of arrays.
+        checkpoints: where checkpoints of this run go; None: nowhere.
+    """
+
+    client: GraphClient
+    version: int
+    config: dict[str, Any]
+    groups: dict[str, Arrays]
+    checkpoints: StateFolder | None
+
+
 def respond(message: Message, context: Context) -> Message:
     """Reply to one message; an exception becomes an error reply, whose reason is an error message for the user.
 
@@ -82,7 +102,13 @@ def respond(message: Message, context: Context) -> Message:
     message, its traceback and all folders only to its own log.
     """
     try:
-        return Message(_answer(message, context), reply_to=message)
+        request = _permitted(message, context)
+        client, phase, content = request.client, request.config["phase"], plain_reply
+        if client.graph.client in client.cfg.adversary.clients:
+            from fedgraph_flwr.clients.malicious import forged_reply as content
+        sum_ = sum_request(client, phase, request.groups)
+        reply = protected(client, phase, content(client, phase, request.groups, request.config), sum_)
+        return Message(_stored(request, *reply, context), reply_to=message)
     except FedGraphError as error:
         reason, trace = str(error), None
     except MemoryError:
@@ -133,7 +159,12 @@ def release_mapped(context: Context) -> None:
         give_state(context, private_state(context))
 
 
-def _answer(message: Message, context: Context) -> RecordDict:
+def _permitted(message: Message, context: Context) -> Request:
+    """Return a message as the request to a client, which stands as before the message; or refuse it.
+
+    Raises:
+        FedGraphError: an error message for the server and the node's log.
+    """
     config = _config(message)
     phase, server_round, earlier = config["phase"], config["round"], config["exchange"]
     own = tuple(sorted((str(k), str(v)) for k, v in context.run_config.items()))
@@ -156,16 +187,21 @@ def _answer(message: Message, context: Context) -> RecordDict:
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
     reseed(seed, client.device)
     client.server_round = server_round
-    groups, metrics = client.reply(phase, groups, config)
-    if phase not in ("describe", "evaluate") or (phase == "evaluate" and client.saved_models.state):
-        version += 1
-        _keep(client, version, context)
+    return Request(client, version, config, groups, checkpoints)
+
+
+def _stored(request: Request, groups: dict[str, Arrays], numbers: dict[str, Any], context: Context) -> RecordDict:
+    """Store what the request changed, and return the content of the reply."""
+    client, version, config, _, checkpoints = request
+    phase = config["phase"]
+    if phase not in (DESCRIBE, EVALUATE) or (phase == EVALUATE and client.saved_models.state):
+        _keep(client, version + 1, context)
     if config.get("keep") and checkpoints:
         _keep_models(client, checkpoints, config)
     if config.get("checkpoint") and checkpoints:
-        checkpoints.write_checkpoint(flatten(checkpoint(client)), server_round)
+        checkpoints.write_checkpoint(flatten(checkpoint(client)), config["round"])
     reply = pack(groups)
-    reply[METRICS] = numbers_record({"client": client.graph.client, **metrics})
+    reply[METRICS] = numbers_record({"client": client.graph.client, **numbers})
     return reply
 
 

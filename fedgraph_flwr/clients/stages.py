@@ -1,26 +1,19 @@
 """Stages of a temporal graph: training, validation and test each read the edges up to their own time."""
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from __future__ import annotations
 
-from fedgraph_flwr.clients.parts import Parts
+from typing import TYPE_CHECKING, Any
+
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.tasks import Task
-from fedgraph_flwr.tasks.base import Learner, Stages
+from fedgraph_flwr.methods.side import inherits
+from fedgraph_flwr.tasks.base import Stages
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 
-class Staged(Learner, Protocol):
-    """Interface of a client as `later_inputs` uses it."""
-
-    combined: Parts
-    task: Task
-
-    def inherits(self, names: Iterable[str]) -> bool:
-        """Return whether the client inherits the named methods from the base class."""
-
-
-def later_inputs(client: Staged, whole: ClientGraph, inputs: Any) -> Stages:
+def later_inputs(client: GraphClient, whole: ClientGraph, inputs: Any) -> Stages:
     """Return the items of later stages, and the model's inputs with the edges that each stage may read.
 
     Raises:
@@ -31,8 +24,8 @@ def later_inputs(client: Staged, whole: ClientGraph, inputs: Any) -> Stages:
     if whole.until(0) is whole:
         return []
     cfg = client.cfg
-    own = ("predict", "predict_shared", "infer", "logits", "build_inputs", "inputs_of")
-    plain = client.inherits(own) and not client.combined.all
+    own = ("predict", "predict_shared", "logits", "inputs_of")
+    plain = inherits(client, own) and not client.combined.all
     if not plain or cfg.task.name != "nodes":
         raise FedGraphError(
             f"strategy={cfg.strategy.name} with task={cfg.task.name} does not support edges that only later stages may read"

@@ -18,13 +18,16 @@ import torch
 from greenlet import getcurrent, greenlet
 from torch import Tensor, nn
 
-from fedgraph_flwr.clients.base import OBJECTIVE, GraphClient
-from fedgraph_flwr.clients.parts import Parts, steps_plainly
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.client_part import with_terms
+from fedgraph_flwr.clients.combined import Parts, steps_plainly
+from fedgraph_flwr.clients.descent import OBJECTIVE, writes_out
 from fedgraph_flwr.clients.seam import handled_by
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, located
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.batched_metrics import Segments
+from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.models.stack import OVER_NODES
 from fedgraph_flwr.numerics.losses import shared_grad
 from fedgraph_flwr.numerics.optim import step_all
@@ -50,7 +53,7 @@ def declared(kind: type) -> tuple[str, ...] | None:
         if "stacks" in vars(cls):
             attributes: tuple[str, ...] | None = vars(cls)["stacks"]
             return attributes
-        if OBJECTIVE & vars(cls).keys():
+        if vars(cls).keys() & set(OBJECTIVE):
             return None
     return None
 
@@ -97,9 +100,9 @@ _known: WeakKeyDictionary[GraphClient, tuple[bool, Hashable]] = WeakKeyDictionar
 
 def descends_plainly(client: GraphClient) -> bool:
     """Return whether local training is plain gradient descent on all training nodes, step after step."""
-    steps = ("begin_training", "descend", "gradient", "update", "batches", "parameters")
+    steps = ("descend", "gradient", "batches", "parameters")
     whole = client.batch.inputs is client.inputs and client.batch.nodes is client.train_nodes
-    return whole and client.inherits(steps) and steps_plainly(client)
+    return whole and inherits(client, steps) and steps_plainly(client)
 
 
 # --- replies in progress --------------------------------------------------------------------------------------------------
@@ -236,7 +239,7 @@ def _buckets(calls: list[Call], most: int) -> Iterator[list[Call]]:
 
 
 class Step(Joint):
-    """``update(optimizer)``."""
+    """``update(client, optimizer)``."""
 
     @staticmethod
     def serves(client: GraphClient) -> bool:
@@ -260,7 +263,7 @@ class Step(Joint):
 
 
 class Prediction(Joint):
-    """``infer()``."""
+    """``infer(client)``."""
 
     @staticmethod
     def group_key(call: Call) -> Hashable:
@@ -280,12 +283,12 @@ class Prediction(Joint):
 
 
 class Scores(Joint):
-    """``score(logits)``."""
+    """``score(client, logits)``."""
 
     @staticmethod
     def serves(client: GraphClient) -> bool:
         """Return whether scores depend only on the logits, on one graph."""
-        scored = client.scored
+        scored = client.scorer(client.policy.min_nodes)
         return not client.cfg.evaluation.own and isinstance(scored, metrics.Scored) and len(scored.parts) == 1
 
     @staticmethod
@@ -302,7 +305,9 @@ class Scores(Joint):
     def compute(calls: Sequence[Call]) -> None:
         """Compute the scores of each client."""
         clients = [call.client for call in calls]
-        scored = [scored for client in clients if isinstance(scored := client.scored, metrics.Scored)]
+        scored = [
+            scored for client in clients if isinstance(scored := client.scorer(client.policy.min_nodes), metrics.Scored)
+        ]
 
         def segments() -> Segments:
             return Segments(scored)
@@ -389,7 +394,7 @@ class Gradient(Joint):
 
 
 class Grads(Joint):
-    """``grads(tensors)``."""
+    """``grads(client, tensors)``."""
 
     @staticmethod
     def group_key(call: Call) -> Hashable:
@@ -514,7 +519,7 @@ class Stack:
         Inputs are first settled if only the model reads them.
         """
         leader = self.clients[0]
-        members = [leader.model.settled(own) for own in self.members] if leader.writes_out else self.members
+        members = [leader.model.settled(own) for own in self.members] if writes_out(leader) else self.members
         real = [torch.ones(size, dtype=torch.bool, device=self.clients[0].device) for size in self.sizes]
         return *stack_inputs(members, self.sizes, self.rows), {"real": padded(real, self.rows)}
 
@@ -560,7 +565,7 @@ class Stack:
     def _without_autograd(self, values: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]] | None:
         """Return losses and gradients from the model's explicit formulas; None if the objective has other terms."""
         leader = self.clients[0]
-        if not leader.writes_out:
+        if not writes_out(leader):
             return None
         with torch.no_grad():
             return leader.model.grads(self.inputs(self.dense), values, self._costs)
@@ -570,7 +575,7 @@ class Stack:
         for name in names:
             values[name].requires_grad_()
         with torch.enable_grad():
-            losses = self.run(values, lambda one: one.total_loss())
+            losses = self.run(values, lambda one: with_terms(one, one.loss()))
         found = torch.autograd.grad(losses.sum(), [values[name] for name in names], allow_unused=True)
         return losses.detach(), dict(zip(names, found, strict=True))
 

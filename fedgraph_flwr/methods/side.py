@@ -1,6 +1,6 @@
 """Base of a method's two classes: the declarations that its server and its client share."""
 
-import inspect
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from fedgraph_flwr.config import RunConfig
@@ -9,14 +9,12 @@ from fedgraph_flwr.methods.uplink import Uplink, model_only
 from fedgraph_flwr.models.base import Model
 
 NOT_CALLED = {
-    "server": {
-        "aggregate_train": "step(arrays, reduced)",
-        "aggregate_evaluate": "step(arrays, reduced), or a function listed under evaluation.metrics",
-        "summary": "startup_note(cfg)",
-    },
-    "client": {"get_properties": "describe()"},
+    "aggregate_train": "step(arrays, reduced)",
+    "aggregate_evaluate": "step(arrays, reduced), or a function listed under evaluation.metrics",
+    "summary": "startup_note(cfg)",
+    "get_properties": "describe()",
 }
-"""Per side, Flower's hooks that a run never calls → what to define instead."""
+"""Hooks of Flower's Strategy and NumPyClient that a run never calls → what to define instead."""
 
 
 class Side:
@@ -24,11 +22,9 @@ class Side:
 
     Attributes:
         Params: the method's own keys, with their types, ranges and defaults.
-        side: ``server`` or ``client``.
     """
 
     Params: ClassVar[type] = NoParams
-    side: ClassVar[str]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -64,10 +60,25 @@ def _refuse_silent_hooks(kind: type[Side]) -> None:
     Raises:
         TypeError: names the class, the hook, and its replacement.
     """
-    base = next(parent for parent in kind.__mro__ if Side in parent.__bases__)
-    for hook, instead in NOT_CALLED[kind.side].items():
-        if inspect.getattr_static(kind, hook, None) is not inspect.getattr_static(base, hook, None):
+    for hook, instead in NOT_CALLED.items():
+        if _member(base_of(kind), hook) and not inherits(kind, [hook]):
             raise TypeError(
                 f"{kind.__module__}.{kind.__qualname__} overrides Flower's '{hook}', which a run never calls: define {instead}"
                 ' instead (docs/extend.md, "Hooks")'
             )
+
+
+def base_of(kind: type[Side]) -> type[Side]:
+    """Return the framework's base of a method's class: `GraphStrategy` or `GraphClient`."""
+    return next(parent for parent in kind.__mro__ if Side in parent.__bases__)
+
+
+def inherits(one: Side | type[Side], names: Iterable[str]) -> bool:
+    """Return whether a method's class, or an object of it, has the named members from the framework's base, unchanged."""
+    kind, own = (one, {}) if isinstance(one, type) else (type(one), vars(one))
+    base = base_of(kind)
+    return all(name not in own and _member(kind, name) is _member(base, name) for name in names)
+
+
+def _member(kind: type, name: str) -> Any:
+    return next((vars(parent)[name] for parent in kind.__mro__ if name in vars(parent)), None)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -164,7 +165,7 @@ class Model(nn.Module):
         """Return the forward pass in steps, each of which reads neighbours of one hop at most."""
         raise FedGraphError(f"a {type(self).__name__} cannot be computed in blocks: set train.sampler=none")
 
-    @property
+    @cached_property
     def ties_weights(self) -> bool:
         """Whether two parameters are the same tensor."""
         return len(list(self.named_parameters(remove_duplicate=False))) > len(list(self.parameters()))

@@ -9,7 +9,7 @@ import psutil
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.batches import check_model
-from fedgraph_flwr.clients.parts import Parts
+from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.clients.requirements import check_sampler, check_task, tasks_of
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import locate, method_params, own_keys

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Collection
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.parts import KINDS
+from fedgraph_flwr.clients.combined import KINDS
 from fedgraph_flwr.clients.phases import phases
 from fedgraph_flwr.config import RunConfig, StrategyConfig, group_names
 from fedgraph_flwr.config.composition import group_file, group_path
@@ -25,7 +25,7 @@ ANCHORED = {"prox": "holds clients at", "moon": "contrasts each client's model w
 SENDING = ("before_train", "before_evaluate")
 """Members by which a server sends groups with a model."""
 
-TAKING = ("receive", "fit", "evaluate", "plain_reply", "reply")
+TAKING = ("receive", "fit", "evaluate")
 """Members by which a client can take them."""
 
 PERSONAL = ("parameters", "predict", "personal_parameters", "predict_shared", "save", "load")

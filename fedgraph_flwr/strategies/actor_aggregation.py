@@ -4,15 +4,19 @@ Methods need no change: their declared means and sums have the same values as wi
 losses, failures) and other groups arrive as usual.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.uplink import Sum, sums
 from fedgraph_flwr.numerics.partial_sums import Plan
-from fedgraph_flwr.strategies.contract import Method
 from fedgraph_flwr.strategies.exchange import Outcome
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ReplySchema
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class ActorAggregation:
@@ -23,7 +27,7 @@ class ActorAggregation:
         grid: the grid whose actors compute the sums.
     """
 
-    def __init__(self, strategy: Method, grid: Any):
+    def __init__(self, strategy: GraphStrategy, grid: Any):
         self.strategy, self.grid = strategy, grid
         self.plan: Plan | None = None
 

@@ -99,8 +99,6 @@ class GraphStrategy(Side, FlowerFedAvg):
         involved: clients that received more than the request for their description.
     """
 
-    side = "server"
-
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(
             min_train_nodes=1,

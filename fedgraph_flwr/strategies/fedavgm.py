@@ -6,15 +6,22 @@
 Leaves the client: what FedAvg sends.
 """
 
-from fedgraph_flwr.strategies.contract import Composed, ServerPart
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.strategies.server_part import ServerPart
 from fedgraph_flwr.wire.messages import Arrays
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class Momentum(ServerPart):
     """Keeps the velocity v in `memory`."""
 
-    def step(self, server: Composed, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Take one step along the velocity."""
         p, previous = server.cfg.strategy.momentum, server.memory.get("velocity", {})
         velocity = {n: p.beta * previous.get(n, 0) + (mean[n] - arrays[n]) for n in arrays.keys() - server.buffers}

@@ -9,11 +9,17 @@ code scales α). Without drift (α = 0) it is SCAFFOLD, without the gradient ter
 Leaves the client: FedAvg's uploads, and the change of c_i, as large as the model; the server finds drifts from the models.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from fedgraph_flwr.strategies.contract import Composed
 from fedgraph_flwr.strategies.scaffold import Scaffold
 from fedgraph_flwr.wire.messages import Arrays
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 DRIFT = "drift"
 
@@ -21,7 +27,7 @@ DRIFT = "drift"
 class FedDC(Scaffold):
     """Keeps the mean drift in `memory` next to c."""
 
-    def moved(self, server: Composed, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
+    def moved(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
         """Return w from the mean model and the drifts; absent clients keep theirs."""
         if not server.cfg.strategy.feddc.alpha:
             return mean

@@ -9,12 +9,18 @@ it.
 Leaves the client: what FedAvg sends.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from fedgraph_flwr.strategies.contract import Composed
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.variates import Variates
 from fedgraph_flwr.wire.messages import Arrays
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 H = "h"
 
@@ -22,7 +28,7 @@ H = "h"
 class FedDyn(Variates):
     """Keeps h in `memory`."""
 
-    def step(self, server: Composed, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Apply the server's two lines of Algorithm 1."""
         mean, alpha = super().step(server, arrays, mean, reduced), server.cfg.strategy.feddyn.alpha
         if not alpha:

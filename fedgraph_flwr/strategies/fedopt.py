@@ -12,13 +12,18 @@ signs could make a variance negative.
 Leaves the client: what FedAvg sends.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgraph_flwr.strategies.contract import Composed, ServerPart
 from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.strategies.server_part import ServerPart
 from fedgraph_flwr.wire.messages import Arrays
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class Adaptive(ServerPart):
@@ -28,7 +33,7 @@ class Adaptive(ServerPart):
         """Return v_t from v_{t−1} and Δ_t², elementwise."""
         raise NotImplementedError
 
-    def step(self, server: Composed, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Take one step of the server's optimiser."""
         p, after = getattr(server.cfg.strategy, server.cfg.strategy.server_optimizer), dict(mean)
         first, second = server.memory.setdefault("first", {}), server.memory.setdefault("second", {})

@@ -1,9 +1,11 @@
 """The loop of a run: connect, set up, rounds with their scores and checkpoints, and the end."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -18,13 +20,15 @@ from fedgraph_flwr.methods.weighting import batch_of
 from fedgraph_flwr.strategies import cohorts
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
-from fedgraph_flwr.strategies.contract import RunnableMethod
 from fedgraph_flwr.strategies.opened_store import OpenedStore
 from fedgraph_flwr.strategies.requests import GroupsFor
 from fedgraph_flwr.strategies.scoring import confusion_of, counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.wire.trees import Tree, as_arrays
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Stage:
         name: name of the stage, on which the client's training may depend; empty for a method with one stage.
         down: whether clients receive the shared parameters; else they continue with their own.
         up: whether clients reply with their parameters. Else the server's stay unchanged and the configured parts send nothing,
-            so clients train by `train_plainly`.
+            so clients train without their parts.
     """
 
     name: str = ""
@@ -73,7 +77,7 @@ class Loop:
         grid: joins the server with its nodes.
     """
 
-    def __init__(self, strategy: RunnableMethod, grid: Grid):
+    def __init__(self, strategy: GraphStrategy, grid: Grid):
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
         self._rule = cohorts.LOWEST_HASHES

@@ -1,8 +1,10 @@
 """Reduction of the replies to one exchange, as the method's uplink declares it for each group."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,9 +13,11 @@ from fedgraph_flwr.methods.uplink import ARRAYS, LateMean, Mean, Reducer, Sum, s
 from fedgraph_flwr.methods.weighting import private_factors
 from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.strategies.aggregators import combine
-from fedgraph_flwr.strategies.contract import Method
 from fedgraph_flwr.strategies.privacy import Terms
 from fedgraph_flwr.wire.messages import CLIPPED, MODEL, TRAIN, Arrays, Reply, weighted_mean
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 Weights = Iterable[float] | Mapping[str, Iterable[float]]
 """One weight per client, or one per client for each named array; unnormalised."""
@@ -88,7 +92,7 @@ class Reduced:
         return self.rule(values, weights, origin, [self.clients[place] for place in places])
 
 
-def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
+def reduce(method: GraphStrategy, phase: str, replies: list[Reply]) -> Reduced:
     """Reduce the groups of replies as declared.
 
     Args:
@@ -129,7 +133,7 @@ def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
     return Reduced(seen, found, kept, rule)
 
 
-def _sampled(method: Method) -> int:
+def _sampled(method: GraphStrategy) -> int:
     """Return the number of clients that the configuration samples for the current exchange."""
     return method.cohort_size if method.server_round else method.cfg.num_clients
 
@@ -151,14 +155,14 @@ def added_up(values: list[Arrays], dtype: str = "float64") -> Arrays:
     return {name: np.asarray(np.sum([v[name] for v in values], axis=0, dtype=dtype)) for name in values[0]}
 
 
-def origin_of(method: Method, reducer: Reducer, like: Arrays) -> Arrays:
+def origin_of(method: GraphStrategy, reducer: Reducer, like: Arrays) -> Arrays:
     """Return the start of a group's updates: the shared parameters, or 0."""
     if getattr(reducer, "origin", "") == ARRAYS:
         return method.arrays
     return {name: np.zeros_like(array) for name, array in like.items()}
 
 
-def _reduced(method: Method, reducer: Reducer, group: str, replies: list[Reply]) -> Arrays:
+def _reduced(method: GraphStrategy, reducer: Reducer, group: str, replies: list[Reply]) -> Arrays:
     """Return the mean or sum of a group, without protection."""
     values, clients = [reply.groups.get(group, {}) for reply in replies], [reply.client for reply in replies]
     rules = method.cfg.strategy
@@ -179,7 +183,7 @@ def _reduced(method: Method, reducer: Reducer, group: str, replies: list[Reply])
     return averaged(values, method.weights_in(reducer, clients), origin_of(method, reducer, values[0]), rules)
 
 
-def _counted(method: Method, reducer: Mean, clients: list[int]) -> list[int]:
+def _counted(method: GraphStrategy, reducer: Mean, clients: list[int]) -> list[int]:
     """Return the places of the clients that a robust rule counts: those with weight and, where models count, training nodes.
 
     Without any such client, all count.
@@ -197,7 +201,7 @@ def _scaled(arrays: Arrays, origin: Arrays, scale: float, buffers: Collection[st
     }
 
 
-def _terms(method: Method, group: str, reducer: Reducer, replies: list[Reply]) -> Terms:
+def _terms(method: GraphStrategy, group: str, reducer: Reducer, replies: list[Reply]) -> Terms:
     """Return the clipped sum of a group that differential privacy releases."""
     values = [reply.groups.get(group, {}) for reply in replies]
     origin = origin_of(method, reducer, values[0])
@@ -208,7 +212,7 @@ def _terms(method: Method, group: str, reducer: Reducer, replies: list[Reply]) -
     return Terms(origin, values, [factors[reply.client] for reply in replies], size)
 
 
-def private_weights(method: Method, reducer: Reducer) -> tuple[dict[int, float], float]:
+def private_weights(method: GraphStrategy, reducer: Reducer) -> tuple[dict[int, float], float]:
     """Return each client's weight relative to the largest, and the divisor of the sum; both follow from the configuration."""
     factors = private_factors(reducer, method.cfg)
     if isinstance(reducer, Sum):

@@ -1,7 +1,9 @@
 """Reading of replies: the schema of each phase, derived from the method's uplink, and the checks that no schema can express."""
 
+from __future__ import annotations
+
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message
 
@@ -10,12 +12,15 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, sums
 from fedgraph_flwr.strategies.connection import difference
-from fedgraph_flwr.strategies.contract import Method
+from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.reducing import origin_of
 from fedgraph_flwr.strategies.scoring import check_scores, score_fields
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, MODEL, PROTOCOL, SPEAKS, TRAIN, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 _SIZES = {"C": "num_classes", "F": "num_features"}
 """Letter of an axis → the number's name in a client's description."""
@@ -28,7 +33,7 @@ class ReplyReader:
         method: the strategy.
     """
 
-    def __init__(self, method: Method):
+    def __init__(self, method: GraphStrategy):
         self.method, self.cfg = method, method.cfg
         self._scores: dict[tuple[str, int], dict[str, NumberField]] = {}
         self._resolved: dict[tuple[str, str], dict[str, Any]] = {}
@@ -72,17 +77,17 @@ class ReplyReader:
             raise FedGraphError(f"{replied} with a different description: {differs}")
         method.verify(phase, method.secure.unsealed(phase, reply) if method.secure else reply)
         if method.privacy:
-            self._check_norms(phase, reply)
+            self._check_norms(method.privacy, phase, reply)
         return reply
 
-    def _check_norms(self, phase: str, reply: Reply) -> None:
+    def _check_norms(self, privacy: Privacy, phase: str, reply: Reply) -> None:
         """Refuse updates that exceed the norm the client should have clipped them to."""
         declared = self.method.uplink_of.get(phase, {})
         for group in (group for group in sums(declared) if group in reply.groups):
             arrays = reply.groups[group]
             own = group == MODEL and getattr(declared[group], "origin", "") == ARRAYS
             origin = self.method.model_of(reply.client) if own else origin_of(self.method, declared[group], arrays)
-            self.method.privacy.verify(reply.client, group, arrays, origin)
+            privacy.verify(reply.client, group, arrays, origin)
 
     def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Return the schema of a reply to a phase.

@@ -1,13 +1,17 @@
 """The messages of one exchange, and the groups of arrays that travel with them."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
-from fedgraph_flwr.strategies.contract import RunnableMethod
 from fedgraph_flwr.wire.messages import CLIPPING, CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN, pack, to_record
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 Groups = Mapping[str, Any]
 """Groups that travel: name → named arrays, or a record of them."""
@@ -19,7 +23,7 @@ _TYPES = {TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
 
 
 def requests(
-    method: RunnableMethod,
+    method: GraphStrategy,
     phase: str,
     clients: list[int],
     groups: GroupsFor,

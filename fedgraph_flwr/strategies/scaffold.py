@@ -9,31 +9,37 @@ cancel in the mean, and η_g = 1 is FedAvg.
 Leaves the client: FedAvg's uploads, and c_i⁺ − c_i, as large as the model (of one step it is a difference of gradients).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from fedgraph_flwr.methods.variates import VARIATES
-from fedgraph_flwr.strategies.contract import Composed
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.requests import Groups
 from fedgraph_flwr.strategies.variates import Variates
 from fedgraph_flwr.wire.messages import Arrays
 
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
+
 
 class Scaffold(Variates):
     """Keeps c in `memory`."""
 
-    def common(self, server: Composed, arrays: Arrays) -> Groups:
+    def common(self, server: GraphStrategy, arrays: Arrays) -> Groups:
         """Return c."""
         return {VARIATES: server.memory.get(VARIATES) or {name: np.zeros_like(a) for name, a in arrays.items()}}
 
-    def step(self, server: Composed, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Apply Eq. (5)."""
         mean, share = super().step(server, arrays, mean, reduced), self.share(server, reduced.clients)
         change, control = reduced[VARIATES], self.common(server, arrays)[VARIATES]
         server.memory[VARIATES] = {name: control[name] + share * change[name] for name in arrays}
         return self.moved(server, arrays, mean, share)
 
-    def moved(self, server: Composed, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
+    def moved(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
         """Return the next parameters from x and ȳ."""
         rate = server.cfg.strategy.scaffold.server_lr
         if rate == 1:

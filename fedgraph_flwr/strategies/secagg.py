@@ -9,7 +9,9 @@ An opened sum is stored before it is used, until a checkpoint covers its round. 
 again, but reads the sums of those rounds from the store instead of opening sums over other survivors (`OpenedStore`).
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,11 +43,13 @@ from fedgraph_flwr.secure.secagg import (
     unmasked,
 )
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME
-from fedgraph_flwr.strategies.contract import Method
 from fedgraph_flwr.strategies.opened_store import OpenedStore
 from fedgraph_flwr.strategies.reducing import private_weights
 from fedgraph_flwr.wire.messages import CLIPPED, Arrays, Reply, to_record
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, up_to
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class SecureSums:
@@ -62,7 +66,7 @@ class SecureSums:
         ratios: their shares of the weights, by group.
     """
 
-    def __init__(self, strategy: Method, store: OpenedStore | None = None):
+    def __init__(self, strategy: GraphStrategy, store: OpenedStore | None = None):
         self.strategy, self.rules = strategy, strategy.cfg.privacy
         self.store = store or OpenedStore(None)
         self.phase = ""
@@ -233,8 +237,8 @@ class SecureSums:
 
     def _unit(self, group: str) -> float:
         """Return the unit of a group's values: its adaptive clipping norm."""
-        adaptive = self.rules.adaptive and group != CLIPPED
-        return float(self.strategy.privacy.norms[group]) if adaptive else 1.0
+        privacy = self.strategy.privacy if self.rules.adaptive and group != CLIPPED else None
+        return float(privacy.norms[group]) if privacy else 1.0
 
     def min_clients(self, of: int) -> int:
         """Return the fewest of ``of`` requested clients with which a sum can start."""

@@ -4,12 +4,12 @@ A part stores its state in the strategy's `memory`, under its own names, so that
 """
 
 from fedgraph_flwr.config import StrategyConfig
-from fedgraph_flwr.strategies.contract import ServerPart
 from fedgraph_flwr.strategies.fedavgm import Momentum
 from fedgraph_flwr.strategies.feddc import FedDC
 from fedgraph_flwr.strategies.feddyn import FedDyn
 from fedgraph_flwr.strategies.fedopt import Adagrad, Adam, Yogi
 from fedgraph_flwr.strategies.scaffold import Scaffold
+from fedgraph_flwr.strategies.server_part import ServerPart
 
 OPTIMIZERS: dict[str, type[ServerPart]] = {"momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}
 """Server optimisers by ``strategy.server_optimizer``; ``average`` uses the mean unchanged."""

@@ -1,25 +1,31 @@
 """Weights of clients: in a mean by ``strategy.weighting``, and in a declared mean or sum (`fedgraph_flwr.methods.weighting`)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from fedgraph_flwr.methods import weighting
 from fedgraph_flwr.methods.uplink import Reducer
 from fedgraph_flwr.methods.weighting import capped
-from fedgraph_flwr.strategies.contract import Method
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 __all__ = ["by_rule", "capped", "of_reducer", "over_all"]
 
 
-def by_rule(method: Method, clients: list[int]) -> list[float]:
+def by_rule(method: GraphStrategy, clients: list[int]) -> list[float]:
     """Return the weights that `GraphStrategy.weights` documents."""
     return weighting.by_rule(method.cfg.strategy, bool(method.privacy), method.counts, clients)
 
 
-def over_all(method: Method) -> dict[int, float]:
+def over_all(method: GraphStrategy) -> dict[int, float]:
     """Return the unnormalised weight of each client among all clients, by ``strategy.weighting`` and ``strategy.max_share``."""
     everyone = sorted(method.clients)
     return dict(zip(everyone, method.weights(everyone), strict=True))
 
 
-def of_reducer(method: Method, reducer: Reducer, clients: list[int]) -> list[float]:
+def of_reducer(method: GraphStrategy, reducer: Reducer, clients: list[int]) -> list[float]:
     """Return the unnormalised weight of each client in a declared mean or sum, known before the exchange."""
     everyone = sorted(method.clients)
     return weighting.in_reducer(reducer, clients, method.weights, bool(method.privacy), method.counts, everyone)

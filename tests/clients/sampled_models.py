@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients.parts import Parts
+from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import ModelConfig
 from fedgraph_flwr.runs.checks import client_class
 from tests.methods.small_runs import by_default

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients import batches
+from fedgraph_flwr.clients import base, batches
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.batches import NeighbourBatches, in_order
 from fedgraph_flwr.config import compose, group_names
@@ -227,11 +227,11 @@ def test_the_thread_ends_when_a_step_is_interrupted(graph, monkeypatch):
     client = GraphClient(compose([*SAMPLED, "train.local_steps=4"]), graph, "cpu")
     seen = []
 
-    def interrupted(optimizer):
+    def interrupted(client, optimizer):
         seen.extend(names())
         raise KeyboardInterrupt
 
-    client.update = interrupted
+    monkeypatch.setattr(base, "update", interrupted)
     with contextlib.suppress(KeyboardInterrupt):
         client.train()
     assert len(seen) == 1

@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from fedgraph_flwr.clients import base, seam
+from fedgraph_flwr.clients import base, descent, scoring, seam
 from fedgraph_flwr.engine.stacking import JOINTS
 
 
@@ -14,6 +14,11 @@ class Client:
     def double(self, value):
         """Twice the value."""
         return 2 * value
+
+    @seam.seam
+    def frames(self):
+        """The stack."""
+        return inspect.stack()
 
 
 def test_a_seam_runs_as_written_without_a_handler_and_keeps_its_name():
@@ -37,11 +42,31 @@ def test_a_handler_gets_the_method_the_client_and_the_arguments_and_ends_with_it
     assert seen[0] == (client, (3,))
 
 
-def test_the_engine_knows_every_seam_of_the_base():
-    tree = ast.parse(inspect.getsource(base.GraphClient))
+@seam.seam
+def triple(client, value):
+    """Three times the value."""
+    return 3 * value
+
+
+def test_a_function_of_a_client_is_a_seam_too():
+    client = Client()
+    assert triple(client, 3) == 9
+    with seam.handled_by(lambda function, client, args: function(client, *args) + 1):
+        assert triple(client, 3) == 10
+    assert triple.__name__ == "triple"
+
+
+def test_a_call_passes_through_no_code_of_the_seam():
+    """A deep chain of calls tires whoever reads a traceback."""
+    found = Client().frames()
+    assert [frame.function for frame in found[:2]] == ["frames", "test_a_call_passes_through_no_code_of_the_seam"]
+
+
+def test_the_engine_knows_every_seam():
     marked = {
         node.name
-        for node in ast.walk(tree)
+        for module in (base, descent, scoring)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.FunctionDef) and "seam" in map(ast.unparse, node.decorator_list)
     }
     assert marked == set(JOINTS)

@@ -88,7 +88,12 @@ class Fleet:
         (policy := self.folder / "policy_of_tests.yaml").write_text(
             "modules: [tests]\nmin_nodes: 0\nsamplers: [none, neighbors, clusters, saint]\n"
         )
-        settings = {"graph": self.files[node], "state": self.folder / f"state_{node}", "policy": policy, "peers": self.keys}
+        settings = {
+            "graph": self.files[node],
+            "state": self.folder / f"state_{node}",
+            "policy": policy,
+            "peers": self.keys,
+        }
         settings |= more
         settings |= {"server": f"{self.host}:{self.port}", "key": self.keys / f"node_{node}"}
         args = [word for name, value in settings.items() for word in (f"--{name}", str(value))]

@@ -6,32 +6,42 @@ from typing import Any
 
 import numpy as np
 
+from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.wire.messages import MODEL, Arrays
+from fedgraph_flwr.wire.messages import MODEL
 
 WRONG = {(1, 0): "error", (1, 1): "nan", (2, 1): "shapes", (2, 2): "names", (3, 0): "phase"}
 """By round and client; one client of three is right in each of the first two rounds."""
 
 
 class Misbehaving(GraphClient):
-    """FedAvg's client but for its answers to ``train`` in `WRONG`."""
+    """FedAvg's client but for its replies to ``train`` in `WRONG`."""
 
-    def reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """As asked, or wrongly."""
-        wrong = WRONG.get((self.server_round, self.graph.client), "") if name == "train" else ""
-        if wrong == "error":
-            raise RuntimeError("out of order")
-        if wrong == "phase":
-            return super().reply("describe", {}, {})
-        sent, numbers = super().reply(name, groups, config)
-        if wrong == "nan":
-            next(iter(sent[MODEL].values())).flat[0] = np.nan
-        elif wrong == "shapes":
-            sent[MODEL] = {key: np.ravel(array)[:-1] for key, array in sent[MODEL].items()}
-        elif wrong == "names":
-            sent[MODEL] = {f"x{key}": array for key, array in sent[MODEL].items()}
-        return sent, numbers
+
+protected = session.protected
+
+
+def wrong_reply(client: GraphClient, name: str, reply: ReplyContent, *rest: Any) -> ReplyContent:
+    """As requested, or wrongly."""
+    wrong = WRONG.get((client.server_round, client.graph.client), "")
+    if not isinstance(client, Misbehaving) or name != "train" or not wrong:
+        return protected(client, name, reply, *rest)
+    if wrong == "error":
+        raise RuntimeError("out of order")
+    if wrong == "phase":
+        return {}, client.describe()
+    sent, numbers = protected(client, name, reply, *rest)
+    if wrong == "nan":
+        next(iter(sent[MODEL].values())).flat[0] = np.nan
+    elif wrong == "shapes":
+        sent[MODEL] = {key: np.ravel(array)[:-1] for key, array in sent[MODEL].items()}
+    elif wrong == "names":
+        sent[MODEL] = {f"x{key}": array for key, array in sent[MODEL].items()}
+    return sent, numbers
+
+
+session.protected = wrong_reply
 
 
 class Raising(GraphClient):

@@ -5,19 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.clients.base import GraphClient, ReplyContent
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.wire.messages import Arrays
 
 
 class Seeded(GraphClient):
     """FedAvg's client, whose noise under ``privacy.dp=distributed`` follows from its index and the round."""
 
-    def reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Reply to one message."""
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        """Train, and seed the noise of the reply."""
         assert self.member.noise is not None
         self.member.noise.generator = np.random.default_rng([self.graph.client, self.server_round])
-        return super().reply(name, groups, config)
+        return super().fit(parameters, config)
 
 
 class SeededScaffold(Seeded):

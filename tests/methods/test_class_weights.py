@@ -9,7 +9,6 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients import replies, session
-from fedgraph_flwr.clients.base import GraphClient, phase
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
@@ -17,7 +16,7 @@ from fedgraph_flwr.methods.labels import large_enough, shares, weights
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import from_record
 from tests.methods.small_runs import METHODS, sampled
-from tests.support import assert_same_arrays, call_fresh, recorded_messages
+from tests.support import assert_same_arrays, call_fresh, honest_reply, patch_replies, recorded_messages
 
 FEDERATED = ("train.loss=weighted", "train.class_weights=federated")
 
@@ -46,7 +45,7 @@ def test_a_rare_class_is_not_told_and_counts_as_the_rarest():
 @pytest.mark.parametrize("method", sampled(METHODS))
 def test_every_method_trains_by_the_weights_of_all(method, go, monkeypatch):
     seen: dict[int, torch.Tensor] = {}
-    answer = GraphClient.reply
+    answer = honest_reply
 
     def spy(self, name, groups, config):
         found = answer(self, name, groups, config)
@@ -54,7 +53,7 @@ def test_every_method_trains_by_the_weights_of_all(method, go, monkeypatch):
             seen[self.graph.client] = self.class_weights
         return found
 
-    monkeypatch.setattr(GraphClient, "reply", spy)
+    patch_replies(monkeypatch, spy)
     if method in UNWEIGHTED:
         with pytest.raises(FedGraphError, match=r"needs train\.loss=cross_entropy, got train\.loss=weighted"):
             go(method, "rounds=1", *FEDERATED)
@@ -93,17 +92,14 @@ def test_a_client_that_is_rebuilt_and_a_run_that_is_resumed_weigh_alike(go, monk
 
 
 def test_wrong_shares_are_refused_and_wrong_weights_too(go, monkeypatch):
-    found = GraphClient.labels
-
-    @phase
-    def lie(self, groups, config):
-        sent, numbers = found(self, groups, config)
-        return (
-            ({"labels": {"share": sent["labels"]["share"] * 9}}, numbers) if self.graph.client == 1 else (sent, numbers)
-        )
+    def lie(client, phase, groups, config):
+        sent, numbers = honest_reply(client, phase, groups, config)
+        if phase == "labels" and client.graph.client == 1:
+            sent = {"labels": {"share": sent["labels"]["share"] * 9}}
+        return sent, numbers
 
     with monkeypatch.context() as patch:
-        patch.setattr(GraphClient, "labels", lie)
+        patch_replies(patch, lie)
         failures = go("fedavg", "rounds=1", *FEDERATED).summary["failures"]
     assert "expected 0 to 1" in failures["1 (labels)"]
     messages = GraphStrategy.messages

@@ -14,7 +14,6 @@ import torch
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients import session
-from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine import stacking
@@ -34,7 +33,7 @@ from tests.methods.small_runs import (
     representatives,
     sampled,
 )
-from tests.support import Finished, call_fresh, recorded_messages, same_result
+from tests.support import Finished, call_fresh, honest_reply, patch_replies, recorded_messages, same_result
 
 FORMS = [(method, *overrides) for method in METHODS for overrides in [[], *declares(method).variants]]
 """Every method, and with the overrides under which it does what it does not in three rounds of its defaults."""
@@ -355,7 +354,7 @@ def test_cpu_and_gpu_agree(method, go):
 @pytest.mark.parametrize("method", SHARING)
 def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, monkeypatch):
     """Client 1 replies to one request of a phase as though it were asked to describe itself."""
-    original = GraphClient.reply
+    original = honest_reply
     for phase in sorted(first(method).summary["bytes_by_phase"].keys() - {"describe", "evaluate"}):
         wrong: list[str] = []
 
@@ -365,7 +364,7 @@ def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, mon
                 return original(self, "describe", {}, {})
             return original(self, name, groups, config)
 
-        monkeypatch.setattr(GraphClient, "reply", answer)
+        patch_replies(monkeypatch, answer)
         try:
             message = " ".join(go(method, "rounds=1").summary["failures"])
         except RunFailed as failure:  # of a method that needs all clients
@@ -383,7 +382,7 @@ def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, mon
     ],
 )
 def test_an_answer_that_lacks_one_array_is_rejected(go, monkeypatch, method, phase, group, name):
-    original = GraphClient.reply
+    original = honest_reply
 
     def answer(self, asked, groups, config):
         sent, numbers = original(self, asked, groups, config)
@@ -391,7 +390,7 @@ def test_an_answer_that_lacks_one_array_is_rejected(go, monkeypatch, method, pha
             sent[group] = {key: array for key, array in sent[group].items() if key != name}
         return sent, numbers
 
-    monkeypatch.setattr(GraphClient, "reply", answer)
+    patch_replies(monkeypatch, answer)
     try:
         message = str(go(method, "rounds=1").summary["failures"])
     except RunFailed as failure:

@@ -20,7 +20,7 @@ from fedgraph_flwr.strategies.fedspa import bias_weights, posterior_biases, prio
 from fedgraph_flwr.wire.messages import METRICS, MODEL
 from fedgraph_flwr.wire.trees import flatten, unflatten
 from tests.conftest import client_graph, uneven_clients
-from tests.support import assert_same_arrays, recorded_messages
+from tests.support import assert_same_arrays, honest_reply, patch_replies, recorded_messages
 
 PROFILES = ("plain", "acm", "acm_sep")
 SGD = ("train.optimizer=sgd", "train.lr=0.1", "train.local_steps=4", "train.weight_decay=0")
@@ -717,14 +717,14 @@ def test_a_client_lost_on_the_way_is_left_out(run, monkeypatch, lost_in, seed):
     overrides = ("rounds=1", "evaluation.every=5", f"seed={seed}")
     with recorded_messages(monkeypatch) as messages:
         run("strategy=fedspa", *SGD, *overrides, sizes=sizes)
-    sent, original = replies_of(messages), FedSPAClient.reply
+    sent, original = replies_of(messages), honest_reply
 
     def fails(self, phase, *args):
         if self.graph.client == 1 and phase == lost_in:
             raise FedGraphError("out of order")
         return original(self, phase, *args)
 
-    monkeypatch.setattr(FedSPAClient, "reply", fails)
+    patch_replies(monkeypatch, fails)
     finished = run(*SCALAR, *overrides, sizes=sizes)
     assert ("share_again" in finished.rounds[0]["phases"]) == (lost_in == "train")
     named = kept if lost_in == "train" else [0, 1, 2, 3]
@@ -744,14 +744,14 @@ def test_a_client_lost_on_the_way_is_left_out(run, monkeypatch, lost_in, seed):
 
 
 def test_the_last_client_does_not_share_alone(run, monkeypatch):
-    original = FedSPAClient.reply
+    original = honest_reply
 
     def fails(self, phase, *args):
         if self.graph.client > 0 and phase == "train":
             raise FedGraphError("out of order")
         return original(self, phase, *args)
 
-    monkeypatch.setattr(FedSPAClient, "reply", fails)
+    patch_replies(monkeypatch, fails)
     with pytest.raises(FedGraphError, match="client 0 should join a sum without any other client"):
         run(*SCALAR, "rounds=1")
 
@@ -800,7 +800,7 @@ def test_a_fisher_diagonal_of_another_shape_is_refused(run, monkeypatch):
 
 
 def test_a_second_share_of_another_shape_is_refused(run, monkeypatch):
-    original = FedSPAClient.reply
+    original = honest_reply
 
     def odd(self, phase, *args):
         if self.graph.client == 1 and phase == "train":
@@ -808,7 +808,7 @@ def test_a_second_share_of_another_shape_is_refused(run, monkeypatch):
         groups, found = original(self, phase, *args)
         return ({FISHER: {n: a[:1] for n, a in groups[FISHER].items()}} if phase == "share_again" else groups), found
 
-    monkeypatch.setattr(FedSPAClient, "reply", odd)
+    patch_replies(monkeypatch, odd)
     with pytest.raises(FedGraphError, match="of shape"):
         run(*SCALAR, "rounds=1")
 

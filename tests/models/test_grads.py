@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.client_part import with_terms
+from fedgraph_flwr.clients.descent import begin_training
 from fedgraph_flwr.clients.fedprox import Prox
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.models.gcn import GCN, SmoothInputs
@@ -50,13 +52,13 @@ def client(*overrides, kind=GraphClient, num_nodes=90):
 
 def both(member):
     """Loss and gradients as the client leaves them, and as autograd does."""
-    optimizer = member.begin_training()
+    optimizer = begin_training(member)
     found = []
     for by_autograd in (False, True):
         reseed(7, member.device)
         optimizer.zero_grad()
         if by_autograd:
-            loss = member.total_loss()
+            loss = with_terms(member, member.loss())
             loss.backward()
         else:
             loss = member.gradient(optimizer)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedgraph_flwr import cli
-from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError
@@ -115,10 +115,8 @@ def test_clients_are_asked_at_the_end_where_they_have_a_model_of_their_own(
     many, monkeypatch, tmp_path, overrides, asks
 ):
     asked: list[bool] = []
-    plain = GraphClient.plain_reply
-    monkeypatch.setattr(
-        GraphClient, "plain_reply", lambda own, *given: asked.append("keep" in given[2]) or plain(own, *given)
-    )
+    plain = session.plain_reply
+    monkeypatch.setattr(session, "plain_reply", lambda *given: asked.append("keep" in given[3]) or plain(*given))
     finished(tmp_path / "run", *overrides)
     assert any(asked) == asks
     assert (tmp_path / "run" / "state").exists() == asks

@@ -18,6 +18,7 @@ from fedgraph_flwr.clients.fedsage import FedSageClient
 from fedgraph_flwr.clients.fedsage_true import FedSageTrueClient
 from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.clients.fedstruct_a import FedStructAClient
+from fedgraph_flwr.clients.replies import plain_reply
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.hops import nodes_behind
@@ -234,11 +235,10 @@ def test_class_weights_of_the_server_leave_enough_nodes(weights, behind):
     overrides = ["train.loss=weighted", "train.class_weights=federated"]
     client = made(GraphClient, *overrides, graph=graph)
     with pytest.raises(FedGraphError, match=rf"class weights leave {behind} training nodes of client 0"):
-        client.plain_reply("train", {CLASS_WEIGHTS: {"w": np.array(weights, np.float64)}}, {})
-    client.plain_reply("train", {CLASS_WEIGHTS: {"w": np.array([0.5, 0.6, 3.0])}}, {})
-    made(GraphClient, *overrides, graph=graph, min_nodes=0).plain_reply(
-        "train", {CLASS_WEIGHTS: {"w": np.array(weights, np.float64)}}, {}
-    )
+        plain_reply(client, "train", {CLASS_WEIGHTS: {"w": np.array(weights, np.float64)}}, {})
+    plain_reply(client, "train", {CLASS_WEIGHTS: {"w": np.array([0.5, 0.6, 3.0])}}, {})
+    free = made(GraphClient, *overrides, graph=graph, min_nodes=0)
+    plain_reply(free, "train", {CLASS_WEIGHTS: {"w": np.array(weights, np.float64)}}, {})
 
 
 def test_the_focal_loss_leaves_more_than_one_node():

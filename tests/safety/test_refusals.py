@@ -9,7 +9,6 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from fedgraph_flwr.clients import session
-from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import locate
@@ -19,6 +18,7 @@ from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.secure.policy import Policy
 from tests.methods.small_runs import METHODS, sampled
 from tests.nodes import SGD, binning, model_of
+from tests.support import honest_reply, patch_replies
 
 WIDE = ["model.hidden=64", "train.local_steps=1", *SGD]
 
@@ -28,7 +28,7 @@ WIDE = ["model.hidden=64", "train.local_steps=1", *SGD]
 @pytest.mark.parametrize("method", sampled(METHODS))
 def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):
     """With `required_config: {privacy.scores: none}` a server had the scores of any model, and by them labels."""
-    answer, replies = GraphClient.reply, []
+    answer, replies = honest_reply, []
 
     def greedy(self, name, groups, config):
         if name == "train":
@@ -38,7 +38,7 @@ def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):
             return {}, replies[-1]
         return answer(self, name, groups, config)
 
-    monkeypatch.setattr(GraphClient, "reply", greedy)
+    patch_replies(monkeypatch, greedy)
     with contextlib.suppress(FedGraphError):
         go(method, "privacy.scores=none", "rounds=1")
     assert replies

@@ -5,13 +5,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients import base, session
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
 from fedgraph_flwr.clients.fedomd import FedOMDClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods import uplink
 from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Sum
 from fedgraph_flwr.runs.checks import check_method, startup_notes
 from fedgraph_flwr.secure.secagg import Member, limit, unmasked
@@ -21,7 +22,7 @@ from fedgraph_flwr.wire.reply_schema import ArrayField
 from tests.conftest import client_graph
 from tests.methods.small_runs import METHODS, sampled
 from tests.secure.rounds import SECURE, Round, accepted
-from tests.support import assert_same_arrays, call_fresh, recorded_messages
+from tests.support import assert_same_arrays, call_fresh, honest_reply, patch_replies, recorded_messages
 
 
 def with_counts(cfg, params):
@@ -286,12 +287,12 @@ def test_a_client_gives_no_statistics_that_are_no_term_of_a_sum(name, exchange):
     model = {name: to_numpy(tensor) for name, tensor in client.shared.items()}
     groups = {MODEL: model, "point": {"mean": np.zeros((3, 8), np.float32)}}
     with pytest.raises(RunFailed, match="client 0: the server requested an unmasked reply in round 0, which"):
-        client.reply(name, groups, {})
+        honest_reply(client, name, groups, {})
 
 
 def falling(monkeypatch, *falls):
     """Clients that give an error in these phases, as (round, phase, client)."""
-    answer = GraphClient.reply
+    answer = honest_reply
 
     def spy(self, name, groups, config):
         found = answer(self, name, groups, config)
@@ -299,7 +300,7 @@ def falling(monkeypatch, *falls):
             raise RunFailed("the power is out")
         return found
 
-    monkeypatch.setattr(GraphClient, "reply", spy)
+    patch_replies(monkeypatch, spy)
 
 
 def test_clients_may_fall_at_every_step(run, monkeypatch):
@@ -388,7 +389,8 @@ def test_what_cannot_be_summed_is_refused_before_clients_start(overrides, senten
 
 def test_a_reply_that_a_client_does_not_declare_never_leaves(run, monkeypatch):
     """Whatever the server asks, or its schema accepts."""
-    monkeypatch.setattr(GraphClient, "declared", {"train": GraphClient.uplink(compose([]), None)["train"]})
+    plain = compose(["num_clients=3"])
+    monkeypatch.setattr(base, "declared", lambda kind, cfg: uplink.declared(kind, plain))
     with pytest.raises(RunFailed, match="reply to 'train' holds group 'variates', which its uplink does not declare"):
         run("strategy=scaffold")
 

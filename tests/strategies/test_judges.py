@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from tests.support import same_result
+from tests.support import honest_reply, patch_replies, same_result
 
 WORDS = ["rounds=4", "strategy.fraction=0.34", "checkpoint_every=2"]
 SIZES = tuple(range(12, 24))
@@ -44,13 +43,11 @@ def test_clients_that_take_no_part_are_not_asked_and_a_resumed_run_is_the_same(r
     overrides = [*WORDS, *overrides, "evaluation.clients=cohort"]
     whole = run(*overrides, "rounds=6", sizes=SIZES)
     seen = set()
-    answer = session.GraphClient.reply
-    monkeypatch.setattr(
-        session.GraphClient,
-        "reply",
-        lambda self, phase, groups, config: (
-            (phase != "describe" or config.get("run")) and seen.add(self.graph.client),
-            answer(self, phase, groups, config),
+    patch_replies(
+        monkeypatch,
+        lambda client, phase, groups, config: (
+            (phase != "describe" or config.get("run")) and seen.add(client.graph.client),
+            honest_reply(client, phase, groups, config),
         )[1],
     )
     half = run(*overrides, sizes=SIZES)

@@ -12,6 +12,7 @@ from torch_geometric.nn import GCNConv
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.scoring import score
 from fedgraph_flwr.config import SplitConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors
 from fedgraph_flwr.data.split import split_graph
@@ -152,7 +153,7 @@ def test_one_client_equals_a_plain_pyg_loop_and_scikit_learn():
     made.train()
     logits = made.predict()
     assert torch.allclose(logits, net.logits[task_of(made).order], rtol=0, atol=1e-12)
-    scores = made.score(logits)
+    scores = score(made, logits)
     chance = net.logits.softmax(1)[:, 1].numpy()
     y, test = graph.edge_y.numpy(), items["test"].numpy()
     assert scores["test-auc"][0] == pytest.approx(roc_auc_score(y[test], chance[test]))
@@ -239,11 +240,11 @@ def test_validation_reads_no_edge_after_the_second_cut(parts):
         client(clients_of(timed(g), parts)[0], "model=gine", "split.kind=temporal")
         for g in (graph, with_noise_after(graph, SECOND))
     ]
-    scores = [made.score(made.predict()) for made in runs]
+    scores = [score(made, made.predict()) for made in runs]
     assert scores[0]["val-loss"] == scores[1]["val-loss"]
     assert scores[0]["test-loss"] != scores[1]["test-loss"]
     third = client(clients_of(timed(with_noise_after(graph, FIRST)), parts)[0], "model=gine", "split.kind=temporal")
-    assert third.score(third.predict())["val-loss"] != scores[0]["val-loss"]
+    assert score(third, third.predict())["val-loss"] != scores[0]["val-loss"]
 
 
 def test_each_stage_predicts_as_a_graph_that_ends_with_it():

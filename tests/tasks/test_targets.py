@@ -15,6 +15,8 @@ from torch_geometric.nn import SAGEConv
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.scoring import score
+from fedgraph_flwr.clients.scoring import scores as scores_of
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError
@@ -48,13 +50,13 @@ def test_a_model_reaches_the_best_r2_of_what_it_reads(task, model, low, high):
     """At most 0.75 with neighbours, and 0.375 without: more would be a leak."""
     made = client(*overrides(task, {"model": model}), "dataset.nodes=2000", "train.local_steps=120", "model.dropout=0")
     made.train()
-    assert low < made.scores()["test-r2"][0] < high
+    assert low < scores_of(made)["test-r2"][0] < high
 
 
 def test_a_model_reaches_the_best_auc_of_each_column():
     made = client(*overrides(LABELS), "dataset.nodes=2000", "dataset.unknown=0.2", "train.local_steps=60")
     made.train()
-    assert made.scores()["test-auc"][0] == pytest.approx(norm.cdf(2 / 2**0.5), abs=0.02)
+    assert scores_of(made)["test-auc"][0] == pytest.approx(norm.cdf(2 / 2**0.5), abs=0.02)
 
 
 def test_scores_are_in_the_unit_of_the_data():
@@ -71,7 +73,7 @@ def test_scores_are_in_the_unit_of_the_data():
     first, second = (GraphClient(cfg, one) for one in (graph, shifted))
     for made in (first, second):
         made.train()
-    one, other = first.scores(), second.scores()
+    one, other = scores_of(first), scores_of(second)
     assert other["test-rmse"][0] == pytest.approx(1000 * one["test-rmse"][0], rel=1e-3)
     assert other["test-r2"][0] == pytest.approx(one["test-r2"][0], rel=1e-3)
 
@@ -143,11 +145,10 @@ def test_few_items_are_not_scored_under_a_policy():
     made.policy = Policy(min_nodes=8)
     y = made.task.y[made.task.masks["test"]]
     entries = sum(int((y[:, c] == v).sum()) for c in range(5) for v in (0, 1) if (y[:, c] == v).sum() >= 8)
-    kept = made.scored.parts[0]["test"][1]  # type: ignore[attr-defined]
+    kept = made.scorer(made.policy.min_nodes).parts[0]["test"][1]  # type: ignore[attr-defined]
     assert int((~kept.isnan()).sum()) == entries < y.numel()
     made.policy = Policy(min_nodes=50)
-    del made.scored
-    assert made.score(made.predict())["test-count"] == [0]
+    assert score(made, made.predict())["test-count"] == [0]
 
 
 def trained(path: Path) -> dict[str, Tensor]:

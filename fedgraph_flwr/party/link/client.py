@@ -15,6 +15,7 @@ import numpy as np
 from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.party.link import uplink as link
 from fedgraph_flwr.party.link.policy import book_link, check_consent, needs_consent
@@ -35,8 +36,12 @@ class LinkClient(GraphClient):
     Params: ClassVar[type] = LinkRules
     uplink = staticmethod(link.uplink)
     repeats: ClassVar[Mapping[str, int]] = {STEP: 11}
-    needs_others: ClassVar[str] = "it matches records with other parties"
     secrets: ClassVar[tuple[str, ...]] = ("link",)
+
+    @classmethod
+    def needs_others(cls, cfg: RunConfig) -> str:
+        """Return why predictions of other graphs are refused."""
+        return "it matches records with other parties"
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

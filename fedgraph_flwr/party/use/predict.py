@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.parts import Parts
+from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, GRAPH, LAST
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
@@ -464,7 +464,7 @@ class Predictor(TaskPredictor):
                 " ranks of triples"
             )
         with same_process_state():
-            if needed := client_class(self.cfg).lacks(self.cfg):
+            if needed := client_class(self.cfg).needs_others(self.cfg):
                 raise FedGraphError(
                     f"{self.source} cannot be exported: a client of strategy={self.name} cannot predict new graphs: {needed}"
                 )
@@ -531,9 +531,9 @@ class Predictor(TaskPredictor):
         """Return a client of the run's method with these parameters; one that tunes itself stays on its graph."""
         kind = client_class(self.cfg)
         name = self.cfg.strategy.name
-        if needed := kind.lacks(self.cfg):
+        if needed := kind.needs_others(self.cfg):
             self._check_own(graph, needed)
-        tunes = (kind.tunes or Parts(self.cfg.strategy).tunes) and self.client is not None
+        tunes = Parts(self.cfg.strategy).tunes and self.client is not None
         if tunes and self.own is None:
             raise FedGraphError(
                 f"{self.source}: a client of strategy={name} trains on its own nodes before it predicts, but its graph is"

@@ -40,7 +40,7 @@ def losses(predictor) -> list[float]:
 def test_every_method_predicts_its_own_nodes_as_they_were_scored(go, method):
     finished = go(method)
     clients = range(1 if finished.cfg.strategy.pooled else 3)
-    if needed := locate(finished.cfg.strategy.client).needs_others:
+    if needed := locate(finished.cfg.strategy.client).needs_others(finished.cfg):
         predictor = load_predictor(finished.out, 0)
         again = r"evaluate the run \(`run evaluate=RUN`\)" if rebuilds(finished.cfg) else "repeat the run"
         with pytest.raises(

@@ -5,13 +5,16 @@ variates          corrections of that gradient, by ``strategy.variates``
 personalization   a personal model, by ``strategy.personalization``, trained on F_i and its own term only
 """
 
-from collections.abc import Mapping
-from functools import partial
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fedgraph_flwr.clients.apfl import Apfl
-from fedgraph_flwr.clients.client_part import ClientPart, Trainee, only
+from fedgraph_flwr.clients.client_part import ClientPart, only
 from fedgraph_flwr.clients.ditto import Ditto
 from fedgraph_flwr.clients.fedala import Ala
 from fedgraph_flwr.clients.fedavg_ft import Finetune
@@ -23,8 +26,10 @@ from fedgraph_flwr.clients.moon import Moon
 from fedgraph_flwr.clients.scaffold import Scaffold
 from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
 
 KINDS: dict[str, type[ClientPart]] = {
     **{"prox": Prox, "moon": Moon, "sam": Sam},
@@ -61,48 +66,31 @@ class Parts:
         for part in self.all:
             part.check(cfg, model)
 
-    def receive(self, client: Trainee, groups: dict[str, Arrays]) -> None:
+    def receive(self, client: GraphClient, groups: dict[str, Arrays]) -> None:
         """Let each take its groups."""
         for part in self.all:
             part.receive(client, groups)
 
-    def train(self, client: Trainee) -> float:
-        """Local training with all of them; returns the last loss."""
+    @contextmanager
+    def training(self, client: GraphClient) -> Iterator[None]:
+        """Local training within this context is that of all parts."""
         for part in reversed(self.all):
             part.begin(client)
         with only(client, *self.all):
-            loss = client.train_plainly()
+            yield
         for part in self.all:
             part.end(client)
         client.term_state, client.hidden = {}, None
-        return loss
 
-    def send(self, client: Trainee) -> dict[str, Arrays]:
+    def send(self, client: GraphClient) -> dict[str, Arrays]:
         """Groups of all."""
         return {name: group for part in self.all for name, group in part.send(client).items()}
 
-    def parameters(self, client: Trainee) -> Mapping[str, Tensor]:
+    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
         """Values by which the client is scored."""
         return self.personal.parameters(client) if self.personal else {}
 
 
-def total_loss(client: Trainee) -> Tensor:
-    """F_i and the terms of the active parts."""
-    loss = client.loss()
-    for part in client.active:
-        if part.adds and (term := part.term(client)) is not None:
-            loss = loss + term
-    return loss
-
-
-def gradient(client: Trainee, optimizer: Optimizer) -> Tensor:
-    """Leave the gradient of one step in the parameters, as the active parts change it; returns the loss."""
-    step = client.gradient
-    for part in client.active:
-        step = partial(part.gradient, client, step)
-    return step(optimizer)
-
-
-def steps_plainly(client: Trainee) -> bool:
+def steps_plainly(client: GraphClient) -> bool:
     """Whether no active part changes the gradient of the objective."""
     return all(type(part).gradient is ClientPart.gradient for part in client.active)

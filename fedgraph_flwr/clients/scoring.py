@@ -1,0 +1,41 @@
+"""Predictions and scores of a client's current model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.clients.seam import seam
+from fedgraph_flwr.evaluation import metrics
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
+
+
+@seam
+def infer(client: GraphClient) -> Tensor:
+    """Return the logits [N, C] of the model as it is, without dropout."""
+    client.model.eval()
+    with torch.no_grad():
+        return client.task.predictions(client.logits, client.inputs, client.later)
+
+
+@seam
+def score(client: GraphClient, logits: Tensor) -> dict[str, list[float]]:
+    """Return scores of logits [N, C], by split and metric; none of a class with fewer nodes than the policy's ``min_nodes``."""
+    evaluation = client.cfg.evaluation
+    names = client.task.wanted(evaluation, client.task.width)
+    return client.scorer(client.policy.min_nodes).score(logits, names, evaluation.own)
+
+
+def scores(client: GraphClient) -> dict[str, list[float]]:
+    """Return scores on the validation and test nodes; for a personal method, those of the shared parameters too."""
+    logits = client.predict()
+    found = score(client, logits)
+    if client.cfg.evaluation.confusion:
+        found[metrics.CONFUSION] = client.task.confusion(logits, client.policy.min_nodes)
+    if client.cfg.strategy.personal:
+        found |= {f"global-{key}": value for key, value in score(client, client.predict_shared()).items()}
+    return found

@@ -1,0 +1,30 @@
+"""Base class of a method's server parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedgraph_flwr.wire.messages import Arrays
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
+
+
+class ServerPart:
+    """One part of a method on the server; it stores its state in the strategy's `memory`."""
+
+    def groups(self, server: GraphStrategy, arrays: Arrays) -> Mapping[int, Mapping[str, Any]]:
+        """Groups of arrays that travel to each client of the cohort with the model."""
+        return {}
+
+    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Any) -> Arrays:
+        """Return the next shared parameters.
+
+        Args:
+            server: the strategy.
+            arrays: the current parameters.
+            mean: what the strategy, or the part before this one, makes of the replies.
+            reduced: the replies to ``train``.
+        """
+        return mean
