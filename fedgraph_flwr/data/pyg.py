@@ -6,7 +6,7 @@ from_hetero_data(data)      PyG's HeteroData  → HeteroGraph → typed_client
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,16 @@ from torch import Tensor
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.cleaning import both_directions, check
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes
-from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.hetero import check as check_hetero
 from fedgraph_flwr.data.many_graphs import MASKS
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
 from fedgraph_flwr.data.split import split_graph, split_targets
 from fedgraph_flwr.data.typed import without_reverse
 from fedgraph_flwr.errors import FedGraphError, unknown
+
+EDGE_TYPE: EdgeType = ("node", "edge", "node")
+"""`EDGE` in parts: the edge type of a graph with one."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,7 @@ def from_data(
     names = classes or numbered_classes(data.y, where)
     data.x = made.x
     graph = Graph.from_pyg(data, num_classes=max(len(names), 1))
-    agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=scaling, undirected=undirected)
-    graph.schema = stored(agreed, {NODE: made.fitted}, undirected)
+    graph.schema = schema_of({NODE: made}, names, scaling, undirected=undirected)
     for key in MASKS:
         setattr(graph, key, getattr(graph, key) & graph.labelled)
     check(graph, where)
@@ -267,43 +269,44 @@ def from_hetero_data(
         data[kind].x = made_features.x
     names = classes or numbered_classes(y, where)
     graph = check_hetero(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
-    graph = graph.without_reverse()
+    graph = one_way(graph.without_reverse())
     for key in MASKS:
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
-    return with_schema(graph, names, made, scaling)
+    return replace(graph, schema=schema_of(made, names, scaling, graph.counts, graph.edges))
 
 
-def with_schema(
-    graph: HeteroGraph,
-    classes: Sequence[str],
+def one_way(graph: HeteroGraph) -> HeteroGraph:
+    """Return the graph with types in alphabetical order, without edge types that are the exact reverse of another."""
+    return in_order(without_reverse(graph))
+
+
+def schema_of(
     made: Mapping[str, Features],
+    classes: Sequence[str],
     scaling: str,
-    agreed_layout: TableLayout = AS_DETECTED,
-    layout: TableLayout = AS_DETECTED,
-) -> HeteroGraph:
-    """Return the graph with ordered types, without reverse edge types, and with the schema of its features.
+    nodes: Iterable[str] = (NODE,),
+    edges: Iterable[EdgeType] = (EDGE_TYPE,),
+    *,
+    layouts: tuple[TableLayout, TableLayout] = (AS_DETECTED, AS_DETECTED),
+    **more: Any,
+) -> dict[str, Any]:
+    """Return the ``schema`` field of a graph.
 
     Args:
-        graph: the graph; its edge types are reduced to one direction.
+        made: features by node type and edge type (``SOURCE:RELATION:TARGET``); types without features are missing.
         classes: C names, in label order.
-        made: features by node type and edge type (``SOURCE:RELATION:TARGET``).
         scaling: as in `Schema`.
-        agreed_layout: layout of tables in the schema that parties share.
-        layout: this party's own.
+        nodes: node types of the graph.
+        edges: its edge types, in one direction.
+        layouts: layout of the tables in the schema that parties share, and this party's own.
+        more: other fields of the `Schema`.
     """
-    graph = in_order(without_reverse(graph))
-    edges = {kind: made[kind] for edge in graph.edges if edge in graph.edge_attr and (kind := ":".join(edge)) in made}
-    agreed = Schema(
-        classes=tuple(classes),
-        nodes={kind: made[kind].agreed if kind in made else {} for kind in graph.counts}
-        | {kind: columns.agreed for kind, columns in edges.items()},
-        edges=tuple(":".join(edge) for edge in graph.edges),
-        scaling=scaling,
-        tables=agreed_layout,
-    )
-    fitted = {kind: made[kind].fitted if kind in made else {} for kind in graph.counts}
-    fitted |= {kind: columns.fitted for kind, columns in edges.items()}
-    return replace(graph, schema=stored(agreed, fitted, tables=layout))
+    named = [":".join(edge) for edge in edges]
+    kinds = [*nodes, *(edge for edge in named if edge in made)]
+    agreed = {kind: made[kind].agreed if kind in made else {} for kind in kinds}
+    fitted = {kind: made[kind].fitted if kind in made else {} for kind in kinds}
+    schema = Schema(tuple(classes), agreed, edges=tuple(named), scaling=scaling, tables=layouts[0], **more)
+    return stored(schema, fitted, schema.undirected, layouts[1])
 
 
 def in_order(graph: HeteroGraph) -> HeteroGraph:

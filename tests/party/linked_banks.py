@@ -11,7 +11,8 @@ from fedgraph_flwr.data.pyg import client_graph
 from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.party.link.files import canonical
 from fedgraph_flwr.party.tables.columns import Treatment
-from fedgraph_flwr.party.tables.importing import Columns, from_tables
+from fedgraph_flwr.party.tables.importing import from_tables
+from fedgraph_flwr.party.tables.roles import Columns
 
 BANKS = "ABC"
 KEY = ["from_bank", "source", "to_bank", "target", "date", "amount", "ref"]

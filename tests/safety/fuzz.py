@@ -37,8 +37,8 @@ from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import Graph, read_tensors, write_tensors
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.importing import Columns, from_saved, from_tables
-from fedgraph_flwr.party.tables.importing_typed import from_saved_typed, from_typed_tables
+from fedgraph_flwr.party.tables.importing import from_saved, from_tables
+from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.report.runs import load_run
 from fedgraph_flwr.runs.prepare import check_resume
@@ -156,7 +156,7 @@ def targets(folder: Path) -> dict[str, Target]:
     def typed_tables(path: Path) -> Any:
         nodes = {"paper": folder / "papers.csv", "author": folder / "authors.csv"}
         edges = {("author", "writes", "paper"): folder / "writes.csv"}
-        return from_typed_tables(nodes, edges, "paper", Columns(split="part"))
+        return from_tables(nodes, edges, target="paper", columns=Columns(split="part"))
 
     return {
         "client": Target(graphs / "client_0000.safetensors", partition.load, ours=True),
@@ -175,7 +175,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "writes": Target(folder / "writes.csv", typed_tables),
         "parquet": Target(folder / "nodes.parquet", lambda path: from_tables(path, folder / "edges.csv")),
         "saved": Target(folder / "data.pt", from_saved),
-        "saved typed": Target(folder / "hetero.pt", lambda path: from_saved_typed(path, "paper")),
+        "saved typed": Target(folder / "hetero.pt", lambda path: from_saved(path, "paper")),
         "meaning": Target(out / "input_spec.json", predict),
         "predicted summary": Target(out / "summary.json", predict),
         "kept model": Target(state.with_name("model_last.safetensors"), predict, ours=True),

@@ -15,7 +15,7 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
-from fedgraph_flwr.party.tables.importing import Columns
+from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.party.use.prediction_input import new_nodes
 from fedgraph_flwr.tasks.edges import Edges

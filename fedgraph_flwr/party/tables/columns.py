@@ -111,6 +111,11 @@ class Treatment:
         return agreed or self.scaling or default
 
     @property
+    def undirected(self) -> bool:
+        """Whether the schema says that each row of the edge table represents both directions."""
+        return bool(self.schema and self.schema.undirected)
+
+    @property
     def options(self) -> dict[str, Mapping[str, str]]:
         """Values given by the user, keyed by command-line option."""
         return {"kind": self.kinds, "scale": self.scales, "unit": self.units}
@@ -214,22 +219,7 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
         agreed = {name: column for name, (column, _) in found.items()}
     else:
         agreed = dict(treatment.schema.nodes.get(kind, {}))
-        wanted = {name: column for name, column in agreed.items() if column.kind != "ignored"}
-        for name, column in wanted.items():
-            if name not in names:
-                raise FedGraphError(
-                    f"{where} has no column '{name}' ({column.kind}) of {treatment.where}; its columns are {', '.join(names)}"
-                )
-            its = {"kind": column.kind, "scale": column.scale, "unit": column.unit}
-            for option, options in treatment.options.items():
-                if (given := treatment.option(options, kind, name)) not in ("", its[option]):
-                    raise FedGraphError(
-                        f"--{option} {name}={given} conflicts with {its[option] or 'none'} in {treatment.where}: leave"
-                        " the option out,"
-                        " or edit the schema"
-                    )
-        if list(wanted) != (own := [name for name in names if name in wanted]):
-            treatment.say(f"{where}: columns reordered as in {treatment.where} ({', '.join(own)} here)")
+        wanted = _wanted(kind, agreed, names, where, treatment)
         dropped = [
             f"{name} ({'not in the schema' if name not in agreed else 'ignored by the schema'})" for name in names
         ]
@@ -237,6 +227,33 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
     if dropped:
         treatment.say(f"{where}: ignored: {', '.join(dropped)}")
     return agreed
+
+
+def _wanted(
+    kind: str, agreed: Mapping[str, Column], names: Sequence[str], where: str, treatment: Treatment
+) -> dict[str, Column]:
+    """Return the columns of the schema that become features.
+
+    Raises:
+        FedGraphError: one is missing in the table, or an option contradicts it.
+    """
+    wanted = {name: column for name, column in agreed.items() if column.kind != "ignored"}
+    for name, column in wanted.items():
+        if name not in names:
+            raise FedGraphError(
+                f"{where} has no column '{name}' ({column.kind}) of {treatment.where}; its columns are {', '.join(names)}"
+            )
+        its = {"kind": column.kind, "scale": column.scale, "unit": column.unit}
+        for option, options in treatment.options.items():
+            if (given := treatment.option(options, kind, name)) not in ("", its[option]):
+                raise FedGraphError(
+                    f"--{option} {name}={given} conflicts with {its[option] or 'none'} in {treatment.where}: leave"
+                    " the option out,"
+                    " or edit the schema"
+                )
+    if list(wanted) != (own := [name for name in names if name in wanted]):
+        treatment.say(f"{where}: columns reordered as in {treatment.where} ({', '.join(own)} here)")
+    return wanted
 
 
 def _found(
@@ -356,7 +373,12 @@ def _kind(
             f"{where}: column '{name}' has '{sanitize(wrong, 40)}' in row {_row(column, wrong)}, and dates such as '{right}':"
             f" correct the value, or pass --date-format {name}=FORMAT (several separated by |), or --kind {name}=ignored"
         )
-    if len(distinct) > max(20, 0.5 * len(column)):
+    return _words(distinct, len(column), name, where, treatment)
+
+
+def _words(distinct: Sequence[str], rows: int, name: str, where: str, treatment: Treatment) -> tuple[str, str]:
+    """Return the kind of a column of words: a category, or ignored with too many different values."""
+    if len(distinct) > max(20, 0.5 * rows):
         what, alike = looks_like(distinct)
         if alike:
             fix = "remove units from its values" if what == "numbers" else f"pass --date-format {name}=FORMAT"
@@ -364,7 +386,7 @@ def _kind(
                 f"{where}: column '{name}' is ignored, but {len(alike)} of its {len(distinct)} different values look like {what},"
                 f" such as '{sanitize(alike[0], 40)}': {fix}, or pass --kind {name}=ignored"
             )
-        return "ignored", f"{len(distinct)} different values in {len(column)} rows"
+        return "ignored", f"{len(distinct)} different values in {rows} rows"
     return "category", ""
 
 

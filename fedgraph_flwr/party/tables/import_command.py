@@ -1,7 +1,7 @@
 """Command ``import``: import a user's graph and print a summary of it."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ from fedgraph_flwr.party.tables.columns import (
     FLOOR,
     Treatment,
 )
-from fedgraph_flwr.party.tables.importing import Columns, from_saved, from_tables, save_dataset
-from fedgraph_flwr.party.tables.importing_typed import edge_types, from_saved_typed, from_typed_tables, named_files
+from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
 from fedgraph_flwr.party.tables.options import add_table_arguments, formats_of, layout_of
 from fedgraph_flwr.party.tables.reading import read_table
+from fedgraph_flwr.party.tables.roles import Columns, typed_files
 
 _EPILOG = """\
 tables: .csv, .tsv, .txt (or with .gz) or .parquet, with a header. Ids and labels may have any type; an empty label is unknown.
@@ -63,8 +63,8 @@ def register(commands: Any) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``import``."""
     given = parser.add_argument_group("input")
-    given.add_argument("--nodes", type=Path, help="node table")
-    given.add_argument("--edges", type=Path, help="edge table")
+    given.add_argument("--nodes", type=Path, metavar="FILE", help=f"node table; short for --node-table {NODE}=FILE")
+    given.add_argument("--edges", type=Path, metavar="FILE", help=f"edge table; short for --edge-table {EDGE}=FILE")
     given.add_argument(
         "--graph-table",
         type=Path,
@@ -206,27 +206,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``import``."""
-    as_client = args.client is not None
-    classes = [word.strip() for word in args.classes.split(",") if word.strip()]
-    edge_classes = [word.strip() for word in args.edge_classes.split(",") if word.strip()]
-    for option, listed in (("--classes", classes), ("--edge-classes", edge_classes)):
-        if twice := [name for name in listed if listed.count(name) > 1]:
-            raise FedGraphError(f"{option} names '{twice[0]}' twice: leave one out")
-    if edge_classes and not args.edge_label_column and not args.schema:
-        raise FedGraphError("--edge-classes has no effect without labels of edges: pass --edge-label-column NAME")
-    if args.until and args.split != "temporal":
-        raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
-    if (args.name and args.out) or not (args.name or args.out or args.statistics):
-        raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
     known = args.schema is not None and args.schema.is_file()
-    if as_client and (args.num_clients is None or args.out is None or not (classes or args.edge_classes or known)):
-        raise FedGraphError(
-            "--client requires --num-clients M, --out FILE, and --classes A,B,C or --schema FILE, so that all clients"
-            " use the same"
-            " class order"
-        )
+    _check(args, known)
     treatment = _treatment(args, Schema.load(args.schema) if known else None)
-    graph = _read(args, classes, treatment)
+    graph = _read(args, treatment)
     agreed = agreed_schema(graph.schema, "the import")
     if args.statistics and agreed:
         _write_sums(args, agreed, graph)
@@ -236,6 +219,39 @@ def main(args: argparse.Namespace) -> int:
     if args.name or args.out:
         _save(graph, args)
     return 0
+
+
+def _check(args: argparse.Namespace, known: bool) -> None:
+    """Check options that contradict each other; ``known`` says whether the file of --schema exists.
+
+    Raises:
+        FedGraphError: an option is missing, or has no effect.
+    """
+    if args.edge_classes and not args.edge_label_column and not args.schema:
+        raise FedGraphError("--edge-classes has no effect without labels of edges: pass --edge-label-column NAME")
+    if args.until and args.split != "temporal":
+        raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
+    if (args.name and args.out) or not (args.name or args.out or args.statistics):
+        raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
+    named = args.classes or args.edge_classes or known
+    if args.client is not None and (args.num_clients is None or args.out is None or not named):
+        raise FedGraphError(
+            "--client requires --num-clients M, --out FILE, and --classes A,B,C or --schema FILE, so that all clients"
+            " use the same"
+            " class order"
+        )
+
+
+def _names(args: argparse.Namespace, option: str) -> list[str]:
+    """Return the names of an option, separated by commas.
+
+    Raises:
+        FedGraphError: a name is repeated.
+    """
+    names = [word.strip() for word in getattr(args, option).split(",") if word.strip()]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise FedGraphError(f"--{option.replace('_', '-')} names '{twice[0]}' twice: leave one out")
+    return names
 
 
 def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
@@ -250,46 +266,67 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
         path, use = args.out, f"dataset=file dataset.path={args.out}"
     if args.out:
         graph.save(path)
+    for line in summary(graph, has_split(path), args.client is not None):
+        print(line)
+    print(f"wrote {path}; use: {use}")
+
+
+def summary(graph: Graph | HeteroGraph, complete: bool, as_client: bool) -> Iterator[str]:
+    """Return lines on sizes, edges, labels and split of an imported graph.
+
+    Args:
+        graph: the graph.
+        complete: whether its split has training and test nodes.
+        as_client: whether it is a client's.
+    """
     found = describe(graph)
     sizes_text = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
     homophily = found["edge_homophily"]
-    print(f"{sizes_text}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}")
-    if isinstance(graph, Graph) and graph.has_edge_data:
-        held = {"times": graph.edge_time, "labels": graph.edge_y}
-        others = "".join(f", {what}" for what, values in held.items() if values.numel())
-        print(f"edges carry {graph.num_edge_features} features{others}; parallel edges stay separate")
-    if isinstance(graph, HeteroGraph) and graph.edge_attr:
-        widths = ", ".join(f"'{':'.join(edge)}' {rows.size(1)}" for edge, rows in graph.edge_attr.items())
-        print(f"features of edges: {widths}; their parallel edges stay separate")
+    yield f"{sizes_text}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}"
+    yield from _of_edges(graph)
     if isinstance(graph, Graph) and graph.graph_id.numel():
         graph = one_per_graph(graph)
-        print(f"{graph.num_nodes} graphs; labels and split count graphs")
+        yield f"{graph.num_nodes} graphs; labels and split count graphs"
     names = graph.schema["agreed"]["classes"]
-    labels = torch.bincount(graph.y[graph.y >= 0], minlength=len(names)).tolist()
+    labels = _counts(graph.y, names)
     if names:
-        print(f"labels: {_counted(names, labels)}")
-    of_edges = graph.schema["agreed"].get("edge_classes", [])
-    if isinstance(graph, Graph) and graph.edge_y.numel():
-        counts = torch.bincount(graph.edge_y[graph.edge_y >= 0], minlength=len(of_edges)).tolist()
-        print(f"labels of edges: {_counted(of_edges, counts)}")
+        yield f"labels: {_counted(names, labels)}"
     if len(names) == 2 and labels[1] > labels[0]:
-        print(
+        yield (
             f"auc and average precision are computed for the second class, '{names[1]}':"
             f" pass --classes {names[1]},{names[0]} to use '{names[0]}'"
         )
     masks = {"train": graph.train_mask, "validation": graph.val_mask, "test": graph.test_mask}
     if any(bool(mask.any()) for mask in masks.values()):
         sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
-        runs = "; runs use it unless split.kind=ratio is set" if args.client is None else ""
-        print(
-            "split:"
-            f" {sizes}{runs if has_split(path) else '; runs draw their own split, because training or test nodes are missing'}"
-        )
-    for line in one_class(graph.y, masks, names):
-        print(line)
+        runs = "" if as_client else "; runs use it unless split.kind=ratio is set"
+        missing = "; runs draw their own split, because training or test nodes are missing"
+        yield f"split: {sizes}{runs if complete else missing}"
+    yield from one_class(graph.y, masks, names)
     if isinstance(graph, ClientGraph) and graph.foreign.numel():
-        print(f"{graph.foreign.size(1)} records name other parties: match them with `fedgraph-flwr link` before a run")
-    print(f"wrote {path}; use: {use}")
+        yield f"{graph.foreign.size(1)} records name other parties: match them with `fedgraph-flwr link` before a run"
+
+
+def _of_edges(graph: Graph | HeteroGraph) -> Iterator[str]:
+    """Return lines on the data that edges carry."""
+    if isinstance(graph, HeteroGraph):
+        widths = ", ".join(f"'{':'.join(edge)}' {rows.size(1)}" for edge, rows in graph.edge_attr.items())
+        if widths:
+            yield f"features of edges: {widths}; their parallel edges stay separate"
+        return
+    if graph.has_edge_data:
+        held = {"times": graph.edge_time, "labels": graph.edge_y}
+        others = "".join(f", {what}" for what, values in held.items() if values.numel())
+        yield f"edges carry {graph.num_edge_features} features{others}; parallel edges stay separate"
+    if graph.edge_y.numel():
+        names = graph.schema["agreed"].get("edge_classes", [])
+        yield f"labels of edges: {_counted(names, _counts(graph.edge_y, names))}"
+
+
+def _counts(y: torch.Tensor, names: Sequence[str]) -> list[int]:
+    """Return the number of each class among labels, -1 where unknown."""
+    counts: list[int] = torch.bincount(y[y >= 0], minlength=len(names)).tolist()
+    return counts
 
 
 def _counted(names: Sequence[str], counts: Sequence[int]) -> str:
@@ -323,19 +360,15 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
     pairs: dict[str, dict[str, str]] = {}
     for option, accepted in (("kind", KINDS), ("scale", SCALES), ("unit", ())):
         pairs[option] = {}
-        for word in getattr(args, option):
-            name, sign, value = word.rpartition("=")
-            if not sign or not name:
-                raise FedGraphError(f"--{option} {word}: expected COLUMN={option.upper()}")
-            if accepted:
-                one_of(value, accepted, f"--{option} {name}")
-            pairs[option][name] = value
-        for word in getattr(args, f"edge_{option}", ()):
-            name, sign, value = word.rpartition("=")
-            if not sign or not name:
-                raise FedGraphError(f"--edge-{option} {word}: expected COLUMN={option.upper()}")
-            one_of(value, accepted, f"--edge-{option} {name}")
-            pairs[option][f"{EDGE}.{name}"] = value
+        for dest, prefix in ((option, ""), (f"edge_{option}", f"{EDGE}.")):
+            flag = f"--{dest.replace('_', '-')}"
+            for word in getattr(args, dest, ()):
+                name, sign, value = word.rpartition("=")
+                if not sign or not name:
+                    raise FedGraphError(f"{flag} {word}: expected COLUMN={option.upper()}")
+                if accepted:
+                    one_of(value, accepted, f"{flag} {name}")
+                pairs[option][f"{prefix}{name}"] = value
     if args.min_count < 1:
         raise FedGraphError(f"--min-count must be >= 1, got {args.min_count}")
     formats = formats_of(args)
@@ -356,33 +389,28 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
 
 def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroGraph) -> None:
     """Write this party's sums over its tables, read by its own layout and formats."""
-    import pandas as pd
-
     from fedgraph_flwr.party.tables.statistics import party_sums, write_sums
 
     if args.data:
         raise FedGraphError("--statistics requires tables: columns of --data have no names")
     own = fitted_schema(graph.schema, "the import") or agreed
-    files = {NODE: args.nodes} if args.nodes else named_files(args.node_table, "--node-table")
-    tables: dict[str, tuple[pd.DataFrame, str]] = {
-        kind: (read_table(path, own.tables), str(path)) for kind, path in files.items() if path is not None
-    }
-    of_edges = {EDGE: args.edges} if args.nodes else named_files(args.edge_table, "--edge-table")
-    tables |= {
+    nodes, edges = typed_files(args)
+    files = nodes | {":".join(edge): path for edge, path in edges.items()}
+    tables = {
         kind: (read_table(path, own.tables), str(path))
-        for kind, path in of_edges.items()
-        if path and kind in agreed.nodes
+        for kind, path in files.items()
+        if path is not None and kind in agreed.nodes
     }
-    nodes = {
+    formats = {
         kind: {name: replace(column, format=own.nodes[kind][name].format) for name, column in columns.items()}
         for kind, columns in agreed.nodes.items()
     }
-    names = Columns.of(own.tables).targets
     targets = {}
     if isinstance(graph, Graph):
         graph = one_per_graph(graph) if graph.graph_id.numel() else graph
+        names = Columns.of(own.tables).targets
         targets = {name: graph.targets[:, t].double().numpy() for t, name in enumerate(names)}
-    write_sums(args.statistics, party_sums(replace(agreed, nodes=nodes), tables, args.min_count, targets))
+    write_sums(args.statistics, party_sums(replace(agreed, nodes=formats), tables, args.min_count, targets))
     print(
         f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`"
     )
@@ -396,61 +424,45 @@ def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph
     return typed_client(graph, args.client, args.num_clients, split, args.seed)
 
 
-def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment) -> Graph | HeteroGraph:
-    typed = bool(args.node_table or args.edge_table)
-    given = [bool(args.data), bool(args.nodes or args.edges), typed]
-    if sum(given) != 1 or (given[1] and not (args.nodes and args.edges)) or (typed and not args.node_table):
+def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
+    """Read the graph of tables, or of a saved object.
+
+    Raises:
+        FedGraphError: a file is missing or has no effect, or the tables are invalid.
+    """
+    if args.own_party and args.nodes and args.client is None and (args.name or args.out):
+        raise FedGraphError(
+            f"--own-party {args.own_party} makes the file of one party: pass --client I and --num-clients M"
+        )
+    nodes, edges = typed_files(args)
+    if bool(args.data) == bool(nodes) or bool(args.data) == bool(edges):
         raise FedGraphError(
             "incomplete input: pass both --nodes FILE and --edges FILE, or --data FILE, or --node-table and --edge-table per type"
         )
-    if args.undirected and (typed or args.target):
-        raise FedGraphError(
-            "--undirected does not apply to a heterogeneous graph: leave it out, reverse edge types are added later"
-        )
-    if not args.nodes and (args.own_party or args.party_columns or args.party_prefix):
-        raise FedGraphError(
-            "--own-party, --party-columns and --party-prefix apply to --nodes and --edges: edges between parties join nodes of"
-            " one type, so leave them out, or import only the table of these edges and that of their nodes"
-        )
-    if not args.nodes and (args.graph_table or args.graph_column):
-        raise FedGraphError("--graph-column and --graph-table apply to --nodes and --edges: leave them out")
-    if typed and (args.time_column or args.edge_label_column or args.windows):
-        raise FedGraphError(
-            "--time-column, --edge-label-column and --windows apply to --nodes and --edges: leave them out; --edge-columns keeps"
-            " a column of dates as a feature"
-        )
-    if typed and (args.edge_kind or args.edge_scale):
-        raise FedGraphError(
-            "--edge-kind and --edge-scale apply to --edges: in a heterogeneous graph, pass --kind A:RELATION:B.COLUMN=KIND or"
-            " --scale A:RELATION:B.COLUMN=SCALE"
-        )
     layout = _layout(args, treatment)
-    if args.data and not args.target:
-        return from_saved(args.data, classes=classes, undirected=args.undirected, treatment=treatment)
-    features = [word.strip() for word in args.feature_columns.split(",") if word.strip()]
-    of_edges = [word.strip() for word in args.edge_columns.split(",") if word.strip()]
-    columns = Columns.of(layout, features, of_edges)
-    if args.nodes:
-        if args.own_party and args.client is None and (args.name or args.out):
-            raise FedGraphError(
-                f"--own-party {args.own_party} makes the file of one party: pass --client I and --num-clients M"
-            )
-        return from_tables(
-            args.nodes,
-            args.edges,
-            columns,
-            classes=classes,
-            undirected=args.undirected,
-            treatment=treatment,
-            own_party=args.own_party,
-            edge_classes=[word.strip() for word in args.edge_classes.split(",") if word.strip()],
-            graphs=args.graph_table,
-        )
-
+    columns = Columns.of(layout, _names(args, "feature_columns"), _names(args, "edge_columns"))
+    options: dict[str, Any] = {
+        "classes": _names(args, "classes"),
+        "undirected": args.undirected,
+        "treatment": treatment,
+    }
     if args.data:
-        return from_saved_typed(args.data, args.target, classes=classes, treatment=treatment)
-    nodes, edges = named_files(args.node_table, "--node-table"), named_files(args.edge_table, "--edge-table")
-    return from_typed_tables(nodes, edge_types(edges), args.target, columns, classes=classes, treatment=treatment)
+        given = layout_of(args).to_dict() | {"own-party": args.own_party, "graph-table": args.graph_table}
+        if named := [key for key, value in given.items() if value]:
+            raise FedGraphError(f"--data has no tables: leave out the option for {named[0].replace('_', ' ')}")
+        if args.target:
+            Columns().of_one_type("", None, args.undirected)
+        return from_saved(args.data, args.target, **options)
+    return from_tables(
+        nodes,
+        edges,
+        columns,
+        target=args.target,
+        own_party=args.own_party,
+        edge_classes=_names(args, "edge_classes"),
+        graphs=args.graph_table,
+        **options,
+    )
 
 
 def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:

@@ -249,25 +249,13 @@ def _merged_table(
     if not having:
         return {}
     (first, report), *others = having
-    columns: dict[str, Column] = {n: c for n, c in report["schema"].nodes[kind].items() if c.kind != "ignored"}
+    columns = _used(report, kind)
     for name, other in others:
-        other_columns = {n: c for n, c in other["schema"].nodes[kind].items() if c.kind != "ignored"}
-        for column in [*columns, *(n for n in other_columns if n not in columns)]:
-            if column not in columns or column not in other_columns:
-                has, lacks = (first, name) if column in columns else (name, first)
-                raise FedGraphError(
-                    f"column '{column}' is used in {has} and not in {lacks}: import both with one --schema FILE, or pass"
-                    f" --kind {column}=ignored"
-                )
-            for what, remedy in (("kind", f"pass --kind {column}=KIND"), ("scale", f"pass --scale {column}=SCALE")):
-                ours, theirs = getattr(columns[column], what), getattr(other_columns[column], what)
-                if ours != theirs:
-                    raise FedGraphError(
-                        f"column '{column}' has {what} {ours} in {first} and {theirs} in {name}: {remedy} in both"
-                    )
-            if columns[column].format != other_columns[column].format:
-                say(f"formats of column '{column}' differ between {first} and {name}: each party's is detected")
-                columns[column] = replace(columns[column], format=ANY if columns[column].kind == "number" else "")
+        its = _used(other, kind)
+        _check_columns(columns, its, first, name)
+        for different in [n for n in columns if columns[n].format != its[n].format]:
+            say(f"formats of column '{different}' differ between {first} and {name}: each party's is detected")
+            columns[different] = replace(columns[different], format=ANY if columns[different].kind == "number" else "")
     floor = max(int(report["floor"]) for _, report in having)
     merged = {}
     for name, column in columns.items():
@@ -278,6 +266,33 @@ def _merged_table(
             texts = {party: report["sums"][kind][name].get("words", {}) for party, report in having}
             _report_values(name, merged[name], texts, sum(s["count"] for s in sums), say, warn)
     return merged
+
+
+def _used(report: Mapping[str, Any], kind: str) -> dict[str, Column]:
+    """Return the columns of a type that become features."""
+    return {name: column for name, column in report["schema"].nodes[kind].items() if column.kind != "ignored"}
+
+
+def _check_columns(ours: Mapping[str, Column], theirs: Mapping[str, Column], first: str, name: str) -> None:
+    """Check that two parties use the same columns in the same way.
+
+    Raises:
+        FedGraphError: names the column, both parties and the option.
+    """
+    for column in dict.fromkeys([*ours, *theirs]):
+        if column not in ours or column not in theirs:
+            has, lacks = (first, name) if column in ours else (name, first)
+            raise FedGraphError(
+                f"column '{column}' is used in {has} and not in {lacks}: import both with one --schema FILE, or pass"
+                f" --kind {column}=ignored"
+            )
+        for what in ("kind", "scale"):
+            a, b = getattr(ours[column], what), getattr(theirs[column], what)
+            if a != b:
+                raise FedGraphError(
+                    f"column '{column}' has {what} {a} in {first} and {b} in {name}: pass --{what} {column}={what.upper()} in"
+                    " both"
+                )
 
 
 def _report_values(

@@ -40,7 +40,7 @@ from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.party.tables.importing import Columns
+from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
 from fedgraph_flwr.runs.checks import client_class, rebuilds
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY

@@ -189,31 +189,33 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     """Return the graph to predict, its node ids from tables, and the tables that it was read from (None: a stored graph)."""
     from dataclasses import replace
 
-    from fedgraph_flwr.data.schema import TableLayout
-    from fedgraph_flwr.party.tables.importing import Columns
-    from fedgraph_flwr.party.tables.importing_typed import edge_types, named_files
+    from fedgraph_flwr.data.pyg import EDGE_TYPE
+    from fedgraph_flwr.data.schema import NODE, TableLayout
+    from fedgraph_flwr.party.tables.roles import Columns, typed_files
     from fedgraph_flwr.party.use.prediction_input import graph_file, new_nodes, typed_tables
 
-    if bool(args.nodes) != bool(args.edges):
+    nodes, edges = typed_files(args)
+    if bool(nodes) != bool(edges):
         raise FedGraphError("incomplete input: pass both --nodes FILE and --edges FILE, or --graph FILE")
     spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
     layout = layout_of(args).over(spec.schema.tables if spec.schema else TableLayout())
     options: dict[str, Any] = {**formats_of(args), "say": lambda text: print(text, file=sys.stderr)}
-    if args.node_table or args.edge_table:
-        if args.nodes or args.graph:
+    own_nodes, own_edges = nodes.get(NODE), edges.get(EDGE_TYPE)
+    single = own_nodes is not None and own_edges is not None and len(nodes) == len(edges) == 1
+    if nodes and not single:
+        if args.graph:
             raise FedGraphError(
-                "--node-table and --edge-table replace --nodes, --edges and --graph: pass one or the other"
+                "tables of several types make a new graph: pass --node-table and --edge-table, or --graph"
             )
-        tables = named_files(args.node_table, "--node-table"), edge_types(named_files(args.edge_table, "--edge-table"))
-        return typed_tables(*tables, args.target, Columns.of(layout), spec, options), None, None
+        return typed_tables(nodes, edges, args.target, Columns.of(layout), spec, options), None, None
     stored = graph_file(args.graph, spec) if args.graph else None
-    if not args.nodes and stored is not None:
+    if not nodes and stored is not None:
         return stored, None, None
-    if args.nodes:
+    if own_nodes and own_edges:
         treatment = replace(spec.treatment(), **options)
         where = str(args.graph) if args.graph else f"client {predictor.client}'s stored graph"
         stored = stored if args.graph else predictor.own
-        found = new_nodes(args.nodes, args.edges, Columns.of(layout), spec, stored, where, treatment)
+        found = new_nodes(own_nodes, own_edges, Columns.of(layout), spec, stored, where, treatment)
         if found.note:
             print(found.note, file=sys.stderr)
         return found.graph, found.ids, found

@@ -18,20 +18,11 @@ from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
-from fedgraph_flwr.party.tables.importing import (
-    Columns,
-    Ids,
-    arranged,
-    edge_data,
-    edge_ends,
-    edge_feature_columns,
-    feature_columns,
-    from_tables,
-    read_saved,
-    saved_features,
-    with_columns,
-)
+from fedgraph_flwr.party.tables.edges import arranged, edge_data, edge_ends, with_columns
+from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
+from fedgraph_flwr.party.tables.nodes import Ids
 from fedgraph_flwr.party.tables.reading import read_table
+from fedgraph_flwr.party.tables.roles import Columns, edge_feature_columns, edge_types, feature_columns
 
 SAVED = (".pt", ".pth")
 """Suffixes of torch.save files."""
@@ -134,33 +125,22 @@ def tables(
     Raises:
         FedGraphError: as for `from_tables` or `InputSpec.treatment`.
     """
-    table = read_table(nodes, columns.layout)
-    columns = _present_edges(columns, read_table(edges, columns.layout))
     graph = from_tables(
         nodes,
         edges,
-        _present(columns, table),
+        _of_new(columns),
         classes=spec.schema.classes if spec.schema else spec.classes,
         undirected=spec.undirected,
         treatment=treatment or spec.treatment(),
         parallel=spec.parallel,
+        labelled=False,
     )
-    return graph, as_words(table[columns.id])
+    return graph, unpack_words(graph.ids)
 
 
-def _present(columns: Columns, table: Any) -> Columns:
-    """Return the columns without the label, split and client columns that the table does not have, and without parties."""
-    missing = [role for role in ("label", "split", "client") if getattr(columns, role) not in table.columns]
-    return replace(
-        columns, **dict.fromkeys((*missing, "predict", "party_columns", "party_prefix", "match_columns"), "")
-    )
-
-
-def _present_edges(columns: Columns, links: Any) -> Columns:
-    """Return the columns without those of times and labels that the edge table does not have."""
-    return replace(
-        columns, **{role: "" for role in ("time", "edge_label") if getattr(columns, role) not in links.columns}
-    )
+def _of_new(columns: Columns) -> Columns:
+    """Return the columns without those of numbers to predict and of parties."""
+    return replace(columns, predict="", party_columns="", party_prefix="", match_columns="")
 
 
 def new_nodes(
@@ -224,9 +204,9 @@ def _joined(
     treatment: Treatment | None,
 ) -> NewNodes:
     treatment = treatment or spec.treatment()
-    names = feature_columns(table, (), _present(columns, table).others, where[0])
-    columns = _present_edges(columns, links)
-    carried = edge_feature_columns(links, columns, where[1], treatment)
+    columns = _of_new(columns).without([table], "label", "split", "client").without([links], "time", "edge_label")
+    names = feature_columns({NODE: table}, (), columns.others, {NODE: where[0]})[NODE]
+    carried = edge_feature_columns({EDGE: links}, columns, {EDGE: where[1]}, treatment)[EDGE]
     treatment.check_names({NODE: names, EDGE: carried})
     x = features(NODE, table, names, where[0], treatment).x
     if x.size(1) != stored.num_features:
@@ -362,10 +342,8 @@ def typed_tables(
         options: fields of the `Treatment`, such as ``decimals``.
 
     Raises:
-        FedGraphError: a type is unknown, or as for `from_typed_tables` or `InputSpec.treatment`.
+        FedGraphError: a type is unknown, or as for `from_tables` or `InputSpec.treatment`.
     """
-    from fedgraph_flwr.party.tables.importing_typed import edge_types, from_typed_tables
-
     schema = spec.named_schema()
     kinds = [kind for kind in schema.nodes if kind not in schema.edges]
     known = edge_types(dict.fromkeys(schema.edges))
@@ -379,11 +357,11 @@ def typed_tables(
     for kind in schema.nodes:
         if spec.columns(kind):
             spec.treatment(kind)
-    graph = from_typed_tables(
+    graph: HeteroGraph = from_tables(
         dict.fromkeys(kinds) | dict(nodes),
         {**known, **edges},
-        target,
         replace(columns, split=""),
+        target=target,
         classes=schema.classes,
         treatment=Treatment(schema=schema, where=spec.where, **options),
         labelled=False,

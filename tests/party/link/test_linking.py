@@ -37,7 +37,8 @@ from fedgraph_flwr.party.link.protocol import LinkParty, _bytes, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.link.uplink import ENVELOPES
 from fedgraph_flwr.party.tables.columns import Treatment
-from fedgraph_flwr.party.tables.importing import Columns, from_tables
+from fedgraph_flwr.party.tables.importing import from_tables
+from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.tasks.edges import Edges

@@ -13,7 +13,8 @@ from fedgraph_flwr.data.schema import EDGE, NODE, Schema
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition.clients import pool
 from fedgraph_flwr.party.tables.columns import Treatment
-from fedgraph_flwr.party.tables.importing import Columns, from_tables
+from fedgraph_flwr.party.tables.importing import from_tables
+from fedgraph_flwr.party.tables.roles import Columns
 
 NODES = "id,label,age\n" + "".join(f"n{i},{'yes' if i % 3 else 'no'},{20 + i}\n" for i in range(12))
 

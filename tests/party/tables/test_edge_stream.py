@@ -11,7 +11,8 @@ from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables import edge_stream
 from fedgraph_flwr.party.tables.columns import Treatment
-from fedgraph_flwr.party.tables.importing import Columns, from_tables, save_dataset
+from fedgraph_flwr.party.tables.importing import from_tables, save_dataset
+from fedgraph_flwr.party.tables.roles import Columns
 
 
 @pytest.fixture

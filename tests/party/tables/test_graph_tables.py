@@ -10,7 +10,8 @@ from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.graph import unpack_words
 from fedgraph_flwr.data.many_graphs import one_per_graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.importing import Columns, from_tables
+from fedgraph_flwr.party.tables.importing import from_tables
+from fedgraph_flwr.party.tables.roles import Columns
 
 GRAPHS = "molecule,label,part,weight\nm2,toxic,train,2.5\nm1,safe,test,1\nm3,,val,\n"
 ATOMS = "molecule,id,size\nm1,1,0.5\nm2,1,1.5\nm1,2,2.5\nm3,1,3.5\nm2,2,4.5\n"

@@ -14,7 +14,8 @@ from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.pyg import client_graph, from_data
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import Treatment
-from fedgraph_flwr.party.tables.importing import Columns, from_saved, from_tables, save_dataset
+from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
+from fedgraph_flwr.party.tables.roles import Columns
 
 NODES = "id,x_a,x_b,label,part,bank\nann,1,0.5,yes,train,north\nbob,2,-1,no,val,south\ncat,3,4,,test,south\ndan,0,1e3,no,,north\n"
 EDGES = "source,target\nann,bob\nbob,cat\ndan,ann\nann,bob\n"

@@ -10,8 +10,8 @@ from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.schema import check_same
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import Treatment
-from fedgraph_flwr.party.tables.importing import Columns
-from fedgraph_flwr.party.tables.importing_typed import edge_types, from_saved_typed, from_typed_tables, named_files
+from fedgraph_flwr.party.tables.importing import from_saved, from_tables
+from fedgraph_flwr.party.tables.roles import Columns, edge_types, named_files
 
 PAPERS = "id,label,part,x\np1,ml,train,0.5\np2,db,val,1\np3,,test,2\np4,db,test,3\n"
 AUTHORS = "id\nann\nbob\n"
@@ -41,7 +41,7 @@ def words(tmp_path):
 
 def read(nodes, edges, target="paper", **kwargs):
     files = named_files(nodes, "--node-table"), edge_types(named_files(edges, "--edge-table"))
-    return from_typed_tables(*files, target, Columns(split="part"), **kwargs)
+    return from_tables(*files, target=target, columns=Columns(split="part"), **kwargs)
 
 
 def options(nodes, edges):
@@ -90,13 +90,13 @@ def test_a_dataset_is_partitioned_and_a_client_file_trains(words, tmp_path):
 def test_saved_heterodata(words, tmp_path):
     data = read(*words()).to_pyg()
     torch.save(data, tmp_path / "saved.pt")
-    graph = from_saved_typed(tmp_path / "saved.pt", "paper")
+    graph = from_saved(tmp_path / "saved.pt", "paper")
     assert graph.y.tolist() == [1, 0, -1, 0]
     assert graph.edges["author", "writes", "paper"].t().tolist() == [[0, 0], [0, 1], [1, 3]]
     with pytest.raises(FedGraphError, match="did you mean 'paper'"):
-        from_saved_typed(tmp_path / "saved.pt", "papers")
+        from_saved(tmp_path / "saved.pt", "papers")
     with pytest.raises(FedGraphError, match="'author' must have one integer label"):
-        from_saved_typed(tmp_path / "saved.pt", "author")
+        from_saved(tmp_path / "saved.pt", "author")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_wrong_words_are_one_sentence(words, capsys):
     with pytest.raises(FedGraphError, match="target node type 'book' is unknown"):
         read(nodes, edges, "book")
     assert cli.main(["import", *options(nodes, edges), "--target", "paper", "--undirected", "--name", "mine"]) == 2
-    assert "--undirected does not apply to a heterogeneous graph" in capsys.readouterr().err
+    assert "--undirected needs nodes and edges of one type" in capsys.readouterr().err
     assert cli.main(["import", "--edge-table", edges[0], "--target", "paper", "--name", "mine"]) == 2
 
 

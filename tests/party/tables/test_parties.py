@@ -10,8 +10,9 @@ from fedgraph_flwr.data.graph import ClientGraph, read_digest, unpack_words
 from fedgraph_flwr.data.pyg import client_graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import Treatment
-from fedgraph_flwr.party.tables.importing import Columns, from_tables
+from fedgraph_flwr.party.tables.importing import from_tables
 from fedgraph_flwr.party.tables.parties import _plain
+from fedgraph_flwr.party.tables.roles import Columns
 
 NODES = "id,income,label,part\nA001,10,ok,train\nA002,20,fraud,train\nA003,30,ok,test\nA004,30,ok,val\n"
 EDGES = """from_bank,source,to_bank,target,date,amount,ref
@@ -184,17 +185,19 @@ def test_the_schema_keeps_the_rule_and_the_command_says_what_is_next(tmp_path, c
 def test_heterogeneous_tables_have_no_parties(option, tmp_path, capsys):
     """They would be ignored without a word."""
     (tmp_path / "n.csv").write_text(NODES)
+    (tmp_path / "e.csv").write_text("source,target\n")
     args = [
         "import",
         "--node-table",
         f"person={tmp_path / 'n.csv'}",
+        f"--edge-table=person:pays:person={tmp_path / 'e.csv'}",
         "--target",
         "person",
         "--out",
         str(tmp_path / "x"),
     ]
     assert cli.main([*args, *option]) == 2
-    assert "edges between parties join nodes of one type, so leave them out" in capsys.readouterr().err
+    assert "needs nodes and edges of one type" in capsys.readouterr().err
 
 
 def test_amounts_keep_all_their_decimals():

@@ -15,8 +15,8 @@ from fedgraph_flwr.data.schema import Schema, check_same
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition.hetero import make, pool, share_schema
 from fedgraph_flwr.party.tables.columns import Treatment
-from fedgraph_flwr.party.tables.importing import Columns
-from fedgraph_flwr.party.tables.importing_typed import from_typed_tables
+from fedgraph_flwr.party.tables.importing import from_tables
+from fedgraph_flwr.party.tables.roles import Columns
 
 PAYS, BUYS = ("customer", "pays", "customer"), ("customer", "buys", "product")
 NODES = {
@@ -45,7 +45,7 @@ def tables(tmp_path):
 
 def read(nodes, edges, *kept: str, **options) -> HeteroGraph:
     columns = Columns(split="part", edge_features=kept)
-    return from_typed_tables(nodes, edges, "customer", columns, treatment=Treatment(floor=1, **options))
+    return from_tables(nodes, edges, target="customer", columns=columns, treatment=Treatment(floor=1, **options))
 
 
 def options(nodes, edges) -> list[str]:
@@ -86,7 +86,7 @@ def test_a_name_or_pattern_selects_columns_of_every_table_that_has_it(tables):
     assert list(one.edge_attr) == [PAYS]
     assert list(one.edges[BUYS].shape) == [2, 3]
     with pytest.raises(
-        FedGraphError, match=r"edge column 'amuont' is unknown \(--edge-columns\); did you mean 'amount'"
+        FedGraphError, match=r"feature column 'amuont' is unknown \(.*pays.csv, .*buys.csv\); did you mean 'amount'"
     ):
         read(*files, "amuont")
 
@@ -195,8 +195,8 @@ def test_wrong_input_is_one_error(tables, tmp_path, capsys):
     assert main(["import", *words]) == 2
     assert "pays.csv has no column 'amount' (number)" in capsys.readouterr().err
     for option, message in (
-        (["--time-column", "form"], "--time-column, --edge-label-column and --windows apply to --nodes and --edges"),
-        (["--edge-kind", "amount=number"], "pass --kind A:RELATION:B.COLUMN=KIND"),
+        (["--time-column", "form"], "--time-column needs nodes and edges of one type"),
+        (["--edge-kind", "amount=number"], "column 'node:edge:node.amount' is unknown"),
     ):
         assert main(["import", *words, *option]) == 2
         assert message in capsys.readouterr().err

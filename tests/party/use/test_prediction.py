@@ -18,8 +18,8 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.party.tables.importing import Columns
 from fedgraph_flwr.party.tables.reading import read_table
+from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.predict import Predictions, load_node, load_predictor
 from fedgraph_flwr.party.use.prediction_input import tables
 from fedgraph_flwr.runs.checks import rebuilds

@@ -1,0 +1,239 @@
+"""Edge tables: ends, features, times and labels of edges. Rows are counted from 1, after the header."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data.cleaning import to_undirected
+from fedgraph_flwr.data.edge_columns import COUNTS, log_counts
+from fedgraph_flwr.data.pyg import Features
+from fedgraph_flwr.data.schema import EDGE
+from fedgraph_flwr.data.value_formats import date_format, read_dates
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
+from fedgraph_flwr.party.tables.nodes import Ids, column_of, label_codes
+from fedgraph_flwr.party.tables.parties import PartyRule, Records, divide
+from fedgraph_flwr.party.tables.roles import Columns
+
+
+@dataclass(frozen=True)
+class EdgeData:
+    """Data of the edges of one table, by row.
+
+    Attributes:
+        made: columns that became features; None without any.
+        classes: class names of edges.
+        fields: ``edge_attr``, ``edge_time`` and ``edge_y`` of a `Graph`, as far as there are any.
+        computed: number of columns of ``edge_attr`` that were computed from the party's own records, the last ones.
+    """
+
+    made: Features | None
+    classes: tuple[str, ...]
+    fields: dict[str, Any]
+    computed: int = 0
+
+
+@dataclass(frozen=True)
+class TableEdges:
+    """Edges of one table.
+
+    Attributes:
+        index: sorted by both ends, int64 [2, E'] (or compressed).
+        rows: row of each edge [E'], if rows carry data.
+        data: data of the rows.
+        records: the rows divided by owners of their ends, if some name accounts of other parties.
+    """
+
+    index: Any
+    rows: Tensor
+    data: EdgeData
+    records: Records | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The data by edge instead of by row."""
+        return {key: values[self.rows] for key, values in self.data.fields.items()}
+
+
+def read_edges(
+    table: Any,
+    names: Sequence[str],
+    columns: Columns,
+    kind: str,
+    where: tuple[str, str],
+    ids: tuple[Ids, Ids],
+    treatment: Treatment,
+    *,
+    undirected: bool = False,
+    parallel: bool = False,
+    edge_classes: Sequence[str] = (),
+    rule: PartyRule | None = None,
+) -> TableEdges:
+    """Return the edges of one table.
+
+    Args:
+        table: one row per edge.
+        names: candidate feature columns.
+        columns: roles of the columns.
+        kind: edge type.
+        where: files of edges and of source nodes, for errors.
+        ids: index of the source and of the target nodes.
+        treatment: column options and schema.
+        undirected: whether each row represents both directions.
+        parallel: whether rows that repeat an edge stay separate even without data.
+        edge_classes: as in `edge_data`.
+        rule: how rows name accounts of other parties.
+
+    Raises:
+        FedGraphError: an end is unknown, or as `edge_data` and `divide`.
+    """
+    found = divide(table, (columns.source, columns.target), ids[0].index, rule, where, treatment) if rule else None
+    data = edge_data(table, names, columns, where[0], treatment, edge_classes, kind)
+    ends = found.ends if found else edge_ends(table, columns, where[0], *ids)
+    data = with_computed(data, columns, ends, len(ids[1].index), found)
+    separate = parallel or bool(data.fields)
+    index, rows = arranged(ends, len(ids[1].index), undirected, where[0], treatment, separate)
+    return TableEdges(index, found.own[rows] if found and data.fields else rows, data, found)
+
+
+def edge_data(
+    table: Any,
+    names: Sequence[str],
+    columns: Columns,
+    where: str,
+    treatment: Treatment,
+    edge_classes: Sequence[str] = (),
+    kind: str = EDGE,
+) -> EdgeData:
+    """Read features, times and labels of the edges of one table.
+
+    Args:
+        table: one row per edge.
+        names: candidate feature columns.
+        columns: roles of the columns.
+        where: the file, for errors.
+        treatment: column options and schema.
+        edge_classes: class names of edges; empty for the schema's, else the sorted values that occur.
+        kind: edge type.
+
+    Raises:
+        FedGraphError: a value does not match its column's kind, or a time is missing.
+    """
+    schema = treatment.schema
+    classes: Sequence[str] = (schema.edge_classes if schema else ()) or edge_classes
+    if edge_classes and tuple(edge_classes) != tuple(classes):
+        raise FedGraphError(
+            f"--edge-classes {','.join(edge_classes)} differ from those of {treatment.where}, {','.join(classes)}: leave the"
+            " option out"
+        )
+    encoded = names or (schema and schema.nodes.get(kind))
+    made = features(kind, table, names, where, treatment) if encoded else None
+    made = made if made and made.x.size(1) else None
+    found: dict[str, Any] = {"edge_attr": made.x} if made else {}
+    if columns.time:
+        found["edge_time"] = edge_times(table, columns.time, where, treatment)
+    if columns.edge_label:
+        found["edge_y"], classes = label_codes(table, columns.edge_label, where, classes)
+    return EdgeData(made, tuple(classes), found)
+
+
+def with_computed(
+    data: EdgeData, columns: Columns, ends: Tensor, num_nodes: int, found: Records | None = None
+) -> EdgeData:
+    """Return the data of a table's rows with the features that are computed from the whole book: ln(1 + counts in `windows`).
+
+    This is the only place where computed columns join those of an edge table; the schema keeps their recipe in its
+    `TableLayout`. New rows are predicted with the same columns (`prediction_input`).
+
+    Args:
+        data: data of the rows, with their times.
+        columns: roles of the columns, with the recipe.
+        ends: edges between own nodes [2, E].
+        num_nodes: N.
+        found: the divided rows, if some name accounts of other parties; they count, too.
+    """
+    if not (windows := columns.seconds):
+        return data
+    time = data.fields["edge_time"].numpy()
+    both = np.full((2, time.size), -1, dtype=np.int64)
+    both[:, found.own.numpy() if found else slice(None)] = ends.numpy()
+    if found:
+        other = [f"{party}\x1f{name}" for party, name in zip(found.party.tolist(), found.ids, strict=True)]
+        code = num_nodes + np.unique(np.array(other, dtype=str), return_inverse=True)[1]
+        pair = np.stack([found.node.numpy(), code])
+        both[:, found.rows.numpy()] = np.where(found.outgoing.numpy(), pair, pair[::-1])
+    kept = np.flatnonzero(both[0] >= 0)
+    counts = np.zeros((time.size, len(COUNTS) * len(windows)))
+    counts[kept] = log_counts(both[:, kept], time[kept], windows)
+    return with_columns(data, torch.from_numpy(counts))
+
+
+def with_columns(data: EdgeData, columns: Tensor) -> EdgeData:
+    """Return the data with further features of the rows [E', k], computed from the party's own records."""
+    attr = data.fields.get("edge_attr", torch.zeros(len(columns), 0))
+    fields = data.fields | {"edge_attr": torch.cat([attr, columns.to(torch.float32)], dim=1)}
+    return replace(data, fields=fields, computed=data.computed + columns.size(1))
+
+
+def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Tensor:
+    """Return the times of a table's edges in seconds, int64 [E]: whole numbers unchanged, dates since 1970.
+
+    Raises:
+        FedGraphError: a time is missing, or neither a number nor a date.
+    """
+    import pandas as pd
+
+    read = column_of(links, column, where, "time")
+    numbers = pd.to_numeric(read, errors="coerce")
+    form = treatment.date_formats.get(column, "")
+    if form or bool(numbers.isna().any()):
+        texts = as_words(read)
+        form = form or date_format([str(word) for word in np.unique(texts)], column, where)
+        numbers = (read_dates(read, form) - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)
+    if bool(numbers.isna().any()):
+        row = int(numbers.isna().to_numpy().argmax())
+        raise FedGraphError(
+            f"{where}: row {row + 1} has '{read.iloc[row]}' in column '{column}', which is neither a number of seconds nor a"
+            f" date: pass --date-format {column}=FORMAT"
+        )
+    return torch.from_numpy(np.floor(numbers.to_numpy(dtype=np.float64)).astype(np.int64))
+
+
+def arranged(
+    edges: Tensor, num_nodes: int, undirected: bool, where: str, treatment: Treatment, parallel: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the edges of a table [2, E'] sorted by both ends, and the row of each [E'].
+
+    Edges that carry no data count once (`once`), and their rows are not returned.
+    """
+    if not parallel:
+        distinct = once(edges, num_nodes, undirected, where, treatment)
+        return distinct, torch.zeros(distinct.size(1), dtype=torch.int64)
+    rows = torch.arange(edges.size(1))
+    if undirected:
+        proper = (edges[0] != edges[1]).nonzero().view(-1)
+        edges, rows = torch.cat([edges, edges[:, proper].flip(0)], dim=1), torch.cat([rows, proper])
+    order = (edges[0] * num_nodes + edges[1]).argsort(stable=True)
+    return edges[:, order], rows[order]
+
+
+def once(edges: Tensor, num_nodes: int, undirected: bool, where: str, treatment: Treatment) -> Tensor:
+    """Deduplicate the edges [2, E] of a table, add reverse directions if ``undirected``, and report repeated rows."""
+    single = edges.sort(dim=0).values if undirected else edges
+    distinct = single.unique(dim=1)
+    if repeated := edges.size(1) - distinct.size(1):
+        both = ", in either direction" if undirected else ""
+        treatment.say(
+            f"{where}: {repeated} of {edges.size(1)} rows repeat an edge of another row{both}; each edge counts once"
+        )
+    return to_undirected(edges, num_nodes) if undirected else distinct
+
+
+def edge_ends(table: Any, columns: Columns, where: str, sources: Ids, targets: Ids) -> Tensor:
+    """Return the edges of one table, int64 [2, E], between the nodes of two tables (or one, passed twice)."""
+    ends = (sources.positions(table, columns.source, where), targets.positions(table, columns.target, where))
+    return torch.from_numpy(np.stack(ends))

@@ -1,0 +1,185 @@
+"""Node tables: ids, labels, numbers to predict, splits and clients. Rows are counted from 1, after the header."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.party.tables.columns import SPLITS, Treatment, as_words, natural
+
+
+class Ids:
+    """Index of one table's nodes: id of any type → position 0..N-1."""
+
+    def __init__(self, table: Any, column: str, where: str):
+        """Read the ids from a table.
+
+        Raises:
+            FedGraphError: an id is missing or repeated.
+        """
+        texts = as_words(column_of(table, column, where, "id"))
+        if (texts == "").any():
+            row = int((texts == "").argmax()) + 1
+            raise FedGraphError(f"{where}: row {row} has no id in column '{column}'; every node needs one")
+        self._keep(texts, where)
+
+    @classmethod
+    def of(cls, texts: np.ndarray, where: str) -> "Ids":
+        """Build the index from ids [N].
+
+        Raises:
+            FedGraphError: an id is repeated.
+        """
+        found = cls.__new__(cls)
+        found._keep(texts, where)
+        return found
+
+    def _keep(self, texts: np.ndarray, where: str) -> None:
+        import pandas as pd
+
+        self.index = pd.Index(texts)
+        if not self.index.is_unique:
+            second = int(self.index.duplicated().argmax())
+            first = int((texts == texts[second]).argmax())
+            raise FedGraphError(
+                f"{where}: id '{texts[second]}' is repeated in rows {first + 1} and {second + 1}; each node needs its own"
+            )
+        self.where = where
+
+    def positions(self, table: Any, column: str, where: str, first: int = 0) -> np.ndarray:
+        """Return the positions [E] of the nodes named in a column of another table, whose rows count from ``first``.
+
+        Raises:
+            FedGraphError: an id is unknown.
+        """
+        texts = as_words(column_of(table, column, where, "end of edges"))
+        found = self.index.get_indexer(texts)
+        if (found < 0).any():
+            row = int((found < 0).argmax())
+            raise FedGraphError(
+                f"{where}: row {first + row + 1} names '{texts[row]}' in column '{column}', which is not an id of {self.where}:"
+                " add the node, or remove the row"
+            )
+        return found.astype(np.int64)
+
+
+def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()) -> tuple[Tensor, list[str]]:
+    """Return labels as numbers, int64 [N] with -1 where empty, and the C class names in label order.
+
+    Raises:
+        FedGraphError: a label is not in ``classes``.
+    """
+    texts = as_words(column_of(table, column, where, "label"))
+    names = list(classes) or sorted(set(texts) - {""}, key=natural)
+    code = {"": -1} | {name: number for number, name in enumerate(names)}
+    unlisted = sorted(set(texts) - set(code))
+    if unlisted:
+        row = int(np.isin(texts, unlisted).argmax())
+        raise FedGraphError(f"{where}: row {row + 1} has label '{texts[row]}', expected one of: {', '.join(names)}")
+    distinct, inverse = np.unique(texts, return_inverse=True)
+    return torch.from_numpy(np.array([code[str(word)] for word in distinct], dtype=np.int64)[inverse]), names
+
+
+def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
+    """Return numbers to predict, float32 [N, T]; NaN for an empty cell. Without columns: [0, 0].
+
+    Raises:
+        FedGraphError: a column is missing or named twice, or a value is not a number.
+    """
+    import pandas as pd
+
+    if len(set(names)) < len(names):
+        raise FedGraphError(f"--predict-columns names '{max(names, key=list(names).count)}' twice")
+    found = []
+    for name in names:
+        column = column_of(table, name, where, "targets")
+        texts = column.astype("string").str.strip()
+        values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        values = np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan)
+        filled = ~(texts.isna() | texts.str.lower().isin(["", "nan", "na", "null"])).to_numpy(dtype=bool)
+        if (wrong := np.flatnonzero(np.isnan(values) & filled)).size:
+            raise FedGraphError(
+                f"{where} row {wrong[0] + 1}: '{column.iloc[wrong[0]]}' in column '{name}' is not a number: expected numbers to"
+                " predict, or empty cells where they are unknown"
+            )
+        found.append(values)
+    return torch.from_numpy(np.stack(found, axis=1).astype(np.float32)) if found else torch.zeros(0, 0)
+
+
+def agreed_targets(names: Sequence[str], treatment: Treatment) -> Tensor:
+    """Return mean and standard deviation of targets by the schema that parties share, float64 [2, T]; [0, 0] without one.
+
+    Raises:
+        FedGraphError: the schema has other targets.
+    """
+    agreed = treatment.schema.targets if treatment.schema else {}
+    if not agreed:
+        return torch.zeros(0, 0, dtype=torch.float64)
+    if list(agreed) != list(names):
+        raise FedGraphError(
+            f"{treatment.where} has the targets {', '.join(agreed)}, got {', '.join(names) or 'none'}: pass --predict-columns"
+            f" {','.join(agreed)}"
+        )
+    return torch.tensor([*agreed.values()], dtype=torch.float64).T.contiguous()
+
+
+def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return masks of training, validation and test nodes, each bool [N]; all False without a split column.
+
+    Raises:
+        FedGraphError: a value is not train, val, test or empty.
+    """
+    part = np.full(len(table), -1)
+    if column:
+        texts = np.char.lower(as_words(column_of(table, column, where, "split")))
+        wrong = ~np.isin(texts, ["", *SPLITS])
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise FedGraphError(
+                f"{where}: row {row + 1} has '{texts[row]}' in column '{column}', expected train, val, test or empty"
+            )
+        for word, number in SPLITS.items():
+            part[texts == word] = number
+    train, val, test = (torch.from_numpy(part == number) for number in range(3))
+    return train, val, test
+
+
+def group_codes(table: Any, column: str, where: str) -> Tensor:
+    """Return each node's client, 0..M-1 in sorted order of the column's values, int64 [N]; empty without a column."""
+    if not column:
+        return torch.zeros(0, dtype=torch.int64)
+    texts = as_words(column_of(table, column, where, "client"))
+    if (texts == "").any():
+        row = int((texts == "").argmax()) + 1
+        raise FedGraphError(f"{where}: row {row} has no client in column '{column}': assign every node to a client")
+    distinct, inverse = np.unique(texts, return_inverse=True)
+    rank = {name: number for number, name in enumerate(sorted(map(str, distinct), key=natural))}
+    return torch.from_numpy(np.array([rank[str(name)] for name in distinct], dtype=np.int64)[inverse])
+
+
+def column_of(table: Any, name: str, where: str, what: str) -> Any:
+    """Return a column of a table.
+
+    Raises:
+        FedGraphError: the table has no such column; ``what`` says what it is for.
+    """
+    if name not in table.columns:
+        raise unknown(f"{what} column", name, map(str, table.columns), where)
+    return table[name]
+
+
+def agreed_classes(given: Sequence[str], treatment: Treatment) -> Sequence[str]:
+    """Return the classes in label order: the schema's if there is one, else those given.
+
+    Raises:
+        FedGraphError: the given classes differ from the schema's.
+    """
+    if treatment.schema is None:
+        return given
+    classes = treatment.schema.classes_in_order(given, treatment.where)
+    if given and tuple(given) != classes:
+        treatment.say(f"classes reordered as in {treatment.where}: {', '.join(classes)}")
+    return classes

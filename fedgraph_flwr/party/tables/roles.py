@@ -1,0 +1,266 @@
+"""Roles of the columns of tables, and types of tables: what an id, a label, a time or a feature is."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.data.hetero import EdgeType
+from fedgraph_flwr.data.schema import EDGE, NODE, TableLayout
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.party.tables.columns import Treatment
+from fedgraph_flwr.party.tables.parties import PartyRule
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Roles of the columns of the two tables; "" for a missing one.
+
+    Attributes:
+        features: names or patterns such as ``x_*``; empty for every other column of the node table.
+        edge_features: names or patterns of columns of the edge table; empty for those of the schema, if there is one.
+        predict: names of columns of the node table with numbers to predict, separated by commas.
+        separator: field separator of a CSV, "" to detect it; likewise ``encoding``.
+        party_columns: as in `TableLayout`; likewise ``party_prefix``, ``match_columns`` and ``id_form``.
+    """
+
+    id: str = "id"
+    label: str = "label"
+    features: Sequence[str] = ()
+    split: str = ""
+    client: str = ""
+    source: str = "source"
+    target: str = "target"
+    time: str = ""
+    edge_label: str = ""
+    edge_id: str = ""
+    graph: str = ""
+    predict: str = ""
+    windows: str = ""
+    separator: str = ""
+    encoding: str = ""
+    edge_features: Sequence[str] = ()
+    party_columns: str = ""
+    party_prefix: str = ""
+    match_columns: str = ""
+    id_form: str = ""
+
+    @classmethod
+    def of(cls, layout: TableLayout, features: Sequence[str] = (), edge_features: Sequence[str] = ()) -> "Columns":
+        """Return the columns of a layout, with defaults for the others."""
+        return cls(features=features, edge_features=edge_features, **layout.to_dict())
+
+    @property
+    def layout(self) -> TableLayout:
+        """Differences from the defaults, as stored in a schema."""
+        values = {f.name: getattr(self, f.name) for f in fields(TableLayout)}
+        return TableLayout(**{name: value for name, value in values.items() if value != getattr(DEFAULTS, name)})
+
+    @property
+    def others(self) -> list[str]:
+        """Columns of a node table with another role than feature."""
+        return [name for name in (self.id, self.label, self.split, self.client, self.graph, *self.targets) if name]
+
+    @property
+    def targets(self) -> list[str]:
+        """Columns of a node table with numbers to predict."""
+        return [name.strip() for name in self.predict.split(",") if name.strip()]
+
+    @property
+    def edge_others(self) -> list[str]:
+        """Columns of an edge table with another role than feature."""
+        parties = [name.strip() for name in self.party_columns.split(",")]
+        own = (self.source, self.target, self.time, self.edge_label, self.edge_id, self.graph)
+        return [name for name in (*own, *parties) if name]
+
+    def without(self, tables: Sequence[Any], *roles: str) -> "Columns":
+        """Return the columns without those of these roles that no table has."""
+        return replace(
+            self, **{role: "" for role in roles if not any(getattr(self, role) in t.columns for t in tables)}
+        )
+
+    def of_one_type(self, own_party: str, graphs: Any, undirected: bool) -> None:
+        """Refuse what only a graph of one node type and one edge type has.
+
+        Raises:
+            FedGraphError: names the option.
+        """
+        given = {
+            "--undirected": undirected,
+            "--own-party": own_party or self.party_columns or self.party_prefix,
+            "--graph-column": self.graph or graphs,
+            "--time-column": self.time,
+            "--edge-label-column": self.edge_label,
+            "--windows": self.windows,
+            "--predict-columns": self.predict,
+            "--client-column": self.client,
+        }
+        if named := [option for option, value in given.items() if value]:
+            raise FedGraphError(
+                f"{named[0]} needs nodes and edges of one type (--nodes and --edges), but this graph has several or named ones:"
+                " leave it out"
+            )
+
+    @property
+    def seconds(self) -> list[int]:
+        """Lengths of `windows` in seconds.
+
+        Raises:
+            FedGraphError: a length is not a number above 0, or the edges have no times.
+        """
+        try:
+            found = [round(float(word) * 86_400) for word in self.windows.split(",") if word.strip()]
+        except (ValueError, OverflowError):
+            found = [0]
+        if any(not 0 < window < 2**53 for window in found):
+            raise FedGraphError(f"--windows must be numbers of days above 0, such as 2,0.5, got '{self.windows}'")
+        if found and not self.time:
+            raise FedGraphError(f"--windows {self.windows} counts edges by their times: pass --time-column NAME, too")
+        return found
+
+    def parties(self, own: str) -> PartyRule | None:
+        """Return the rule that names the parties of ends, for the party ``own``; None without one.
+
+        Raises:
+            FedGraphError: the rule is incomplete.
+        """
+        return PartyRule.parse(own, self.party_columns, self.party_prefix, self.match_columns, self.id_form)
+
+
+DEFAULTS = Columns()
+
+
+def check_roles(columns: Columns, kind: str, treatment: Treatment) -> None:
+    """Check that no column with another role is a feature of the schema.
+
+    Raises:
+        FedGraphError: a column is both.
+    """
+    agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else {}
+    for role in ("id", "label", "split", "client", "graph"):
+        name = getattr(columns, role)
+        if name in agreed and agreed[name].kind != "ignored":
+            raise FedGraphError(
+                f"--{role}-column {name} conflicts with {treatment.where}, which lists '{name}' as a feature"
+                f" ({agreed[name].kind}):"
+                " choose another column, or edit the schema"
+            )
+
+
+def check_unknown_at_prediction(columns: Columns, nodes: Sequence[str], edges: Sequence[str], where: str) -> None:
+    """Refuse labels and targets among the features, which would leak them to the model.
+
+    Raises:
+        FedGraphError: names the column and its roles.
+    """
+    roles = {"--label-column": [columns.label], "--predict-columns": columns.targets}
+    twice = [(name, role) for role, names in roles.items() for name in names if name and name in nodes]
+    twice += [(columns.edge_label, "--edge-label-column")] if columns.edge_label and columns.edge_label in edges else []
+    twice += [
+        (name, "--predict-columns") for name in columns.targets if name in (columns.id, columns.label, columns.split)
+    ]
+    if twice:
+        name, role = twice[0]
+        raise FedGraphError(
+            f"{where}: column '{name}' of {role} also has another role: leave it out of the features, or of {role}"
+        )
+
+
+def feature_columns(
+    tables: Mapping[str, Any], wanted: Sequence[str], others: Sequence[str], files: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Return the candidate feature columns of each table, in order.
+
+    Args:
+        tables: rows by type.
+        wanted: names or patterns, each for every table that has it; empty for every column not in ``others``.
+        others: columns with another role.
+        files: file of each type, for errors.
+
+    Raises:
+        FedGraphError: no table has a column that fits a pattern.
+    """
+    free = {kind: [str(name) for name in table.columns if name not in others] for kind, table in tables.items()}
+    if not wanted:
+        return free
+    names: dict[str, list[str]] = {kind: [] for kind in tables}
+    for pattern in wanted:
+        fitting = {
+            kind: [pattern] if pattern in table.columns else fnmatch.filter(free[kind], pattern)
+            for kind, table in tables.items()
+        }
+        if not any(fitting.values()):
+            known = {name for each in free.values() for name in each}
+            raise unknown("feature column", pattern, known, ", ".join(files[kind] for kind in tables))
+        for kind, found in fitting.items():
+            names[kind] += [name for name in found if name not in names[kind]]
+    return names
+
+
+def edge_feature_columns(
+    tables: Mapping[str, Any], columns: Columns, files: Mapping[str, str], treatment: Treatment
+) -> dict[str, list[str]]:
+    """Return the columns of each edge type that may become features: those asked for, or the schema's; report the others.
+
+    Raises:
+        FedGraphError: as `feature_columns`.
+    """
+    agreed = treatment.schema.nodes if treatment.schema else {}
+    found = feature_columns(tables, columns.edge_features, columns.edge_others, files)
+    for kind, table in tables.items():
+        if columns.edge_features and found[kind]:
+            continue
+        if agreed.get(kind):
+            found |= feature_columns({kind: table}, (), columns.edge_others, files)
+            continue
+        if found[kind]:
+            unused = ", ".join(found[kind])
+            treatment.say(f"{files[kind]}: ignored: {unused} (--edge-columns NAMES keeps them)")
+        found[kind] = []
+    return found
+
+
+def named_files(args: Sequence[str], option: str) -> dict[str, Path | None]:
+    """Parse ``NAME=FILE`` arguments to paths by name; ``NAME=`` gives None.
+
+    Raises:
+        FedGraphError: an argument has no ``=``, or a name is repeated.
+    """
+    found: dict[str, Path | None] = {}
+    for arg in args:
+        name, sign, path = arg.rpartition("=")
+        if not sign or not name:
+            raise FedGraphError(f"{option} {arg}: expected NAME=FILE, or NAME= for a type without a table")
+        if name in found:
+            raise FedGraphError(f"{option} names '{name}' twice: leave one out")
+        found[name] = Path(path) if path else None
+    return found
+
+
+def typed_files(args: Any) -> tuple[dict[str, Path | None], dict[EdgeType, Path | None]]:
+    """Return the files of ``--node-table`` and ``--edge-table`` by type; ``--nodes`` and ``--edges`` are short for one type each.
+
+    Raises:
+        FedGraphError: an argument has a wrong form, or a type has two files.
+    """
+    nodes = [*args.node_table, *([f"{NODE}={args.nodes}"] if args.nodes else [])]
+    edges = [*args.edge_table, *([f"{EDGE}={args.edges}"] if args.edges else [])]
+    return named_files(nodes, "--node-table"), edge_types(named_files(edges, "--edge-table"))
+
+
+def edge_types(named: Mapping[str, Path | None]) -> dict[EdgeType, Path | None]:
+    """Parse ``SOURCE:RELATION:TARGET`` names to edge types.
+
+    Raises:
+        FedGraphError: a name has another form.
+    """
+    found: dict[EdgeType, Path | None] = {}
+    for name, path in named.items():
+        parts = name.split(":")
+        if len(parts) != 3 or not all(parts):
+            raise FedGraphError(
+                f"--edge-table {name}: expected SOURCE:RELATION:TARGET=FILE, such as author:writes:paper=w.csv"
+            )
+        found[parts[0], parts[1], parts[2]] = path
+    return found
