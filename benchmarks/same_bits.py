@@ -293,7 +293,8 @@ def compare(first: Result, second: Result) -> str:
         files = (first, second)
         changed = [name for name in sorted({*files[0], *files[1]}) if not same_bytes(*(f.get(name) for f in files))]
         return f"other files: {', '.join(changed)}" if changed else ""
-    assert isinstance(first, list) and isinstance(second, list)  # results of one scenario
+    assert isinstance(first, list)  # results of one scenario
+    assert isinstance(second, list)
     if [a.shape for a in first] != [a.shape for a in second]:
         return "other shapes"
     if all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True)):

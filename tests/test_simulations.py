@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.config import CONF, compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.party.use.predict import load_predictor
@@ -20,12 +20,20 @@ from fedgraph_flwr.sweeps.table import markdown
 from simulations import budget, whole_graph
 
 FOLDER = Path(budget.__file__).parent
+PLUGIN = FOLDER.parent / "examples" / "feddep_authors"
 TABLES = sorted(FOLDER.glob("*.yaml"))
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    """The package of examples/ with a method and a model that a table uses."""
+    monkeypatch.syspath_prepend(PLUGIN)
+    monkeypatch.setenv(CONF, str(PLUGIN / "feddep_authors" / "conf"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_every_table_composes(path):
+def test_every_table_composes(path, plugin):
     table = load(path)
     settings, methods = list(table.settings), list(table.methods)
     for cell in table.cells({}):
@@ -42,7 +50,7 @@ STORED = [path for path in TABLES if (FOLDER / "results" / f"{path.stem}.csv").i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-def test_every_stored_table_is_what_its_rows_say(path, monkeypatch):
+def test_every_stored_table_is_what_its_rows_say(path, plugin, monkeypatch):
     """`fedgraph-flwr sweep simulations/*.yaml --table-only` writes them anew."""
     monkeypatch.chdir(FOLDER.parent)
     index = ResultsIndex(load(path.relative_to(FOLDER.parent)))

@@ -44,7 +44,6 @@ MODELS = {
     "projected_gcn": "fedgraph_flwr.models.projected_gcn:ProjectedGCN",
     "fedomd": "fedgraph_flwr.models.fedomd:OrthoGCN",
     "fused_sage": "fedgraph_flwr.models.feddep:FusedSAGE",
-    "linear_fused_sage": "fedgraph_flwr.models.feddep_authors:LinearFusedSAGE",
     "rgcn": "fedgraph_flwr.models.rgcn:RGCN",
     "simple_hgn": "fedgraph_flwr.models.simple_hgn:SimpleHGN",
     "fedspa": "fedgraph_flwr.models.fedspa:FedSPANet",

@@ -9,9 +9,9 @@ The middle part is the paper's pseudo-FL: with prototypes a client computes loca
 step. Written from the public parts of the paper (abstract and reviews), without its equation numbers. The authors' code
 (zkzhangke/FedDEP) does not run pseudo-FL, but exchanges gradients and an embedding of every node. It also trains an encoder per
 client, clusters by deep embedded clustering, and adds a linear map of generated embeddings in every layer:
-``strategy=feddep_authors``. Ours: the encoder is the federated model after R rounds, so all clients' embeddings share one space.
-A client that is unreachable in phase ``mend`` continues without generated neighbours. ``neighbours=0``, or R of at least
-``rounds``, is FedAvg of GraphSAGE.
+``strategy=feddep_authors`` of examples/feddep_authors. Ours: the encoder is the federated model after R rounds, so all clients'
+embeddings share one space. A client that is unreachable in phase ``mend`` continues without generated neighbours.
+``neighbours=0``, or R of at least ``rounds``, is FedAvg of GraphSAGE.
 Leaves a client: what FedAvg sends. Once: K means of hidden features, the number of nodes in each, and the number of generated
 neighbours. We do not claim the paper's noise-free edge-local privacy, which relies on sampling neighbours: all neighbours are
 used here, and no ε is reported.

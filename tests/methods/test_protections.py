@@ -33,7 +33,7 @@ PROTECTED = {  # of each kind, what is run; `tests/secure/test_secagg.py` runs s
 TABLE = {  # secagg, ray.aggregate, DP, robust rules: what the uplinks are expected to give
     "yyyy": "fedavg fedprox fedsam fedbn fedper fedstar fedala fedavg_ft apfl ditto moon fgssl fedavgm fedadagrad fedadam fedyogi"
     " feddyn fedhero adafgl scaffold feddc fednova fedfa fedgrad",
-    "-y-y": "fedomd fedgcn feddep feddep_authors fedsage fedhgn fedsage_true fggp fedgl fedstruct fedstruct_a fedstruct_private",
+    "-y-y": "fedomd fedgcn feddep fedsage fedhgn fedsage_true fggp fedgl fedstruct fedstruct_a fedstruct_private",
     "yyy-": "fedproto",
     "---y": "fedspa fedlit",
     "----": "fedtgp fedtad gcfl fedpub fedgta local central",

@@ -41,7 +41,6 @@ REFUSED = {
     "fedlit": ["fedlit"],
     "fedstar": ["fedstar"],
     "fused_sage": ["feddep"],
-    "linear_fused_sage": ["feddep_authors"],
     "fedstruct": ["fedstruct"],
     "rgcn": ["fedhgn"],
     "simple_hgn": ["fedhgn", "model=simple_hgn"],

@@ -6,7 +6,7 @@
     θ ← θ − η ∇(L / M),   then   θ ← θ − η (the same gradient + Σ_j G_j)                per exchange, θ the generator
     then: v reads the mean over P slots of z̃_v, of which the first round(ñ_v) are in use and the others 0
 
-Clusters, R, ñ and z̃ are those of `fedgraph_flwr.methods.feddep_authors` and `fedgraph_flwr.models.feddep_authors`. It follows the
+Clusters, R, ñ and z̃ are those of `feddep_authors.shared` and `feddep_authors.model`. It follows the
 authors' code at cf50e38. After ``generator_steps`` of L, only the generator trains, and takes the local gradient twice, as above
 (gfl/feddep/worker.py, `callback_funcs_for_gradient`). A peer's target without a lost neighbour is the prototype of the node
 itself. Ours:
@@ -32,15 +32,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddep_authors import shared
+from feddep_authors.model import AugmentedInputs, LinearFusedSAGE, LocalEncoder, LocalGenerator
+from feddep_authors.shared import EMBEDDINGS, GENERATOR, GRADIENTS, Params, deep_clusters, recovery
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.client_part import assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods import feddep_authors
-from fedgraph_flwr.methods.feddep_authors import EMBEDDINGS, GENERATOR, GRADIENTS, Params, deep_clusters, recovery
 from fedgraph_flwr.methods.impaired import ADDED, Impaired, whole_numbers
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.models.feddep_authors import AugmentedInputs, LinearFusedSAGE, LocalEncoder, LocalGenerator
 from fedgraph_flwr.models.sage import GraphSAGE
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import SGD, Adam
@@ -72,7 +72,7 @@ class FedDEPAuthorsClient(GraphClient):
     """
 
     Params: ClassVar[type] = Params
-    uplink = staticmethod(feddep_authors.uplink)
+    uplink = staticmethod(shared.uplink)
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("propose", "judge", *STEPS), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("z",)
     model: LinearFusedSAGE

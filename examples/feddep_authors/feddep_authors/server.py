@@ -7,17 +7,17 @@
 
 As in the authors' code (zkzhangke/FedDEP at cf50e38, gfl/feddep/worker.py and trainer.py), which OpenFGL copies. The server and
 all clients receive an embedding of every node. Where that is not acceptable, use ``strategy=feddep``, which exchanges few means.
-Leaves a client: see `fedgraph_flwr.clients.feddep_authors`.
+Leaves a client: see `feddep_authors.client`.
 Cost: 2 generator_rounds + 1 exchanges before round 1; each sends M generators and all embeddings to each client.
 """
 
 from collections.abc import Mapping
 from typing import ClassVar
 
-from fedgraph_flwr.methods import feddep_authors
-from fedgraph_flwr.methods.feddep_authors import EMBEDDINGS, GENERATOR, GRADIENTS, Params
+from feddep_authors import shared
+from feddep_authors.model import LocalGenerator
+from feddep_authors.shared import EMBEDDINGS, GENERATOR, GRADIENTS, Params
 from fedgraph_flwr.methods.impaired import say_added
-from fedgraph_flwr.models.feddep_authors import LocalGenerator
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 
@@ -26,7 +26,7 @@ class FedDEPAuthors(GraphStrategy):
     """FedAvg after clients trained each other's generators."""
 
     Params: ClassVar[type] = Params
-    uplink = staticmethod(feddep_authors.uplink)
+    uplink = staticmethod(shared.uplink)
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
         """Describe a generator, embeddings, or gradients of every client's generator."""

@@ -1,26 +1,24 @@
-"""FedDEP, authors' form: clustering, recovery, gradients and fusion by NumPy; every client trains on every other's embeddings."""
+"""The contract of every method; clustering, recovery, gradients and fusion by NumPy; what leaves a client."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from feddep_authors.client import FedDEPAuthorsClient
+from feddep_authors.model import AugmentedInputs
+from feddep_authors.shared import Params, deep_clusters, recovery, soft_assignment, target_distribution
 
-from fedgraph_flwr.clients.feddep_authors import FedDEPAuthorsClient
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import CONF, compose
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.feddep_authors import (
-    Params,
-    deep_clusters,
-    recovery,
-    soft_assignment,
-    target_distribution,
-)
-from fedgraph_flwr.models.feddep_authors import AugmentedInputs
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
+from fedgraph_flwr.testing import MethodContract
 from fedgraph_flwr.wire.messages import derive_seed
-from tests.conftest import client_graph
-from tests.support import call_fresh, recorded_messages, same_result
 
+OWN_CONF = Path(__file__).parent / "feddep_authors" / "conf"
 N, H, P, D = 16, 4, 3, 5
 SMALL = ["strategy.latent=5", "strategy.widths=[6]", "strategy.neighbours=3", "strategy.prototypes=3"]
 SHORT = [
@@ -30,6 +28,60 @@ SHORT = [
     "strategy.cluster_epochs=2",
 ]
 KEYS = ["strategy=feddep_authors", f"model.hidden={H}", "strategy.autoencoder_widths=[6,6]", *SMALL, *SHORT]
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    """The method's name, also where the package is not installed."""
+    monkeypatch.setenv(CONF, str(OWN_CONF))
+
+
+class TestFedDEPAuthors(MethodContract):
+    overrides = ("strategy=feddep_authors",)
+    conf = OWN_CONF
+
+    def go(self, tmp_path, monkeypatch, *overrides):
+        """Run with small networks, unless another method is asked for."""
+        short = () if "strategy=fedavg" in overrides else (*KEYS[1:], "strategy.generator_rounds=2")
+        return super().go(tmp_path, monkeypatch, "model.hidden=4", *short, *overrides)
+
+    def test_every_node_s_embedding_leaves_the_client_and_the_server_sums_gradients(self, tmp_path, monkeypatch):
+        seen, call = [], InlineGrid._call
+
+        def spy(grid, message):
+            reply = call(grid, message)
+            seen.append((message.content.array_records, reply.content.array_records))
+            return reply
+
+        monkeypatch.setattr(InlineGrid, "_call", spy)
+        assert self.go(tmp_path, monkeypatch, "rounds=2", "model.dropout=0").summary["failures"] == {}
+        assert len([up for _, up in seen if "embeddings" in up]) == 2 * 3
+        judged = [up["gradients"] for _, up in seen if "gradients" in up]
+        handed = [down["gradients"] for down, _ in seen if "gradients" in down]
+        assert len(handed) == 2 * 3
+        total = sum(record["0.head.bias"].numpy() for record in judged[:3])
+        received = [record["head.bias"].numpy() for record in handed[:3]]
+        assert any(np.allclose(total, array, rtol=1e-5, atol=1e-9) for array in received)
+
+
+def graph_of(client):
+    """A small random undirected graph."""
+    generator = torch.Generator().manual_seed(client)
+    ends = torch.randint(0, N, (2, 2 * N), generator=generator)
+    ends = ends[:, ends[0] < ends[1]].unique(dim=1)
+    fold = torch.rand(N, generator=generator).argsort() % 4
+    masks = {name: fold == place for place, name in enumerate(("val_mask", "test_mask"))}
+    return ClientGraph(
+        x=torch.randn(N, 5, generator=generator),
+        edge_index=torch.cat([ends, ends.flip(0)], dim=1),
+        y=torch.arange(N) % 3,
+        train_mask=fold >= 2,
+        **masks,
+        num_classes=3,
+        client=client,
+        num_clients=3,
+        node_id=torch.arange(N) + client * N,
+    )
 
 
 def client_of(index=0, *overrides):
@@ -43,7 +95,7 @@ def client_of(index=0, *overrides):
             *overrides,
         ]
     )
-    return FedDEPAuthorsClient(cfg, client_graph(index, N))
+    return FedDEPAuthorsClient(cfg, graph_of(index))
 
 
 def test_assignment_and_target_by_hand():
@@ -187,29 +239,6 @@ def test_generated_embeddings_are_means_over_all_slots():
     assert used.tolist() == [2, 0]
     torch.testing.assert_close(mean[0], (z[0, 0] + z[0, 1]) / 3)
     assert not mean[1].any()
-
-
-def test_every_node_s_embedding_leaves_the_client_and_the_server_sums_gradients(run, monkeypatch):
-    with recorded_messages(monkeypatch) as messages:
-        finished = run(*KEYS, "rounds=2", "strategy.generator_rounds=2", "model.dropout=0")
-    assert finished.summary["failures"] == {}
-    proposed = [content for way, _, content in messages if way == "up" and "embeddings" in content.array_records]
-    assert len(proposed) == 2 * 3
-    judged = [content for way, _, content in messages if way == "up" and "gradients" in content.array_records]
-    handed = [content for way, _, content in messages if way == "down" and "gradients" in content.array_records]
-    assert len(handed) == 2 * 3
-    name = "0.head.bias"
-    total = sum(content.array_records["gradients"][name].numpy() for content in judged[:3])
-    received = [content.array_records["gradients"]["head.bias"].numpy() for content in handed[:3]]
-    assert any(np.allclose(total, array, rtol=1e-5, atol=1e-9) for array in received)
-
-
-@pytest.mark.slow
-def test_fresh_clients_and_a_resumption_give_the_same(run, monkeypatch):
-    overrides = [*KEYS, "rounds=3", "strategy.generator_rounds=2"]
-    whole = run(*overrides)
-    monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
-    same_result(run(*overrides), whole)
 
 
 def test_a_policy_and_protections_refuse_single_nodes():
