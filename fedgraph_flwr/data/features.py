@@ -37,6 +37,9 @@ WINDOWS = (0.25, 2.0, 14.0)
 ALIKE = 0.1
 """Two amounts are alike if their logarithms differ by less."""
 
+DEPTH = 5
+"""Most records in a row that ``flow_in_depth`` follows."""
+
 LAST = 64
 """Number of records of each end that `common` reads at most, the last ones within the window."""
 
@@ -69,11 +72,12 @@ class Form(NamedTuple):
     scale: float
 
 
-COUNT, SUM, SECONDS, HOURS, SHARE = (
+COUNT, SUM, SECONDS, HOURS, STEPS, SHARE = (
     Form(True, 1.0, 1.0),
     Form(True, 6.0, 3.0),
     Form(True, 12.0, 4.0),
     Form(True, 2.0, 1.5),
+    Form(False, 1.0, 1.0),
     Form(False, 0.5, 0.5),
 )
 """Forms of columns. 0 is an ordinary value of each, as accounts without columns have it."""
@@ -182,6 +186,8 @@ def _edge_documents(recipe: Recipe) -> Iterator[Column]:
         )
         yield Column(f"flow_in_gap_{w}", "|Δ ln amount| / 0.1", f"Smallest difference to records {alike}, {within}.")
         yield Column(f"flow_in_hours_{w}", "ln(1 + hours)", f"Time since the closest in amount of these, {within}.")
+        row = f"Records alike in amount in a row that lead to this one, each within {days:g} days of the next, at most {DEPTH}."
+        yield Column(f"flow_in_depth_{w}", "records", row)
         yield Column(f"hop2_in_{w}", "ln(1 + records)", f"Records into the payers of the payer, {within}.")
         yield Column(f"hop2_out_{w}", "ln(1 + records)", f"Records out of the receivers of the receiver, {within}.")
         yield Column(
@@ -225,6 +231,8 @@ def _node_documents(recipe: Recipe) -> Iterator[Column]:
             "ln(1 + records)",
             f"Paid records that follow an alike received one and that the receiver passes on, each {within}.",
         )
+        row = f"Most alike records in a row through the account, each within {days:g} days of the next."
+        yield Column(f"flow_depth_{w}", "records", row)
         yield Column(f"flow_gap_{w}", "|Δ ln amount| / 0.1", f"Smallest difference of amounts over {pairs}.")
         yield Column(f"flow_hours_{w}", "ln(1 + hours)", f"Shortest time to the closest in amount over {pairs}.")
 
@@ -444,6 +452,7 @@ def _edge_values(book: Book, recipe: Recipe, more: bool = False) -> Values:
             yield f"flow_in_count_{w}", COUNT, flow.number
             yield f"flow_in_kept_{w}", COUNT, flow.kept
             yield f"flow_in_gap_{w}", SHARE, flow.gap / ALIKE
+            yield f"flow_in_depth_{w}", STEPS, flow.depth
             yield f"flow_in_hours_{w}", HOURS, np.where(flow.number > 0, flow.seconds, window) / 3_600
     for w, common in zip(names, _common(index, held["source", "out"], held["target", "in"]), strict=True):
         yield f"common_{w}", COUNT, common
@@ -579,6 +588,8 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
         yield f"flow_in_{w}", SHARE, share(summed(on, "in"), number["in"])
         yield f"flow_sum_{w}", SHARE, share(summed(np.where(follows, book.cents, 0), "out") / 100, total["out"])
         yield f"flow_chain_{w}", COUNT, summed(follows & on, "out")
+        through = np.where(follows, held[f"flow_in_depth_{w}"] + 1 + later.depth, 0)
+        yield f"flow_depth_{w}", STEPS, most(through, "out")
         yield f"flow_gap_{w}", SHARE, most(held[f"flow_in_gap_{w}"], "out", 1.0, lowest=True)
         hours = np.where(follows, held[f"flow_in_hours_{w}"], days * 24)
         yield f"flow_hours_{w}", HOURS, most(hours, "out", days * 24, lowest=True)
@@ -592,12 +603,14 @@ class Flow(NamedTuple):
         kept: how many of them are not smaller than the record [R].
         gap: smallest |Δ ln amount|, `ALIKE` without any [R].
         seconds: time since the closest in amount, of several the last; 0 without any [R].
+        depth: records alike in amount in a row, each into the payer of the next, that lead to the record, at most `DEPTH` [R].
     """
 
     number: Ints
     kept: Ints
     gap: Floats
     seconds: Ints
+    depth: Ints
 
 
 def _flow(index: _Index, last: Ints, first: Sequence[Ints]) -> Iterator[Flow]:
@@ -620,7 +633,7 @@ def _flow(index: _Index, last: Ints, first: Sequence[Ints]) -> Iterator[Flow]:
     # last position of each amount at each account: amounts of an account, by position
     place = events.near * max(amounts.size, 1) + code[events.order]
     by_amount = np.argsort(place, kind="stable")
-    listed = place[by_amount]
+    placed = place[by_amount]
     for start in first:
         rows = np.flatnonzero(last > start)
         own = code[asked.order[rows]]
@@ -635,19 +648,30 @@ def _flow(index: _Index, last: Ints, first: Sequence[Ints]) -> Iterator[Flow]:
             near = wavelet.ranked(a[some], b[some], rank[some])
             apart = np.abs(logs[near] - logs[own[some]])
             account = events.near[a[some]] * max(amounts.size, 1) + near
-            ends = np.searchsorted(listed, account, "right")
-            starts = np.searchsorted(listed, account, "left")
+            ends = np.searchsorted(placed, account, "right")
+            starts = np.searchsorted(placed, account, "left")
             position = by_amount[_last_below(by_amount, starts, ends, b[some])]
             passed = asked.time[rows[some]] - events.time[position]
             closer = (apart < gap[some]) | ((apart == gap[some]) & (passed < seconds[some]))
             gap[some[closer]], seconds[some[closer]] = apart[closer], passed[closer]
         size = index.book.time.size
         at = asked.order[rows]
+        depth = _placed(size, at, np.ones(at.size, dtype=np.int64))
+        for step in range(1, DEPTH):  # records that follow an alike one, which ends `step` in a row
+            some = np.flatnonzero(depth[at] == step)
+            listed = np.flatnonzero(depth[events.order] >= step)
+            part = _Wavelet(code[events.order[listed]], amounts.size)
+            x, y = np.searchsorted(listed, a[some]), np.searchsorted(listed, b[some])
+            further = part.below(x, y, high[own[some]]) > part.below(x, y, low[own[some]])
+            depth[at[some[further]]] = step + 1
+            if not further.any():
+                break
         yield Flow(
             _placed(size, at, above - under),
             _placed(size, at, above - less),
             _placed(size, at, gap, ALIKE),
             _placed(size, at, seconds),
+            depth,
         )
 
 

@@ -9,7 +9,7 @@ Ceilings, whatever the model: by its own columns a payment is found by chance (A
 patterns and that kind of decoy are exchangeable, AUC 1/2 and F1 at most 2p / (1 + p) with p = 1 / (1 + decoys).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.config import DatasetConfig, number, one_of, typed
 from fedgraph_flwr.data.edge_columns import ports, window_counts
+from fedgraph_flwr.data.features import WINDOWS, Book, Recipe, cents_of, edge_columns
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.own_columns import with_edge_columns
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 Ints = NDArray[np.int64]
@@ -92,11 +94,33 @@ class ColumnKeys:
     causal: bool = True  # counts look back only, not ahead too
     counts: str = "bank"  # bank: payments that touch the sender's bank | all: every payment
     ports: bool = False  # whether port numbers are edge features
+    recipe: str | None = None  # columns of a bank's own records: payments; windows are then those of the recipe
+    without: list[str] = field(default_factory=list)  # patterns of columns that the recipe leaves out, such as flow_*
     features: str = "constant"  # features of accounts: constant | activity, counts of their payments
 
     def __post_init__(self) -> None:
         one_of(self.counts, ("bank", "all"), "dataset.counts")
         one_of(self.features, ("constant", "activity"), "dataset.features")
+        if self.without and not self.recipe:
+            raise FedGraphError(
+                f"dataset.without={self.without} leaves out columns of a recipe: set dataset.recipe=payments"
+            )
+        self.recorded()
+
+    def recorded(self) -> Recipe | None:
+        """Return the recipe of columns of a bank's own records; None without one.
+
+        Raises:
+            FedGraphError: the recipe, a window or a column is unknown.
+        """
+        if not self.recipe:
+            return None
+        return Recipe(self.recipe, tuple(self.windows) or WINDOWS, tuple(self.without))
+
+    @property
+    def counted(self) -> list[float]:
+        """Days of the windows whose counts are edge features; a recipe has them as its own."""
+        return [] if self.recipe else self.windows
 
     @property
     def activity_windows(self) -> list[float]:
@@ -119,11 +143,15 @@ class PaymentsSpec(ColumnKeys):
     cross: float = number(0.5, 0, 1)  # probability that a member may be at another bank than the first
     decoy_dir: int = number(1)  # copies of each pattern with random directions, not laundering
     decoy_time: int = number(1)  # copies of each pattern with random times, not laundering
+    amounts: str = (
+        "independent"  # independent | passed: a member of a pattern passes on 90 to 99 % of what arrived, decoys too
+    )
     label_noise: float = number(0.0, 0, 1)  # share of payments whose label is flipped
     seed: int | None = None  # null: the run's seed
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        one_of(self.amounts, ("independent", "passed"), "dataset.amounts")
         for kind in self.kinds or ():
             if kind not in KINDS:
                 raise unknown("dataset.kinds", kind, KINDS)
@@ -175,7 +203,7 @@ def keys_of(spec: type[Spec], params: dict[str, Any], name: str) -> Spec:
 
 
 def as_graph(p: Payments, spec: ColumnKeys, edge_attr: NDArray[np.float64], name: str) -> Graph:
-    """Return accounts and payments as a graph whose groups are banks.
+    """Return accounts and payments as a graph whose groups are banks, with the columns of the recipe for payments.
 
     An account's label is 1 if a laundering payment leaves or reaches it; a payment's label is in ``edge_y``.
 
@@ -189,7 +217,7 @@ def as_graph(p: Payments, spec: ColumnKeys, edge_attr: NDArray[np.float64], name
     y = np.zeros(n, dtype=np.int64)
     y[np.concatenate([p.source[p.label], p.target[p.label]])] = 1
     none = torch.zeros(n, dtype=torch.bool)
-    return Graph(
+    graph = Graph(
         x=torch.from_numpy(activity(p, spec)) if spec.features == "activity" else torch.ones(n, 1),
         edge_index=torch.from_numpy(np.stack([p.source, p.target])),
         y=torch.from_numpy(y),
@@ -204,6 +232,13 @@ def as_graph(p: Payments, spec: ColumnKeys, edge_attr: NDArray[np.float64], name
         edge_time=torch.from_numpy(p.time),
         edge_y=torch.from_numpy(p.label.astype(np.int64)),
     )
+    recipe = spec.recorded()
+    if recipe is None:
+        return graph
+    cents, _ = cents_of(p.amount, f"dataset={name}")
+    book = Book(p.source, p.target, p.time, cents)
+    graph.book = torch.from_numpy(np.stack([p.source, p.target, p.time, cents]))
+    return with_edge_columns(graph, recipe, edge_columns(book, recipe, p.bank if spec.counts == "bank" else None))
 
 
 def edge_features(p: Payments, spec: PaymentsSpec) -> NDArray[np.float64]:
@@ -213,7 +248,7 @@ def edge_features(p: Payments, spec: PaymentsSpec) -> NDArray[np.float64]:
 
 def computed(p: Payments, spec: ColumnKeys) -> NDArray[np.float64]:
     """Return the counts and ports of payments as ln(1 + count) [E, D]."""
-    columns = [np.log1p(_counts(p, spec, round(days * DAY))) for days in spec.windows]
+    columns = [np.log1p(_counts(p, spec, round(days * DAY))) for days in spec.counted]
     if spec.ports:
         columns.append(np.log1p(ports(p.source, p.target, p.time)))
     return np.concatenate([np.zeros((p.time.size, 0)), *columns], axis=1)
@@ -292,13 +327,15 @@ def generate(spec: PaymentsSpec, *, seed: int, banks: int) -> Payments:
     """
     bank, kind, activity, contacts = _accounts(spec, banks, np.random.default_rng([seed, 0]))
     own = _background(spec, kind, activity, contacts, np.random.default_rng([seed, 1]))
-    planted = _patterns(spec, bank, kind, np.random.default_rng([seed, 2]))
+    *planted, passed = _patterns(spec, bank, kind, np.random.default_rng([seed, 2]), np.random.default_rng([seed, 4]))
     source, target, time, role, pattern = (np.concatenate(pair) for pair in zip(own, planted, strict=True))
     order = np.argsort(time, kind="stable")
+    fixed = np.concatenate([np.zeros(own[0].size), passed])[order]
     source, target, time, role, pattern = (column[order] for column in (source, target, time, role, pattern))
     rng = np.random.default_rng([seed, 3])
     label = (role == PATTERN) ^ (rng.random(role.size) < spec.label_noise)
     amount, form = rng.lognormal(5, 1.2, role.size), rng.integers(4, size=role.size)
+    amount = np.where(fixed > 0, fixed, amount)
     return Payments(bank, kind, source, target, time, amount, form, label, role, pattern)
 
 
@@ -343,12 +380,14 @@ def _background(
     return source[kept], target[kept], time[kept], none + BACKGROUND, none - 1
 
 
-def _patterns(spec: PaymentsSpec, bank: Ints, kind: Ints, rng: np.random.Generator) -> tuple[Ints, ...]:
-    """Return source, target, time, role and pattern of planted patterns and their decoys."""
+def _patterns(
+    spec: PaymentsSpec, bank: Ints, kind: Ints, rng: np.random.Generator, money: np.random.Generator
+) -> tuple[NDArray[Any], ...]:
+    """Return source, target, time, role, pattern and amount of planted patterns and their decoys; 0 for any amount."""
     people = np.flatnonzero(kind == PERSON)
     low, high = spec.sizes
     roles = np.repeat([PATTERN, DIRECTION_DECOY, TIME_DECOY], [1, spec.decoy_dir, spec.decoy_time])
-    parts: list[tuple[Ints, ...]] = []
+    parts: list[tuple[NDArray[Any], ...]] = []
     total = 0
     for name in spec.kinds or KINDS:
         sizes = rng.integers(low, high + 1, spec.per_kind)
@@ -370,10 +409,29 @@ def _patterns(spec: PaymentsSpec, bank: Ints, kind: Ints, rng: np.random.Generat
                 (days * DAY).astype(np.int64),
                 np.broadcast_to(role[:, None], within.shape),
                 np.broadcast_to(ids[:, None], within.shape),
+                passed_on(shape, role.size, money) if spec.amounts == "passed" else np.zeros(within.shape),
             )
             parts.append(tuple(column.ravel() for column in columns))
-    nothing = (np.zeros(0, dtype=np.int64),) * 5
+    nothing = (*(np.zeros(0, dtype=np.int64),) * 5, np.zeros(0))
     return tuple(np.concatenate(column) for column in zip(nothing, *parts, strict=True))
+
+
+def passed_on(shape: Skeleton, patterns: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return amounts of patterns [P, edges] whose members pass on 90 to 99 % of what the stage before brought.
+
+    As many payments as arrived pass on one each; otherwise they share the sum alike.
+    """
+    amount = rng.lognormal(5, 1.2, (patterns, shape.source.size))
+    kept = rng.uniform(0.90, 0.99, amount.shape)
+    for stage in range(1, shape.stages):
+        for member in np.unique(shape.source[shape.stage == stage]):
+            out = np.flatnonzero((shape.source == member) & (shape.stage == stage))
+            into = np.flatnonzero((shape.target == member) & (shape.stage == stage - 1))
+            arrived = amount[:, into]
+            if into.size != out.size:
+                arrived = arrived.sum(axis=1, keepdims=True) / out.size
+            amount[:, out] = arrived * kept[:, out]
+    return amount
 
 
 def _directions(role: Ints, edges: int, rng: np.random.Generator) -> NDArray[np.bool_]:

@@ -13,6 +13,7 @@ from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, rows_of
 from fedgraph_flwr.data.many_graphs import MASKS, nodes_of, one_per_graph
+from fedgraph_flwr.data.own_columns import records_of, with_node_columns
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 from fedgraph_flwr.partition.groups import FREE, GROUPINGS, skewed
@@ -35,6 +36,7 @@ def make(graph: Graph | list[Graph], cfg: RunConfig) -> list[ClientGraph]:
         graph = replace(graph, edge_split=graph.edge_split[:0])
     if whole:
         graph = split_graph(graph, cfg.split, cfg.seed)
+    graph = with_node_columns(graph)
     seed = grouping_seed(cfg.split, cfg.seed)
     if cfg.partition.name == RELATIONS:
         clients = by_relation(graph, cfg.partition, cfg.num_clients, seed)
@@ -48,6 +50,7 @@ def _alone(graph: Graph, client: int, num_clients: int, cfg: RunConfig) -> Clien
     """Return the client that holds a whole graph, which its own training items standardise."""
     if splits_whole(cfg):
         graph = split_graph(graph, cfg.split, cfg.seed)
+    graph = with_node_columns(graph)
     own = replace(cut(graph, [torch.arange(graph.num_nodes)])[0], client=client, num_clients=num_clients)
     return flip_edges(with_target_stats([split_client(own, cfg)])[0], cfg.dataset.edge_flip, cfg.seed)
 
@@ -236,6 +239,7 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
             target_stats=graph.target_stats,
             graph_id=rows_of(graph.graph_id, nodes),
             own_columns=graph.own_columns,
+            **(records_of(graph, nodes) if graph.book.numel() and len(graph.ids) else {}),
             **data_of(intra[i][2]),
             **data_of(leaving[i][3], "cut_out_"),
             **data_of(arriving[i][3], "cut_in_"),

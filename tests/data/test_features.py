@@ -10,11 +10,13 @@ from fedgraph_flwr.data.features import (
     ALIKE,
     COUNT,
     DAY,
+    DEPTH,
     HOURS,
     LAST,
     NEVER,
     SECONDS,
     SHARE,
+    STEPS,
     SUM,
     Book,
     Recipe,
@@ -54,6 +56,12 @@ def by_hand(b: Book, recipe: Recipe) -> dict[str, list[float]]:
         near = 0 if way == "out" else 1
         return [row for row in rows if row[near] == account and low <= row[2] < high]
 
+    def depth(account: int, time: int, cents: int, days: float, most: int = DEPTH) -> int:
+        """Length of the longest row of alike records into the account."""
+        inside = touching("in", account, time - round(days * DAY), time)
+        alike = [r for r in inside if cents and r[3] and abs(math.log(cents) - math.log(r[3])) < ALIKE]
+        return max((1 + depth(r[0], r[2], r[3], days, most - 1) for r in alike if most > 0), default=0)
+
     for s, t, time, cents in rows:
         add("amount", cents / 100)
         for end, account in (("source", s), ("target", t)):
@@ -79,6 +87,7 @@ def by_hand(b: Book, recipe: Recipe) -> dict[str, list[float]]:
             add(f"flow_in_kept_{w}", sum(other >= cents for _, _, other in apart))
             add(f"flow_in_gap_{w}", min(apart)[0] / ALIKE if apart else 1.0)
             add(f"flow_in_hours_{w}", min(apart)[1] / 3600 if apart else days * 24)
+            add(f"flow_in_depth_{w}", depth(s, time, cents, days))
             payers = touching("in", s, low, time)
             add(f"hop2_in_{w}", sum(len(touching("in", r[0], r[2] - round(days * DAY), r[2])) for r in payers))
             paid = touching("out", t, low, time)
@@ -94,6 +103,8 @@ def form_of(name: str) -> features.Form:
         return SHARE
     if "hours" in name:
         return HOURS
+    if "depth" in name:
+        return STEPS
     if name.startswith("since"):
         return SECONDS
     return SUM if name.startswith(("sum", "amount")) else COUNT
@@ -183,6 +194,7 @@ def test_columns_of_accounts_by_hand():
     assert read("flow_in_1d", SHARE) == [0.5, 0, 1]
     assert read("flow_sum_1d", SHARE) == [1, 0, 1]
     assert read("flow_chain_1d", COUNT) == [1, 0, 0]  # 3 is elsewhere: whether it passes money on is not in the book
+    assert read("flow_depth_1d", STEPS) == [3, 0, 3]
     assert read("flow_gap_1d", SHARE) == pytest.approx(
         [math.log(100 / 95) / ALIKE, 1, math.log(95 / 92) / ALIKE], abs=1e-3
     )

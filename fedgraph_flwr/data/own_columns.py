@@ -1,0 +1,78 @@
+"""Columns of a party's own records in a graph: the last ones of ``edge_attr`` and ``x``, as ``own_columns`` describes them.
+
+`features` computes them from the graph's ``book``. Columns of edges look back, so that they are computed once. Columns of nodes
+read all records or, with a temporal split, those of the training time; so they follow the split.
+"""
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data.features import Book, Recipe, node_columns
+from fedgraph_flwr.data.graph import Graph, pack_words, unpack_words
+
+AnyGraph = TypeVar("AnyGraph", bound=Graph)
+
+
+def recipe_of(graph: Graph) -> Recipe | None:
+    """Return the recipe of a graph's own columns; None without one."""
+    values = graph.own_columns.get("recipe")
+    return Recipe.from_dict(values, graph.name or "the graph") if values else None
+
+
+def with_edge_columns(graph: AnyGraph, recipe: Recipe, columns: Any, rows: Tensor | None = None) -> AnyGraph:
+    """Return a graph with columns of its edges.
+
+    Args:
+        graph: E edges and a book.
+        recipe: the recipe of the columns.
+        columns: of each record of the book [R, K].
+        rows: record of each edge [E]; None: edges are records in the same order.
+    """
+    found = torch.from_numpy(np.ascontiguousarray(columns))
+    found = found if rows is None else found[rows]
+    base = graph.edge_attr if graph.num_edge_features else found[:, :0]
+    own = {"recipe": recipe.to_dict(), "edges": found.size(1)}
+    return replace(graph, edge_attr=torch.cat([base, found], dim=1), own_columns=own)
+
+
+def with_node_columns(graph: AnyGraph) -> AnyGraph:
+    """Return a graph with the columns of its nodes, if it has a recipe without them; call it after the split.
+
+    If nodes have groups, which are parties, each party reads its own records only.
+    """
+    recipe = recipe_of(graph)
+    if recipe is None or "nodes" in graph.own_columns:
+        return graph
+    until = last_of_training(graph)
+    party = graph.group.numpy() if graph.group.numel() else None
+    columns = node_columns(Book.of(graph.book), recipe, graph.num_nodes, party, until)
+    own = {**graph.own_columns, "nodes": columns.shape[1]} | ({} if until is None else {"until": until})
+    return replace(
+        graph, x=torch.cat([graph.x, torch.from_numpy(np.ascontiguousarray(columns))], dim=1), own_columns=own
+    )
+
+
+def last_of_training(graph: Graph) -> int | None:
+    """Return the time of the last training edge of a graph that is split by time; None for others."""
+    if not graph.edge_split.numel():
+        return None
+    training = graph.edge_time[graph.edge_split == 0]
+    return int(training.max()) if training.numel() else int(graph.edge_time.min()) - 1
+
+
+def records_of(graph: Graph, nodes: Tensor) -> dict[str, Any]:
+    """Return ``book`` and ``book_ids`` of a client that holds some nodes of a graph [N']; other ends are named by their ids."""
+    place = np.full(int(graph.book[:2].max()) + 1, -1)
+    place[nodes.numpy()] = np.arange(nodes.numel())
+    rows = graph.book.numpy()[:, (place[graph.book[:2].numpy()] >= 0).any(axis=0)]
+    far = np.unique(rows[:2][place[rows[:2]] < 0])
+    place[far] = nodes.numel() + np.arange(far.size)
+    words = np.concatenate([unpack_words(graph.ids), unpack_words(graph.book_ids) if len(graph.book_ids) else []])
+    return {
+        "book": torch.from_numpy(np.concatenate([place[rows[:2]], rows[2:]])),
+        "book_ids": pack_words(words[far]) if far.size else graph.book_ids[:0],
+    }
