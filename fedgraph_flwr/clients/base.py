@@ -151,9 +151,7 @@ class GraphClient(Side, NumPyClient):
                 f"strategy={cfg.strategy.name} runs the model on graphs that it makes, whose edges have no features, but"
                 f" model={cfg.model.name} reads {features} features per edge: use a model without edge features"
             )
-        inputs = self.inputs_of(self.graph, **self.task.variant)
-        self.later = later_inputs(self, whole, inputs)
-        self.inputs = self.task.training_inputs(inputs, self)
+        self.inputs, self.later = self.prepared(whole)
         self.y = self.task.y.to(self.device)
         self.train_nodes = self.task.masks["train"].nonzero().view(-1).to(self.device)
         self.batch = Batch(self.inputs, self.train_nodes, self.y[self.train_nodes])
@@ -169,6 +167,11 @@ class GraphClient(Side, NumPyClient):
         graph = self.graph
         sizes = graph.num_features, self.task.width, graph.num_edge_features
         return kind_of(self.cfg).network(self.cfg, *sizes)
+
+    def prepared(self, whole: Any) -> tuple[Any, Any]:
+        """Return the model's inputs with the training items, and those of later stages (`later`)."""
+        later = later_inputs(self, whole, inputs := self.inputs_of(self.graph, **self.task.variant))
+        return self.task.training_inputs(inputs, self), later
 
     def inputs_of(self, graph: Any, **variant: Any) -> Any:
         """Prepare the model's inputs from a graph; cached next to the client's file if it has one.
@@ -309,6 +312,7 @@ class GraphClient(Side, NumPyClient):
 
     def set_parameters(self, parameters: list[np.ndarray]) -> None:
         """Overwrite the shared tensors; private ones do not change."""
+        self.model.fit_to(dict(zip(self.shared, parameters, strict=True)), "the server")
         with torch.no_grad():
             for tensor, array in zip(self.shared.values(), parameters, strict=True):
                 tensor.copy_(torch.from_numpy(np.asarray(array)))

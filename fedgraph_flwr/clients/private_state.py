@@ -43,7 +43,9 @@ def restore(client: GraphClient, tree: Tree) -> None:
     Raises:
         FedGraphError: the state belongs to another model, or has another precision.
     """
-    own, found = snapshot(client)["model"], tree.get("model", {})
+    found = tree.get("model", {})
+    client.model.fit_to(found, "the state")
+    own = snapshot(client)["model"]
     for name in sorted(own.keys() | found.keys()):
         expected, got = (_kind(tensors.get(name)) for tensors in (own, found))
         if expected != got:

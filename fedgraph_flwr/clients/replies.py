@@ -178,6 +178,7 @@ def _keep_model(client: GraphClient, groups: dict[str, Arrays], config: dict[str
 def _parameters(client: GraphClient, groups: dict[str, Arrays]) -> list[np.ndarray]:
     """Take the shared parameters out of a message's groups, in the model's order."""
     model = groups.pop(MODEL)
+    client.model.fit_to(model, "the server")
     check_arrays(model, {key: tuple(tensor.shape) for key, tensor in client.shared.items()}, "the server")
     return [model[key] for key in client.shared]
 

@@ -97,7 +97,11 @@ class SavedModels:
             return
         self.update_best(int(config["best"]))
         held = () if self.whole else shared
-        model = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and name not in held}
+        model = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if name not in held and (tensor.dim() or tensor.is_floating_point())  # not the counters of a network
+        }
         leaves = flatten({"model": model, "method": method()})
         if not leaves:
             return

@@ -7,6 +7,8 @@ declares:
   variants: [[strategy.exchange=two_phase]]   # overrides that add phases, arrays or code to short default runs
   sized: [up/identity, down/structure]        # groups of arrays with one row per node or edge of a client
   features: [up/features]                     # groups of arrays that contain node features
+  edges: false                                # with task=nodes, it reads no edge
+  small: [strategy.per_round=1]               # overrides under which it trains for some rounds on a few dozen nodes
 """
 
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ PURPOSES = {
     "graph": "Graph-specific methods",
     "cut_edges": "Methods for edges and nodes that cross clients",
     "typed": "Methods for heterogeneous graphs",
+    "trees": "Gradient-boosted trees",
     "": "Other methods",
 }
 """Purpose of a method, as its YAML declares it → title of its group; empty: the YAML declares none."""
@@ -55,6 +58,8 @@ class Declaration:
     variants: list[list[str]] = field(default_factory=list)
     sized: list[str] = field(default_factory=list)
     features: list[str] = field(default_factory=list)
+    small: list[str] = field(default_factory=list)
+    edges: bool = True
 
 
 def declaration(name: str) -> Declaration:

@@ -122,7 +122,24 @@ Uplink = Mapping[str, Groups]
 """Reducers by phase and group."""
 
 
-class Once(dict[str, Reducer]):
+class Exchanges(dict[str, Reducer]):
+    """Groups of a phase with a maximum number of exchanges per round; phases without it have one.
+
+    Args:
+        groups: reducers by group.
+        times: the number of exchanges.
+    """
+
+    def __init__(self, groups: Groups | None = None, times: int = 1):
+        super().__init__(groups or {})
+        self.times = times
+
+    def also(self, groups: Groups) -> "Exchanges":
+        """Return the phase with these groups as well."""
+        return type(self)({**self, **groups}, self.times)
+
+
+class Once(Exchanges):
     """Groups of a phase that runs once, before round 1 or between two stages; other phases run every round."""
 
 
@@ -167,7 +184,8 @@ def _with_bits(groups: Groups) -> Groups:
     if not (summed := sums(groups)):
         return groups
     bits = {group: ArrayField((1,), "float64", low=-0.5, high=0.5) for group in summed}
-    return type(groups)({**groups, CLIPPED: Sum(bits)})  # type: ignore[call-arg]
+    more = {CLIPPED: Sum(bits)}
+    return groups.also(more) if isinstance(groups, Exchanges) else {**groups, **more}
 
 
 def signature(uplink: Uplink) -> dict[tuple[str, str], tuple[Any, ...]]:
@@ -191,12 +209,17 @@ def sums(groups: Groups) -> list[str]:
 
 def releases(uplink: Uplink) -> int:
     """Return the number of exchanges per round whose reduced values differential privacy releases."""
-    return sum(bool(sums(groups)) for groups in uplink.values() if not isinstance(groups, Once))
+    return sum(_exchanges(groups) for groups in uplink.values() if not isinstance(groups, Once))
 
 
 def released_once(uplink: Uplink) -> int:
     """Return the number of exchanges before round 1 whose reduced values differential privacy releases."""
-    return sum(bool(sums(groups)) for groups in uplink.values() if isinstance(groups, Once))
+    return sum(_exchanges(groups) for groups in uplink.values() if isinstance(groups, Once))
+
+
+def _exchanges(groups: Groups) -> int:
+    """Return the number of a phase's exchanges that release something."""
+    return bool(sums(groups)) * (groups.times if isinstance(groups, Exchanges) else 1)
 
 
 def named(phase: str, group: str, reducer: Reducer) -> str:

@@ -52,6 +52,8 @@ class Model(nn.Module):
         prepares_features: whether its prepared features are not those of the graph, so that batches read the prepared ones.
         pools: whether it predicts graphs by itself where its inputs name the graph of each node; others get a readout.
         reads_edges: whether it reads edge features; its class then takes (F, C, D).
+        whole_numbers: whether its tensors of whole numbers are parameters, as of a forest; else they are counters, which never
+            travel.
         stacks: whether it can run on many clients' graphs at once under `torch.func.vmap`: rows of zeros below a graph's
             nodes, without edges, must not change the results of those nodes.
     """
@@ -65,10 +67,22 @@ class Model(nn.Module):
     dense_features: bool = False
     prepares_features: bool = False
     pools: bool = False
+    whole_numbers: bool = False
 
     def with_nodes(self, num_nodes: int) -> Self:
         """Return the model with the parameters that it has for each node of a client's graph; most models have none."""
         return self
+
+    def fit_to(self, tensors: Mapping[str, Any], where: str) -> None:
+        """Take the sizes of tensors that come from a message or a file; those of most models follow from the graph.
+
+        Args:
+            tensors: values of the shared or all tensors, by name.
+            where: who sent them, or the file, for errors.
+
+        Raises:
+            FedGraphError: they are not a state of this model.
+        """
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Prepare the inputs of a graph: features in their fastest form, and the normalised adjacency."""
@@ -212,7 +226,9 @@ class Model(nn.Module):
         return {
             name: tensor
             for name, tensor in self.state_dict(keep_vars=True).items()
-            if name.startswith(wanted) and not name.startswith(kept) and tensor.is_floating_point()
+            if name.startswith(wanted)
+            and not name.startswith(kept)
+            and (tensor.is_floating_point() or self.whole_numbers)
         }
 
     def representations(self, inputs: Any) -> dict[str, Tensor]:

@@ -163,6 +163,17 @@ class GraphStrategy(Side, FlowerFedAvg):
         """Return F, the number of features, which determines the shapes of the shared parameters."""
         return self.size("num_features")
 
+    def accepted(self, arrays: Arrays, where: str) -> Arrays:
+        """Return arrays with the names and shapes that shared parameters from a file must have.
+
+        A method whose shapes follow from training returns the arrays of the file, after its own checks.
+
+        Args:
+            arrays: arrays of the file.
+            where: the file, for errors.
+        """
+        return self.arrays
+
     def setup(self) -> None:
         """Run the exchanges before round 1."""
 
@@ -357,6 +368,11 @@ class GraphStrategy(Side, FlowerFedAvg):
     def model_of(self, client: int) -> Arrays:
         """Return the shared parameters that a client receives: its own, if it has some."""
         return self.models.get(client, self.arrays)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no further round would change anything, so that the run ends before ``rounds``."""
+        return False
 
     @property
     def scores_first(self) -> bool:

@@ -129,6 +129,9 @@ class Loop:
         """Run the rounds from ``first``."""
         method, recorder = self.strategy, self.recorder
         for server_round in range(first, self.cfg.rounds + 1):
+            if method.finished:
+                log(INFO, "the run ends here: strategy=%s has nothing more to train", self.cfg.strategy.name)
+                break
             due = method.releases_in(server_round)
             if method.privacy and not method.privacy.allows(method.privacy.next_round(recorder.pending, due)):
                 log(INFO, "the run ends here: one more release would exceed privacy.epsilon_budget")
@@ -246,7 +249,7 @@ class Loop:
 
     def _fitting(self, arrays: Arrays, where: str, fix: str) -> Arrays:
         """Return the arrays of a file in the model's order, which files do not preserve."""
-        model = self.strategy.arrays
+        model = self.strategy.accepted(arrays, where)
         for name in sorted(model.keys() | arrays.keys()):
             expected, found = (
                 (a.dtype, a.shape) if (a := of.get(name)) is not None else None for of in (model, arrays)

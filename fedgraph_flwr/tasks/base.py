@@ -161,6 +161,15 @@ class Task:
         """Number of rows of the outputs that `scorer` reads."""
         return self.graph.num_nodes
 
+    def columns(self) -> Tensor:
+        """Columns of all items [V, F], NaN where missing: what a model reads of an item without messages."""
+        raise FedGraphError(f"items of task={self.cfg.task.name} have no columns of their own")
+
+    @classmethod
+    def num_columns(cls, num_features: int, num_edge_features: int) -> int:
+        """F of `columns`, from those of nodes and edges."""
+        return num_features
+
     @property
     def variant(self) -> dict[str, Any]:
         """Keys on which `graph` depends besides the client's file, for cached inputs."""

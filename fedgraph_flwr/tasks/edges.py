@@ -145,6 +145,20 @@ class Edges(Classification):
             )
         return int(found)
 
+    def columns(self) -> Tensor:
+        """Those of the edges, then of their sources and of their targets; missing at the ends that another client owns."""
+        graph = self.whole
+        inner, leaving = graph.edge_index, graph.cut_out
+        far = graph.x.new_full((leaving.size(1), graph.num_features), torch.nan)
+        ends = [torch.cat([graph.x[inner[0]], graph.x[leaving[0]]]), torch.cat([graph.x[inner[1]], far])]
+        own = [_own_rows(graph, "edge_attr")] if graph.num_edge_features else []
+        return torch.cat([*own, *ends], dim=1)[self.order]
+
+    @classmethod
+    def num_columns(cls, num_features: int, num_edge_features: int) -> int:
+        """F: those of the edge and of both ends."""
+        return num_edge_features + 2 * num_features
+
     @property
     def variant(self) -> dict[str, Any]:
         """The graph has nodes for the ends at other clients."""

@@ -2,6 +2,8 @@
 
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.tasks.classification import Classification
@@ -26,3 +28,7 @@ class Nodes(Classification):
                     " task=nodes-regression or task=nodes-multilabel"
                 )
             self.masks = {split: mask & known for split, mask in self.masks.items()}
+
+    def columns(self) -> Tensor:
+        """Those of the nodes."""
+        return self.graph.x

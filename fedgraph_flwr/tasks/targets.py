@@ -90,6 +90,10 @@ class Targets(Task):
         """Add the unit of the data."""
         return plain if plain.readout[0] else plain.with_readout("nodes", {}, {})
 
+    def columns(self) -> Tensor:
+        """Those of the nodes."""
+        return self.graph.x
+
     def part_of(self) -> np.ndarray:
         """Return the part that each item belongs to [V]; one part, except in the pooled graph of Central."""
         part = self.graph.part

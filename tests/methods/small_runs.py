@@ -97,6 +97,7 @@ def small_runs(folder: Path) -> Iterator[Go]:
             fixed = [f"strategy={method}", "num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
             typed = is_typed(fixed + [word for word in overrides if word.startswith("model=")])
             fixed += [*TYPED_WORDS, f"graph={folder / 'typed'}"] if typed else CUT_GRAPH
+            fixed += declares(method).small
             out = folder / f"run{next(count)}"
             cfg = with_folder(compose([*fixed, f"out={out}", *overrides]))
             return Finished(cfg, run_inline(cfg))

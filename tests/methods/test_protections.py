@@ -36,7 +36,7 @@ TABLE = {  # secagg, ray.aggregate, DP, robust rules: what the uplinks are expec
     "-y-y": "fedomd fedgcn feddep fedsage fedhgn fedsage_true fggp fedgl fedstruct fedstruct_a fedstruct_private",
     "yyy-": "fedproto",
     "---y": "fedspa fedlit",
-    "----": "fedtgp fedtad gcfl fedpub fedgta local central",
+    "----": "fedtgp fedtad gcfl fedpub fedgta local central boosting",
 }
 
 

@@ -610,6 +610,7 @@ class Predictor(TaskPredictor):
         Raises:
             FedGraphError: a parameter is missing or has another shape.
         """
+        model.fit_to({name: self.tensors[name] for name in model.state_dict() if name in self.tensors}, self.source)
         for name, tensor in model.state_dict().items():
             given = self.tensors.get(name)
             if given is None and tensor.is_floating_point():

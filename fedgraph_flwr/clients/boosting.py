@@ -1,0 +1,336 @@
+"""Client of gradient boosting: trees on the columns of its own items, or histograms for trees that the server grows.
+
+Leaves the client, with ``bagging``: sums of its targets, all of its trees, and two flags. Thresholds and leaves tell of single
+records. With ``histogram``: sums of its targets, counts of values by bin, and sums of gradients by bin and node; under secure
+sums the server sees only their totals. With neither if nothing is shared (``strategy.shared=[]``).
+Never leaves it: columns, targets, and predictions of single items.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.clients import lightgbm_trees
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
+from fedgraph_flwr.clients.combined import Parts
+from fedgraph_flwr.clients.lightgbm_trees import Rows
+from fedgraph_flwr.clients.outputs import outputs_of
+from fedgraph_flwr.clients.requirements import one_type
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import boosting
+from fedgraph_flwr.methods.boosting import (
+    BASE,
+    BINS,
+    CELLS,
+    COUNTS,
+    FOREST,
+    HISTOGRAM,
+    MAX_DEPTH,
+    NODES,
+    UNIT,
+    BoostingParams,
+    Edges,
+    Growth,
+    Objective,
+)
+from fedgraph_flwr.methods.labels import large_enough
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.forest import Forest, logits_of
+from fedgraph_flwr.numerics.forest import (
+    LARGEST,
+    Floats,
+    check_forest,
+    constants,
+    empty_forest,
+    joined,
+    leaves,
+    raw_scores,
+)
+from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
+from fedgraph_flwr.tasks import kind_of
+from fedgraph_flwr.tasks.trees import forest_of, num_columns, objective_of
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.trees import as_arrays
+
+RAW, OWN = "raw", "own"
+
+
+class BoostingClient(GraphClient):
+    """Client that fits gradient-boosted trees.
+
+    `memory` holds the base rate, its own trees (``own``), and with ``histogram`` the edges of bins and the raw scores of its
+    training items (``raw``).
+    """
+
+    Params: ClassVar[type] = BoostingParams
+    uplink = staticmethod(boosting.uplink)
+    serves: ClassVar[frozenset[str]] = frozenset({"nodes", "edges", "nodes-regression", "nodes-multilabel"})
+    stacks: ClassVar[tuple[str, ...] | None] = None
+    repeats: ClassVar[Mapping[str, int]] = {
+        **{boosting.GROW: MAX_DEPTH - 1, BINS: 2},
+        **dict.fromkeys((PUBLISH, DEAL, UNMASK), MAX_DEPTH),
+    }
+    model: Forest
+    params: BoostingParams
+    new: Arrays = empty_forest()
+    sits_out = ended = True
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Refuse typed graphs, parts that change gradient steps, and losses that trees do not have."""
+        one_type(cfg, model)
+        if parts := [part.name for part in Parts(cfg.strategy).all]:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} takes no gradient steps, which the part '{parts[0]}' would change: leave it out"
+            )
+        if cfg.train.loss == "focal":
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} does not support train.loss=focal: set cross_entropy or weighted"
+            )
+        if cfg.task.loss != "mse" and not kind_of(cfg).classes:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} fits squares, got task.loss={cfg.task.loss}: set task.loss=mse"
+            )
+        params = method_params(cls, cfg)
+        if params.mode == "bagging":
+            lightgbm_trees.lightgbm()
+        if (params.inputs == "columns") != (not params.run):
+            raise FedGraphError(
+                f"strategy.inputs={params.inputs} with strategy.run={params.run or chr(39) * 2}: pass the run folder of a model"
+                " with inputs=embeddings or both, and none with columns"
+            )
+
+    # --- items --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The loss."""
+        return objective_of(self.cfg, self.task.width)
+
+    def build_model(self) -> Forest:
+        """Return an empty forest for the items' columns."""
+        graph, cfg = self.graph, self.cfg
+        columns = num_columns(cfg, self.params, graph.num_features, graph.num_edge_features, self.task.width)
+        return forest_of(cfg, self.params, self.objective, columns)
+
+    def prepared(self, whole: Any) -> tuple[Any, Any]:
+        """Return the columns of all items as `x`, unless they need another model; they are the same in all stages."""
+        self.whole = whole
+        return (self._plain() if self.params.inputs == "columns" else None), None
+
+    def _plain(self) -> Floats:
+        return self.task.columns().double().clamp(-LARGEST, LARGEST).cpu().numpy()
+
+    @property
+    def x(self) -> Floats:
+        """What trees read of all items: columns, outputs of another model, or both [V, F], NaN where missing.
+
+        Raises:
+            FedGraphError: a server names a folder to a party's own node, or the model is one of other items.
+        """
+        if self.inputs is None:
+            if not self.policy.trusting:
+                raise FedGraphError(f"this node reads no model from strategy.run={self.params.run}: set inputs=columns")
+            logits, y = outputs_of(Path(self.params.run), self.whole)
+            if logits.shape != (len(self.task.y), self.task.width) or not torch.equal(y, self.task.y.cpu()):
+                raise FedGraphError(
+                    f"strategy.run={self.params.run} predicts other items than task={self.cfg.task.name} of this run: pass a run"
+                    " with the same task, split and client files"
+                )
+            own = [self._plain()] if self.params.inputs == "both" else []
+            self.inputs = np.concatenate([*own, logits.double().clamp(-LARGEST, LARGEST).numpy()], axis=1)
+        return self.inputs
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Places of the training items."""
+        return self.train_nodes.cpu().numpy()
+
+    def targets_of(self, rows: np.ndarray) -> Floats:
+        """Return targets [V, K] of items."""
+        return self.objective.targets(self.y.cpu().numpy()[rows])
+
+    def weights_of(self, rows: np.ndarray) -> Floats:
+        """Return the weight of each item: that of its class under ``train.loss=weighted``, else 1."""
+        if self.class_weights is None:
+            return np.ones(len(rows))
+        return self.class_weights.cpu().double().numpy()[self.y.cpu().numpy()[rows]]
+
+    def check_step(self, nodes: int) -> None:
+        """Refuse too few training items; trees have no dropout."""
+        self.policy.check_step(self.graph.client, nodes, self.task.ITEMS)
+
+    def predict(self) -> Tensor:
+        """Return logits of all items, float64 [V, W]."""
+        return self.model(self.x)
+
+    predict_shared = predict
+
+    # --- what all clients agree on ------------------------------------------------------------------------------------
+
+    @phase
+    def base(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+        """Return Σ targets and numbers of training items, weighted [W], without classes that are too small to be sent."""
+        total, count = self.totals(self.policy.min_nodes)
+        return {BASE: {"total": total / UNIT, "count": count / UNIT}}, {}
+
+    def totals(self, floor: int) -> tuple[Floats, Floats]:
+        """Return Σ targets and numbers of training items, weighted [W]."""
+        y, weights = self.y.cpu().numpy()[self.rows], self.weights_of(self.rows)
+        if y.ndim == 1:
+            counts = np.bincount(y, minlength=self.task.width)
+            held = np.where(large_enough(counts, floor), np.bincount(y, weights, self.task.width), 0.0)
+            return held, np.full(len(held), held.sum())
+        known = ~np.isnan(y)
+        shown = known.sum(axis=0) >= floor
+        return np.where(known, y, 0).sum(axis=0) * shown, known.sum(axis=0) * shown * 1.0
+
+    @phase
+    def bins(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+        """Return the number of the training items' values in each bin of each column."""
+        edges = boosting.unpacked_edges(groups.get(BINS, {}), self.model.columns, 4 * CELLS)
+        return {COUNTS: {"count": boosting.bin_counts(self.x[self.rows], edges)}}, {}
+
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """Store the base rate and the edges of bins."""
+        if BASE in groups:
+            base = groups[BASE].get("score", np.zeros(0))
+            if base.shape != (self.objective.outputs,) or not np.isfinite(base).all():
+                raise FedGraphError(
+                    f"the server sent a base rate of shape {base.shape}, expected {self.objective.outputs} numbers"
+                )
+            self.memory[BASE] = torch.from_numpy(base.astype(np.float64))
+        if BINS in groups:
+            edges = boosting.unpacked_edges(groups[BINS], self.model.columns, self.params.bins)
+            self.memory[BINS] = {key: torch.from_numpy(value) for key, value in boosting.packed_edges(edges).items()}
+
+    @property
+    def start(self) -> Floats:
+        """The base rate b [K]: the server's, or the client's own if nothing is shared."""
+        if BASE not in self.memory:
+            self.memory[BASE] = torch.from_numpy(self.objective.base(*self.totals(0)))
+        return self.memory[BASE].cpu().numpy()
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def train(self) -> float:
+        """Fit the trees of this round, or the histograms of the roots; return the loss on the training items."""
+        if self.params.mode == "bagging":
+            return self.fit_trees()
+        loss = self.begin_histograms()
+        if not self.shared:
+            held = self.model.arrays if self.model.arrays["start"].size else constants(self.start)
+            self.model.hold(joined([held, boosting.grown(self.growth, self.sums)]))
+        return loss
+
+    @property
+    def growth(self) -> Growth:
+        """The trees of an iteration before their first split."""
+        return Growth(self.objective.outputs, self.edges, self.params)
+
+    def fit_trees(self) -> float:
+        """Fit this round's trees with LightGBM, from the base rate and the client's earlier trees."""
+        own: Arrays = as_arrays(self.memory.get(OWN, {})) or empty_forest()
+        rows, val = self.rows, self.task.masks["val"].nonzero().view(-1).cpu().numpy()
+        raw = raw_scores(own, self.x, self.objective.outputs) + self.start
+        done = int(np.bincount(own["output"]).max(initial=0))
+        left = self.params.trees - done
+        planned = min(self.params.per_round or left, left)
+        trained = self.trained_outputs()
+        self.sits_out, self.ended, self.new = not trained.any(), True, empty_forest()
+        if trained.any() and planned > 0 and not bool(self.memory.get("ended", torch.tensor(False))):
+            train, other = (Rows(self.x[r], self.targets_of(r), self.weights_of(r), raw[r]) for r in (rows, val))
+            self.new, stopped = lightgbm_trees.fit(
+                self.objective, train, other, self.params, planned, trained, self.cfg.seed
+            )
+            self.ended = stopped or planned == left
+            self.memory["ended"] = torch.tensor(self.ended)
+            own = joined([own, self.new])
+            self.memory[OWN] = {name: torch.from_numpy(np.array(array)) for name, array in own.items()}
+            raw = raw_scores(own, self.x, self.objective.outputs) + self.start
+        if not self.shared:
+            self.model.hold(joined([constants(self.start), own]))
+        return self.loss_of(raw[rows], rows)
+
+    def trained_outputs(self) -> np.ndarray:
+        """Return the outputs for which the client has enough training items [K]: none if it sits out.
+
+        Of classes, each needs ``strategy.min_data_in_leaf`` items, and at least two classes do.
+        """
+        least, y = self.params.min_data_in_leaf, self.y.cpu().numpy()[self.rows]
+        if y.ndim == 2:
+            known = (~np.isnan(y)).sum(axis=0) >= 2 * least
+            if self.objective.kind == "square":
+                return known
+            return known & ((y == 1).sum(axis=0) >= least) & ((y == 0).sum(axis=0) >= least)
+        enough = np.bincount(y, minlength=self.task.width) >= least
+        if self.objective.binary:
+            return np.array([enough.all()])
+        return enough & bool(enough.sum() > 1)
+
+    def loss_of(self, raw: Floats, rows: np.ndarray) -> float:
+        """Return the task's loss of raw scores [V, K] of items."""
+        weights = None if self.class_weights is None else self.class_weights.cpu().double()
+        logits = torch.from_numpy(logits_of(raw, self.objective.binary))
+        return float(self.task.loss(logits, self.y.cpu()[torch.from_numpy(rows)], self.cfg, weights))
+
+    def begin_histograms(self) -> float:
+        """Store the raw scores of the training items, from which this iteration's gradients follow; return their loss."""
+        raw = self.model.raw(self.x[self.rows])
+        if not self.model.arrays["start"].size:
+            raw = raw + self.start
+        self.memory[RAW] = torch.from_numpy(raw)
+        return self.loss_of(raw, self.rows) if len(raw) else 0.0
+
+    @property
+    def edges(self) -> Edges:
+        """Edges of the bins: the server's, or the client's own if nothing is shared."""
+        columns = self.model.columns
+        if BINS not in self.memory:
+            x = self.x[self.rows]
+            found = boosting.agreed_edges(columns, self.params.bins, lambda edges: boosting.bin_counts(x, edges))
+            self.memory[BINS] = {key: torch.from_numpy(value) for key, value in boosting.packed_edges(found).items()}
+        return boosting.unpacked_edges(as_arrays(self.memory[BINS]), columns, self.params.bins)
+
+    def sums(self, forest: Arrays, tree: np.ndarray, node: np.ndarray) -> Floats:
+        """Return the histograms of nodes of the trees that grow [Q, F, B + 1, 3]."""
+        edges, rows = self.edges, self.rows
+        x, raw = self.x[rows], self.memory[RAW].cpu().numpy()
+        g, h = self.objective.gradients(raw, self.targets_of(rows))
+        weights = self.weights_of(rows)[:, None]
+        reached = leaves(forest, x)
+        places = np.full(len(forest["feature"]) + 1, -1)
+        places[forest["start"][tree] + node] = np.arange(len(tree))
+        width = max(map(len, edges), default=0) + 2
+        return boosting.histograms(boosting.binned(x, edges), width, g * weights, h * weights, places[reached], tree)
+
+    @phase
+    def grow(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+        """Return the histograms of the nodes that the server may split next."""
+        forest, nodes = groups.get(FOREST, {}), groups.get(NODES, {})
+        outputs = self.objective.outputs
+        check_forest(forest, outputs, self.model.columns, outputs, self.params.nodes, "the server sent growing trees")
+        tree, node = (np.asarray(nodes.get(key, np.zeros(0))) for key in ("tree", "node"))
+        sizes = np.diff(np.append(forest["start"], len(forest["feature"])))
+        valid = tree.dtype == node.dtype == np.int32 and tree.ndim == 1 and tree.shape == node.shape
+        if not valid or not ((tree >= 0) & (tree < outputs)).all() or not ((node >= 0) & (node < sizes[tree])).all():
+            raise FedGraphError("the server requests histograms of nodes that are not in the trees that it sent")
+        return {HISTOGRAM: {"sums": self.sums(forest, tree, node)}}, {}
+
+    def send(self) -> ReplyContent:
+        """Return this round's trees, or the histograms of the roots."""
+        if not self.shared:
+            return {}, {}
+        if self.params.mode == "bagging":
+            return {FOREST: self.new}, {"sits_out": int(self.sits_out), "ended": int(self.ended)}
+        if not self.num_train:
+            self.begin_histograms()
+        growth = self.growth
+        return {HISTOGRAM: {"sums": self.sums(growth.forest(), growth.tree, growth.node)}}, {}

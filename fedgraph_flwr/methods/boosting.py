@@ -1,0 +1,430 @@
+"""Gradient boosting of a federation: keys, uplink, objectives, agreed bins, and the choice of splits from histograms.
+
+    F_k(x) = b_k + Σ_trees,   g = ∂ℓ/∂F_k,   h = ∂²ℓ/∂F_k²,   leaf = −η G / (H + λ)
+    gain = G_L² / (H_L + λ) + G_R² / (H_R + λ) − G² / (H + λ)
+
+(Friedman 2001; Chen & Guestrin, KDD 2016). b is the base rate over all clients: log-odds or log-shares of classes, means of
+targets. G and H are sums of g and h over the items of a node.
+
+``bagging``      each party fits all of its trees, and the model is the mean of the parties' raw scores
+``histogram``    the server grows one model from sums of the clients' histograms of g, h and counts, one exchange per level
+
+In ``histogram`` both a node of a tree and a bin depend on sums only. So the trees are those of a fit on the pooled rows in
+float64, up to the rounding of sums. Bins are cells with about equal counts: counts over 1,024 cells of all numbers of 32 bits,
+then over as many cells where the columns have values.
+
+Letters: V items, F columns, K outputs (1 for two classes), B bins, Q nodes of a level.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.uplink import Exchanges, Individual, Once, Sum, Uplink
+from fedgraph_flwr.numerics.forest import LARGEST, Floats
+from fedgraph_flwr.wire.messages import METRICS, TRAIN, Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField
+
+BASE, BINS, COUNTS, GROW, HISTOGRAM = "base", "bins", "counts", "grow", "histogram"
+FOREST, NODES = "forest", "nodes"
+
+UNIT = 1024
+"""Sums travel in units of 1,024 items, an exact factor, so that 33 million items fit the fixed point of secure sums."""
+
+CELLS = 1024
+"""Cells per column from whose counts bins are chosen."""
+
+MAX_DEPTH = 12
+
+MIN_GAIN, MIN_HESSIAN = 1e-6, 1e-3
+"""Smallest gain of a split, and smallest sum of h of a child (LightGBM's default)."""
+
+SAME = 1e-6
+"""Relative difference of gains below which the first column and bin wins: sums differ by rounding, of secure ones by 1e-9."""
+
+
+@dataclass
+class BoostingParams:
+    """Keys of gradient boosting."""
+
+    # bagging: each party's trees, one exchange | histogram: one pooled model from sums, one exchange per level of a tree
+    mode: str = choice("bagging", ("bagging", "histogram"))
+    # what trees read: columns of nodes, or of edges and of both ends | outputs of a finished run's model | both
+    inputs: str = choice("columns", ("columns", "embeddings", "both"))
+    run: str = ""  # inputs=embeddings or both: run folder of that model, in a simulation
+    trees: int = number(200, low=1, high=10_000)  # maximum number of boosting iterations, each with one tree per output
+    # bagging: iterations per round; 0: all in one round
+    per_round: int = number(0, high=10_000)
+    learning_rate: float = number(0.1, without_low=True, high=1)  # η
+    leaves: int = number(31, low=2, high=1024)  # bagging: maximum number of leaves per tree
+    depth: int = number(6, low=1, high=MAX_DEPTH)  # maximum depth of a tree
+    l2: float = 1.0  # λ
+    min_data_in_leaf: int = number(20, low=1)  # fewest training items in a leaf
+    bins: int = number(255, low=2, high=1023)  # maximum number of bins per column
+    # bagging: a party stops after this many iterations without a lower validation loss; 0: never (histogram: evaluation.patience)
+    patience: int = 20
+
+    @property
+    def nodes(self) -> int:
+        """Most nodes of a tree."""
+        return 2 * (self.leaves if self.mode == "bagging" else 2**self.depth) - 1
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """Declare the base rate, and each party's trees or sums of histograms; nothing leaves a client that shares nothing."""
+    if not cfg.strategy.shared:
+        return {}
+    base = {"total": ArrayField(("C",), "float64"), "count": ArrayField(("C",), "float64")}
+    found: dict[str, Any] = {BASE: Once({BASE: Sum(base)})}
+    if params.mode == "bagging":
+        why = "each party's trees; mode=histogram needs only sums"
+        flag = NumberField(0, 1, whole=True)
+        numbers = Individual({"sits_out": flag, "ended": flag}, why="whether a party has trees to add")
+        return {**found, TRAIN: {FOREST: Individual(why=why), METRICS: numbers}}
+    sums = {HISTOGRAM: Sum()}
+    return {**found, BINS: Once({COUNTS: Sum()}, times=2), TRAIN: sums, GROW: Exchanges(sums, times=params.depth - 1)}
+
+
+# --- objectives -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Loss of raw scores F [V, K] against targets [V, K], NaN where unknown.
+
+    Attributes:
+        kind: ``logistic``, of K columns of 0 and 1; ``softmax``, of K classes; ``square``, of K numbers.
+        width: W, outputs of the task: 2 for one logistic output of two classes.
+        binary: whether the one output is the log-odds of the second of two classes.
+    """
+
+    kind: str
+    width: int
+    binary: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """K."""
+        return 1 if self.binary else self.width
+
+    def targets(self, y: NDArray) -> Floats:
+        """Return targets [V, K] of classes [V], or of targets [V, K] as they are."""
+        if y.ndim == 2:
+            return y.astype(np.float64)
+        return (y[:, None] == ([1] if self.binary else np.arange(self.width))).astype(np.float64)
+
+    def base(self, total: Floats, count: Floats) -> Floats:
+        """Return b [K] from Σ targets and numbers of items [W], weighted; of two classes, of both."""
+        mean = np.divide(total, count, out=np.zeros(self.width), where=count > 0)
+        if self.kind == "square":
+            return mean
+        share = np.clip(mean, 1e-6, 1 - 1e-6)
+        if self.kind == "softmax":
+            return np.log(share)
+        logit = np.log(share / (1 - share))
+        return logit[1:] if self.binary else logit
+
+    def gradients(self, raw: Floats, targets: Floats) -> tuple[Floats, Floats]:
+        """Return g and h [V, K]; 0 where a target is unknown. The softmax has LightGBM's factor K / (K − 1) in h."""
+        known = ~np.isnan(targets)
+        if self.kind == "square":
+            g, h = raw - targets, np.ones_like(raw)
+        elif self.kind == "logistic":
+            p = 0.5 * (1 + np.tanh(raw / 2))
+            g, h = p - targets, p * (1 - p)
+        else:
+            p = np.exp(raw - raw.max(axis=1, keepdims=True))
+            p /= p.sum(axis=1, keepdims=True)
+            g, h = p - targets, p * (1 - p) * (self.width / (self.width - 1))
+        return np.where(known, g, 0.0), np.where(known, h, 0.0)
+
+
+# --- bins -------------------------------------------------------------------------------------------------------------
+
+Edges = list[Floats]
+"""Ascending upper bounds of the bins of each column, without that of the last bin; bin j holds values in (e_{j−1}, e_j]."""
+
+
+def packed_edges(edges: Edges) -> Arrays:
+    """Return edges as arrays of a message."""
+    return {"edge": np.concatenate([np.zeros(0), *edges]), "size": np.array([len(own) for own in edges], np.int32)}
+
+
+def unpacked_edges(arrays: Mapping[str, NDArray], columns: int, most: int) -> Edges:
+    """Read edges that a server sent.
+
+    Raises:
+        FedGraphError: they are no ascending finite numbers for this many columns, or too many.
+    """
+    edge, size = arrays.get("edge", np.zeros(0)), arrays.get("size", np.zeros(0))
+    valid = edge.dtype == np.float64 and size.dtype == np.int32 and edge.ndim == size.ndim == 1 and len(size) == columns
+    if not valid or ((size < 0) | (size > most)).any() or size.sum() != len(edge) or not np.isfinite(edge).all():
+        raise FedGraphError(
+            f"the server sent edges of bins that are not finite numbers, at most {most} for each of {columns} columns"
+        )
+    found = np.split(edge, np.cumsum(size)[:-1])
+    if any((np.diff(own) <= 0).any() for own in found):
+        raise FedGraphError("the server sent edges of bins that do not ascend")
+    return found
+
+
+def binned(x: Floats, edges: Edges) -> NDArray[np.int64]:
+    """Return the bin of each value, columns [V, F] → [V, F]; a missing value has the bin after the last of the widest column."""
+    last = max(map(len, edges), default=0) + 1
+    found = np.stack([np.searchsorted(own, x[:, f], side="left") for f, own in enumerate(edges)], axis=1)
+    return np.where(np.isnan(x), last, found)
+
+
+def bin_counts(x: Floats, edges: Edges) -> Floats:
+    """Return the number of values in each bin of each column, one column after the other, in `UNIT`; missing ones not at all."""
+    counted = [
+        np.bincount(np.searchsorted(own, x[~np.isnan(x[:, f]), f], side="left"), minlength=len(own) + 1)
+        for f, own in enumerate(edges)
+    ]
+    return np.concatenate([np.zeros(0), *counted]) / UNIT
+
+
+def _key(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return integers in the order of numbers of 32 bits."""
+    bits = values.view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+def _value(keys: NDArray[np.int64]) -> Floats:
+    """Undo `_key`."""
+    bits = np.where(keys < 0, np.int64(0x80000000) | -keys, keys).astype(np.uint32)
+    return bits.view(np.float32).astype(np.float64)
+
+
+_WIDEST = int(_key(np.array([LARGEST], np.float32))[0])
+
+
+def first_edges(columns: int) -> Edges:
+    """Return the edges of about `CELLS` cells of all finite numbers: sign, exponent and one bit of the mantissa."""
+    own = _value(np.unique(np.linspace(-_WIDEST, _WIDEST, CELLS + 1).astype(np.int64))[1:-1])
+    return [own] * columns
+
+
+def finer_edges(edges: Edges, counts: Floats) -> Edges:
+    """Return edges of about `CELLS` cells per column, in proportion to the counts of coarser ones (`bin_counts`)."""
+    return [_finer(own, np.maximum(n, 0)) for own, n in zip(edges, _by_column(edges, counts), strict=True)]
+
+
+def _by_column(edges: Edges, counts: Floats) -> list[Floats]:
+    return np.split(counts, np.cumsum([len(own) + 1 for own in edges])[:-1])
+
+
+def _finer(edges: Floats, counts: Floats) -> Floats:
+    held = np.flatnonzero(counts > 0)
+    if not held.size:
+        return np.zeros(0)
+    bounds = np.concatenate([[-_WIDEST - 1], _key(edges.astype(np.float32)), [_WIDEST]])
+    low, high = bounds[held], bounds[held + 1]
+    parts = np.minimum(np.ceil(counts[held] / counts.sum() * CELLS).astype(np.int64), high - low)
+    cell = np.repeat(np.arange(held.size), parts)
+    part = np.arange(cell.size) - np.repeat(np.cumsum(parts) - parts, parts) + 1
+    keys = low[cell] + ((high - low)[cell] * (part / parts[cell])).astype(np.int64)
+    return np.unique(_value(np.concatenate([low[low > -_WIDEST - 1], keys])))[:-1] if keys.size else np.zeros(0)
+
+
+def chosen_edges(edges: Edges, counts: Floats, bins: int) -> Edges:
+    """Return the edges of at most ``bins`` bins per column with about equal counts, among the edges of finer cells."""
+    found = []
+    for own, n in zip(edges, _by_column(edges, np.maximum(counts, 0)), strict=True):
+        held = np.flatnonzero(n > 0)
+        if len(held) > bins:
+            total = n.cumsum()
+            held = np.unique(np.searchsorted(total, np.arange(1, bins) * (total[-1] / bins), side="left"))
+        else:
+            held = held[:-1]
+        found.append(own[held[held < len(own)]])
+    return found
+
+
+def agreed_edges(columns: int, bins: int, count: Callable[[Edges], Floats]) -> Edges:
+    """Return the edges of at most ``bins`` bins for each column, by counting values twice.
+
+    Args:
+        columns: F.
+        bins: maximum number of bins.
+        count: returns the counts of values over all items, in the order of `bin_counts`.
+    """
+    coarse = first_edges(columns)
+    fine = finer_edges(coarse, count(coarse))
+    return chosen_edges(fine, count(fine), bins)
+
+
+# --- growth -----------------------------------------------------------------------------------------------------------
+
+
+def histograms(
+    bins: NDArray[np.int64], width: int, g: Floats, h: Floats, at: NDArray[np.int64], tree: NDArray[np.int64]
+) -> Floats:
+    """Return Σ g, Σ h and counts by node, column and bin [Q, F, B + 1, 3], in `UNIT`; the last bin has missing values.
+
+    Args:
+        bins: bin of each item and column [V, F].
+        width: B + 1.
+        g: gradients [V, K].
+        h: second derivatives [V, K].
+        at: place of the node that each item reached in each tree [K, V], -1 for none of the Q nodes.
+        tree: tree of each node [Q].
+    """
+    found = np.zeros((len(tree), bins.shape[1], width, 3))
+    for k in np.unique(tree):
+        rows = np.flatnonzero(at[k] >= 0)
+        nodes, size = at[k][rows], len(tree) * width
+        for f in range(bins.shape[1]):
+            cell = nodes * width + bins[rows, f]
+            for channel, weights in enumerate((g[rows, k], h[rows, k], None)):
+                found[:, f, :, channel] += np.bincount(cell, weights, size).reshape(-1, width)
+    return found / UNIT
+
+
+class Growth:
+    """K trees of one boosting iteration, grown level by level from histograms.
+
+    Args:
+        outputs: K.
+        edges: edges of the bins.
+        params: keys of the method.
+
+    Attributes:
+        tree: tree of each node whose histograms come next [Q].
+        node: its number in that tree [Q].
+    """
+
+    def __init__(self, outputs: int, edges: Edges, params: BoostingParams):
+        self.edges, self.params = edges, params
+        self.sizes = np.array([len(own) for own in edges])
+        self.width = int(self.sizes.max(initial=0)) + 2
+        self.tree = np.arange(outputs)
+        self.node = np.zeros(outputs, np.int64)
+        self._depth = 0
+        self._next = np.ones(outputs, np.int64)  # nodes of each tree so far
+        self._parts = [self._leaves(self.tree, np.zeros(outputs))]
+        self._first = 0  # place of the open nodes' first among all
+        self._places = np.arange(outputs)  # of the open nodes among all
+
+    @property
+    def open(self) -> bool:
+        """Whether a node may still be split."""
+        return bool(self.tree.size) and self._depth < self.params.depth
+
+    def _leaves(self, tree: NDArray[np.int64], value: Floats) -> dict[str, NDArray]:
+        count = len(tree)
+        zeros = np.zeros(count, np.int32)
+        return {
+            "tree": tree,
+            "feature": zeros - 1,
+            "threshold": np.zeros(count),
+            "left": zeros.copy(),
+            "right": zeros.copy(),
+            "value": value,
+            "default_left": np.zeros(count, bool),
+        }
+
+    def split(self, sums: Floats) -> None:
+        """Split the open nodes by their histograms [Q, F, B + 1, 3], in `UNIT`, where that gains enough."""
+        rules, found = self.params, best_splits(sums * UNIT, self.sizes, self.params)
+        if not self._depth:
+            self._parts[0]["value"] = self._score(found["total"])
+        good = np.flatnonzero(found["gain"] > MIN_GAIN)
+        tree, place = self.tree[good], self._places[good]
+        whole = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+        order = np.argsort(tree, kind="stable")
+        rank = np.empty(len(good), np.int64)
+        rank[order] = np.arange(len(good)) - np.searchsorted(tree[order], tree[order], side="left")
+        left = self._next[tree] + 2 * rank
+        for name, values in {"feature": found["feature"][good], "left": left, "right": left + 1}.items():
+            whole[name][place] = values
+        whole["threshold"][place] = [
+            self.edges[f][b] for f, b in zip(found["feature"][good], found["bin"][good], strict=True)
+        ]
+        whole["value"][place], whole["default_left"][place] = found["gain"][good], found["default_left"][good]
+        children = np.stack([found["left"][good], found["right"][good]], axis=1).reshape(-1, 3)
+        self.tree, self.node = np.repeat(tree, 2), np.stack([left, left + 1], axis=1).ravel()
+        total = len(whole["tree"])
+        self._parts = [whole, self._leaves(self.tree, self._score(children))]
+        self._next += 2 * np.bincount(tree, minlength=len(self._next))
+        self._places = total + np.arange(len(self.tree))
+        self._depth += 1
+        large = children[:, 2] >= 2 * rules.min_data_in_leaf - 0.5
+        self.tree, self.node, self._places = self.tree[large], self.node[large], self._places[large]
+
+    def _score(self, sums: Floats) -> Floats:
+        """Return the scores of leaves with these sums [n, 3]."""
+        return -self.params.learning_rate * sums[:, 0] / np.maximum(sums[:, 1] + self.params.l2, MIN_HESSIAN)
+
+    def forest(self) -> Arrays:
+        """Return the trees so far."""
+        whole = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+        tree = whole.pop("tree")
+        order = np.argsort(tree, kind="stable")  # a tree's nodes were made in the order of their numbers
+        start = np.searchsorted(tree[order], np.arange(len(self._next)))
+        return {
+            "start": start.astype(np.int32),
+            "output": np.arange(len(self._next), dtype=np.int32),
+            **{name: values[order] for name, values in whole.items()},
+        }
+
+
+def grown(growth: Growth, sums: Callable[[Arrays, NDArray, NDArray], Floats]) -> Arrays:
+    """Grow trees to the end, and return them.
+
+    Args:
+        growth: trees without splits.
+        sums: returns the histograms of nodes, given the trees so far, and the tree and the number of each node.
+    """
+    while growth.open:
+        growth.split(sums(growth.forest(), growth.tree, growth.node))
+    return growth.forest()
+
+
+def best_splits(sums: Floats, sizes: NDArray[np.int64], rules: BoostingParams) -> dict[str, NDArray]:
+    """Return the best split of each node.
+
+    Args:
+        sums: Σ g, Σ h and counts [Q, F, B + 1, 3]; the last bin has missing values.
+        sizes: edges per column [F].
+        rules: λ and the fewest items of a leaf.
+
+    Returns:
+        ``total``, ``left`` and ``right`` (sums [Q, 3]), ``gain``, ``feature``, ``bin`` and ``default_left`` [Q].
+    """
+    missing, below = sums[:, :, -1:], sums[:, :, :-1].cumsum(axis=2)
+    total = below[:, :, -1:] + missing  # of each column: under noise they differ
+    node = total[:, :, 0].mean(axis=1)
+    left = np.stack([below, below + missing], axis=3)  # [Q, F, B, 2, 3]: missing values go right, or left
+    right = total[:, :, :, None] - left
+
+    def quality(part: Floats) -> Floats:
+        return part[..., 0] ** 2 / np.maximum(part[..., 1] + rules.l2, MIN_HESSIAN)
+
+    gain = quality(left) + quality(right) - quality(total)[..., None]
+    allowed = (np.arange(below.shape[2]) < sizes[:, None])[None, :, :, None]
+    for part in (left, right):
+        allowed = allowed & (part[..., 2] >= rules.min_data_in_leaf - 0.5) & (part[..., 1] >= MIN_HESSIAN)
+    gain = np.where(allowed, gain, -np.inf).reshape(len(sums), -1)
+    most = gain.max(axis=1, initial=-np.inf)
+    chosen = (
+        (gain >= (most - np.abs(most) * SAME)[:, None]).argmax(axis=1) if gain.size else np.zeros(len(sums), np.int64)
+    )
+    feature, place, way = np.unravel_index(chosen, (*below.shape[1:3], 2))
+    rows = np.arange(len(sums))
+    ends = left[rows, feature, place, way], right[rows, feature, place, way]
+    none = missing[rows, feature, 0, 2] < 0.5  # an unseen missing value goes with most items
+    return {
+        "total": node,
+        "left": ends[0],
+        "right": ends[1],
+        "gain": most,
+        "feature": feature,
+        "bin": place,
+        "default_left": np.where(none, ends[0][:, 2] >= ends[1][:, 2], way == 1),
+    }

@@ -1,0 +1,185 @@
+"""Decision trees as plain arrays: checks, evaluation, sums of weighted forests, gain of each column.
+
+The nodes of all trees lie one after the other. A node is a split, or a leaf with feature -1:
+
+    start, output        int32 [T]     first node of each tree, and the raw score that its leaves add to
+    feature              int32 [S]     column of a split, -1 at a leaf
+    threshold            float64 [S]   x ≤ threshold goes left
+    left, right          int32 [S]     children, counted from the tree's first node; 0 at a leaf
+    value                float64 [S]   score of a leaf, gain of a split
+    default_left         bool [S]      way of a missing value (NaN)
+
+Raw scores are F_k(x) = Σ over trees of output k of the leaf that x reaches. Trees come from other parties, so `check_forest`
+refuses all but finite trees whose children lie behind their parents: `raw_scores` then ends after as many steps as a tree is
+deep.
+
+Letters: T trees, S nodes of all trees, V rows, F columns, K outputs.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, up_to
+
+LARGEST = 1e18
+"""Largest magnitude of a threshold or a value; columns are clipped to it, so that a split of missing values only fits."""
+
+LEAF = 1e9
+"""Largest magnitude of a leaf's score."""
+
+_BLOCK = 2**18  # rows times trees that are evaluated at once
+
+Floats = NDArray[np.float64]
+
+
+def forest_fields(outputs: int, columns: int, trees: int, nodes: int) -> dict[str, ArrayField]:
+    """Return the reply schema of a forest of at most ``trees`` trees with at most ``nodes`` nodes each."""
+    most = trees * nodes
+    return {
+        "start": ArrayField((up_to(trees),), "int32", 0, max(most - 1, 0)),
+        "output": ArrayField((up_to(trees),), "int32", 0, outputs - 1),
+        "feature": ArrayField((up_to(most),), "int32", -1, columns - 1),
+        "threshold": ArrayField((up_to(most),), "float64", -LARGEST, LARGEST),
+        "left": ArrayField((up_to(most),), "int32", 0, nodes - 1),
+        "right": ArrayField((up_to(most),), "int32", 0, nodes - 1),
+        "value": ArrayField((up_to(most),), "float64", -LARGEST, LARGEST),
+        "default_left": ArrayField((up_to(most),), "bool"),
+    }
+
+
+def empty_forest() -> Arrays:
+    """Return a forest without trees, whose raw scores are 0."""
+    return {name: np.zeros(0, np.dtype(field.dtype)) for name, field in forest_fields(1, 1, 0, 0).items()}
+
+
+def constants(scores: Floats) -> Arrays:
+    """Return a forest of one leaf per output, whose raw scores are ``scores`` [K]."""
+    count = len(scores)
+    found = {key: np.zeros(count, array.dtype) for key, array in empty_forest().items()}
+    places = np.arange(count, dtype=np.int32)
+    return found | {
+        "start": places,
+        "output": places.copy(),
+        "feature": np.full(count, -1, np.int32),
+        "value": np.array(scores, np.float64),
+    }
+
+
+def joined(forests: Sequence[Arrays], weights: Sequence[float] | None = None) -> Arrays:
+    """Return one forest with the trees of all; its raw scores are Σ w F of those of each. Gains are weighted alike."""
+    if not forests:
+        return empty_forest()
+    sizes = np.cumsum([0, *(len(forest["feature"]) for forest in forests)])
+    found = {name: np.concatenate([forest[name] for forest in forests]) for name in forests[0]}
+    starts = [forest["start"] + size for forest, size in zip(forests, sizes[:-1], strict=True)]
+    found["start"] = np.concatenate(starts).astype(np.int32)
+    if weights is not None:
+        pairs = zip(forests, weights, strict=True)
+        found["value"] = np.concatenate([forest["value"] * weight for forest, weight in pairs])
+    return found
+
+
+def check_forest(forest: Mapping[str, NDArray], outputs: int, columns: int, trees: int, nodes: int, who: str) -> None:
+    """Refuse a forest that cannot be evaluated, or not in bounded time.
+
+    Args:
+        forest: arrays of the schema of `forest_fields`, whose sizes and ranges may be wrong.
+        outputs: K.
+        columns: F.
+        trees: most trees.
+        nodes: most nodes per tree.
+        who: start of the error message, such as ``client 3 replied to phase 'train'``.
+
+    Raises:
+        FedGraphError: names the array, its value, and what is accepted.
+    """
+    fields = forest_fields(outputs, columns, trees, nodes)
+    if forest.keys() != fields.keys():
+        odd = sorted(forest.keys() ^ fields.keys())
+        raise FedGraphError(f"{who} with a forest that differs in the arrays {', '.join(map(str, odd))[:80]}")
+    for name, field in fields.items():
+        array = forest[name]
+        if array.dtype != field.dtype or array.ndim != 1:
+            raise FedGraphError(
+                f"{who} with '{name}' of {array.dtype} {list(array.shape)}, expected {field.dtype}, one axis"
+            )
+    start, feature, left, right = (forest[name].astype(np.int64) for name in ("start", "feature", "left", "right"))
+    size = len(feature)
+    for name in fields:
+        wanted = len(start) if name in ("start", "output") else size
+        if len(forest[name]) != wanted:
+            raise FedGraphError(f"{who} with {len(forest[name])} values of '{name}', expected {wanted}")
+    if len(start) > trees or size > trees * nodes:
+        raise FedGraphError(f"{who} with {len(start)} trees of {size} nodes, expected at most {trees} of {nodes} each")
+    for name, field in fields.items():
+        array = forest[name]
+        if array.dtype != bool and array.size and not (field.low <= array.min() and array.max() <= field.high):
+            raise FedGraphError(
+                f"{who} with '{name}' from {array.min():g} to {array.max():g}, expected {field.low:g} to {field.high:g}"
+            )
+    ends = np.append(start[1:], size)
+    if (len(start) and start[0]) or (not len(start) and size) or (ends <= start).any() or (ends - start > nodes).any():
+        raise FedGraphError(f"{who} with trees that do not lie one after the other, with 1 to {nodes} nodes each")
+    tree = np.repeat(np.arange(len(start)), ends - start)
+    place, count = np.arange(size) - start[tree], (ends - start)[tree]
+    split = feature >= 0
+    low, high = np.minimum(left, right)[split], np.maximum(left, right)[split]
+    if (low <= place[split]).any() or (high >= count[split]).any() or (low == high).any():
+        raise FedGraphError(f"{who} with a tree whose children do not lie behind their parent in the same tree")
+    if left[~split].any() or right[~split].any():
+        raise FedGraphError(f"{who} with a leaf that has children: expected left and right to be 0")
+    parents = np.bincount(np.concatenate([(start[tree] + child)[split] for child in (left, right)]), minlength=size)
+    if (parents != (place > 0)).any():
+        raise FedGraphError(f"{who} with a tree in which a node has no parent, or two")
+    if np.abs(forest["value"][~split]).max(initial=0) > LEAF:
+        raise FedGraphError(
+            f"{who} with a leaf of {np.abs(forest['value'][~split]).max():g}, expected at most {LEAF:g}"
+        )
+    if forest["value"][split].min(initial=0) < 0:
+        raise FedGraphError(f"{who} with a split of gain {forest['value'][split].min():g}, expected at least 0")
+
+
+def leaves(forest: Mapping[str, NDArray], x: Floats) -> NDArray[np.int64]:
+    """Return the node that each row reaches in each tree, among the nodes of all trees [T, V]."""
+    start, feature = forest["start"].astype(np.int64), forest["feature"]
+    at = np.repeat(start[:, None], len(x), axis=1)
+    tree, row = (feature[at] >= 0).nonzero()
+    while tree.size:
+        node = at[tree, row]
+        value = x[row, feature[node]]
+        left = np.where(np.isnan(value), forest["default_left"][node], value <= forest["threshold"][node])
+        node = start[tree] + np.where(left, forest["left"][node], forest["right"][node])
+        at[tree, row] = node
+        inner = feature[node] >= 0
+        tree, row = tree[inner], row[inner]
+    return at
+
+
+def raw_scores(forest: Mapping[str, NDArray], x: Floats, outputs: int) -> Floats:
+    """Return the raw scores of rows: columns [V, F] → [V, K], added in the order of the trees.
+
+    Args:
+        forest: arrays that `check_forest` accepts.
+        x: columns, NaN where missing.
+        outputs: K.
+    """
+    found = np.zeros((len(x), outputs))
+    if not len(forest["start"]):
+        return found
+    of = [forest["output"] == output for output in range(outputs)]
+    size = max(_BLOCK // len(forest["start"]), 1)
+    for first in range(0, len(x), size):
+        reached = forest["value"][leaves(forest, x[first : first + size])]
+        for output, trees in enumerate(of):
+            found[first : first + size, output] = np.add.reduce(reached[trees], axis=0)
+    return found
+
+
+def gains(forest: Mapping[str, NDArray], columns: int) -> Floats:
+    """Return the gain of each column, summed over the splits that read it [F]."""
+    split = forest["feature"] >= 0
+    return np.bincount(forest["feature"][split], forest["value"][split], columns).astype(np.float64)

@@ -1,0 +1,205 @@
+"""Gradient boosting of a federation (`fedgraph_flwr.methods.boosting`), server side.
+
+    base     Σ targets and numbers of items → b                                                         once
+    bins     counts of values by cell, twice → edges of bins                                            once (histogram)
+    train    bagging: trees of each party → F = b + Σ_i p_i Σ trees of i;  histogram: Σ histograms of the roots
+    grow     Σ histograms of the nodes of a level → its splits                              each level (histogram)
+
+With ``bagging`` a run ends when no party has a tree to add: by default after one round. p_i are FedAvg's weights of the parties
+that have trees. A party with too few items of a class sits out, by name. With ``histogram`` a round adds a tree per output.
+Leaves a client: what `fedgraph_flwr.clients.boosting` lists. The server checks every tree before it evaluates or sends one.
+"""
+
+from collections.abc import Mapping
+from logging import WARNING
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.common.logger import log
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.methods import boosting
+from fedgraph_flwr.methods.boosting import (
+    BASE,
+    BINS,
+    COUNTS,
+    FOREST,
+    GROW,
+    HISTOGRAM,
+    NODES,
+    UNIT,
+    BoostingParams,
+    Edges,
+    Growth,
+)
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.forest import Forest
+from fedgraph_flwr.numerics.forest import check_forest, constants, empty_forest, forest_fields, joined
+from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.tasks.trees import forest_of, num_columns, objective_of
+from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import ArrayField
+
+TREES, ENDED, SITS_OUT = "trees", "ended", "sits_out"
+
+
+class Boosting(GraphStrategy):
+    """Mean of the parties' forests, or one forest grown from sums of histograms.
+
+    `memory` holds the base rate, the edges of bins, and with ``bagging`` the parties' ``trees``, and which of them ``ended``.
+    """
+
+    Params: ClassVar[type] = BoostingParams
+    uplink = staticmethod(boosting.uplink)
+    params: BoostingParams
+
+    def __init__(self, cfg: RunConfig, recorder: Recorder):
+        super().__init__(cfg, recorder)
+        self._growth: Growth | None = None
+        self._counted: Edges = []
+
+    # --- the model ----------------------------------------------------------------------------------------------------
+
+    def build_model(self) -> Model:
+        """Return an empty forest."""
+        objective = objective_of(self.cfg, self.size("num_classes"))
+        return forest_of(self.cfg, self.params, objective, self.columns)
+
+    @property
+    def columns(self) -> int:
+        """F."""
+        sizes = self.size("num_features"), self.size("num_edge_features") or 0, self.size("num_classes")
+        return num_columns(self.cfg, self.params, *sizes)
+
+    def initial_arrays(self) -> Arrays:
+        """Return no trees."""
+        return empty_forest() if self.cfg.strategy.shared else {}
+
+    def accepted(self, arrays: Arrays, where: str) -> Arrays:
+        """Return the arrays of a file, whose sizes follow from its trees, after the checks of `check_forest`."""
+        if not self.cfg.strategy.shared:
+            return super().accepted(arrays, where)
+        model = self.build_model()
+        assert isinstance(model, Forest)
+        model.fit_to(arrays, where)
+        return model.arrays
+
+    # --- set-up -------------------------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Agree on the base rate and, with ``histogram``, on bins."""
+        if not self.cfg.strategy.shared:
+            return
+        sums = self.request(BASE)[BASE]
+        objective = objective_of(self.cfg, self.size("num_classes"))
+        self.memory = {BASE: objective.base(sums["total"] * UNIT, sums["count"] * UNIT)}
+        if self.params.mode == "histogram":
+            edges = boosting.agreed_edges(self.columns, self.params.bins, self._count)
+            self.memory[BINS] = boosting.packed_edges(edges)
+
+    def _count(self, edges: Edges) -> np.ndarray:
+        """Return the number of values of all clients in each bin."""
+        self._counted = edges
+        return self.request(BINS, {BINS: boosting.packed_edges(edges)})[COUNTS]["count"] * UNIT
+
+    def before_train(self, arrays: Arrays) -> GroupsFor:
+        """Send the base rate and the edges of bins."""
+        if not self.cfg.strategy.shared:
+            return {}
+        bins: Any = {BINS: self.memory[BINS]} if BINS in self.memory else {}
+        self._growth = Growth(len(self.memory[BASE]), self._edges, self.params) if bins else None
+        return {BASE: {"score": self.memory[BASE]}, **bins}
+
+    @property
+    def _edges(self) -> Edges:
+        return boosting.unpacked_edges(self.memory[BINS], self.columns, self.params.bins)
+
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
+        """Return the schema of trees, of counts by bin, or of the histograms that a level needs."""
+        if group == FOREST:
+            model = self.build_model()
+            assert isinstance(model, Forest)
+            return forest_fields(model.outputs, model.columns, model.outputs * self.params.trees, model.nodes)
+        if group == COUNTS:
+            return {"count": ArrayField((sum(len(own) + 1 for own in self._counted),), "float64")}
+        growth = self._growth
+        assert growth is not None
+        return {"sums": ArrayField((len(growth.tree), self.columns, growth.width, 3), "float64")}
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """Refuse trees that cannot be evaluated."""
+        if FOREST in reply.groups:
+            model = self.build_model()
+            assert isinstance(model, Forest)
+            most = model.outputs * self.params.trees
+            who = f"client {reply.client} replied to phase '{phase}'"
+            check_forest(reply.groups[FOREST], model.outputs, model.columns, most, model.nodes, who)
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
+        """Return the forest with the trees of this round."""
+        if not self.cfg.strategy.shared:
+            return arrays
+        base = constants(self.memory[BASE])
+        if self.params.mode == "bagging":
+            return self._mean(base, reduced)
+        assert self._growth is not None
+        roots: list[np.ndarray] = [reduced[HISTOGRAM]["sums"]]
+        return joined(
+            [arrays if len(arrays["start"]) else base, boosting.grown(self._growth, lambda *at: self._sums(roots, *at))]
+        )
+
+    def _sums(self, roots: list[np.ndarray], forest: Arrays, tree: np.ndarray, node: np.ndarray) -> np.ndarray:
+        """Return the histograms of nodes: those of the roots came with the replies to ``train``."""
+        if roots:
+            return roots.pop()
+        nodes = {"tree": tree.astype(np.int32), "node": node.astype(np.int32)}
+        return self.request(GROW, {FOREST: forest, NODES: nodes})[HISTOGRAM]["sums"]
+
+    def _mean(self, base: Arrays, reduced: Reduced) -> Arrays:
+        """Add the trees of this round, and return the weighted mean of the parties' forests."""
+        held, ended = self.memory.setdefault(TREES, {}), self.memory.setdefault(ENDED, {})
+        for reply in reduced:
+            name = str(reply.client)
+            if reply.metrics[SITS_OUT] and name not in ended:
+                self._sits_out(reply.client)
+            ended[name] = np.array(bool(reply.metrics[ENDED]))
+            if len(reply.groups[FOREST]["start"]):
+                held[name] = joined([held.get(name, empty_forest()), reply.groups[FOREST]])
+        parties = sorted(int(name) for name in held)
+        weights = self.weights(parties) if parties else []
+        total = sum(weights)
+        shares = [weight / total for weight in weights]
+        return joined([base, *(held[str(party)] for party in parties)], [1.0, *shares])
+
+    def _sits_out(self, client: int) -> None:
+        """Record a party without trees."""
+        least = self.params.min_data_in_leaf
+        why = f"fewer than {least} training items of a class (strategy.min_data_in_leaf)"
+        self.recorder.extra.setdefault("sits_out", {})[str(client)] = why
+        log(WARNING, "client %d sits out: it has %s", client, why)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no party that replies has another tree, or the model has all of its trees."""
+        if not self.cfg.strategy.shared or self.params.mode == "histogram":
+            return self.server_round >= self.rounds_needed
+        ended = self.memory.get(ENDED, {})
+        unknown = {client for client in self.clients if str(client) not in ended}
+        return bool(self.server_round) and unknown <= self.failed.keys() and all(bool(one) for one in ended.values())
+
+    @property
+    def rounds_needed(self) -> int:
+        """Number of rounds that give all trees."""
+        if self.params.mode == "histogram":
+            return self.params.trees
+        return -(-self.params.trees // (self.params.per_round or self.params.trees))
+
+    def load(self, tree: Any) -> None:
+        """Restore the state; the base rate and the edges of bins are agreed on in each run's set-up."""
+        agreed = {key: self.memory[key] for key in (BASE, BINS) if key in self.memory}
+        super().load(tree)
+        self.memory |= agreed

@@ -1,0 +1,28 @@
+"""Objective and forest of a run's task, for gradient boosting."""
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.methods.boosting import BoostingParams, Objective
+from fedgraph_flwr.models.forest import Forest
+from fedgraph_flwr.tasks import kind_of
+from fedgraph_flwr.tasks.targets import MultiLabel
+
+
+def objective_of(cfg: RunConfig, width: int) -> Objective:
+    """Return the loss of a run's task with W outputs."""
+    task = kind_of(cfg)
+    if task.classes:
+        return Objective("logistic", width, binary=True) if width == 2 else Objective("softmax", width)
+    return Objective("logistic" if issubclass(task, MultiLabel) else "square", width)
+
+
+def num_columns(cfg: RunConfig, params: BoostingParams, num_features: int, num_edge_features: int, width: int) -> int:
+    """Return F, the number of columns that trees read: those of items, W outputs of another model, or both."""
+    own = kind_of(cfg).num_columns(num_features, num_edge_features) if params.inputs != "embeddings" else 0
+    return own + (width if params.inputs != "columns" else 0)
+
+
+def forest_of(cfg: RunConfig, params: BoostingParams, objective: Objective, columns: int) -> Forest:
+    """Return an empty forest with the bounds of a run: the trees of all parties, and a leaf per output for the base rate."""
+    parties = cfg.num_clients if params.mode == "bagging" and not cfg.strategy.pooled else 1
+    trees = objective.outputs * (1 + params.trees * parties)
+    return Forest(objective.outputs, columns, binary=objective.binary, trees=trees, nodes=params.nodes)
