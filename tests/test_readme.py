@@ -54,7 +54,7 @@ def test_all_keys_of_the_summary_are_named():
 
 
 QUICK = "pytest -n 2"
-SLOW = 'pytest -n 3 -m "slow and not faults"'
+SLOW = 'pytest -n 3 --dist loadgroup -m "slow and not faults"'
 
 
 def test_the_test_commands_are_what_ci_calls():
@@ -66,10 +66,23 @@ def test_the_test_commands_are_what_ci_calls():
     assert [line.replace('"$work/venv/bin/pytest"', "pytest") for line in called] == [QUICK, SLOW]
     assert "export CI=true" in script.partition("bin/pytest")[0]
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
-    steps = [step["run"] for step in jobs["test"]["steps"] if "run" in step]
-    assert [run for run in steps if run.startswith("pytest")] == [QUICK, SLOW]
+    steps = {name: [step.get("run", "") for step in job["steps"]] for name, job in jobs.items()}
+    called = {name: [run for run in runs if run.startswith("pytest")] for name, runs in steps.items()}
+    slow = SLOW.removesuffix(' -m "slow and not faults"')
+    assert called == {
+        "test": [QUICK],
+        "slow": [f'{slow} -m "slow and not faults and not fleet"'],
+        "fleet": [f'{slow} -m "slow and fleet and not faults"'],
+        "package": [],
+    }
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert "-m 'not slow and not faults'" in settings["addopts"]
+
+
+def test_the_paths_whose_changes_start_fleets_in_ci_are_there():
+    (paths,) = re.findall(r'paths="(.*)"', (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert "fedgraph_flwr/party" in paths.split()
+    assert [path for path in paths.split() if not (ROOT / path).exists()] == []
 
 
 def test_hypothesis_draws_the_same_examples_in_ci():

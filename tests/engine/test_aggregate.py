@@ -14,6 +14,8 @@ from tests.support import Finished, assert_same_arrays
 
 WORDS = ["num_clients=7", "dataset.nodes_per_client=[30,50]", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
 
+pytestmark = pytest.mark.xdist_group("ray sums")  # one instance
+
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):

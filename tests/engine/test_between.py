@@ -110,8 +110,9 @@ def one_ray():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray between")
 @pytest.mark.usefixtures("one_ray")
-@pytest.mark.parametrize("form", FORMS, ids=" ".join)
+@pytest.mark.parametrize("form", [["fedgcn"], ["fedstruct"], ["fedsage_true"]], ids=" ".join)
 def test_ray_gives_the_bits_of_the_inline_engine(form, train):
     assert_same_run(train("linked", *form, engine=run_ray), train("partitioned", *form))
 
@@ -146,6 +147,7 @@ def _book(like, bank, source, target):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray between")
 @pytest.mark.usefixtures("one_ray")
 def test_fedgl_shares_nodes_on_linked_files_to_the_same_bits(shared, train, monkeypatch):
     linked = [ClientGraph.load(shared / f"linked/client_{client:04d}.safetensors") for client in range(3)]

@@ -56,6 +56,7 @@ SAMPLERS = [
 
 @pytest.mark.fleet
 @pytest.mark.slow
+@pytest.mark.xdist_group("fleet")
 def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path):
     overrides = ["rounds=3", "model=gine", *SAMPLERS[0]]
     found, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
@@ -85,6 +86,7 @@ NOISY += ["privacy.noise_multiplier=4", "privacy.clipping_norm=0.5", "rounds=3",
 
 @pytest.mark.fleet
 @pytest.mark.slow
+@pytest.mark.xdist_group("fleet")
 def test_distributed_noise_on_a_fleet_is_that_of_the_inline_engine(fleet, inline, tmp_path):
     """With noise that nodes seed, bit for bit; ε is the accountant's of three releases to three clients."""
     overrides = [*NOISY, "strategy.client=tests.engine.seeded:Seeded"]

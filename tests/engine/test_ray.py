@@ -33,6 +33,7 @@ WIDE = ["strategy=local", "dataset.features=2000", "model.hidden=64", "rounds=5"
 """Private state of more than a megabyte a client, which is not copied after every exchange."""
 
 SLOW = pytest.mark.slow
+pytestmark = pytest.mark.xdist_group("ray")  # one instance
 
 Go = Callable[..., tuple[Finished, Finished]]
 
@@ -82,23 +83,17 @@ def assert_same(ray: Finished, inline: Finished) -> None:
     "overrides",
     [
         ["strategy=fedavg", "strategy.fraction=0.6"],
-        pytest.param(["strategy=fedomd", "strategy.exchange=two_phase"], marks=SLOW),
-        pytest.param(["strategy=fedspa"], marks=SLOW),
-        pytest.param(["strategy=local", "evaluation.trained=true"], marks=SLOW),
-        pytest.param(["strategy=fedstruct_private", "partition=planted"], marks=SLOW),
-        pytest.param(  # rows fill, so that they are dense
-            ["strategy=fedstruct", "dataset.cut_degree=3", "ray.live_clients=1"], marks=SLOW
-        ),
-        pytest.param(["strategy=central"], marks=SLOW),
-        pytest.param(["strategy=local", "ray.live_clients=1"], marks=SLOW),
-        pytest.param(["strategy=fedspa", "ray.live_clients=2", "ray.actors=1"], marks=SLOW),
-        pytest.param(  # masks are new each time, the sum is not
-            ["strategy=fedomd", "strategy.cmd_range=unit", "privacy.secagg=true", "ray.live_clients=2"], marks=SLOW
-        ),
+        ["strategy=local", "evaluation.trained=true", "ray.live_clients=1"],
+        ["strategy=fedstruct", "dataset.cut_degree=3", "ray.live_clients=1"],  # rows fill, so that they are dense
+        ["strategy=central"],
+        ["strategy=fedspa", "ray.live_clients=2", "ray.actors=1"],
+        # masks are new each time, the sum is not
+        ["strategy=fedomd", "strategy.cmd_range=unit", "privacy.secagg=true", "ray.live_clients=2"],
     ],
     ids=lambda overrides: "-".join(word.partition("=")[2] for word in overrides),
 )
 def test_ray_gives_the_parameters_of_the_inline_engine(both, overrides):
+    """In addition to the contract's runs on Ray, `tests/methods/test_contract.py`."""
     assert_same(*both(*overrides))
 
 
@@ -124,9 +119,8 @@ def test_distributed_noise_gives_the_parameters_of_the_inline_engine(both, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gine", "gatv2", "pna"])
-def test_models_with_edge_features_give_the_parameters_of_the_inline_engine(both, client_files, model):
-    assert_same(*both(client_files(num_edge_features=3), "num_clients=3", f"model={model}"))
+def test_edge_features_give_the_parameters_of_the_inline_engine(both, client_files):
+    assert_same(*both(client_files(num_edge_features=3), "num_clients=3", "model=gine"))
 
 
 @SLOW
