@@ -85,23 +85,39 @@ def _elsewhere(kind: str, value: str, names: Iterable[str]) -> str:
     return ""
 
 
-def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "") -> FedGraphError:
+_LISTINGS = {"dataset": "datasets", "command": "--help"}
+_LISTINGS |= {group: f"keys {group}" for group in ("strategy", "model", "partition", "protocol")}
+
+MANY = 12
+"""Number of names from which an error lists only close ones."""
+
+
+def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "", instead: str = "") -> FedGraphError:
     """Return an error for an unknown name, with the nearest match.
 
     Args:
         kind: kind of name, such as ``"dataset"``.
         value: the given name.
-        accepted: the known names.
+        accepted: the known names; of more than `MANY`, the error lists those that are close.
         where: file or key of the name.
+        instead: what to do instead of using the nearest match.
     """
-    names = sorted(accepted)
-    near = difflib.get_close_matches(str(value), names, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    if here := _elsewhere(kind, str(value), names):
+    names, text = sorted(accepted), str(value)
+    prefix = text[: text.rfind(".") + 1]
+    prefix = prefix if all(name.startswith(prefix) for name in names) else ""
+    short = {name.removeprefix(prefix): name for name in names}  # the common section tells nothing
+    near = difflib.get_close_matches(text.removeprefix(prefix), short, n=1)
+    hint = f"; {instead}" if instead else f"; did you mean '{short[near[0]]}'?" if near else ""
+    if here := _elsewhere(kind, text, names):
         hint = f"; its name here is {here}"
-    source = f" ({where})" if where else ""
+    source, others = f" ({where})" if where else "", f"one of: {', '.join(names)}"
+    if len(names) > MANY:
+        close = difflib.get_close_matches(text.removeprefix(prefix), short, n=5, cutoff=0.3) or list(short)[:5]
+        others = f"one of {len(names)} names, such as {', '.join(short[name] for name in close)}"
+        listing = _LISTINGS.get(kind, "keys" if kind.endswith("key") else "")
+        others += f" (`fedgraph-flwr {listing}` lists all)" if listing else ""
     expected = " Expected" if hint.endswith("?") else "; expected"
-    return FedGraphError(f"{kind} '{value}' is unknown{source}{hint}{expected} one of: {', '.join(names)}")
+    return FedGraphError(f"{kind} '{value}' is unknown{source}{hint}{expected} {others}")
 
 
 def first_line(error: BaseException) -> str:

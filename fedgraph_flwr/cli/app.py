@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
+from fedgraph_flwr.errors import KEY_ALIASES, FedGraphError, first_line, sanitize, unknown
 from fedgraph_flwr.version import __version__
 
 # Command → the module that registers it, and its one-line help. Modules are imported on demand, so that --help is fast.
@@ -89,14 +89,31 @@ def _own_conf(args: list[str]) -> Iterator[list[str]]:
 
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
+    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+        instead = "run trains a model: fedgraph-flwr run strategy=fedavg" if given[0] in ("train", "simulate") else ""
+        raise unknown("command", given[0], COMMANDS, instead=instead)
     parser = _parser(given)
     args, rest = parser.parse_known_args(given)
     # argparse takes key=value arguments at one position only; those after an option are left over.
     if rest and (not hasattr(args, "overrides") or any(word.startswith("-") or "=" not in word for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{_as_override(given, rest[0])}")
     if rest:
         args.overrides = [*args.overrides, *rest]
     return args
+
+
+def _as_override(given: Sequence[str], option: str) -> str:
+    """Return how to set the key that an unknown option names; empty if there is no such key."""
+    from fedgraph_flwr.config.key_docs import keys_of, sections
+
+    word, sign, value = option.lstrip("-").partition("=")
+    name, keys = word.replace("-", "_"), [key.name for section in sections() for key in keys_of(section)]
+    named = [key for key in keys if key.rpartition(".")[2] == name]
+    alias = KEY_ALIASES.get(name) or (named[0] if len(named) == 1 else "")
+    key = name if name in (*keys, *sections()) else alias if alias in keys else ""
+    after = [*given, ""][given.index(option) + 1] if option in given else ""
+    value = value if sign else after if after and not after.startswith("-") else "VALUE"
+    return f"; keys are set without dashes: {key}={value}" if key and option.startswith("--") else ""
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:

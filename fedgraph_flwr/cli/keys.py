@@ -1,10 +1,12 @@
 """Command ``keys``: list configuration keys with type, range, default and meaning."""
 
 import argparse
+import json
 from typing import Any
 
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.config.composition import GROUPS
+from fedgraph_flwr.config.json_schema import json_schema
 from fedgraph_flwr.config.key_docs import Key, keys_of, own_keys_of, part_keys, select
 
 
@@ -16,12 +18,13 @@ def register(commands: Any) -> None:
         nargs="?",
         help="section such as train, or GROUP=NAME such as strategy=fedspa for its additional keys (default: all)",
     )
+    parser.add_argument("--schema", action="store_true", help="print a JSON Schema of configuration files, for editors")
     parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``keys``."""
-    print(text(args.group or ""))
+    print(json.dumps(json_schema(), indent=1) if args.schema else text(args.group or ""))
     return 0
 
 

@@ -659,10 +659,21 @@ def _is_code(group: str, name: str, merged: Mapping[str, Any]) -> bool:
 def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str]) -> None:
     """Check keys in a file that a method's YAML does not define; only here is the line known."""
     written_down = {key for key in doubtful if f"strategy.{key}" in places}
-    if written_down:
-        for key in sorted(written_down - (accepted := own_keys(cfg))):
-            shared = {f.name for f in dataclasses.fields(StrategyConfig)} - {"params"} | key_names(vars(cfg.strategy))
-            raise unknown(f"strategy {cfg.strategy.name}: key", key, accepted | shared, places[f"strategy.{key}"])
+    for key in sorted(written_down - own_keys(cfg)) if written_down else ():
+        raise unknown_method_key(cfg, key, places[f"strategy.{key}"])
+
+
+def unknown_method_key(cfg: RunConfig, key: str, where: str = "") -> FedGraphError:
+    """Return the error for a key that the method of a configuration does not have, naming methods that have it."""
+    holders = []
+    for name in group_names("strategy"):
+        body = vars(StrategyConfig()) | group_file("strategy", name)
+        with contextlib.suppress(FedGraphError):  # code that cannot be imported
+            if key in key_names(body) | own_defaults(body["server"], body["client"]).keys():
+                holders.append(name)
+    shared = {f.name for f in dataclasses.fields(StrategyConfig)} - {"params"} | key_names(vars(cfg.strategy))
+    instead = f"methods with this key: {', '.join(holders)}" if holders else ""
+    return unknown(f"strategy {cfg.strategy.name}: key", key, own_keys(cfg) | shared, where, instead)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,5 @@
 """Checks of a method, its model and their keys before any client starts."""
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,12 +10,12 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.batches import check_model
 from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.clients.requirements import check_sampler, check_task, tasks_of
+from fedgraph_flwr.config.composition import unknown_method_key
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import locate, method_params, own_keys
-from fedgraph_flwr.config.parts import key_names
-from fedgraph_flwr.config.schema import AUTO, RunConfig, StrategyConfig
+from fedgraph_flwr.config.schema import AUTO, RunConfig
 from fedgraph_flwr.engine.stacking import refusal
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, declared, shown, signature
 from fedgraph_flwr.runs.part_checks import check_parts, check_personal
@@ -38,14 +37,8 @@ def check_method(cfg: RunConfig) -> None:
         FedGraphError: an unknown key, a wrong type or value, or a model that the method cannot train.
     """
     sides = _sides(cfg)
-    accepted = own_keys(cfg)
-    for key in cfg.strategy.params:
-        if key not in accepted:
-            raise unknown(
-                f"strategy {cfg.strategy.name}: key",
-                key,
-                accepted | {f.name for f in dataclasses.fields(StrategyConfig)} | key_names(vars(cfg.strategy)),
-            )
+    for key in sorted(cfg.strategy.params.keys() - own_keys(cfg)):
+        raise unknown_method_key(cfg, key)
     for side in sides:
         method_params(side, cfg)
     uplink = _uplink(cfg, *sides)

@@ -41,6 +41,26 @@ def test_every_command_has_help(command, capsys):
     assert command in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "override"),
+    [
+        (["--rounds", "20"], "rounds=20"),
+        (["--lr=0.1"], "train.lr=0.1"),
+        (["--strategy", "fedprox", "rounds=2"], "strategy=fedprox"),
+        (["--local-steps", "3", "--quiet"], "train.local_steps=3"),
+        (["--seed"], "seed=VALUE"),
+    ],
+)
+def test_an_option_that_is_a_key_suggests_the_override(options, override, capsys):
+    assert main(["run", *options]) == 2
+    assert capsys.readouterr().err.strip().endswith(f"; keys are set without dashes: {override}")
+
+
+def test_an_option_that_is_no_key_suggests_nothing(capsys):
+    assert main(["run", "--quieter"]) == 2
+    assert capsys.readouterr().err.strip().endswith("unrecognized arguments: --quieter")
+
+
 def test_help_lists_the_commands(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
@@ -63,6 +83,11 @@ def test_help_lists_the_commands(capsys):
         (["run", *TWO_BLOCKS, "split.train=0"], "client 0 has 30 nodes, none for training"),
         (["partition", *TWO_BLOCKS, "split.train=0"], "client 0 has 30 nodes, none for training"),
         (["datasets", "coar"], "did you mean 'cora'"),
+        (["run", "trian.lr=0.1"], "did you mean 'train'"),
+        (["run", "strategy=fedavg", "strategy.mu=1"], "methods with this key: fedhero, fednova, fedprox, moon"),
+        (["run", "train.xyzzy=3"], "one of 17 names, such as train.batch_size"),
+        (["rnu"], "did you mean 'run'"),
+        (["train"], "fedgraph-flwr run strategy=fedavg"),
         (["report", "/nowhere"], "/nowhere holds no run"),
     ],
 )
