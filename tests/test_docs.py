@@ -335,3 +335,18 @@ def test_the_page_of_models_lists_all_and_says_what_they_read():
         for name in group_names("model")
         if (cfg := compose([f"model={name}"])) and (kind := models.network(cfg.model))
     }
+
+
+def test_the_security_policy_is_short_and_leads_to_the_attacks():
+    text = (ROOT / "SECURITY.md").read_text()
+    assert len(text.split()) < 2000
+    headings = re.findall(r"^##+ (.+)$", (ROOT / "docs" / "attacks.md").read_text(), re.M)
+    anchors = {re.sub(r"[^a-z0-9-]", "", heading.lower().replace(" ", "-")) for heading in headings}
+    assert set(re.findall(r"docs/attacks\.md#([\w-]+)", text)) <= anchors
+
+
+def test_tables_of_attacks_have_a_result_without_and_with_the_protection():
+    results = (ROOT / "docs" / "attacks.md").read_text().partition("## Results")[2].partition("\n## ")[0]
+    rows = [line for line in results.splitlines() if line.startswith("|")]
+    assert len(rows) > 50
+    assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {6}
