@@ -48,12 +48,6 @@ def at_least(value: float, bound: float, key: str) -> None:
         raise FedGraphError(f"{key} must be >= {bound}{' and finite' if value == math.inf else ''}, got {value}")
 
 
-def below(value: float, bound: float, key: str) -> None:
-    """Raise an error unless ``value < bound``."""
-    if not value < bound:
-        raise FedGraphError(f"{key} must be < {bound}, got {value}")
-
-
 @dataclass(frozen=True)
 class Range:
     """Range of finite numbers that a key accepts; both ends are included unless excluded."""
@@ -1127,6 +1121,7 @@ def typed(schema: Any, values: dict[str, Any], chosen: str) -> Any:
         if error.known:
             raise unknown(f"{group} key", error.key, error.known, chosen) from error
         kind = kind_of(_hints(schema).get(error.key.partition(".")[0], dict))
-        raise FedGraphError(f"{group}.{error.key} ({chosen}) must be {kind}, got {error.value!r}") from error
+        key = ".".join(filter(None, [group, error.key]))
+        raise FedGraphError(f"{key} ({chosen}) must be {kind}, got {error.value!r}") from error
     check(made, group)
     return made

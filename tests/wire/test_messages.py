@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedgraph_flwr.errors import FedGraphError
@@ -17,7 +18,9 @@ from fedgraph_flwr.wire.messages import (
     pack,
     payload_bytes,
     to_record,
+    weighted_mean,
 )
+from fedgraph_flwr.wire.trees import unflatten
 
 ARRAYS: dict[str, np.ndarray] = {
     "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -125,3 +128,16 @@ def test_streams_do_not_repeat():
     assert len(seeds) == 54
     assert derive_seed(1, 23) != derive_seed(12, 3)
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("paths", [["a", "a/b"], ["a/b", "a"], ["a/b", "a/b/c"]])
+def test_a_path_is_a_leaf_or_a_branch(paths):
+    with pytest.raises(FedGraphError, match=rf"invalid tree of tensors: '{paths[1]}' is"):
+        unflatten({path: torch.zeros(1) for path in paths})
+
+
+def test_a_mean_needs_a_weight():
+    with pytest.raises(
+        FedGraphError, match=r"weights of this round's clients sum to 0.* set strategy\.weighting=uniform"
+    ):
+        weighted_mean([ARRAYS, ARRAYS], [0, 0])
