@@ -1,4 +1,4 @@
-"""Empirical audit of ε of client-level differential privacy, central and distributed, with fixed and adaptive norms.
+"""Empirical audit of ε of client-level differential privacy: noise, adaptive norms, sampled cohorts, floats and scores.
 
     python -m benchmarks.dp_audit                      # 20,000 trials a world
     python -m benchmarks.dp_audit --trials 2000
@@ -12,6 +12,9 @@ error rates α and β, which gives two lower bounds on the privacy loss:
     threshold audit    ε ≥ log((1 − δ − β) / α), and the same with α and β exchanged
     μ-GDP audit        μ ≥ Φ⁻¹(1 − α) − Φ⁻¹(β), and from μ the exact ε (Gaussian noise, Skellam of large variance)
 
+`sampled` draws the cohort as a run does; every other client's update is the opposite of the canary's. `float64` and `scores` look
+at the least bits of what is released: could Gaussian noise in floats have given it, if the canary had sent zeros?
+
 An audited value above the claimed one proves an error. `PLANTED` is one: noise half as wide as claimed.
 """
 
@@ -23,6 +26,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 from scipy.stats import beta, norm
 
 from fedgraph_flwr.config import PrivacyConfig, compose
@@ -30,6 +34,7 @@ from fedgraph_flwr.secure.accounting import cost, epsilon_at
 from fedgraph_flwr.secure.adaptive import bit, count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import clipped
 from fedgraph_flwr.secure.distributed import DistributedNoise
+from fedgraph_flwr.strategies import cohorts
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from fedgraph_flwr.wire.messages import CLIPPED, MODEL
 
@@ -114,8 +119,55 @@ def _likelihood(rules: PrivacyConfig, value: float, count: float) -> float:
     return value / value_multiplier(rules, 1, CLIENTS) ** 2 - count / (2 * count_noise(rules, 1, CLIENTS) ** 2)
 
 
+def sampled(present: bool, factor: float, releases: int) -> float:
+    """Release means over sampled cohorts, in which nobody may take an absent canary's place."""
+    private, seed = _privacy(), 1
+    private.cfg = replace(private.cfg, dp="server_fixed", noise_multiplier=NOISE * factor, clipping_norm=NORM)
+    private.norms, origin, found, canary = {}, {"w": np.zeros(SIZE)}, 0.0, cohorts.draw(range(10), 5, 1, "cohort", 1)[0]
+    for _ in range(releases):
+        clients = [client for client in range(10) if present or client != canary]
+        drawn = cohorts.draw(clients, 5, seed, "cohort", 1, places=10)
+        values = [{"w": _canary(True) * (1 if client == canary else -1)} for client in drawn]
+        released = private.release({MODEL: Terms(origin, values, [1.0] * len(values), 5.0)})
+        found += float(released[MODEL]["w"][0])
+    return found
+
+
+def float64(present: bool, factor: float, releases: int) -> float:
+    """`Privacy.release` of float64 arrays: the projection, and whether floats with Gaussian noise on zeros can give it."""
+    private = _privacy()
+    private.cfg = replace(private.cfg, dp="server_fixed", noise_multiplier=NOISE * factor, clipping_norm=NORM)
+    private.norms, origin = {}, {"w": np.zeros(SIZE)}
+    values = [{"w": _canary(present)}, *[origin] * (CLIENTS - 1)]
+    released = private.release({MODEL: Terms(origin, values, [1.0] * CLIENTS, float(CLIENTS))})[MODEL]["w"]
+    deviation = NOISE * factor * NORM
+    bit = possible(CLIENTS * released[0], deviation) or possible(released[0], deviation / CLIENTS)
+    return float(released[0]) - 10.0 * bit
+
+
+def noised_scores(present: bool, factor: float, releases: int) -> float:
+    """`Privacy.release_scores`, likewise: the canary's scores are (1, 1), an absent client's 0."""
+    private = _privacy()
+    private.cfg = replace(private.cfg, noise_multiplier=NOISE * factor)
+    names = [f"{split}-{private.metric}" for split in ("val", "test")]
+    released = private.release_scores({name: [float(present), *[0.0] * (CLIENTS - 1)] for name in names})
+    deviation = NOISE * factor * math.sqrt(2)
+    bits = sum(possible(CLIENTS * v, deviation) or possible(v, deviation / CLIENTS) for v in released.values())
+    return sum(released.values()) - 10.0 * bits
+
+
+def possible(value: float, deviation: float) -> bool:
+    """Return whether ``deviation * Φ⁻¹(u)``, for u on the grid of 53 bits, gives exactly this float."""
+    place = round((norm.cdf(value / deviation) * 2.0**53) - 0.5)
+    grid = (np.arange(place - 200, place + 201) + 0.5) * 2.0**-53
+    return bool((deviation * ndtri(grid[(grid > 0) & (grid < 1)]) == value).any())
+
+
 MECHANISMS: dict[str, Mechanism] = {
     "central": central,
+    "sampled": sampled,
+    "float64": float64,
+    "scores": noised_scores,
     "distributed": distributed,
     "central_adaptive": central_adaptive,
     "distributed_adaptive": distributed_adaptive,
@@ -161,8 +213,8 @@ def audited(inside: Scores, outside: Scores, delta: float, confidence: float = 0
 
 def claimed(kind: str, releases: int = RELEASES) -> float:
     """Return the ε that a run would report."""
-    if kind.startswith("central"):
-        return epsilon_at(DELTA, NOISE, releases)
+    if not kind.startswith("distributed"):
+        return cost(PrivacyConfig("server_fixed", NOISE, NORM, delta=DELTA), CLIENTS, releases)
     return cost(PrivacyConfig(kind, NOISE, NORM, delta=DELTA, secagg=True, secagg_bits=BITS), CLIENTS, releases)
 
 

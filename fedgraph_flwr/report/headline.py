@@ -199,7 +199,7 @@ def tiles(group: RunGroup) -> Markup:
     spent = summary.get("privacy")
     epsilon = spent.get("epsilon") if isinstance(spent, dict) else None
     if isinstance(epsilon, int | float):
-        cells.append(("privacy spent", f"ε = {epsilon:.3g}", f"at δ = {run.cfg.privacy.delta:g}"))
+        cells.append(("privacy spent", f"ε ≤ {epsilon:.3g}", f"at δ = {run.cfg.privacy.delta:g}"))
     else:
         cells.append(("privacy spent", "no ε", "no noise was added"))
     return render("tiles", cells=cells)

@@ -1,19 +1,18 @@
-"""The exact cost of releases with Gaussian noise in (ε, δ)-differential privacy.
+"""The cost of releases with Skellam noise in (ε, δ)-differential privacy, for one client's contribution replaced by zero.
 
-Consider T releases, each of a sum of L2 sensitivity C with noise N(0, (z C)² I). Together they are as private as one with noise
-z / √T, even if each depends on earlier ones (Dong, Roth & Su, JRSS B 2022, Corollary 3.3). With μ = √T / z
-
-    δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)                                Balle & Wang, ICML 2018, Theorem 8
-
-exactly: no better accountant could lower it.
-
-The noise of ``privacy.dp=distributed`` is Skellam on integers. A release of G groups of integer sensitivity Δ_g ≥ Δ and variances
-z² G Δ_g² has, for integers α > 1 and as ‖k‖₁ ≤ ‖k‖₂² of integers k, a Rényi divergence of at most
+The noise is Skellam on integers (`fedgraph_flwr.secure.lattice`). A release of G groups of integer sensitivity Δ_g ≥ Δ and
+variances z² G Δ_g² has, for integers α > 1 and as ‖k‖₁ ≤ ‖k‖₂² of integers k, a Rényi divergence of at most
 
     α / (2 z²) + min((2α + 5) / (4 z⁴ Δ²), 3 / (2 z²))                      Agarwal et al., NeurIPS 2021, Corollary 3.6
 
-where the second term of adaptive norms takes Δ = 2^b / (2 n), the sensitivity of a bit: values are in units of their norm.
-The bound adds up over releases; ε follows by Canonne et al., NeurIPS 2020, Proposition 12. This is a bound, not the exact value.
+The bound adds up over releases; ε follows by Canonne et al., NeurIPS 2020, Proposition 12. Central noise has Δ_g ≥ 2^19 / z_g,
+where z_g is the group's own multiplier, and Σ_g 1 / z_g² = 1 / z², so the second term is that of Δ = 2^19 / z. Distributed noise
+has Δ = 2^b C / n; with adaptive norms Δ = 2^b / (2 n), the sensitivity of a bit, as values are in units of their norm.
+
+For comparison, T releases with Gaussian noise are exactly as private as one with z / √T (Dong, Roth & Su, JRSS B 2022). With μ =
+√T / z (Balle & Wang, ICML 2018, Theorem 8)
+
+    δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)
 """
 
 import math
@@ -23,6 +22,10 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from fedgraph_flwr.config.schema import PrivacyConfig
+from fedgraph_flwr.secure.lattice import FINENESS
+
+RELATION = "one client's contribution replaced by zero"
+"""The relation between data sets whose outputs ε compares, for every mechanism."""
 
 STEPS = 100  # bisection steps, more than the bits of a float64
 ORDERS = np.unique(np.round(np.geomspace(2, 1e6, 2000)))
@@ -35,7 +38,7 @@ def delta_at(epsilon: float, mu: float) -> float:
 
 
 def epsilon_at(delta: float, noise_multiplier: float, releases: int) -> float:
-    """Return the least ε with δ(ε) ≤ ``delta``, rounded up; 0 before the first release."""
+    """Return the least ε of releases with Gaussian noise with δ(ε) ≤ ``delta``, rounded up; 0 before the first release."""
     if not releases:
         return 0.0
     mu = math.sqrt(releases) / noise_multiplier
@@ -75,7 +78,7 @@ def cost(rules: PrivacyConfig, clients: int, releases: int) -> float:
         releases: number of releases.
     """
     if rules.side != "distributed":
-        return epsilon_at(rules.delta, rules.noise_multiplier, releases)
+        return skellam_epsilon(rules.delta, rules.noise_multiplier, releases, FINENESS / rules.noise_multiplier)
     least = min([rules.clipping_norm, *rules.clipping_norms.values()]) if not rules.adaptive else 0.5
     least *= 2.0**rules.secagg_bits / clients
     return skellam_epsilon(rules.delta, rules.noise_multiplier, releases, least)
@@ -92,9 +95,8 @@ def spent_text(spent: dict[str, Any], scores: str) -> str:
         return "privacy: updates were clipped, but without noise ε is infinite"
     budget = f" (budget {spent['budget']:g})" if spent.get("budget") else ""
     uncovered = "; not covered: scores, training losses and numbers of scored nodes" if scores == "exact" else ""
-    sign = "≤" if spent.get("noise") == "distributed" else "="
     what = "the model and of scores" if scores == "noised" else "the model"
     return (
-        f"privacy: ε {sign} {spent['epsilon']:.3g}{budget} at δ = {spent['delta']:g} after {spent['releases']} releases of"
-        f" {what}, for one client more or less{uncovered}"
+        f"privacy: ε ≤ {spent['epsilon']:.3g}{budget} at δ = {spent['delta']:g} after {spent['releases']} releases of"
+        f" {what}, for {RELATION}{uncovered}"
     )

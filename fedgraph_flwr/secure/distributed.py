@@ -22,7 +22,7 @@ from fedgraph_flwr.config.schema import PrivacyConfig
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure import noise
 from fedgraph_flwr.secure.adaptive import count_noise, value_multiplier
-from fedgraph_flwr.secure.clipping import clipped
+from fedgraph_flwr.secure.lattice import rounded, skellam
 from fedgraph_flwr.secure.noise import Noise
 from fedgraph_flwr.wire.messages import CLIPPED, Arrays, flat
 
@@ -94,19 +94,3 @@ class DistributedNoise:
                 f" {LARGEST_VARIANCE:g}: lower privacy.secagg_bits={self.rules.secagg_bits}"
             )
         return rounded(update * (ratio * scale), bound) + skellam(variance, update.size, generator)
-
-
-def rounded(values: NDArray[np.float64], bound: float) -> NDArray[np.int64]:
-    """The nearest integers of values that are shrunk until those have an L2 norm of at most ``bound``."""
-    values = clipped(values, bound)
-    found = np.rint(values)
-    while (norm := float(np.linalg.norm(found))) > bound:
-        values = values * min(bound / norm, 1 - 1e-6)
-        found = np.rint(values)
-    return found.astype(np.int64)
-
-
-def skellam(variance: float, count: int, generator: Noise) -> NDArray[np.int64]:
-    """Independent Skellam variates of mean 0, [count]."""
-    first, second = generator.poisson(variance / 2, count), generator.poisson(variance / 2, count)
-    return np.asarray(first - second, np.int64)

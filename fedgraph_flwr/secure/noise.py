@@ -1,13 +1,9 @@
 """Random variates for differential privacy, drawn from a cryptographic generator.
 
 `SecureNoise` expands a key of the operating system (`secrets`) with ChaCha20. Whoever sees some variates cannot compute others,
-which no test of NumPy's PCG64 rules out. Variates follow from 53-bit uniform ones:
-
-    normal     Φ⁻¹(u)
-    Poisson    below a mean of 10 the inverse of the distribution function, else PTRS:
-               transformed rejection (Hörmann, Insurance: Mathematics and Economics 1993), NumPy's algorithm
-
-Floats are not reals (Mironov, CCS 2012), which the accountant does not cover. Poisson variates are integers.
+which no test of NumPy's PCG64 rules out. Poisson variates follow from 53-bit uniform ones: below a mean of 10 by the inverse of
+the distribution function, else by PTRS, transformed rejection (Hörmann, Insurance: Mathematics and Economics 1993), NumPy's
+algorithm. They are integers; floats with Gaussian noise would reveal their sum (`fedgraph_flwr.secure.lattice`).
 """
 
 import secrets
@@ -29,10 +25,6 @@ STIRLING = 1e4
 class Noise(Protocol):
     """A source of noise; NumPy's generators are some, for tests."""
 
-    def normal(self, *, scale: float, size: int) -> NDArray[np.float64]:
-        """Normal variates of mean 0, [size]."""
-        ...
-
     def poisson(self, lam: float, size: int) -> NDArray[np.int64]:
         """Poisson variates, [size]."""
         ...
@@ -52,10 +44,6 @@ class SecureNoise:
         """Uniform variates in (0, 1), [size]: odd multiples of 2^-54."""
         drawn = np.frombuffer(self._stream.update(bytes(8 * size)), np.uint64)
         return np.asarray(((drawn >> 11) + 0.5) * 2.0**-53, np.float64)
-
-    def normal(self, *, scale: float, size: int) -> NDArray[np.float64]:
-        """Normal variates of mean 0, [size]."""
-        return np.asarray(scale * special.ndtri(self.uniform(size)))
 
     def poisson(self, lam: float, size: int) -> NDArray[np.int64]:
         """Poisson variates of mean ``lam``, [size]."""

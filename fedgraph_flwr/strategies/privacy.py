@@ -11,12 +11,13 @@ and count twice. The server clips (``server_fixed``, it sees unclipped updates),
 longer updates (``client_fixed``). The server draws the noise from a cryptographic generator (`fedgraph_flwr.secure.noise`),
 never from the run's seed. Under ``..._adaptive`` norms follow a quantile of the clients' norms
 (`fedgraph_flwr.secure.adaptive`). Under ``distributed`` clients clip and add the noise before a secure sum
-(`fedgraph_flwr.secure.distributed`). Not accounted for: floats are not reals (Mironov, CCS 2012).
+(`fedgraph_flwr.secure.distributed`). In both cases values and noise are integers on a lattice (`fedgraph_flwr.secure.lattice`).
 
-Accounting (`fedgraph_flwr.secure.accounting`) covers the sequence of released models, without amplification by sampling, for
-adding or removing one client. It does not cover scores and training losses. ``privacy.scores=none`` keeps them at the clients.
-``noised`` releases s_i ∈ [0, 1]^2, each client's ``evaluation.metric`` on validation and test nodes, over all K clients of
-the run,
+Accounting (`fedgraph_flwr.secure.accounting`) covers the sequence of released models, without amplification by sampling, for one
+client whose contribution is replaced by zero. Places of a round are drawn among all ``num_clients``, whoever is there
+(`fedgraph_flwr.strategies.cohorts`), so an absent client changes no other contribution. ε does not cover scores and training
+losses. ``privacy.scores=none`` keeps them at the clients. ``noised`` releases s_i ∈ [0, 1]^2, each client's
+``evaluation.metric`` on validation and test nodes, over all K clients of the run,
 
     (1/K) Σ_i s_i + N(0, (z √2 / K)² I),
 
@@ -40,10 +41,10 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.evaluation.metrics import SPLITS
 from fedgraph_flwr.methods.uplink import Groups, Uplink, released_once, releases, sums
-from fedgraph_flwr.secure import noise
-from fedgraph_flwr.secure.accounting import cost
+from fedgraph_flwr.secure.accounting import RELATION, cost
 from fedgraph_flwr.secure.adaptive import adapted, bit, count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import SLACK, clipped
+from fedgraph_flwr.secure.lattice import noisy_sum
 from fedgraph_flwr.wire.messages import CLIPPED, MODEL, Arrays, flat, shaped
 from fedgraph_flwr.wire.trees import Tree
 
@@ -166,28 +167,31 @@ class Privacy:
             else:
                 updates = (flat(values) - flat(terms.origin) for values in terms.values)
                 bits = [bit(float(np.linalg.norm(update)), self.norm(group)) for update in updates]
-            found[group] = sum(bits) + (float(noise.source().normal(scale=scale, size=1)[0]) if scale else 0.0)
+            terms_of = (np.array([own]) for own in bits)
+            found[group] = float(noisy_sum(terms_of, 0.5, scale, 1)[0]) if scale else sum(bits)
         return found
 
     def _released(self, group: str, terms: Terms, multiplier: float) -> Arrays:
         """Return one group, with noise of ``multiplier`` C_g."""
         start, bound = flat(terms.origin), self.norm(group)
-        total = np.zeros(start.size)
-        for weight, values in zip(terms.factors, terms.values, strict=True):
-            total += weight * clipped(flat(values) - start, bound)
+        updates = (
+            weight * clipped(flat(values).astype(np.float64) - start, bound)
+            for weight, values in zip(terms.factors, terms.values, strict=True)
+        )
         if self.cfg.noise_multiplier:
-            scale = multiplier * bound
-            total += noise.source().normal(scale=scale, size=total.size)
+            total = noisy_sum(updates, bound, multiplier * bound, start.size)
+        else:
+            total = sum(updates, np.zeros(start.size))
         return shaped(start + total / terms.size, terms.origin)
 
     def release_scores(self, scores: Mapping[str, list[float]]) -> dict[str, float]:
         """Return noised means over all clients, from each client's scores by split and metric, clipped to [0, 1]; counts them."""
         released = {f"{split}_{self.metric}": scores[f"{split}-{self.metric}"] for split in SPLITS}
-        deviation = self.cfg.noise_multiplier * math.sqrt(len(released)) / self.clients
-        drawn = noise.source().normal(scale=deviation, size=len(released))
+        bound = math.sqrt(len(released))
         self.releases += 1
-        sums = {key: float(np.clip(np.nan_to_num(v), 0, 1).sum()) for key, v in released.items()}
-        return {key: total / self.clients + float(more) for (key, total), more in zip(sums.items(), drawn, strict=True)}
+        each = np.clip(np.nan_to_num(np.array(list(released.values()), np.float64)), 0, 1).T  # [K, 2]
+        total = noisy_sum(each, bound, self.cfg.noise_multiplier * bound, len(released)) / self.clients
+        return dict(zip(released, total.tolist(), strict=True))
 
     def next_round(self, pending: bool, releases: int = 1) -> int:
         """Return the releases of the next round: its exchanges and, for noised scores, its scores and the ``pending`` ones."""
@@ -197,7 +201,9 @@ class Privacy:
         """Return the releases so far, and the ε they cost at the run's δ; null without noise."""
         budget = {"budget": self.cfg.epsilon_budget} if self.cfg.epsilon_budget else {}
         epsilon = cost(self.cfg, self.clients, self.releases) if self.cfg.noise_multiplier else None
-        kind: dict[str, Any] = {"noise": "distributed"} if self.cfg.side == "distributed" else {}
+        kind: dict[str, Any] = {"relation": RELATION}
+        if self.cfg.side == "distributed":
+            kind["noise"] = "distributed"
         if self.cfg.adaptive:
             kind["clipping_norms"] = dict(self.norms)
         return {"epsilon": epsilon, "delta": self.cfg.delta, "releases": self.releases, **budget, **kind}

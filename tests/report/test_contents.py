@@ -468,7 +468,7 @@ def test_what_clients_kept_is_not_told_by_the_report(scores, runs, tmp_path):
     assert "Map of hidden features" not in page
     assert "Score of each client" not in page
     assert '<dt>differential privacy</dt><dd><span class="on">on</span>' in page
-    assert "for one client more or less" in page
+    assert "replaced by zero" in page
 
 
 def test_clients_that_are_elsewhere_leave_their_graphs_out(runs, tmp_path):

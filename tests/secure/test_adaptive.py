@@ -10,8 +10,8 @@ from scipy.stats import skellam as exact_skellam
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import PrivacyConfig, compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.secure import distributed, noise
-from fedgraph_flwr.secure.accounting import cost, epsilon_at
+from fedgraph_flwr.secure import distributed, lattice, noise
+from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.adaptive import adapted, count_noise, value_multiplier
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
@@ -26,7 +26,7 @@ SIDES = {"server": [], "client": [], "distributed": SECURE}
 
 @pytest.fixture
 def silent(monkeypatch):
-    zero = {"normal": lambda self, scale, size: np.zeros(size)}
+    zero = {"poisson": lambda self, lam, size: np.zeros(size, np.int64)}
     monkeypatch.setattr(noise, "source", type("Silent", (), zero))
     monkeypatch.setattr(distributed, "skellam", lambda variance, count, generator: np.zeros(count, np.int64))
 
@@ -151,22 +151,22 @@ def test_a_run_reaches_its_quantile_from_either_side(run, monkeypatch, first):
 def test_the_noise_is_as_wide_as_the_split_says(monkeypatch):
     scales = []
 
-    class Unit:
-        def normal(self, scale, size):
-            scales.append(scale)
-            return np.zeros(size)
+    def nothing(variance, count, generator):
+        scales.append(math.sqrt(variance))
+        return np.zeros(count, np.int64)
 
-    monkeypatch.setattr(noise, "source", Unit)
+    monkeypatch.setattr(lattice, "skellam", nothing)
     overrides = [UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=4", "num_clients=3"]
     privacy, zero = Privacy(compose([*overrides, "privacy.clipping_norm=0.5"])), {"w": np.zeros(4)}
     bits = [{"a": np.array([0.5]), "b": np.array([-0.5])}] * 3
     values = {group: Terms(zero, [zero] * 3, [1.0] * 3, 3.0) for group in ("a", "b")}
     privacy.release({**values, CLIPPED: Terms({}, bits, [1.0] * 3, 1.0)})
     wide = 4 * math.sqrt(4 / 3) * 0.5 * math.sqrt(2)  # z_Δ C √G, where σ_b = z √G
-    assert scales == pytest.approx([4 * math.sqrt(2)] * 2 + [wide] * 2)
+    expected = [4 * math.sqrt(2)] * 2 + [wide] * 2
+    assert scales == pytest.approx([deviation * lattice.unit(deviation) for deviation in expected])
     assert privacy.releases == 1
     assert privacy.norms == pytest.approx({"a": 0.5 * math.exp(-0.1), "b": 0.5 * math.exp(0.1)})
-    assert privacy.spent()["epsilon"] == epsilon_at(1e-5, 4, 1), "as with a fixed norm"
+    assert privacy.spent()["epsilon"] == cost(PrivacyConfig("server_fixed", 4), 3, 1), "as with a fixed norm"
 
 
 @pytest.mark.parametrize("groups", [1, 3])

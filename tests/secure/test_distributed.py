@@ -109,7 +109,9 @@ def silent(monkeypatch):
 def test_without_its_noise_a_run_is_that_of_clients_that_clip(run, silent, monkeypatch, form):
     overrides = [f"strategy={form.split()[0]}", *form.split()[1:], "rounds=2", "dtype=float64", "model.dropout=0"]
     found = run(*overrides, *NOISY)
-    monkeypatch.setattr(noise, "source", type("Silent", (), {"normal": lambda self, scale, size: np.zeros(size)}))
+    monkeypatch.setattr(
+        noise, "source", type("Silent", (), {"poisson": lambda self, lam, size: np.zeros(size, np.int64)})
+    )
     plain = [NOISY[0], "privacy.dp=client_fixed", *NOISY[4:]]
     expected = run(*overrides, *plain)
     assert found.summary["failures"] == {}
@@ -141,7 +143,9 @@ def test_a_client_that_falls_leaves_enough_noise_and_the_same_divisor(run, silen
     overrides = ["rounds=1", "dtype=float64", "model.dropout=0"]
     found = run(*overrides, *NOISY, sizes=FOUR)
     assert found.summary["failures"]
-    monkeypatch.setattr(noise, "source", type("Silent", (), {"normal": lambda self, scale, size: np.zeros(size)}))
+    monkeypatch.setattr(
+        noise, "source", type("Silent", (), {"poisson": lambda self, lam, size: np.zeros(size, np.int64)})
+    )
     expected = run(*overrides, NOISY[0], "privacy.dp=client_fixed", *NOISY[4:], sizes=FOUR)
     for name, array in expected.arrays.items():
         np.testing.assert_allclose(found.arrays[name], array, atol=1e-4, err_msg=name)

@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
-from benchmarks.dp_audit import DELTA, MECHANISMS, PLANTED, audited, claimed, scores, upper
+from benchmarks import dp_audit
+from benchmarks.dp_audit import DELTA, MECHANISMS, PLANTED, audited, claimed, sampled, scores, upper
+from fedgraph_flwr.strategies import cohorts
+from fedgraph_flwr.strategies.cohorts import draw
 
 SURE = 1 - 1e-4  # a correct mechanism fails once in more than ten thousand runs
 
@@ -15,6 +19,28 @@ def test_a_correct_mechanism_passes_and_half_of_its_noise_is_caught(kind):
     assert 0.5 * claimed(kind) < found["gdp"] <= claimed(kind), "tight enough to see an error, and no alarm"
     assert found["threshold"] <= claimed(kind)
     assert audited(*scores(MECHANISMS[kind], 2000, PLANTED), DELTA, SURE)["gdp"] > claimed(kind)
+
+
+@pytest.mark.parametrize("kind", ["float64", "scores"])
+def test_noise_in_floats_is_caught(kind, monkeypatch):
+    """Gaussian noise in floats, as it was: the least bits tell the worlds apart."""
+
+    def floats(terms, bound, deviation, size):
+        uniform = (np.random.default_rng().integers(2**53, size=size) + 0.5) * 2.0**-53
+        return np.sum(list(terms), axis=0) + deviation * ndtri(uniform)
+
+    monkeypatch.setattr(dp_audit, "NOISE", 10.0)
+    assert claimed(kind) < 0.5
+    assert audited(*scores(MECHANISMS[kind], 600), DELTA, SURE)["threshold"] < claimed(kind)
+    monkeypatch.setattr("fedgraph_flwr.strategies.privacy.noisy_sum", floats)
+    assert audited(*scores(MECHANISMS[kind], 600), DELTA, SURE)["threshold"] > 2
+
+
+def test_a_cohort_without_a_canary_has_nobody_in_its_place(monkeypatch):
+    """The next client was drawn instead, so the sum changed by twice the norm."""
+    assert audited(*scores(sampled, 1500), DELTA, SURE)["gdp"] <= claimed("sampled")
+    monkeypatch.setattr(cohorts, "draw", lambda *args, places=None: draw(*args))
+    assert audited(*scores(sampled, 1500), DELTA, SURE)["gdp"] > claimed("sampled")
 
 
 def test_the_audit_of_known_gaussians_is_below_the_truth():

@@ -194,7 +194,7 @@ def test_preprocessing_without_our_package_makes_our_features(bank):
 def test_the_card_tells_what_the_run_knows(bank):
     card, summary = (bank / "out/MODEL_CARD.md").read_text(), json.loads((bank / "run/summary.json").read_text())
     assert "2 classes: ok, fraud." in card
-    assert "privacy: ε = " in card
+    assert "privacy: ε ≤ " in card
     assert f"| mean | {summary['metrics']['best_val']['test_accuracy']:.4f} |" in card
     assert card.count("\n| ") >= 3 + 1 + 3 + 2
     metrics = json.loads((bank / "out/metrics.json").read_text())
