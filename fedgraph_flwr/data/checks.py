@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.data.features import Recipe
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import check_many
@@ -77,6 +78,27 @@ def _check_plain(graph: Graph) -> None:
     if graph.graph_id.numel():
         check_many(graph)
     _labelled(graph.group, "group", n)
+    _check_own(graph)
+
+
+def _check_own(graph: Graph) -> None:
+    """Check the columns of the party's own records, and the book."""
+    own = graph.own_columns
+    if not isinstance(own, dict) or set(own) - {"edges", "nodes", "recipe", "until"}:
+        raise FedGraphError(f"own_columns must have the keys edges, nodes, recipe and until, got {own!r}")
+    for key, width in (("edges", graph.num_edge_features), ("nodes", graph.num_features)):
+        if type(count := own.get(key, 0)) is not int or not 0 <= count <= width:
+            raise FedGraphError(f"own_columns has {key} {count!r}, expected a number of columns from 0 to {width}")
+    if type(own.get("until", 0)) is not int:
+        raise FedGraphError(f"own_columns has until {own['until']!r}, expected a time in whole seconds")
+    if own.get("recipe") is not None:
+        Recipe.from_dict(own["recipe"], "own_columns")
+    if graph.book.numel():
+        _tensor(graph.book, "book", torch.int64, (4, None))
+        _within(graph.book[:2].reshape(-1), "book", graph.num_nodes + len(graph.book_ids))
+        if int(graph.book[3].min()) < 0:
+            raise FedGraphError(f"book must have cents of at least 0, got {int(graph.book[3].min())}")
+    _tensor(graph.book_ids, "book_ids", torch.uint8, (None, None))
 
 
 def _check_cuts(graph: ClientGraph) -> None:

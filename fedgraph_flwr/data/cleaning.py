@@ -25,7 +25,8 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
     n = graph.num_nodes
     if n == 0:
         raise FedGraphError(f"{where} has no nodes, expected at least 1")
-    if graph.x.dim() != 2 or graph.x.size(0) != n or graph.x.size(1) == 0:
+    computed = "recipe" in graph.own_columns  # its columns of nodes follow the split
+    if graph.x.dim() != 2 or graph.x.size(0) != n or (graph.x.size(1) == 0 and not computed):
         raise FedGraphError(f"{where}: x must be [{n}, F] with F >= 1, got {list(graph.x.shape)}")
     in_memory = graph.compressed is None  # compressed edges were checked when their file was read
     if in_memory and (graph.edge_index.dim() != 2 or graph.edge_index.size(0) != 2):

@@ -142,6 +142,22 @@ class Recipe:
             ) from error
         return cls(str(values.get("name", "payments")), windows, tuple(map(str, values.get("without", ()))))
 
+    @classmethod
+    def parse(cls, text: str, windows: str = "") -> "Recipe":
+        """Build a recipe from ``NAME,-PATTERN,...`` and days separated by commas, as tables and options write them.
+
+        Raises:
+            FedGraphError: a part is not accepted.
+        """
+        name, *without = [word.strip() for word in text.split(",") if word.strip()] or [""]
+        if wrong := [word for word in without if not word.startswith("-")]:
+            raise FedGraphError(
+                f"--features {text}: expected NAME or NAME,-PATTERN with columns to leave out, got '{wrong[0]}'"
+            )
+        values = {"name": name, "without": [word[1:] for word in without]}
+        days = [word for word in windows.split(",") if word.strip()]
+        return cls.from_dict(values | ({"windows": days} if days else {}), "--features")
+
     @property
     def edge_columns(self) -> list[Column]:
         """Columns of records, in order."""

@@ -64,6 +64,20 @@ def last_of_training(graph: Graph) -> int | None:
     return int(training.max()) if training.numel() else int(graph.edge_time.min()) - 1
 
 
+def renumbered(book: Tensor, place: Tensor, nodes: int) -> Tensor:
+    """Return a book [4, R] for a graph of other nodes.
+
+    Args:
+        book: records of N nodes, and of accounts of other parties from N on.
+        place: new number of each node [N].
+        nodes: new number of nodes; accounts of other parties follow.
+    """
+    if not book.numel():
+        return book
+    far = torch.arange(max(int(book[:2].max()) + 1 - place.numel(), 0))
+    return torch.cat([torch.cat([place, nodes + far])[book[:2]], book[2:]])
+
+
 def records_of(graph: Graph, nodes: Tensor) -> dict[str, Any]:
     """Return ``book`` and ``book_ids`` of a client that holds some nodes of a graph [N']; other ends are named by their ids."""
     place = np.full(int(graph.book[:2].max()) + 1, -1)

@@ -20,6 +20,7 @@ from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.hetero import check as check_hetero
 from fedgraph_flwr.data.many_graphs import MASKS
+from fedgraph_flwr.data.own_columns import with_node_columns
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
 from fedgraph_flwr.data.split import split_graph, split_targets
 from fedgraph_flwr.data.typed import without_reverse
@@ -226,7 +227,7 @@ def client_graph(
         raise FedGraphError(
             f"client {client} has {own.num_nodes} nodes, none for training: mark some in its split column or train_mask"
         )
-    return own
+    return with_node_columns(own)
 
 
 def from_hetero_data(

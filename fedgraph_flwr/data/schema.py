@@ -51,7 +51,9 @@ class TableLayout:
         source: column of the edge table; likewise ``target``, ``time``, ``edge_label`` and ``edge_id``.
         graph: column of the node table with the graph of each node, if it holds many graphs.
         predict: columns of the node table with numbers to predict, separated by commas.
-        windows: days within which payments at both ends of an edge are counted, separated by commas.
+        amount: column of the edge table with the amount of each edge, which a recipe reads.
+        recipe: columns that a party computes from its own records (`features.Recipe.parse`): ``payments``.
+        windows: days within which payments at both ends of an edge are counted, separated by commas; with a recipe, its windows.
         separator: field separator of a CSV.
         encoding: encoding of a CSV.
         party_columns: columns of the edge table with the parties of source and target, ``SOURCE,TARGET``.
@@ -71,6 +73,8 @@ class TableLayout:
     edge_id: str = ""
     graph: str = ""
     predict: str = ""
+    amount: str = ""
+    recipe: str = ""
     windows: str = ""
     separator: str = ""
     encoding: str = ""
@@ -338,6 +342,10 @@ class Schema:
         if self.edge_classes != other.edge_classes:
             ours, theirs = (", ".join(schema.edge_classes) or "none" for schema in (self, other))
             return f"the classes of edges are {ours} here and {theirs} there"
+        for what in ("recipe", "windows"):
+            ours, theirs = (getattr(schema.tables, what) or "none" for schema in (self, other))
+            if ours != theirs and (self.tables.recipe or other.tables.recipe):
+                return f"the {what} of own columns is {ours} here and {theirs} there"
         for kind in sorted({*self.edges} & {*other.edges}):
             used = [_used(schema.nodes.get(kind, {})) for schema in (self, other)]
             if bool(used[0]) != bool(used[1]):
@@ -469,6 +477,8 @@ def fingerprint(graph: Any) -> list[int]:
     parts += [["edge", name, c.to_dict()] for name, c in _used(schema.nodes.get(EDGE, {})).items()]
     if schema.targets:
         parts.append(["targets", *schema.targets.items()])
+    if schema.tables.recipe:
+        parts.append(["recipe", schema.tables.recipe, schema.tables.windows])
     digests = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()).digest() for part in parts)
     return [int.from_bytes(digest[:6]) for digest in digests]
 

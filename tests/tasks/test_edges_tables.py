@@ -108,7 +108,10 @@ def test_new_payments_between_stored_accounts_are_scored_within_the_stored_graph
 
 
 def test_new_payments_read_stored_payments_with_other_parties(work):
-    """Accounts 15 to 19 belong to another party: the whole graph without their features and mutual edges predicts the same."""
+    """Accounts 15 to 19 belong to another party: the whole graph without their features and mutual edges predicts the same.
+
+    Messages between parties do not read the counts, which are a party's own.
+    """
     pd.DataFrame({"id": [99], "age": [5]}).to_csv(work / "one.csv", index=False)
     table = payments(10, 190, 3).drop(columns="fraud").assign(source=99)
     table["target"] %= 15
@@ -129,6 +132,9 @@ def test_new_payments_read_stored_payments_with_other_parties(work):
            for key in ("edge_attr", "edge_time", "edge_y", "edge_split")},
     )  # fmt: skip
     stored = dataclasses.replace(whole.with_edges(whole.edge_index[:, kept], kept), x=x)
+    attr = stored.edge_attr.clone()
+    attr[mine[kept] == 1, whole.num_shared_edge_features :] = 0
+    stored = dataclasses.replace(stored, edge_attr=attr)
     dropped = dataclasses.replace(part, **{
         f.name: f.default_factory() for f in dataclasses.fields(part) if f.name.startswith("cut_")
     })  # fmt: skip

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, pack_words, rows_of, unpack_words
+from fedgraph_flwr.data.own_columns import renumbered
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.parties import BETWEEN, normal_ids
 
@@ -181,6 +182,7 @@ def linked(graph: ClientGraph, numbers: Numbering, edges: Mapping[int, Edges]) -
     rows = {key: getattr(graph, key)[order] for key in ("x", "y", "train_mask", "val_mask", "test_mask")}
     rows |= {key: rows_of(getattr(graph, key), order) for key in ("targets", "graph_id")}
     rows["ids"] = graph.ids[order] if len(graph.ids) else graph.ids
+    rows["book"] = renumbered(graph.book, new, graph.num_nodes)
     return replace(own, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=numbers.total)
 
 
@@ -331,6 +333,7 @@ def with_stubs(graph: ClientGraph, rows: Ints) -> tuple[ClientGraph, int]:
         edge_index=edges,
         ids=pack_words(texts),
         targets=targets,
+        book=renumbered(graph.book, torch.arange(n), n + more),
         **data,
     )
     return grown, more

@@ -1,7 +1,7 @@
 """Edge tables: ends, features, times and labels of edges. Rows are counted from 1, after the header."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,15 @@ from torch import Tensor
 
 from fedgraph_flwr.data.cleaning import to_undirected
 from fedgraph_flwr.data.edge_columns import COUNTS, log_counts
+from fedgraph_flwr.data.features import Book, Ints, cents_of, edge_columns
+from fedgraph_flwr.data.graph import pack_words
 from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE
-from fedgraph_flwr.data.value_formats import date_format, read_dates
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.data.value_formats import FORMATS, PLAIN, date_format, read_dates, readings
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
 from fedgraph_flwr.party.tables.nodes import Ids, column_of, label_codes
-from fedgraph_flwr.party.tables.parties import PartyRule, Records, divide
+from fedgraph_flwr.party.tables.parties import BETWEEN, PartyRule, Records, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns
 
 
@@ -29,12 +31,14 @@ class EdgeData:
         classes: class names of edges.
         fields: ``edge_attr``, ``edge_time`` and ``edge_y`` of a `Graph`, as far as there are any.
         computed: number of columns of ``edge_attr`` that were computed from the party's own records, the last ones.
+        own: ``own_columns``, ``book`` and ``book_ids`` of the graph, as far as there are any.
     """
 
     made: Features | None
     classes: tuple[str, ...]
     fields: dict[str, Any]
     computed: int = 0
+    own: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ def read_edges(
     found = divide(table, (columns.source, columns.target), ids[0].index, rule, where, treatment) if rule else None
     data = edge_data(table, names, columns, where[0], treatment, edge_classes, kind)
     ends = found.ends if found else edge_ends(table, columns, where[0], *ids)
-    data = with_computed(data, columns, ends, len(ids[1].index), found)
+    amounts = amounts_of(table, columns.amount_column, where[0], treatment) if columns.recipe else None
+    data = with_computed(data, columns, ends, len(ids[1].index), found, amounts)
     separate = parallel or bool(data.fields)
     index, rows = arranged(ends, len(ids[1].index), undirected, where[0], treatment, separate)
     return TableEdges(index, found.own[rows] if found and data.fields else rows, data, found)
@@ -142,9 +147,14 @@ def edge_data(
 
 
 def with_computed(
-    data: EdgeData, columns: Columns, ends: Tensor, num_nodes: int, found: Records | None = None
+    data: EdgeData,
+    columns: Columns,
+    ends: Tensor,
+    num_nodes: int,
+    found: Records | None = None,
+    cents: Ints | None = None,
 ) -> EdgeData:
-    """Return the data of a table's rows with the features that are computed from the whole book: ln(1 + counts in `windows`).
+    """Return the data of a table's rows with the features that are computed from the whole book: those of a recipe, or counts.
 
     This is the only place where computed columns join those of an edge table; the schema keeps their recipe in its
     `TableLayout`. New rows are predicted with the same columns (`prediction_input`).
@@ -155,21 +165,73 @@ def with_computed(
         ends: edges between own nodes [2, E].
         num_nodes: N.
         found: the divided rows, if some name accounts of other parties; they count, too.
+        cents: amounts of the rows, for a recipe [E'].
     """
-    if not (windows := columns.seconds):
+    recipe = columns.own_recipe
+    if not (windows := columns.seconds) and recipe is None:
         return data
     time = data.fields["edge_time"].numpy()
     both = np.full((2, time.size), -1, dtype=np.int64)
     both[:, found.own.numpy() if found else slice(None)] = ends.numpy()
+    named = np.zeros(0, dtype=str)
     if found:
-        other = [f"{party}\x1f{name}" for party, name in zip(found.party.tolist(), found.ids, strict=True)]
-        code = num_nodes + np.unique(np.array(other, dtype=str), return_inverse=True)[1]
-        pair = np.stack([found.node.numpy(), code])
+        named, code = np.unique(names_elsewhere(found, columns.id_form), return_inverse=True)
+        pair = np.stack([found.node.numpy(), num_nodes + code])
         both[:, found.rows.numpy()] = np.where(found.outgoing.numpy(), pair, pair[::-1])
     kept = np.flatnonzero(both[0] >= 0)
+    if recipe is not None and cents is not None:
+        book = Book(both[0, kept], both[1, kept], time[kept], cents[kept])
+        table = np.zeros((time.size, len(recipe.edge_columns)), dtype=np.float32)
+        table[kept] = edge_columns(book, recipe)
+        rows = torch.from_numpy(np.stack([book.source, book.target, book.time, book.cents]))
+        own = {"book": rows, "book_ids": pack_words(named) if named.size else torch.zeros(0, 0, dtype=torch.uint8)}
+        made = with_columns(data, torch.from_numpy(table))
+        return replace(made, own=own | {"own_columns": {"recipe": recipe.to_dict(), "edges": table.shape[1]}})
     counts = np.zeros((time.size, len(COUNTS) * len(windows)))
     counts[kept] = log_counts(both[:, kept], time[kept], windows)
-    return with_columns(data, torch.from_numpy(counts))
+    made = with_columns(data, torch.from_numpy(counts))
+    return replace(made, own={"own_columns": {"edges": made.computed}})
+
+
+def names_elsewhere(found: Records, form: str) -> np.ndarray:
+    """Return party and id of the other end of each foreign record, in normal form [R]."""
+    parties = np.array([*found.parties, ""], dtype=object)[found.party.numpy()]
+    return np.asarray(parties + BETWEEN + normal_ids(found.ids, form or "text").astype(object)).astype(str)
+
+
+def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:
+    """Return the amounts of a table's edges in cents, int64 [E]; report amounts of 0 or below.
+
+    Raises:
+        FedGraphError: the column is missing, a cell is empty or not a number, or amounts have two readings.
+    """
+    import pandas as pd
+
+    column = column_of(table, name, where, "amount")
+    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    if column.dtype.kind not in "biuf":
+        texts = [str(word) for word in column.dropna().unique()]
+        forms = readings(texts, treatment.number_formats(EDGE, name) or FORMATS)
+        if len(forms) > 1:
+            raise FedGraphError(
+                f"{where}: column '{name}' has amounts such as '{texts[0]}' with two possible readings: pass --decimal"
+                f" {name}=SIGN"
+            )
+        if forms and forms[0] != PLAIN:
+            known = dict(zip(texts, forms[0].read(texts).tolist(), strict=True))
+            values = column.map(known).to_numpy(dtype=np.float64, na_value=np.nan)
+    if (wrong := np.flatnonzero(~np.isfinite(values))).size:
+        raise FedGraphError(
+            f"{where}: row {wrong[0] + 1} has '{sanitize(column.iloc[wrong[0]], 40)}' in column '{name}' of amounts, expected a"
+            f" number in each row ({wrong.size} rows): correct them, or pass --amount-column NAME"
+        )
+    cents, odd = cents_of(values, where)
+    if odd:
+        treatment.say(
+            f"warning: {where}: {odd} of {cents.size} rows have an amount of 0 or below: they count as records of amount 0, which"
+            " are alike to none"
+        )
+    return cents
 
 
 def with_columns(data: EdgeData, columns: Tensor) -> EdgeData:

@@ -472,6 +472,12 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
         return given
     stored = treatment.schema.tables.to_dict()
     for key, value in given.to_dict().items():
+        if key in ("recipe", "windows") and stored.get(key, "") != value and (stored.get("recipe") or key == "recipe"):
+            option = "features" if key == "recipe" else key
+            raise FedGraphError(
+                f"--{option} {value} differs from {stored.get(key, 'none')} in {treatment.where}, which all parties share: leave"
+                " the option out, or edit the schema"
+            )
         if key in stored and stored[key] != value:
             whole = key in ("separator", "encoding") or key.startswith(("party", "match", "id_"))
             option = key.replace("_", "-") if whole else f"{key.replace('_', '-')}-column"

@@ -199,7 +199,14 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
     layout, say = columns.layout, treatment.say
     held = {kind: read_table(path, layout, say) for kind, path in nodes.items() if path is not None}
     tables = Tables(held, {}, files, [*nodes], [*edges], target, columns)
-    more: Sequence[Any] = (columns.edge_features, columns.time, columns.edge_label, columns.graph, columns.seconds)
+    more: Sequence[Any] = (
+        columns.edge_features,
+        columns.time,
+        columns.edge_label,
+        columns.graph,
+        columns.seconds,
+        columns.recipe,
+    )
     agreed = treatment.schema.nodes.get(EDGE) if treatment.schema else None
     path = edges.get(EDGE_TYPE)
     if tables.single and path and edge_stream.is_big(path) and not any((in_memory, agreed, *more)):
@@ -310,16 +317,16 @@ def _graph(tables: Tables, common: dict[str, Any], edges: TableEdges, made: Mapp
     Raises:
         FedGraphError: no column is a feature, or edges join two of many graphs.
     """
-    if NODE not in made or not made[NODE].x.size(1):
+    if (NODE not in made or not made[NODE].x.size(1)) and not tables.columns.recipe:
         others = [name for name in map(str, tables.nodes[NODE].columns) if name not in tables.columns.others]
         raise FedGraphError(
             f"{tables.files[NODE]} has no feature column; its other columns: {', '.join(others) or 'none'}"
         )
     graph = Graph(
-        x=made[NODE].x,
+        x=made[NODE].x if NODE in made else torch.zeros(len(tables.nodes[NODE]), 0),
         edge_index=edges.index,
         num_edge_classes=len(edges.data.classes),
-        own_columns={"edges": edges.data.computed} if edges.data.computed else {},
+        **edges.data.own,
         **common | tables.of_graphs,
         **edges.fields,
     )

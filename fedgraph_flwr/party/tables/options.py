@@ -15,6 +15,7 @@ _ROLES = {
     "source": "column of edge sources (default: the schema's, else source)",
     "target": "column of edge targets (default: the schema's, else target)",
     "time": "column of edge times, seconds or dates (default: the schema's, else none)",
+    "amount": "column of edge amounts, for --features (default: the schema's, else amount)",
     "edge-label": "column of edge labels (default: the schema's, else none)",
     "graph": "many graphs: column with the graph of each node (default: the schema's, else none)",
     "edge-id": "column of edge ids, which predictions list (default: the schema's, else row numbers)",
@@ -35,6 +36,13 @@ def add_table_arguments(group: Any, parties: bool = False) -> None:
         metavar="DAYS",
         help="add features that count earlier edges at both ends of an edge within DAYS, such as 2,0.5; needs --time-column"
         " (default: the schema's, else none)",
+    )
+    group.add_argument(
+        "--features",
+        dest="recipe",
+        metavar="RECIPE",
+        help="add columns that the party computes from its own records, for edges and nodes: payments; payments,-flow_* leaves"
+        " some out; --windows are then its windows; needs --time-column (default: the schema's, else none)",
     )
     group.add_argument(
         "--separator", metavar="SIGN", help="field separator of CSV files, or its name, such as tab (default: detected)"
@@ -92,7 +100,7 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
     roles = [role.replace("-", "_") for role in (*_ROLES, "client")]
     given = {role: getattr(args, f"{role}_column", None) or "" for role in roles}
     given |= {name: getattr(args, name, "") for name in ("party_columns", "party_prefix", "match_columns", "id_form")}
-    given |= {"predict": args.predict_columns or "", "windows": args.windows or ""}
+    given |= {"predict": args.predict_columns or "", "windows": args.windows or "", "recipe": args.recipe or ""}
     return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
 
 

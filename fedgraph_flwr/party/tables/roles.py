@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.data.features import Recipe
 from fedgraph_flwr.data.hetero import EdgeType
 from fedgraph_flwr.data.schema import EDGE, NODE, TableLayout
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -37,6 +38,8 @@ class Columns:
     edge_id: str = ""
     graph: str = ""
     predict: str = ""
+    amount: str = ""
+    recipe: str = ""
     windows: str = ""
     separator: str = ""
     encoding: str = ""
@@ -72,7 +75,8 @@ class Columns:
         """Columns of an edge table with another role than feature."""
         parties = [name.strip() for name in self.party_columns.split(",")]
         own = (self.source, self.target, self.time, self.edge_label, self.edge_id, self.graph)
-        return [name for name in (*own, *parties) if name]
+        read = [self.amount_column] if self.recipe and self.amount_column not in self.edge_features else []
+        return [name for name in (*own, *parties, *read) if name]
 
     def without(self, tables: Sequence[Any], *roles: str) -> "Columns":
         """Return the columns without those of these roles that no table has."""
@@ -93,6 +97,7 @@ class Columns:
             "--time-column": self.time,
             "--edge-label-column": self.edge_label,
             "--windows": self.windows,
+            "--features": self.recipe,
             "--predict-columns": self.predict,
             "--client-column": self.client,
         }
@@ -103,12 +108,32 @@ class Columns:
             )
 
     @property
+    def amount_column(self) -> str:
+        """Column of the edge table with amounts."""
+        return self.amount or "amount"
+
+    @property
+    def own_recipe(self) -> Recipe | None:
+        """The recipe of columns that the party computes from its own records; None without one.
+
+        Raises:
+            FedGraphError: the recipe is not accepted, or the edges have no times.
+        """
+        if not self.recipe:
+            return None
+        if not self.time:
+            raise FedGraphError(f"--features {self.recipe} reads the times of edges: pass --time-column NAME, too")
+        return Recipe.parse(self.recipe, self.windows)
+
+    @property
     def seconds(self) -> list[int]:
-        """Lengths of `windows` in seconds.
+        """Lengths of `windows` in seconds, in which edges are counted; a recipe has them as its own.
 
         Raises:
             FedGraphError: a length is not a number above 0, or the edges have no times.
         """
+        if self.recipe:
+            return []
         try:
             found = [round(float(word) * 86_400) for word in self.windows.split(",") if word.strip()]
         except (ValueError, OverflowError):

@@ -136,7 +136,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
 def _needs_package(spec: InputSpec) -> bool:
     """Return whether tables become features only with this package: window counts, or many graphs in a table."""
     tables = spec.schema.tables if spec.schema else TableLayout()
-    return bool(tables.windows or tables.graph)
+    return bool(tables.windows or tables.recipe or tables.graph)
 
 
 def _module(source: str, made: "Exported") -> str:

@@ -12,13 +12,15 @@ from torch import Tensor
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.edge_columns import log_counts
+from fedgraph_flwr.data.features import Book, edge_columns, node_columns
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words, read_header, unpack_words
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.many_graphs import starts
+from fedgraph_flwr.data.own_columns import recipe_of, renumbered, with_node_columns
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
-from fedgraph_flwr.party.tables.edges import arranged, edge_data, edge_ends, with_columns
+from fedgraph_flwr.party.tables.edges import amounts_of, arranged, edge_data, edge_ends, with_columns
 from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
 from fedgraph_flwr.party.tables.nodes import Ids
 from fedgraph_flwr.party.tables.reading import read_table
@@ -82,7 +84,8 @@ class InputSpec:
         Raises:
             FedGraphError: it does not.
         """
-        if self.schema is None or (kind and not self.columns(kind)):
+        computed = self.schema is not None and self.schema.tables.recipe
+        if self.schema is None or (kind and not self.columns(kind) and not computed):
             raise FedGraphError(
                 f"{self.where} has no schema of table columns: pass --graph FILE with features as in training"
             )
@@ -135,7 +138,7 @@ def tables(
         parallel=spec.parallel,
         labelled=False,
     )
-    return graph, unpack_words(graph.ids)
+    return with_node_columns(graph), unpack_words(graph.ids)
 
 
 def _of_new(columns: Columns) -> Columns:
@@ -175,7 +178,8 @@ def new_nodes(
     own = Ids(table, columns.id, str(nodes))
     named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target) if end in links.columns]
     outside = [word for texts in named for word in texts[own.index.get_indexer(texts) < 0]]
-    if not outside:
+    known = isinstance(stored, Graph) and stored.book.numel() > 0 and _names(stored, own, named)
+    if not outside and not known:
         graph, ids = tables(nodes, edges, columns, spec, treatment)
         found = NewNodes(graph, ids, np.arange(len(ids)))
         if not spec.parallel:
@@ -193,6 +197,12 @@ def new_nodes(
     return _joined(table, links, own, columns, spec, stored, (str(nodes), str(edges), where), treatment)
 
 
+def _names(stored: Graph, own: Ids, named: list[np.ndarray]) -> bool:
+    """Return whether a table or its edges name a node of a stored graph, whose book then gives the columns of the new records."""
+    ids = Ids.of(unpack_words(stored.ids), "the stored graph").index if len(stored.ids) else own.index[:0]
+    return any(bool((ids.get_indexer(texts) >= 0).any()) for texts in (own.index, *named))
+
+
 def _joined(
     table: Any,
     links: Any,
@@ -208,10 +218,12 @@ def _joined(
     names = feature_columns({NODE: table}, (), columns.others, {NODE: where[0]})[NODE]
     carried = edge_feature_columns({EDGE: links}, columns, {EDGE: where[1]}, treatment)[EDGE]
     treatment.check_names({NODE: names, EDGE: carried})
-    x = features(NODE, table, names, where[0], treatment).x
-    if x.size(1) != stored.num_features:
+    recipe, made = recipe_of(stored), int(stored.own_columns.get("nodes", 0))
+    x = features(NODE, table, names, where[0], treatment).x if names or not recipe else torch.zeros(len(table), 0)
+    if x.size(1) != stored.num_features - made:
         raise FedGraphError(
-            f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features}: pass the table columns of the run"
+            f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features - made}: pass the table columns of"
+            " the run"
         )
     old = Ids.of(unpack_words(stored.ids), where[2])
     rows = old.index.get_indexer(own.index)
@@ -223,6 +235,16 @@ def _joined(
     added: Mapping[str, Tensor] = {}
     if stored.has_edge_data:
         joined = edge_data(links, carried, columns, where[1], treatment)
+        if recipe:
+            cents = amounts_of(links, columns.amount_column, where[1], treatment)
+            new = torch.stack([*ends, joined.fields["edge_time"], torch.from_numpy(cents)])
+            book = torch.cat([renumbered(stored.book, torch.arange(n), n + k), new], dim=1)
+            _report_repeated(book, new.size(1), where, treatment)
+            counted = edge_columns(Book.of(book), recipe)[book.size(1) - new.size(1) :]
+            joined = with_columns(joined, torch.from_numpy(counted.copy()))
+            until = stored.own_columns.get("until")
+            of_nodes = node_columns(Book.of(book), recipe, n + k, until=until) if made else np.zeros((n + k, 0))
+            x = torch.cat([x, torch.from_numpy(of_nodes[rows].astype(np.float32))], dim=1)
         if columns.seconds:
             far, far_time = _ends_elsewhere(stored, n + k)
             both = np.concatenate([stored.edge_index.numpy(), far, ends.numpy()], axis=1)
@@ -233,7 +255,7 @@ def _joined(
     ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data)
     data = _joined_data(stored, added, order, where)
     edges = torch.cat([stored.edge_index, ends], dim=1)
-    longer = torch.cat([stored.x, torch.zeros(k, x.size(1))])
+    longer = torch.cat([stored.x, torch.zeros(k, stored.num_features)])
     longer[torch.from_numpy(rows)] = x
     none = torch.zeros(k, dtype=torch.bool)
     graph = Graph(
@@ -248,6 +270,7 @@ def _joined(
         name=stored.name,
         schema=stored.schema,
         ids=pack_words(union.index.to_numpy()),
+        own_columns=stored.own_columns,
         **data,
     )
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
@@ -259,6 +282,17 @@ def _joined(
         found = replace(found, graph=_with_cut_edges(graph, stored))
     place = stored.edge_index.size(1) + order.argsort().numpy()
     return replace(found, edges=place, edge_ids=_edge_ids(links, columns, where[1]))
+
+
+def _report_repeated(book: Tensor, new: int, where: tuple[str, str, str], treatment: Treatment) -> None:
+    """Report new records, the last ones of a book [4, R], that are also stored: those of tables that overlap."""
+    _, place = book.unique(dim=1, return_inverse=True)
+    stored, added = place.split([book.size(1) - new, new])
+    if repeated := int(torch.isin(added, stored).sum()):
+        treatment.warn(
+            f"{where[1]}: {repeated} of {new} rows repeat records that {where[2]} has (same accounts, time and amount): they are"
+            " scored, and columns of later records count them twice"
+        )
 
 
 def _ends_elsewhere(stored: Graph, start: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,253 @@
+"""Import with a recipe of columns of the party's own records, and prediction of later rows by the same columns."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedgraph_flwr import cli
+from fedgraph_flwr.config import SplitConfig, compose
+from fedgraph_flwr.data.checks import check_file
+from fedgraph_flwr.data.features import Book, Recipe, edge_columns, node_columns
+from fedgraph_flwr.data.graph import ClientGraph, Graph, unpack_words
+from fedgraph_flwr.data.pyg import client_graph
+from fedgraph_flwr.data.schema import Schema
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.link.protocol import LinkParty, simulate
+from fedgraph_flwr.party.link.rules import LinkRules
+from fedgraph_flwr.party.tables.roles import Columns
+from fedgraph_flwr.party.use.prediction_input import InputSpec, new_nodes
+from fedgraph_flwr.secure.keyring import Keyring
+from tests.party.linked_banks import BANKS, banks
+
+RECIPE = Recipe(windows=(2.0,))
+
+
+@pytest.fixture
+def made(tmp_path):
+    found = banks(tmp_path, accounts=15, payments=60)
+    found.columns = replace(found.columns, recipe="payments", windows="2", label="label")
+    return found
+
+
+def by_hand(book: pd.DataFrame, own: str, nodes: list[str], until: int | None = None):
+    """Columns of a bank's records and accounts, from its table by pandas."""
+    rows = book[(book.from_bank == own) | (book.to_bank == own)]
+    ends = [rows.from_bank + ":" + rows.source, rows.to_bank + ":" + rows.target]
+    names = [f"{own}:{name}" for name in nodes]
+    code = {name: place for place, name in enumerate([*names, *sorted(set(pd.concat(ends)) - set(names))])}
+    source, target = (end.map(code).to_numpy() for end in ends)
+    b = Book(source, target, rows.time.to_numpy(), np.rint(rows.amount.to_numpy() * 100).astype(np.int64))
+    return rows, edge_columns(b, RECIPE), node_columns(b, RECIPE, len(nodes), until=until)
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_columns_of_an_import(made, undirected):
+    made.undirected = undirected
+    for bank in BANKS:
+        graph = made.client(bank)
+        rows, columns, table = by_hand(made.books[bank], bank, made.nodes[bank]["id"].tolist())
+        inner = ((rows.from_bank == bank) & (rows.to_bank == bank)).to_numpy()
+        assert graph.num_shared_edge_features == 1
+        expected = sorted(map(tuple, np.repeat(columns[inner], 1 + undirected, axis=0).tolist()))
+        loops = undirected * int((rows.source == rows.target)[inner].sum())
+        assert len(expected) - loops == graph.num_edges
+        found = sorted(map(tuple, graph.edge_attr[:, 1:].tolist()))
+        assert found == expected or loops
+        assert sorted(graph.foreign_edge_attr[:, 1:].tolist()) == sorted(columns[~inner].tolist())
+        np.testing.assert_array_equal(graph.x[:, -table.shape[1] :].numpy(), table)
+        assert graph.own_columns["nodes"] == table.shape[1]
+        check_file(graph, bank)
+
+
+def test_node_columns_of_a_temporal_split_read_the_training_time(made):
+    made.client("A")
+    paths = made.folder / "A_nodes.csv", made.folder / "A_edges.csv"
+    graph = client_graph(made.read(*paths, own="A"), 0, 3, SplitConfig(kind="temporal"))
+    until = int(graph.edge_time[graph.edge_split == 0].max())
+    _, _, table = by_hand(made.books["A"], "A", made.nodes["A"]["id"].tolist(), until)
+    np.testing.assert_array_equal(graph.x[:, -table.shape[1] :].numpy(), table)
+
+
+def test_a_linked_file_keeps_book_and_columns(made):
+    files = [made.client(bank) for bank in BANKS]
+    parties = [LinkParty(graph, LinkRules(), Keyring(graph.client)) for graph in files]
+    simulate(parties)
+    for graph, party in zip(files, sorted(parties, key=lambda p: p.client), strict=True):
+        found = party.result()
+        assert found.book.shape == graph.book.shape
+        assert found.own_columns == graph.own_columns
+        table = node_columns(Book.of(found.book), RECIPE, found.num_nodes)
+        np.testing.assert_array_equal(found.x[:, -table.shape[1] :].numpy(), table)
+        assert found.cut_in_edge_attr[:, 1:].any()
+        check_file(found, "linked")
+
+
+def test_link_refuses_another_recipe(made):
+    first = made.client("A")
+    (made.folder / "schema.yaml").unlink()
+    made.columns = replace(made.columns, windows="3")
+    second, third = made.client("B"), made.client("C")
+    with pytest.raises(FedGraphError, match="differ in own columns"):
+        simulate([LinkParty(graph, LinkRules(), Keyring(graph.client)) for graph in (first, second, third)])
+
+
+def tables(folder, later: bool = True):
+    """Write accounts, payments of two weeks, and those of the third week; return all."""
+    rng = np.random.default_rng(0)
+    accounts = pd.DataFrame({"id": [f"a{i}" for i in range(20)], "label": rng.choice(["ok", "bad"], 20)})
+    size = 300
+    pays = pd.DataFrame(
+        {
+            "ref": [f"p{i}" for i in range(size)],
+            "source": [f"a{i}" for i in rng.integers(20, size=size)],
+            "target": [f"a{i}" for i in rng.integers(20, size=size)],
+            "time": np.sort(rng.integers(0, 21 * 86_400, size)) // 600 * 600,
+            "amount": rng.choice([10.0, 20.5, 21.0, 99.99], size).round(2),
+            "fraud": rng.choice(["no", "yes"], size),
+        }
+    )
+    accounts.to_csv(folder / "accounts.csv", index=False)
+    pays[pays.time < 14 * 86_400].to_csv(folder / "first.csv", index=False)
+    pays[pays.time >= 14 * 86_400].drop(columns="fraud").sample(frac=1, random_state=1).to_csv(
+        folder / "later.csv", index=False
+    )
+    pays.to_csv(folder / "all.csv", index=False)
+    return accounts, pays
+
+
+ROLES = ["--time-column", "time", "--edge-label-column", "fraud", "--edge-id-column", "ref", "--edge-classes", "no,yes"]
+
+
+def imported(folder, edges: str, *more: str) -> ClientGraph:
+    out = folder / f"{edges}.safetensors"
+    args = ["import", "--nodes", folder / "accounts.csv", "--edges", folder / edges, *ROLES, "--features", "payments"]
+    args += [*more, "--classes", "ok,bad", "--client", "0", "--num-clients", "1", "--out", out]
+    assert cli.main([str(arg) for arg in args]) == 0
+    return ClientGraph.load(out)
+
+
+@pytest.mark.parametrize("nodes", ["all", "none new"])
+def test_later_rows_have_the_columns_of_an_import_of_all_rows(tmp_path, nodes):
+    tables(tmp_path)
+    stored, whole = imported(tmp_path, "first.csv"), imported(tmp_path, "all.csv")
+    schema = Schema.from_dict(stored.schema["fitted"], "x")
+    columns = Columns.of(schema.tables)
+    if nodes == "none new":
+        pd.DataFrame({"id": ["a0"]}).to_csv(tmp_path / "accounts.csv", index=False)
+    spec = InputSpec(("no", "yes"), stored.num_features, schema, parallel=True)
+    found = new_nodes(tmp_path / "accounts.csv", tmp_path / "later.csv", columns, spec, stored, "stored")
+    expected = {
+        (*ends, time): sorted(map(tuple, rows.tolist()))
+        for (*ends, time), rows in by_ends(whole, whole.edge_attr).items()
+    }
+    later = pd.read_csv(tmp_path / "later.csv")
+    attr = found.graph.edge_attr[torch.from_numpy(found.edges)]
+    words = found.ids.tolist()
+    ends = found.graph.edge_index[:, torch.from_numpy(found.edges)]
+    assert [words[i] for i in ends[0].tolist()] == later.source.tolist()
+    assert found.edge_ids.tolist() == later.ref.tolist()
+    for source, target, time, row in zip(later.source, later.target, later.time, attr.tolist(), strict=True):
+        assert tuple(row) in expected[source, target, time]
+    assert found.graph.num_features == stored.num_features == whole.num_features
+
+
+def by_ends(graph: Graph, values: torch.Tensor) -> dict[tuple, np.ndarray]:
+    words = unpack_words(graph.ids)
+    keys = zip(*(words[graph.edge_index[i]].tolist() for i in (0, 1)), graph.edge_time.tolist(), strict=True)
+    rows = sorted(zip(keys, values.numpy().tolist(), strict=True))
+    return {key: np.array([row for _, row in group]) for key, group in itertools.groupby(rows, lambda row: row[0])}
+
+
+def test_overlapping_tables_are_counted(tmp_path, capsys, caplog):
+    tables(tmp_path)
+    stored = imported(tmp_path, "first.csv")
+    schema = Schema.from_dict(stored.schema["fitted"], "x")
+    spec = InputSpec(("no", "yes"), stored.num_features, schema, parallel=True)
+    new_nodes(tmp_path / "accounts.csv", tmp_path / "all.csv", Columns.of(schema.tables), spec, stored, "stored")
+    assert "rows repeat records that stored has" in caplog.text + capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "message"),
+    [
+        ({"drop": "amount"}, [], "amount column 'amount' is unknown"),
+        ({}, ["--amount-column", "amuont"], "amount column 'amuont' is unknown"),
+        ({}, ["--windows", "0"], "windows of a recipe must be numbers of days above 0"),
+        ({}, ["--features", "paymnts"], "recipe of features 'paymnts'"),
+        ({}, ["--features", "payments,flow_*"], "expected NAME or NAME,-PATTERN"),
+        ({}, ["--time-column", ""], "--features payments reads the times of edges"),
+        ({"amount": "n/a"}, [], "row 1 has 'n/a' in column 'amount' of amounts"),
+        ({"amount": "2,317"}, [], "two possible readings: pass --decimal amount=SIGN"),
+    ],
+)
+def test_wrong_input(tmp_path, capsys, change, more, message):
+    _, pays = tables(tmp_path)
+    if "drop" in change:
+        pays = pays.drop(columns=change["drop"])
+    if "amount" in change:
+        pays["amount"] = pays["amount"].astype(str)
+        pays.loc[0 if change["amount"] == "n/a" else slice(None), "amount"] = change["amount"]
+    pays.to_csv(tmp_path / "all.csv", index=False)
+    args = ["import", "--nodes", tmp_path / "accounts.csv", "--edges", tmp_path / "all.csv", *ROLES, "--features"]
+    args += ["payments", *more, "--name", "x"]
+    assert cli.main([str(arg) for arg in args]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_amounts_of_zero_and_below_are_counted(tmp_path, capsys):
+    _, pays = tables(tmp_path)
+    pays.loc[:2, "amount"] = [0, -5, -1]
+    pays.to_csv(tmp_path / "all.csv", index=False)
+    graph = imported(tmp_path, "all.csv")
+    assert "3 of 300 rows have an amount of 0 or below" in capsys.readouterr().out
+    assert int((graph.book[3] == 0).sum()) == 3
+
+
+def test_the_schema_holds_the_recipe(tmp_path, capsys):
+    tables(tmp_path)
+    imported(
+        tmp_path, "all.csv", "--features", "payments,-flow_*", "--windows", "1", "--schema", str(tmp_path / "s.yaml")
+    )
+    agreed = Schema.load(tmp_path / "s.yaml")
+    assert (agreed.tables.recipe, agreed.tables.windows) == ("payments,-flow_*", "1")
+    args = ["import", "--nodes", tmp_path / "accounts.csv", "--edges", tmp_path / "all.csv", "--client", "0"]
+    args += ["--num-clients", "1", "--schema", tmp_path / "s.yaml", "--out", tmp_path / "b.safetensors"]
+    assert cli.main([str(arg) for arg in args]) == 0
+    graph = ClientGraph.load(tmp_path / "b.safetensors")
+    assert graph.own_columns["edges"] == len(Recipe(windows=(1.0,), without=("flow_*",)).edge_columns)
+    assert cli.main([str(arg) for arg in [*args, "--windows", "2"]]) != 0
+    assert "--windows 2 differs from 1" in capsys.readouterr().err
+
+
+def test_a_damaged_book_is_refused(made):
+    graph = made.client("A")
+    for key, value in (
+        ("book", graph.book + 10**6),
+        ("book", graph.book[:3]),
+        ("own_columns", {"edges": 10**6}),
+        ("own_columns", {"edges": 1, "recipe": {"name": "x"}}),
+        ("own_columns", {"colums": 1}),
+        ("own_columns", {"until": 0.5}),
+    ):
+        with pytest.raises(FedGraphError, match="a file: "):
+            check_file(replace(graph, **{key: value}), "a file")
+
+
+def test_a_run_on_two_tables_scores_later_rows(tmp_path, monkeypatch):
+    """Two CSV files, a recipe, a run and scored rows."""
+    monkeypatch.chdir(tmp_path)
+    tables(tmp_path)
+    imported(tmp_path, "first.csv", "--split", "temporal")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "first.csv.safetensors").rename(tmp_path / "parts" / "client_0000.safetensors")
+    words = ["run", "graph=parts", "task=edges", "rounds=1", "model.hidden=8", "out=run", "--quiet", "--no-report"]
+    assert cli.main(words) == 0
+    args = ["predict", "run", "--client", "0", "--nodes", "accounts.csv", "--edges", "later.csv", "--out", "scored.csv"]
+    assert cli.main(args) == 0
+    scored, later = pd.read_csv("scored.csv"), pd.read_csv("later.csv")
+    assert scored["edge"].tolist() == later["ref"].tolist()
+    assert compose(["task=edges"]).task.name == "edges"
