@@ -202,7 +202,8 @@ def network(cfg: ModelConfig) -> Any:
     found = locate(MODELS.get(cfg.name, cfg.name))
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
         raise FedGraphError(f"model={cfg.name} is not a class of torch modules: expected a torch.nn.Module")
-    return found if issubclass(found, Model) else wrapper(found)
+    kind: Any = found
+    return kind if issubclass(kind, Model) else wrapper(kind)
 
 
 def _checkable(annotation: Any, value: Any) -> tuple[Any, Any]:
