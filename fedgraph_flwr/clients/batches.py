@@ -64,7 +64,7 @@ def check_model(cfg: RunConfig, model: Model) -> None:
     Raises:
         FedGraphError: with what is accepted.
     """
-    sampler, hops, fanout = cfg.train.sampler, model.sampled_hops, cfg.train.fanout
+    sampler, hops = cfg.train.sampler, model.sampled_hops
     what = f"train.sampler={sampler} does not support model={cfg.model.name}"
     if sampler != "neighbors" and hops == 0:
         raise FedGraphError(
@@ -78,15 +78,26 @@ def check_model(cfg: RunConfig, model: Model) -> None:
         return
     if sampler == "saint" and model.heterogeneous:
         raise FedGraphError(f"{what}, which reads several types of nodes: set train.sampler=none or neighbors")
+    if sampler == "saint" and not model.one_way:
+        raise FedGraphError(
+            f"{what}, which reads edges in both directions or updates them: set train.sampler=neighbors"
+        )
     if hops is None:
         norm = f" with model.norm={model.norm}" if getattr(model, "norm", "none") in OVER_NODES else ""
         raise FedGraphError(
             f"{what}{norm}, which needs a whole graph in every step: set train.sampler=none, or a model such as sage or gcn"
         )
-    if sampler == "neighbors" and len(fanout) != hops:
+    for key in ("fanout", "fanout_back") if sampler == "neighbors" else ():
+        fanout = getattr(cfg.train, key)
+        if len(fanout) != hops and (fanout or key == "fanout"):
+            raise FedGraphError(
+                f"train.{key}={fanout} has {len(fanout)} numbers, but model={cfg.model.name} with model.layers={cfg.model.layers}"
+                f" reads neighbours in {hops} layers: set train.{key} to {hops} numbers, the first for neighbours of the batch"
+            )
+    if cfg.train.fanout_back and model.one_way:
         raise FedGraphError(
-            f"train.fanout={fanout} has {len(fanout)} numbers, but model={cfg.model.name} with model.layers={cfg.model.layers}"
-            f" reads neighbours in {hops} layers: set train.fanout to {hops} numbers, the first for neighbours of the batch"
+            f"train.fanout_back={cfg.train.fanout_back} has no effect with model={cfg.model.name}, which reads edges in one"
+            " direction: leave it out, or set model=multi_gine"
         )
 
 
@@ -132,7 +143,12 @@ class NeighbourBatches(Epochs):
     def sampler_of(self, neighbours: Neighbours) -> NeighbourSampler:
         """Return what draws these neighbours."""
         train = self.cfg.train
-        return NeighbourSampler(neighbours.indptr, neighbours.indices, train.fanout, stable=train.stable_draws)
+        given: dict[str, Any] = {
+            "stable": train.stable_draws,
+            "back": neighbours.back,
+            "fanout_back": train.fanout_back,
+        }
+        return NeighbourSampler(neighbours.indptr, neighbours.indices, train.fanout, **given)
 
     def deal(self, random: np.random.Generator) -> Places:
         """Return the training nodes of each batch, as places among all training nodes."""

@@ -246,7 +246,7 @@ class ModelConfig(Section, group="model"):
 
 SAMPLERS = {
     "none": ("local_epochs",),
-    "neighbors": ("batch_size", "fanout", "local_epochs", "stable_draws"),
+    "neighbors": ("batch_size", "fanout", "fanout_back", "local_epochs", "stable_draws"),
     "clusters": ("clusters", "clusters_per_batch", "local_epochs"),
     "saint": ("batch_size", "local_epochs"),
 }
@@ -278,6 +278,8 @@ class TrainConfig(Section, group="train"):
     batch_size: int = 0  # neighbors: maximum training nodes per step, 0: all; saint: edges drawn per step
     # neighbors: neighbours per node and layer, from the batch on; -1: all
     fanout: list[int] = field(default_factory=lambda: [10, 10], metadata={"range": Range(-1)})
+    # neighbors: the same against the edges, for models that read them in both directions (model.reverse); empty: as fanout
+    fanout_back: list[int] = field(default_factory=list, metadata={"range": Range(-1)})
     # with a sampler, or of graphs: passes over the training nodes or graphs per round, instead of local_steps; 0: local_steps
     local_epochs: int = 0
     stable_draws: bool = False  # neighbors: a deleted edge changes only draws that held it; slower
@@ -286,6 +288,10 @@ class TrainConfig(Section, group="train"):
 
     refusals = (
         (lambda c: 0 in c.fanout, "train.fanout must list numbers >= 1, or -1 for all neighbours, got {c.fanout}"),
+        (
+            lambda c: 0 in c.fanout_back,
+            "train.fanout_back must list numbers >= 1, or -1 for all neighbours, got {c.fanout_back}",
+        ),
         (
             lambda c: c.sampler == "saint" and not c.batch_size,
             "train.sampler=saint draws train.batch_size edges per step: set it to >= 1, got 0",

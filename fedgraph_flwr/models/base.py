@@ -150,6 +150,11 @@ class Model(nn.Module):
         return None
 
     @property
+    def one_way(self) -> bool:
+        """Whether layers read neighbours along the edges only, and edges as they are stored."""
+        return True
+
+    @property
     def subgraphs(self) -> bool:
         """Whether it can train on a part of a graph: it reads features of nodes, and edges between them, and nothing else."""
         return False

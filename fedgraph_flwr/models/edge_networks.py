@@ -22,6 +22,7 @@ Shapes: X [N, F], e [E, D] → logits [N, C].
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -42,6 +43,7 @@ from fedgraph_flwr.models.stack import Norm, Stack
 from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ, BatchInputs, EdgeNeighbours
 from fedgraph_flwr.numerics.draws import Entries
 from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.sampler import Csr
 
 
 @dataclass
@@ -54,38 +56,61 @@ class EdgeFeatureInputs(Inputs):
 
 @dataclass
 class EdgeFeatureBatch(EdgeFeatureInputs):
-    """What a layer reads of a sampled batch.
+    """What a layer reads of a sampled batch: edges into its targets, then edges out of them, which it reads backwards.
 
     Attributes:
         targets: number of nodes that receive messages, the first ones.
-        scale: in-degree over the number of drawn edges, for each edge, [E].
+        scale: degree over the number of drawn edges, for each edge, [E].
         degree: in-degree of each node, [N]; 0 for those that are no targets.
+        forward: number of edges that are read forwards, the first ones.
+        out_degree: out-degree of each node, [N]; 0 for those that are no targets.
     """
 
     targets: int
     scale: Tensor
     degree: Tensor
+    forward: int
+    out_degree: Tensor
 
 
 class EdgeFeatureNeighbours(EdgeNeighbours):
-    """Edges with features, each of which is drawn."""
+    """Edges with features, each of which is drawn, with ``reverse`` in both directions."""
 
-    def __init__(self, graph: Graph, loops: bool, device: torch.device, dtype: torch.dtype):
+    def __init__(self, graph: Graph, loops: bool, device: torch.device, dtype: torch.dtype, reverse: bool = False):
         attr = graph.edge_attr.to(device, dtype) if graph.num_edge_features else None
         order = None if attr is None else np.argsort(graph.edge_index[1].numpy(), kind="stable")
         super().__init__(*graph.in_neighbours(), device, order)
         self.attr, self.loops, self.dtype = attr, loops, dtype
+        self.away: EdgeNeighbours | None = None
+        if reverse:
+            source, target = graph.edge_index.numpy()
+            order = np.argsort(source, kind="stable")
+            indptr = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=graph.num_nodes))])
+            self.away = EdgeNeighbours(indptr, target[order].astype(self.indices.dtype), device, order)
+            self.back = Csr(self.away.indptr, self.away.indices)
 
-    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> EdgeFeatureBatch:
+    def layer(
+        self, nodes: NDArray[np.int64], hop: Entries, sources: int, back: Entries | None = None
+    ) -> EdgeFeatureBatch:
         """Return the drawn edges with their features, and loops with features of zero."""
         targets = len(hop.degree)
-        attr = None if self.attr is None else self.attr[self.positions(hop)]
-        if attr is not None and self.loops:
-            attr = torch.cat([attr, attr.new_zeros(targets, attr.size(1))])
-        scale = torch.from_numpy(hop.scale).to(self.device, self.dtype)
-        degree = torch.zeros(sources, dtype=self.dtype, device=self.device)
-        degree[:targets] = torch.from_numpy(hop.degree.copy()).to(degree)
-        return EdgeFeatureBatch(NOT_READ, NO_MATRIX, self.edges(hop, self.loops), attr, targets, scale, degree)
+        drawn: list[tuple[Entries, Tensor, EdgeNeighbours]] = [(hop, self.edges(hop, self.loops), self)]
+        if back is not None and self.away:
+            drawn.append((back, self.away.edges(back, self.loops).flip(0), self.away))
+        attrs, scales = [], []
+        for one, _, side in drawn:
+            ones = np.ones(targets if self.loops else 0)
+            scales.append(torch.from_numpy(np.concatenate([one.scale, ones])).to(self.device, self.dtype))
+            if self.attr is not None:
+                rows = self.attr[side.positions(one)]
+                attrs.append(torch.cat([rows, rows.new_zeros(len(ones), rows.size(1))]))
+        degrees = torch.zeros(2, sources, dtype=self.dtype, device=self.device)
+        for degree, (one, _, _) in zip(degrees, drawn, strict=False):
+            degree[:targets] = torch.from_numpy(one.degree.copy()).to(degree)
+        edge_index = torch.cat([edges for _, edges, _ in drawn], dim=1)
+        attr, forward = torch.cat(attrs) if attrs else None, drawn[0][1].size(1)
+        scale = torch.cat(scales)
+        return EdgeFeatureBatch(NOT_READ, NO_MATRIX, edge_index, attr, targets, scale, degrees[0], forward, degrees[1])
 
 
 class EdgeNetwork(Stack):
@@ -182,21 +207,31 @@ class EdgeNetwork(Stack):
         """Compute H^1..H^L, each [N, H]; ``layers`` may replace the model's own."""
         return self.states(inputs, layers)[0]
 
-    def states(self, inputs: EdgeFeatureInputs, layers: Any = None) -> tuple[list[Tensor], Tensor | None]:
-        """Compute H^1..H^L, each [N, H], and the edge features that the last convolution reads."""
-        found: list[Tensor] = []
-        h, e = self.embed(inputs.x), self.first_edges(inputs)
-        own = self.layers if layers is None else layers
-        for index, layer in enumerate(own):
-            part = self.at(inputs, index)
-            if isinstance(part, EdgeFeatureBatch):
-                e = part.edge_attr
-            if index and e is not None and self.updates:
-                source, target = inputs.edge_index
-                e = e + self.updates[index - 1](torch.cat([h[source], h[target], e], dim=1)) / 2
-            h = self.convolved(layer, h, part, e, index)
+    def states(self, inputs: Any, layers: Any = None) -> tuple[list[Tensor], Tensor | None]:
+        """Compute H^1..H^L, each [N, H], and the edge features that the last convolution reads.
+
+        In a batch, a layer updates the edges that it and later layers read, those of the last layer first, and reads its own.
+        """
+        found, h, own = list[Tensor](), self.embed(inputs.x), self.layers if layers is None else layers
+        parts = [self.at(inputs, index) for index in range(len(own))]
+        lists = parts[::-1] if isinstance(inputs, BatchInputs) else parts[:1]
+        e = self.first_edges(lists)
+        for index, (layer, part) in enumerate(zip(own, parts, strict=True)):
+            read = part.edge_attr
+            if e is not None:
+                edge_index = torch.cat([each.edge_index for each in lists[: len(own) - index]], dim=1)
+                e = e[: edge_index.size(1)]
+                e = self.updated(e, h, edge_index, index) if index else e
+                read = e[len(e) - part.edge_index.size(1) :]
+            h = self.convolved(layer, h, part, read, index)
             found.append(h)
-        return found, e
+        return found, read
+
+    def updated(self, e: Tensor, h: Tensor, edge_index: Tensor, index: int) -> Tensor:
+        """Update edge features [E, H] from both ends before convolution ``index`` >= 1."""
+        source, target = edge_index
+        changed: Tensor = e + self.updates[index - 1](torch.cat([h[source], h[target], e], dim=1)) / 2
+        return changed
 
     def convolved(self, layer: Any, h: Tensor, inputs: Any, e: Tensor | None, index: int) -> Tensor:
         """Compute H^{index + 1} [R, H] from H^index [K, H] and edge features."""
@@ -204,15 +239,20 @@ class EdgeNetwork(Stack):
         return (h[: len(new)] + new) / 2 if self.residual else new
 
     def passes(self) -> list[Step]:
-        """The embedding, the convolutions, and the head."""
+        """The embedding, the convolutions, and the head; features of edges that are updated follow from all H before."""
 
-        def convolution(h: Tensor, inputs: EdgeFeatureBatch, index: int, layer: Any) -> Tensor:
-            return self.convolved(layer, h, inputs, inputs.edge_attr, index)
+        def convolution(h: Tensor, inputs: EdgeFeatureBatch, *older: Tensor, index: int, layer: Any) -> Tensor:
+            e = inputs.edge_attr
+            if self.edge_updates:
+                e = self.embedded_edges(inputs)
+                for before, held in enumerate([*older, h][1:], 1):
+                    e = self.updated(e, held, inputs.edge_index, before)
+            return self.convolved(layer, h, inputs, e, index)
 
         applied = [partial(convolution, index=index, layer=layer) for index, layer in enumerate(self.layers)]
         return [
             Step(False, lambda x, inputs: self.embed(x)),
-            *(Step(True, apply) for apply in applied),
+            *(Step(True, apply, index if self.edge_updates else 0) for index, apply in enumerate(applied)),
             Step(False, self.classify_hidden),
         ]
 
@@ -220,26 +260,40 @@ class EdgeNetwork(Stack):
         """Apply the head: [N, H] → [N, C]."""
         return self.head(self.dropped(h))
 
-    def first_edges(self, inputs: EdgeFeatureInputs) -> Tensor | None:
-        """Return edge features as the first convolution reads them: embedded if they are updated, [E, H]."""
-        if isinstance(inputs, BatchInputs):
-            return None
+    def first_edges(self, lists: Sequence[EdgeFeatureInputs]) -> Tensor | None:
+        """Return features of the edges in these lists as the first convolution reads them, [E, H]; None if it updates none."""
         if not self.edge_updates:
-            return inputs.edge_attr
+            return None
+        return torch.cat([self.embedded_edges(each) for each in lists])
+
+    def embedded_edges(self, inputs: EdgeFeatureInputs) -> Tensor:
+        """Embed edge features [E, H]; zeros without any."""
         if self.embed_edges is None:
             return self.embed.weight.new_zeros(inputs.edge_index.size(1), self.embed.weight.size(1))
-        return self.embed_edges(inputs.edge_attr)
+        embedded: Tensor = self.embed_edges(inputs.edge_attr)
+        return embedded
 
     def both_ways(self, layer: Any, h: Tensor, inputs: EdgeFeatureInputs, e: Tensor | None) -> Tensor:
         """Convolve along the edges or, with ``reverse``, average this and a convolution against them."""
-        if isinstance(inputs, EdgeFeatureBatch):
-            found: Tensor = layer[0](h, inputs.edge_index, e, **self.corrections(inputs))
-            return found[: inputs.targets]
-        forth = layer[0](h, inputs.edge_index, e)
-        return (forth + layer[1](h, inputs.edge_index.flip(0), e)) / 2 if self.reverse else forth
+        if not isinstance(inputs, EdgeFeatureBatch):
+            forth = layer[0](h, inputs.edge_index, e)
+            return (forth + layer[1](h, inputs.edge_index.flip(0), e)) / 2 if self.reverse else forth
+        ways = [slice(0, inputs.forward), slice(inputs.forward, None)][: 1 + self.reverse]
+        found = []
+        for way, (part, convolution) in enumerate(zip(ways, layer, strict=True)):
+            edges, degree = inputs.edge_index[:, part], inputs.out_degree if way else inputs.degree
+            read = self.corrections(inputs.scale[part], degree)
+            out = convolution(h, edges.flip(0) if way else edges, None if e is None else e[part], **read)
+            found.append(out[: inputs.targets])
+        return sum(found[1:], found[0]) / 2 if self.reverse else found[0]
 
-    def corrections(self, inputs: EdgeFeatureBatch) -> dict[str, Tensor]:
-        """Return what a convolution needs to know of the edges that were not drawn."""
+    def corrections(self, scale: Tensor, degree: Tensor) -> dict[str, Tensor]:
+        """Return what a convolution needs to know of the edges that were not drawn.
+
+        Args:
+            scale: degree over the number of drawn edges, for each drawn edge, [e].
+            degree: degree of each node in the layer's direction, [K].
+        """
         return {}
 
     def reads_neighbours(self, index: int) -> bool:
@@ -247,16 +301,16 @@ class EdgeNetwork(Stack):
         return index < len(self.layers)
 
     @property
-    def sampled_hops(self) -> int | None:
-        """Number of convolutions; None if they read more than in-neighbours and constant edge features."""
-        return None if self.reverse or self.edge_updates else super().sampled_hops
+    def one_way(self) -> bool:
+        """Without ``reverse`` and ``edge_updates``."""
+        return not (self.reverse or self.edge_updates)
 
     def neighbours(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> EdgeFeatureNeighbours:
         """Return the edges of the graph."""
         self.check_edges(graph)
-        return EdgeFeatureNeighbours(graph, self.loops, torch.device(device), dtype)
+        return EdgeFeatureNeighbours(graph, self.loops, torch.device(device), dtype, self.reverse)
 
     def classify(self, h: Tensor, inputs: Any) -> Tensor:
         """Compute logits [N, C]."""
@@ -354,9 +408,9 @@ class GINE(EdgeNetwork):
     samples = True
     exported_as = "gine"
 
-    def corrections(self, inputs: EdgeFeatureBatch) -> dict[str, Tensor]:
+    def corrections(self, scale: Tensor, degree: Tensor) -> dict[str, Tensor]:
         """Scale messages, so that their sum is unbiased."""
-        return {"scale": inputs.scale}
+        return {"scale": scale}
 
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
         """`GINEConv`."""
@@ -374,9 +428,9 @@ class PNA(EdgeNetwork):
     samples = True
     exported_as = "pna"
 
-    def corrections(self, inputs: EdgeFeatureBatch) -> dict[str, Tensor]:
+    def corrections(self, scale: Tensor, degree: Tensor) -> dict[str, Tensor]:
         """Scale by the degrees of the graph; extremes and deviations are those of the drawn messages."""
-        return {"degrees": inputs.degree}
+        return {"degrees": degree}
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ from fedgraph_flwr.models.stack import Common, Stack
 from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ
 from fedgraph_flwr.numerics.draws import Entries
 from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.sampler import Csr
 from fedgraph_flwr.numerics.sparse import BlockMatrix, SparseMatrix
 
 FISHER = "fisher"  # the group of arrays with the channels' Fisher diagonals
@@ -113,6 +114,8 @@ class TypedInputs(Inputs):
 class TypedNeighbours:
     """Neighbours of any type, as the blocks of `PlainLayer` hold them; drawn entries are scaled by d/f."""
 
+    back: Csr | None = None
+
     def __init__(self, edges: SparseMatrix):
         pointer, col, value = (part.cpu().numpy() for part in edges.rows)
         nodes = edges.shape[1] // 2
@@ -124,7 +127,7 @@ class TypedNeighbours:
         self.homophilic, self.values = (col < nodes)[upper], value[upper]
         self.device = edges.rows.value.device
 
-    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> TypedInputs:
+    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int, back: Entries | None = None) -> TypedInputs:
         """Return the blocks of the drawn entries, [2R, 2K]."""
         values = self.values[hop.position] * hop.scale.astype(self.values.dtype)
         col = hop.col + np.where(self.homophilic[hop.position], 0, sources)

@@ -42,7 +42,7 @@ class EdgeBatch(EdgeInputs):
 class GATNeighbours(EdgeNeighbours):
     """Neighbours of nodes other than themselves; attention weights sum to 1 over the drawn ones, which is not unbiased."""
 
-    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> EdgeBatch:
+    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int, back: Entries | None = None) -> EdgeBatch:
         """Return the drawn edges and loops."""
         edges = self.edges(hop, loops=True)
         return EdgeBatch(NOT_READ, NO_MATRIX, edges, targets=len(hop.degree))

@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,19 +37,22 @@ class Step(NamedTuple):
     Attributes:
         reads: whether it reads neighbours.
         apply: (rows [K, a] of the previous step's outputs, inputs of the layer) → [R, b]; R = K without neighbours.
+        earlier: number of steps before the previous one whose outputs it reads too, as further arguments, the latest last.
     """
 
     reads: bool
-    apply: Callable[[Any, Any], Tensor]
+    apply: Callable[..., Tensor]
+    earlier: int = 0
 
 
 def in_blocks(steps: Sequence[Step], inputs: GraphInputs) -> Tensor:
     """Compute the outputs [N, C] of all nodes by these steps, without gradients."""
-    neighbours = inputs.neighbours
+    neighbours, back = inputs.neighbours, inputs.neighbours.back
     indptr = neighbours.indptr
-    sampler = NeighbourSampler(indptr, neighbours.indices, [-1])
+    sampler = NeighbourSampler(indptr, neighbours.indices, [-1], back=back)
     rows = FeatureRows(inputs.x, inputs.device, inputs.dtype)
-    bounds = list(row_blocks(indptr, BLOCK))
+    held: list[FeatureRows] = []  # of earlier steps
+    bounds = list(row_blocks(indptr if back is None else indptr + back.indptr, BLOCK))
     made = torch.empty(0, 0, dtype=inputs.dtype)
     with torch.no_grad():
         for step in steps:
@@ -58,13 +61,15 @@ def in_blocks(steps: Sequence[Step], inputs: GraphInputs) -> Tensor:
                 nodes = np.arange(first, last)
                 if step.reads:
                     block = sampler.sample(nodes, 0)
-                    layer = neighbours.layer(block.nodes, block.hops[0], block.ends[1])
-                    found = step.apply(rows.take(block.nodes), layer)
+                    layer = neighbours.layer(block.nodes, block.hops[0], block.ends[1], *block.back)
+                    older = [kept.take(block.nodes) for kept in held[len(held) - step.earlier :]]
+                    found = step.apply(rows.take(block.nodes), layer, *older)
                 else:
                     found = step.apply(rows.take(nodes), inputs)
                 if not first:
                     made = _room(len(indptr) - 1, found.size(1), inputs.dtype)
                 made[first:last] = found
+            held.append(rows)
             rows = FeatureRows(made, inputs.device, inputs.dtype)
     return made.to(inputs.device)
 

@@ -16,6 +16,9 @@ from fedgraph_flwr.models.layers import Linear, dropout, glorot
 from fedgraph_flwr.models.plain import Plain, torch_layout
 from fedgraph_flwr.numerics.blocks import GraphInputs
 
+AT_ONCE = 1 << 18
+"""Items whose hidden layer is held at once where they are scored."""
+
 READOUT = "readout."
 """Prefix of the names of a readout's parameters."""
 
@@ -44,10 +47,19 @@ class EdgeReadout(nn.Module):
         """Return [V, C]."""
         if inputs.item_index is None:
             raise ValueError("inputs without items cannot be read out")
-        source, target = inputs.item_index
-        h = self.source(z)[source] + self.target(z)[target]
-        if self.edge is not None:
-            h = h + inputs.item_attr @ self.edge
+        own = self.source(z), self.target(z)
+        size = inputs.item_index.size(1) if self.training else AT_ONCE
+        found = [
+            self._read(own, inputs.item_index[:, rows], None if inputs.item_attr is None else inputs.item_attr[rows])
+            for start in range(0, max(inputs.item_index.size(1), 1), max(size, 1))
+            for rows in [slice(start, start + max(size, 1))]
+        ]
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    def _read(self, own: tuple[Tensor, Tensor], ends: Tensor, attr: Tensor | None) -> Tensor:
+        h = own[0][ends[0]] + own[1][ends[1]]
+        if self.edge is not None and attr is not None:
+            h = h + attr @ self.edge
         return self.last(dropout(h.relu(), self.dropout, self.training))
 
     def plain(self, net: Plain) -> Plain:

@@ -1,6 +1,6 @@
 """Neighbourhoods of a graph as a model reads them: what the sampler draws from, and the inputs of a layer made of a draw."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedgraph_flwr.numerics.draws import Entries, Ints
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.sampler import Block, RowBuffer
+from fedgraph_flwr.numerics.sampler import Block, Csr, RowBuffer
 from fedgraph_flwr.numerics.sparse import BlockMatrix, Rows, SparseMatrix
 
 
@@ -102,13 +102,18 @@ class Neighbours(Protocol):
     @property
     def indices(self) -> Ints: ...  # noqa: D102
 
-    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> Inputs:
+    @property
+    def back(self) -> Csr | None:
+        """Out-neighbours, if layers read them too."""
+
+    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int, back: Entries | None = None) -> Inputs:
         """Return what a layer reads of the drawn entries.
 
         Args:
             nodes: the graph's ids of the batch's nodes.
             hop: the entries; rows are the layer's targets.
             sources: number of nodes that the layer reads, the first of ``nodes``.
+            back: drawn out-neighbours of the same rows.
         """
 
 
@@ -147,6 +152,8 @@ class ScaledNeighbours:
         dtype: type of the values.
     """
 
+    back: Csr | None = None
+
     def __init__(self, indptr: Ints, indices: Ints, scaling: Scaling, device: torch.device, dtype: torch.dtype):
         self.device, self.dtype = device, np.float64 if dtype == torch.float64 else np.float32
         self.indptr, self.indices, loops = without_loops(indptr, indices)
@@ -157,7 +164,7 @@ class ScaledNeighbours:
         diagonal = self.left * count if self.right is None else self.left * self.right * count
         self.diagonal = diagonal.astype(self.dtype)
 
-    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> Inputs:
+    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int, back: Entries | None = None) -> Inputs:
         """Return the rows of S, [R, K]."""
         targets = nodes[: len(hop.degree)]
         values = np.repeat(self.left[targets], np.diff(hop.pointer))
@@ -203,6 +210,8 @@ def row_blocks(indptr: Ints, size: int) -> Iterator[tuple[int, int]]:
 class MatrixNeighbours:
     """Neighbours of a propagation matrix S of any kind, as of `ScaledNeighbours`."""
 
+    back: Csr | None = None
+
     def __init__(self, matrix: SparseMatrix):
         pointer, col, value = (part.cpu().numpy() for part in matrix.rows)
         row = np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
@@ -214,7 +223,7 @@ class MatrixNeighbours:
         self.diagonal[row[~proper]] = value[~proper]
         self.device = matrix.rows.value.device
 
-    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> Inputs:
+    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int, back: Entries | None = None) -> Inputs:
         """Return the rows of S, [R, K]."""
         values = self.values[hop.position] * hop.scale.astype(self.values.dtype)
         rows = with_diagonal(hop, values, self.diagonal[nodes[: len(hop.degree)]], self.device)
@@ -246,6 +255,8 @@ class EdgeNeighbours:
         order: place of each edge in the graph's list of edges [E], of edges with features.
     """
 
+    back: Csr | None = None
+
     def __init__(self, indptr: Ints, indices: Ints, device: torch.device, order: NDArray[np.int64] | None = None):
         self.indptr, self.indices, self.device, self.order = indptr, indices, device, order
 
@@ -270,6 +281,8 @@ def batch_inputs(x: Any, neighbours: Neighbours, block: Block) -> BatchInputs:
         neighbours: what was drawn from.
         block: the draw.
     """
-    hops: Sequence[Entries] = block.hops
-    made = [neighbours.layer(block.nodes, hop, block.ends[index + 1]) for index, hop in enumerate(hops)]
+    made = [
+        neighbours.layer(block.nodes, hop, block.ends[index + 1], *block.back[index : index + 1])
+        for index, hop in enumerate(block.hops)
+    ]
     return BatchInputs(x, tuple(reversed(made)))

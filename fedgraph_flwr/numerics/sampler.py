@@ -2,7 +2,8 @@
 
 Hop h takes all in-neighbours of each node met so far if they are at most the fan-out f_h, else f_h of them without replacement.
 Hops draw separately, so that a sum over paths that meet a node twice is unbiased. A draw is a pure function of the key of a step,
-the node and the hop, so that threads, engines and the order of batches cannot change it.
+the node and the hop, so that threads, engines and the order of batches cannot change it. A model that
+also reads against the edges draws out-neighbours of the same nodes, with streams of their own.
 
 Without numba (``pip install fedgraph-flwr[fast]``) the same draws come from NumPy, with the same bits.
 """
@@ -32,15 +33,30 @@ class Block(NamedTuple):
         ends: number of nodes within 0, 1, .., L hops of the seeds.
         hops: entries of each hop, from the seeds on; the rows of hop h are the first ``ends[h]`` nodes, its sources among the
             first ``ends[h + 1]``. So the last hop is the first layer of a network.
+        back: out-neighbours of the same rows, hop by hop; empty without any.
     """
 
     nodes: NDArray[np.int64]
     ends: tuple[int, ...]
     hops: tuple[Entries, ...]
+    back: tuple[Entries, ...] = ()
 
     def copy(self) -> "Block":
         """Return a block that later samples do not change."""
-        return Block(self.nodes.copy(), self.ends, tuple(Entries(*map(np.copy, hop)) for hop in self.hops))
+        hops, back = (tuple(Entries(*map(np.copy, hop)) for hop in drawn) for drawn in (self.hops, self.back))
+        return Block(self.nodes.copy(), self.ends, hops, back)
+
+
+class Csr(NamedTuple):
+    """Neighbours of each node.
+
+    Attributes:
+        indptr: those of node v are ``indices[indptr[v]:indptr[v + 1]]``, int64 [N + 1].
+        indices: int32 or int64 [E]; an entry per edge, so parallel edges are drawn separately.
+    """
+
+    indptr: Ints
+    indices: Ints
 
 
 def has_numba() -> bool:
@@ -73,34 +89,47 @@ class NeighbourSampler:
         stable: whether to take the neighbours with the lowest keyed hashes, so that a deleted edge changes only draws that held
             it. Takes time in proportion to degrees.
         backend: as of `backend_of`.
+        back: out-neighbours, which are drawn in addition.
+        fanout_back: number of out-neighbours per hop; empty: as of ``fanout``.
 
     Raises:
         FedGraphError: the arrays are not a CSR, or the fan-out is not valid.
     """
 
     def __init__(
-        self, indptr: Ints, indices: Ints, fanout: Sequence[int], *, stable: bool = False, backend: str = "auto"
+        self,
+        indptr: Ints,
+        indices: Ints,
+        fanout: Sequence[int],
+        *,
+        stable: bool = False,
+        backend: str = "auto",
+        back: Csr | None = None,
+        fanout_back: Sequence[int] = (),
     ):
-        self.indptr, self.indices = np.asarray(indptr), np.asarray(indices)
-        if not len(self.indptr) or self.indptr[0] or self.indptr[-1] != len(self.indices):
-            raise FedGraphError(
-                f"indptr must start with 0 and end with the number of edges, {len(self.indices)}; a truncated file has fewer:"
-                " write the graph's file again"
-            )
-        if len(fanout) >= HOPS or any(number < -1 or number == 0 for number in fanout):
-            raise FedGraphError(
-                f"a fan-out has at most {HOPS - 1} numbers >= 1, or -1 for all neighbours, got {list(fanout)}"
-            )
-        self.fanout, self.stable = tuple(fanout), stable
+        self.sides = [Csr(np.asarray(indptr), np.asarray(indices)), *([back] if back else [])]
+        for side in self.sides:
+            if not len(side.indptr) or side.indptr[0] or side.indptr[-1] != len(side.indices):
+                raise FedGraphError(
+                    f"indptr must start with 0 and end with the number of edges, {len(side.indices)}; a truncated file has"
+                    " fewer: write the graph's file again"
+                )
+        self.fanouts = [tuple(fanout), tuple(fanout_back or fanout)][: len(self.sides)]
+        for numbers in self.fanouts:
+            if len(numbers) >= HOPS // 2 or any(number < -1 or number == 0 for number in numbers):
+                raise FedGraphError(
+                    f"a fan-out has at most {HOPS // 2 - 1} numbers >= 1, or -1 for all neighbours, got {list(numbers)}"
+                )
+        self.stable = stable
         self.draws = backend_of(backend)
-        self._local = np.full(len(self.indptr) - 1, -1, np.int32)
+        self._local = np.full(self.num_nodes, -1, np.int32)
         self._nodes = np.empty(0, np.int64)
-        self._hops = [Entries(*np.empty((4, 0), np.int64)) for _ in self.fanout]
+        self._entries = [[Entries(*np.empty((4, 0), np.int64)) for _ in fanout] for _ in self.sides]
 
     @property
     def num_nodes(self) -> int:
         """N."""
-        return len(self.indptr) - 1
+        return len(self.sides[0].indptr) - 1
 
     def sample(self, seeds: Ints, key: int) -> Block:
         """Sample the neighbourhood of different seeds [B].
@@ -109,29 +138,32 @@ class NeighbourSampler:
             seeds: the graph's ids, each once.
             key: key of the step, below 2^64.
         """
-        known, ends, hops = len(seeds), [len(seeds)], []
+        known, ends = len(seeds), [len(seeds)]
+        drawn: list[list[Entries]] = [[] for _ in self.sides]
         self._nodes = _room(self._nodes, known)
         self._nodes[:known] = seeds
         self._local[seeds] = np.arange(known)
         try:
-            for hop, fanout in enumerate(self.fanout):
-                rows = self._nodes[:known]
-                total = int(self.draws.count(self.indptr, rows, fanout))
-                self._nodes = _room(self._nodes, known + total)
-                made = self._entries(hop, known, total)
-                self.draws.draw(self.indptr, self.indices, rows, made, fanout, key, hop, self.stable)
-                known = self.draws.number(self.indices, made, self._nodes, self._local, known)
-                hops.append(made)
+            for hop in range(len(self.fanouts[0])):
+                targets = known
+                for way, (indptr, indices) in enumerate(self.sides):
+                    fanout, stream = self.fanouts[way][hop], hop + way * (HOPS // 2)
+                    total = int(self.draws.count(indptr, self._nodes[:targets], fanout))
+                    self._nodes = _room(self._nodes, known + total)
+                    made, rows = self._memory(way, hop, targets, total), self._nodes[:targets]
+                    self.draws.draw(indptr, indices, rows, made, fanout, key, stream, self.stable)
+                    known = self.draws.number(indices, made, self._nodes, self._local, known)
+                    drawn[way].append(made)
                 ends.append(known)
         finally:
             self._local[self._nodes[:known]] = -1
-        return Block(self._nodes[:known], tuple(ends), tuple(hops))
+        return Block(self._nodes[:known], tuple(ends), *map(tuple, drawn))
 
-    def _entries(self, hop: int, rows: int, total: int) -> Entries:
-        """Return the memory of a hop, made longer where it is short."""
-        sizes = {"pointer": rows + 1, "col": total, "position": total, "degree": rows}
-        held = Entries(**{name: _room(getattr(self._hops[hop], name), size) for name, size in sizes.items()})
-        self._hops[hop] = held
+    def _memory(self, way: int, hop: int, rows: int, total: int) -> Entries:
+        """Return the memory of a hop in one direction, made longer where it is short."""
+        sizes, old = {"pointer": rows + 1, "col": total, "position": total, "degree": rows}, self._entries[way][hop]
+        held = Entries(**{name: _room(getattr(old, name), size) for name, size in sizes.items()})
+        self._entries[way][hop] = held
         return Entries(**{name: getattr(held, name)[:size] for name, size in sizes.items()})
 
 

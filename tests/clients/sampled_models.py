@@ -38,6 +38,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "transformer": {"heads": 2},
     "gine": {},
     "pna": {"residual": True},
+    "gine both": {"reverse": True, "edge_updates": True, "residual": True, "norm": "layer"},
+    "gatv2 both": {"reverse": True, "edge_updates": True, "heads": 2},
+    "pna both": {"reverse": True},
+    "transformer updates": {"edge_updates": True, "heads": 2},
     "fedomd": {},
     "fedspa": {},
 }

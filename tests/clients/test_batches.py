@@ -28,7 +28,9 @@ from tests.support import call_fresh, same_result
 def batch(model, graph, seeds, fanout, key=1):
     inputs = model.prepare(graph, dtype=torch.float64)
     neighbours = model.neighbours(graph, dtype=torch.float64)
-    block = NeighbourSampler(neighbours.indptr, neighbours.indices, [fanout] * model.sampled_hops).sample(seeds, key)
+    fanouts = [fanout] * model.sampled_hops
+    sampler = NeighbourSampler(neighbours.indptr, neighbours.indices, fanouts, back=neighbours.back)
+    block = sampler.sample(seeds, key)
     x = inputs.x if isinstance(inputs.x, torch.Tensor) else inputs.x.to_dense()
     return inputs, batch_inputs(x[torch.from_numpy(block.nodes)], neighbours, block)
 
@@ -46,6 +48,39 @@ def test_full_fanout_equals_the_full_batch(name, layers, graph):
     for parameter, grad in expected.items():
         torch.testing.assert_close(found[parameter], grad, rtol=0, atol=1e-12, msg=parameter)
     assert found.keys() == expected.keys() | found.keys()
+
+
+def test_both_directions_read_edges_that_were_drawn_for_a_layers_nodes(graph):
+    """Own fan-outs; every edge as stored, for a target of its own hop and direction, and weights that keep sums unbiased."""
+    model = built("gine both", graph)
+    stored = {
+        tuple(attr): edge for attr, edge in zip(graph.edge_attr.tolist(), graph.edge_index.T.tolist(), strict=True)
+    }
+    assert len(stored) == graph.num_edges
+    neighbours = model.neighbours(graph, dtype=torch.float64)
+    sides = {"back": neighbours.back, "fanout_back": [1, 3]}
+    sampler, seeds = NeighbourSampler(neighbours.indptr, neighbours.indices, [3, 2], **sides), np.arange(6)
+    sums = torch.zeros(2, graph.num_nodes, dtype=torch.float64)
+    value = torch.arange(graph.num_nodes, dtype=torch.float64)
+    for key in range(1500):
+        block = sampler.sample(seeds, key)
+        batch = batch_inputs(graph.x[torch.from_numpy(block.nodes)], neighbours, block)
+        for layer, into, out in zip(batch.layers, (2, 3), (3, 1), strict=True):
+            ends = torch.from_numpy(block.nodes)[layer.edge_index]
+            assert [stored[tuple(attr)] for attr in layer.edge_attr.float().tolist()] == ends.T.tolist()
+            drawn = layer.edge_index[1, : layer.forward], layer.edge_index[0, layer.forward :]
+            for nodes, most in zip(drawn, (into, out), strict=True):
+                assert int(nodes.max()) < layer.targets
+                assert int(nodes.bincount().max()) <= most
+        last, cut = batch.layers[-1], batch.layers[-1].forward
+        ends = torch.from_numpy(block.nodes)[last.edge_index]
+        sums[0].index_add_(0, ends[1, :cut], last.scale[:cut] * value[ends[0, :cut]])
+        sums[1].index_add_(0, ends[0, cut:], last.scale[cut:] * value[ends[1, cut:]])
+    source, target = graph.edge_index
+    whole = torch.zeros(2, graph.num_nodes, dtype=torch.float64)
+    whole[0].index_add_(0, target, value[source])
+    whole[1].index_add_(0, source, value[target])
+    torch.testing.assert_close(sums[:, seeds] / 1500, whole[:, seeds], rtol=0.12, atol=1)
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ TASKS = {
     "nodes-multilabel": ["model=sage"],
     "edges": ["model=sage"],
     "edges with features": ["model=gine"],
+    "edges with features both ways": ["model=multi_gine"],
     "links": ["model=gcn"],
     "links in sight": ["model=sage", "task.disjoint=0"],
 }
@@ -48,7 +49,7 @@ TASKS = {
 def test_all_items_and_neighbours_in_a_batch_train_as_the_full_batch(name, data):
     """Parameters after two rounds of three steps, and outputs, which the sampled client computes in blocks."""
     data = data if "features" in name else replace(data, edge_attr=torch.zeros(0, 0))
-    overrides = [f"task={name.split()[0]}", *TASKS[name]]
+    overrides = [f"task={name.split()[0].strip(',')}", *TASKS[name]]
     full, sampled = trained(data, *overrides), trained(data, *overrides, *WHOLE)
     for one, other in zip(full.model.parameters(), sampled.model.parameters(), strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=1e-11)
