@@ -59,6 +59,31 @@ FILES = {name: (table.file,) for name, table in TABLES.items()}
 """Names of the files by dataset."""
 
 
+def _answers(rows: Any, table: Table, path: Path) -> torch.Tensor:
+    """Return the columns to predict, float32 [rows, T].
+
+    Raises:
+        FedGraphError: the file has other columns, or a label that is not 0, 1 or empty.
+    """
+    import pandas as pd
+
+    low, high = table.targets if isinstance(table.targets, tuple) else (table.targets, table.targets + 1)
+    targets = rows.iloc[:, low : high or None]
+    if (
+        rows.shape[1] < 2
+        or targets.shape[1] != high - low
+        or not all(map(pd.api.types.is_numeric_dtype, targets.dtypes))
+    ):
+        raise FedGraphError(
+            f"{path} has the columns {', '.join(map(str, rows.columns))[:200]}, expected those of MoleculeNet's"
+            f" {table.file}: fetch the file again"
+        )
+    y = torch.from_numpy(targets.to_numpy(dtype=np.float32, copy=True))
+    if not table.numbers and not bool(((y == 0) | (y == 1) | y.isnan()).all()):
+        raise FedGraphError(f"{path} has a label that is not 0, 1 or empty: fetch the file again")
+    return y
+
+
 def read(folder: Path, params: dict[str, Any]) -> Graph:
     """Read a table of molecules; a missing one is downloaded.
 
@@ -87,20 +112,7 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
     if not path.is_file():
         _download(path, packed=isinstance(table.targets, tuple))
     rows = pd.read_csv(path)
-    low, high = table.targets if isinstance(table.targets, tuple) else (table.targets, table.targets + 1)
-    targets = rows.iloc[:, low : high or None]
-    if (
-        rows.shape[1] < 2
-        or targets.shape[1] != high - low
-        or not all(map(pd.api.types.is_numeric_dtype, targets.dtypes))
-    ):
-        raise FedGraphError(
-            f"{path} has the columns {', '.join(map(str, rows.columns))[:200]}, expected those of MoleculeNet's"
-            f" {table.file}: fetch the file again"
-        )
-    y = torch.from_numpy(targets.to_numpy(dtype=np.float32, copy=True))
-    if not table.numbers and not bool(((y == 0) | (y == 1) | y.isnan()).all()):
-        raise FedGraphError(f"{path} has a label that is not 0, 1 or empty: fetch the file again")
+    y = _answers(rows, table, path)
     graphs = [_graph(str(smiles)) for smiles in rows.iloc[:, table.smiles]]
     kept = [place for place, graph in enumerate(graphs) if graph[0].size(0)]
     if len(kept) < len(graphs):

@@ -162,25 +162,7 @@ def typed_graph(
         test: likewise for the test nodes.
         name: name of the dataset.
     """
-    import rdflib
-
-    def node(term: Any) -> Node | None:
-        if isinstance(term, rdflib.Literal):
-            return (LITERAL, str(term)) if vocabulary.literals else None
-        return None if isinstance(term, rdflib.BNode) else vocabulary.node(str(term))
-
-    found: dict[EdgeType, list[tuple[str, str]]] = {}
-    for subject, predicate, obj in triples:
-        source, relation, target = node(subject), vocabulary.relation(str(predicate)), node(obj)
-        if source is None or relation is None or target is None:
-            continue
-        if vocabulary.schema and not str(predicate).startswith(vocabulary.schema):
-            source, target = (source[0] or "SCHEMA", source[1]), ("SCHEMA", target[1])
-        target = (target[0] or relation, target[1])
-        if not source[0]:
-            raise FedGraphError(f"{name}: the subject {subject} has no node type: fetch the dataset again")
-        found.setdefault((source[0], relation, target[0]), []).append((source[1], target[1]))
-
+    found = _pairs(triples, vocabulary, name)
     names: dict[str, set[str]] = {}
     for (a, _, b), pairs in found.items():
         names.setdefault(a, set()).update(s for s, _ in pairs)
@@ -210,6 +192,31 @@ def typed_graph(
         num_classes=len(classes),
         name=name,
     )
+
+
+def _pairs(
+    triples: list[tuple[Any, Any, Any]], vocabulary: Vocabulary, name: str
+) -> dict[EdgeType, list[tuple[str, str]]]:
+    """Return the names of both ends of each edge, by edge type."""
+    import rdflib
+
+    def node(term: Any) -> Node | None:
+        if isinstance(term, rdflib.Literal):
+            return (LITERAL, str(term)) if vocabulary.literals else None
+        return None if isinstance(term, rdflib.BNode) else vocabulary.node(str(term))
+
+    found: dict[EdgeType, list[tuple[str, str]]] = {}
+    for subject, predicate, obj in triples:
+        source, relation, target = node(subject), vocabulary.relation(str(predicate)), node(obj)
+        if source is None or relation is None or target is None:
+            continue
+        if vocabulary.schema and not str(predicate).startswith(vocabulary.schema):
+            source, target = (source[0] or "SCHEMA", source[1]), ("SCHEMA", target[1])
+        target = (target[0] or relation, target[1])
+        if not source[0]:
+            raise FedGraphError(f"{name}: the subject {subject} has no node type: fetch the dataset again")
+        found.setdefault((source[0], relation, target[0]), []).append((source[1], target[1]))
+    return found
 
 
 def hgb(name: str) -> Reader:

@@ -356,13 +356,18 @@ class Descent(Joint):
         if leader.cfg.train.keeps_optimizer:
             stacked.hand_out(optimizers)
         left = moved if type(leader) is not GraphClient else []  # only methods' own clients read gradients afterwards
-        for name, own in zip(left, _each([grads[name] for name in left], len(calls)), strict=True):
-            for call, grad in zip(calls, own, strict=True):
-                call.client.tensors[name].grad = grad
+        _give_grads(calls, {name: grads[name] for name in left})
         for call, state, loss in zip(calls, streams.states, losses.unbind(0), strict=True):
             call.states[-1] = state
             call.client.steps = leader.local_steps
             call.result = loss
+
+
+def _give_grads(calls: Sequence[Call], grads: Mapping[str, Tensor | None]) -> None:
+    """Write each client's row of stacked gradients to its parameters."""
+    for name, own in zip(grads, _each(list(grads.values()), len(calls)), strict=True):
+        for call, grad in zip(calls, own, strict=True):
+            call.client.tensors[name].grad = grad
 
 
 class Gradient(Joint):

@@ -301,22 +301,7 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
     node_id, place = np.unique(nodes.numpy(), return_index=True)  # the first, so the lowest client
     local = torch.full((clients[0].num_global_nodes,), -1)
     local[node_id] = torch.arange(node_id.size)
-    edges = torch.cat(
-        [c.node_id[c.edge_index] for c in clients]
-        + [torch.stack([c.node_id[c.cut_out[0]], c.cut_out[1]]) for c in clients],
-        dim=1,
-    )
-    labelled = any(c.edge_y.numel() for c in clients)
-    edge_part = torch.zeros(0, dtype=torch.int64)
-    if node_id.size < nodes.numel() and not any(c.cut_out.numel() + c.cut_in.numel() for c in clients) and labelled:
-        edge_part = torch.arange(len(clients)).repeat_interleave(torch.tensor([c.num_edges for c in clients]))
-    elif node_id.size < nodes.numel():  # clients share nodes, so several may list one edge
-        if any(c.has_edge_data for c in clients):
-            raise FedGraphError(
-                "clients that share nodes cannot be pooled if their edges have features, times or labels: several of them may"
-                " list one edge; use a partition into disjoint clients"
-            )
-        edges = torch.unique(edges, dim=1)
+    edges, edge_part = _pooled_edges(clients, shared=node_id.size < nodes.numel())
     index = torch.from_numpy(place)
 
     def whole(key: str) -> Tensor:
@@ -326,15 +311,6 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         parts = [getattr(c, key) for c in clients]
         return rows_of(torch.cat(parts), index)
 
-    data: dict[str, Any] = {}
-    for key in EDGE_FIELDS:
-        parts = [getattr(c, name) for name in (key, f"cut_out_{key}") for c in clients]
-        if held := [part for part in parts if part.numel()]:
-            data[key] = torch.cat(held)
-            if len(data[key]) != edges.size(1):
-                raise FedGraphError(
-                    f"some clients' edges have {key}, others' do not: import them with one schema and the same columns"
-                )
     return ClientGraph(
         x=whole("x"),
         edge_index=local[edges],
@@ -354,5 +330,40 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         target_stats=clients[0].target_stats,
         graph_id=rows("graph_id"),
         own_columns=clients[0].own_columns,
-        **data,
+        **_pooled_edge_data(clients, edges.size(1)),
     )
+
+
+def _pooled_edges(clients: Sequence[ClientGraph], shared: bool) -> tuple[Tensor, Tensor]:
+    """Return the global ids of all edges' ends [2, E], and the client of each edge where clients share nodes and no edge [E]."""
+    edges = torch.cat(
+        [c.node_id[c.edge_index] for c in clients]
+        + [torch.stack([c.node_id[c.cut_out[0]], c.cut_out[1]]) for c in clients],
+        dim=1,
+    )
+    labelled = any(c.edge_y.numel() for c in clients)
+    edge_part = torch.zeros(0, dtype=torch.int64)
+    if shared and not any(c.cut_out.numel() + c.cut_in.numel() for c in clients) and labelled:
+        edge_part = torch.arange(len(clients)).repeat_interleave(torch.tensor([c.num_edges for c in clients]))
+    elif shared:  # clients share nodes, so several may list one edge
+        if any(c.has_edge_data for c in clients):
+            raise FedGraphError(
+                "clients that share nodes cannot be pooled if their edges have features, times or labels: several of them may"
+                " list one edge; use a partition into disjoint clients"
+            )
+        edges = torch.unique(edges, dim=1)
+    return edges, edge_part
+
+
+def _pooled_edge_data(clients: Sequence[ClientGraph], num_edges: int) -> dict[str, Any]:
+    """Return the features, times and labels of all clients' edges, in the order of `_pooled_edges`."""
+    data: dict[str, Any] = {}
+    for key in EDGE_FIELDS:
+        parts = [getattr(c, name) for name in (key, f"cut_out_{key}") for c in clients]
+        if held := [part for part in parts if part.numel()]:
+            data[key] = torch.cat(held)
+            if len(data[key]) != num_edges:
+                raise FedGraphError(
+                    f"some clients' edges have {key}, others' do not: import them with one schema and the same columns"
+                )
+    return data

@@ -305,6 +305,19 @@ def _graphs(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) ->
     else:
         y = torch.cat([_integers(graph, "y", 1, path) for graph in graphs])
         answers, known = {"y": y, "num_classes": _classes(held, y)}, y >= 0
+    pairs = _pairs(graphs, path)
+    graph = from_graphs(
+        pairs,
+        edge_attr=[own.view(len(own), -1) for own in attr if own is not None] or None,
+        name=str(path),
+        masks=[mask & known for mask in _fitting(masks, len(graphs), path)],
+        **answers,
+    )
+    return ClientGraph(**vars(graph), node_id=torch.arange(graph.num_nodes))
+
+
+def _pairs(graphs: Sequence[Any], path: Path) -> list[tuple[Tensor, Tensor]]:
+    """Return features [n, F] and edges [2, E] of each graph."""
     pairs = [(_features(graph, path), _integers(graph, "edge_index", None, path)) for graph in graphs]
     for place, (x, index) in enumerate(pairs):
         if x.size(1) != pairs[0][0].size(1) or (
@@ -315,14 +328,7 @@ def _graphs(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) ->
                 f" {index.flatten().tolist()[:6]}, expected {pairs[0][0].size(1)} features as in graph 0, and nodes in"
                 f" 0..{len(x) - 1}"
             )
-    graph = from_graphs(
-        pairs,
-        edge_attr=[own.view(len(own), -1) for own in attr if own is not None] or None,
-        name=str(path),
-        masks=[mask & known for mask in _fitting(masks, len(graphs), path)],
-        **answers,
-    )
-    return ClientGraph(**vars(graph), node_id=torch.arange(graph.num_nodes))
+    return pairs
 
 
 def _targets(graph: Any, path: Path) -> Tensor:

@@ -110,23 +110,7 @@ def _many(graphs: Sequence[Any], where: str) -> Graph:
         FedGraphError: a graph lacks a tensor, or differs from the others in its features or targets.
     """
     for place, data in enumerate(graphs):
-        if _typed(data) or any(not isinstance(getattr(data, key, None), Tensor) for key in ("x", "edge_index", "y")):
-            raise FedGraphError(
-                f"{where}[{place}] must be a PyG Data with tensors x, edge_index and y, got {str(data)[:100]}"
-            )
-        y, first = data.y, graphs[0]
-        if y.is_floating_point() != first.y.is_floating_point() or y.numel() != first.y.numel():
-            raise FedGraphError(
-                f"{where}[{place}] has y {y.dtype} {list(y.shape)}, and {where}[0] {first.y.dtype} {list(first.y.shape)}:"
-                " expected one integer class, or as many numbers, for each graph"
-            )
-        if not y.is_floating_point() and y.numel() != 1:
-            raise FedGraphError(f"{where}[{place}] has {y.numel()} labels: expected one integer class for each graph")
-        if data.x.dim() != 2 or data.x.size(1) != first.x.size(1):
-            raise FedGraphError(
-                f"{where}[{place}] has x {list(data.x.shape)}, and {where}[0] {list(first.x.shape)}: expected [n, F] with the"
-                " same F"
-            )
+        _check_like(graphs[0], data, place, where)
     held = [getattr(data, "edge_attr", None) for data in graphs]
     if any(attr is None for attr in held) and not all(attr is None for attr in held):
         raise FedGraphError(
@@ -136,6 +120,27 @@ def _many(graphs: Sequence[Any], where: str) -> Graph:
     y = torch.stack([data.y.view(-1) for data in graphs])
     answers: dict[str, Any] = {"targets": y} if y.is_floating_point() else {"y": y.view(-1)}
     return from_graphs([(data.x, data.edge_index) for data in graphs], edge_attr=attr, name=where, **answers)
+
+
+def _check_like(first: Any, data: Any, place: int, where: str) -> None:
+    """Refuse a graph that lacks a tensor, or differs from the first in its features or targets."""
+    if _typed(data) or any(not isinstance(getattr(data, key, None), Tensor) for key in ("x", "edge_index", "y")):
+        raise FedGraphError(
+            f"{where}[{place}] must be a PyG Data with tensors x, edge_index and y, got {str(data)[:100]}"
+        )
+    y = data.y
+    if y.is_floating_point() != first.y.is_floating_point() or y.numel() != first.y.numel():
+        raise FedGraphError(
+            f"{where}[{place}] has y {y.dtype} {list(y.shape)}, and {where}[0] {first.y.dtype} {list(first.y.shape)}:"
+            " expected one integer class, or as many numbers, for each graph"
+        )
+    if not y.is_floating_point() and y.numel() != 1:
+        raise FedGraphError(f"{where}[{place}] has {y.numel()} labels: expected one integer class for each graph")
+    if data.x.dim() != 2 or data.x.size(1) != first.x.size(1):
+        raise FedGraphError(
+            f"{where}[{place}] has x {list(data.x.shape)}, and {where}[0] {list(first.x.shape)}: expected [n, F] with the"
+            " same F"
+        )
 
 
 def say_unread(graphs: Sequence[Any]) -> None:

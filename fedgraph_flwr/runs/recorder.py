@@ -271,23 +271,11 @@ class Recorder:
             self._write(self._pending)
             self._pending = None
         scored = [r for r in self.rounds if "metrics" in r]
-        at: dict[str, dict[str, float]] = {}
-        if scored:
-            at["own_best_val"] = metrics.averages({k: list(v) for k, v in self.own.scores.items()}, self._nodes)
-            at["last"] = scored[-1]["metrics"]
-            at["last5"] = {k: float(np.mean([r["metrics"][k] for r in scored[-5:]])) for k in scored[-1]["metrics"]}
-            at["best_val"] = next(
-                (r["metrics"] for r in scored if r["round"] == self.best_round), scored[-1]["metrics"]
-            )
+        at = self._averages(scored)
         choice, headline = self.cfg.evaluation.select, metrics.headline(self.cfg.evaluation, "test")
         every = [self.setup_record, *self.rounds, self.end_record]
         phases = [(name, entry) for record in every for name, entry in record["phases"].items()]
         last_round = self.rounds[-1] if self.rounds else self.setup_record
-        by_phase: dict[str, dict[str, Any]] = {}
-        for name, entry in phases:
-            total = by_phase.setdefault(name, {"bytes_up_by_group": {}})
-            _add(total, {key: entry[key] for key in ("bytes_up", "bytes_down", "exchanges")})
-            _add(total["bytes_up_by_group"], entry.get("bytes_up_by_group", {}))  # missing in records of older versions
         left_out = metrics.left_out(self.cfg.evaluation, scored[-1]["clients"]) if scored else {}
         summary = {
             headline: at.get(choice, {}).get(headline, float("nan")),
@@ -309,7 +297,7 @@ class Recorder:
             "setup_exchanges": sum(e["exchanges"] for e in self.setup_record["phases"].values()),
             "bytes_up": sum(e["bytes_up"] for _, e in phases),
             "bytes_down": sum(e["bytes_down"] for _, e in phases),
-            "bytes_by_phase": by_phase,
+            "bytes_by_phase": _by_phase(phases),
             "failures": {k: v for r in every for k, v in r["failed"].items()},
             "peak_rss_mb": _peak_rss_mb(),
             "versions": dict(_versions()),
@@ -319,12 +307,28 @@ class Recorder:
         }
         self.summary = summary
         if self.folder:
-            kept: dict[str, Any] = {"model_final": self.final_arrays, "model_best": self.best_arrays}
-            own = {"models_final": models, "models_best": self.best_models}
-            for name, tree in (kept | {name: tree for name, tree in own.items() if tree}).items():
-                write_tensors(self.folder / f"{name}.safetensors", flatten(tree), {"strategy": self.cfg.strategy.name})
-            write_bytes(self.folder / SUMMARY, json.dumps(summary, indent=2).encode())
+            self._write_end(self.folder, models)
         return summary
+
+    def _averages(self, scored: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+        """Return every score and mean at the rounds that a headline may choose."""
+        if not scored:
+            return {}
+        last = scored[-1]["metrics"]
+        return {
+            "own_best_val": metrics.averages({k: list(v) for k, v in self.own.scores.items()}, self._nodes),
+            "last": last,
+            "last5": {k: float(np.mean([r["metrics"][k] for r in scored[-5:]])) for k in last},
+            "best_val": next((r["metrics"] for r in scored if r["round"] == self.best_round), last),
+        }
+
+    def _write_end(self, folder: Path, models: Mapping[int, Arrays] | None) -> None:
+        """Write the summary and the parameters of the last and the best round."""
+        kept: dict[str, Any] = {"model_final": self.final_arrays, "model_best": self.best_arrays}
+        own = {"models_final": models, "models_best": self.best_models}
+        for name, tree in (kept | {name: tree for name, tree in own.items() if tree}).items():
+            write_tensors(folder / f"{name}.safetensors", flatten(tree), {"strategy": self.cfg.strategy.name})
+        write_bytes(folder / SUMMARY, json.dumps(self.summary, indent=2).encode())
 
     def _settle(self) -> None:
         """Flush the records to disk before a checkpoint that depends on them."""
@@ -345,6 +349,16 @@ class Recorder:
                 raise FedGraphError(f"cannot write {self.folder / ROUNDS}: {error.strerror or error}") from error
         if self.on_round:
             self.on_round(record)
+
+
+def _by_phase(phases: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return the bytes and exchanges of each phase over the whole run."""
+    totals: dict[str, dict[str, Any]] = {}
+    for name, entry in phases:
+        total = totals.setdefault(name, {"bytes_up_by_group": {}})
+        _add(total, {key: entry[key] for key in ("bytes_up", "bytes_down", "exchanges")})
+        _add(total["bytes_up_by_group"], entry.get("bytes_up_by_group", {}))  # missing in records of older versions
+    return totals
 
 
 def _add(total: dict[str, Any], more: Mapping[str, int]) -> None:

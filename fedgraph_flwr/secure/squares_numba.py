@@ -10,6 +10,11 @@ _0, _1, _2, _WORD = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(64)
 
 
 @numba.njit(nogil=True, cache=True)
+def _below(a0: Any, a1: Any, a2: Any, a3: Any, n0: Any, n1: Any, n2: Any, n3: Any) -> Any:
+    return a3 < n3 or (a3 == n3 and (a2 < n2 or (a2 == n2 and (a1 < n1 or (a1 == n1 and a0 < n0)))))
+
+
+@numba.njit(nogil=True, cache=True)
 def _symbols(numbers: Any, modulus: Any, found: Any) -> None:
     for row in range(len(numbers)):
         a0, a1, a2, a3 = numbers[row, 0], numbers[row, 1], numbers[row, 2], numbers[row, 3]
@@ -26,7 +31,7 @@ def _symbols(numbers: Any, modulus: Any, found: Any) -> None:
                 a0, a1 = (a0 >> twos) | (a1 << up), (a1 >> twos) | (a2 << up)
                 a2, a3 = (a2 >> twos) | (a3 << up), a3 >> twos
                 odd ^= twos & ((n0 >> _1) ^ (n0 >> _2))  # (2 / n) = -1 for n = 3 or 5 modulo 8
-            if a3 < n3 or (a3 == n3 and (a2 < n2 or (a2 == n2 and (a1 < n1 or (a1 == n1 and a0 < n0))))):
+            if _below(a0, a1, a2, a3, n0, n1, n2, n3):
                 a0, a1, a2, a3, n0, n1, n2, n3 = n0, n1, n2, n3, a0, a1, a2, a3
                 odd ^= (a0 >> _1) & (n0 >> _1)  # reciprocity: both are 3 modulo 4
             b0 = _1 if a0 < n0 else _0

@@ -103,21 +103,7 @@ def reduce(method: GraphStrategy, phase: str, replies: list[Reply]) -> Reduced:
     declared = method.uplink_of.get(phase, {})
     early = [group for group in sums(declared) if replies]
     late = [group for group, reducer in declared.items() if isinstance(reducer, LateMean)]
-    found: dict[str, Arrays] = {}
-    if early and method.secure:
-        if method.privacy:
-            method.privacy.book()
-        found = method.secure.reveal(replies)
-        if method.privacy:
-            bits = found.pop(CLIPPED, {})
-            method.privacy.adapt({group: float(total[0]) for group, total in bits.items()}, _sampled(method))
-    elif early and method.actor_sums and phase == TRAIN:
-        found = method.actor_sums.reveal(replies)
-    elif early and method.privacy:
-        terms = {group: _terms(method, group, declared[group], replies) for group in early}
-        found = method.privacy.release(terms, _sampled(method))
-    else:
-        found = {group: _reduced(method, declared[group], group, replies) for group in early}
+    found = _sums(method, phase, early, replies) if early else {}
 
     def rule(values: list[Arrays], weights: Weights, origin: Arrays | None, clients: list[int]) -> Arrays:
         rules = method.cfg.strategy
@@ -131,6 +117,25 @@ def reduce(method: GraphStrategy, phase: str, replies: list[Reply]) -> Reduced:
     ]
     kept = {group: [reply.groups[group] for reply in replies] for group in late}
     return Reduced(seen, found, kept, rule)
+
+
+def _sums(method: GraphStrategy, phase: str, groups: list[str], replies: list[Reply]) -> dict[str, Arrays]:
+    """Return the means and sums of groups: secure ones, those that actors computed, noised ones, or plain ones."""
+    declared = method.uplink_of.get(phase, {})
+    if method.secure:
+        if method.privacy:
+            method.privacy.book()
+        found = method.secure.reveal(replies)
+        if method.privacy:
+            bits = found.pop(CLIPPED, {})
+            method.privacy.adapt({group: float(total[0]) for group, total in bits.items()}, _sampled(method))
+        return found
+    if method.actor_sums and phase == TRAIN:
+        return method.actor_sums.reveal(replies)
+    if method.privacy:
+        terms = {group: _terms(method, group, declared[group], replies) for group in groups}
+        return method.privacy.release(terms, _sampled(method))
+    return {group: _reduced(method, declared[group], group, replies) for group in groups}
 
 
 def _sampled(method: GraphStrategy) -> int:

@@ -39,12 +39,7 @@ def parse_sweep(
     tuned = given.pop("tune", [])
     seeds = given.pop("seed", ["0"])
     searched = {key: values[0] for key, values in given.items() if is_distribution(values[0])}
-    for key in tuned:
-        if len(given.get(key, [])) < 2:
-            raise FedGraphError(f"tune={key} needs several values of the key: pass {key}=A,B")
-    if bool(searched) != bool(trials):
-        example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
-        raise FedGraphError(f"a search needs a number of trials and a key with a distribution: {example}")
+    _check_search(given, tuned, bool(searched), trials)
     free = {key: values for key, values in given.items() if key not in (*tuned, *searched)}
     methods = _methods(free)
     fixed = {key: values for key, values in free.items() if not key.startswith("strategy.") and key != "strategy"}
@@ -52,14 +47,12 @@ def parse_sweep(
     common = [f"{key}={values[0]}" for key, values in fixed.items() if key not in varied]
     data = _data(common, varied)
     names = ", ".join(dict.fromkeys(methods))
-    options = [*(["--search", str(trials)] if trials else []), *(["--baseline", baseline] if baseline else [])]
-    options += [] if baselines else ["--no-baselines"]
     hashed = sorted(f"{key}={values}" for key, values in given.items())
     key = hashlib.sha256("\n".join([*hashed, *tuned]).encode()).hexdigest()[:8]
     return Sweep(
         name="-".join([*names.replace(",", "").split(), *([data] if data not in names else []), key])[-80:].lstrip("-"),
         folder=out or FOLDER,
-        made=f"fedgraph-flwr sweep {shlex.join([*overrides, *options])}",
+        made=f"fedgraph-flwr sweep {shlex.join([*overrides, *_options(trials, baseline, baselines)])}",
         title=f"{names} on {data or ', '.join(varied['dataset'])}",
         common=common,
         settings=_named(varied) if varied else {data: []},
@@ -71,6 +64,22 @@ def parse_sweep(
         baseline=baseline,
         figure=_axis(varied),
     )
+
+
+def _options(trials: int, baseline: str, baselines: bool) -> list[str]:
+    """Return the options of the command line."""
+    options = [*(["--search", str(trials)] if trials else []), *(["--baseline", baseline] if baseline else [])]
+    return [*options, *([] if baselines else ["--no-baselines"])]
+
+
+def _check_search(given: Mapping[str, Sequence[str]], tuned: Sequence[str], searched: bool, trials: int) -> None:
+    """Refuse tuned keys with one value, and a search without trials or without a key."""
+    for key in tuned:
+        if len(given.get(key, [])) < 2:
+            raise FedGraphError(f"tune={key} needs several values of the key: pass {key}=A,B")
+    if searched != bool(trials):
+        example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
+        raise FedGraphError(f"a search needs a number of trials and a key with a distribution: {example}")
 
 
 def _given(overrides: Sequence[str]) -> dict[str, list[str]]:
@@ -95,17 +104,22 @@ def _methods(given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     own = [key for key in given if key.startswith("strategy.")]
     columns: dict[str, list[str]] = {}
     for strategy in [[word] for word in strategies] or [[]]:
-        name = configuration([*above, *strategy]).strategy.name
         known = {key: given[key] for key in own if knows([*above, *strategy], key)}
-        several = {key.removeprefix("strategy."): values for key, values in known.items() if len(values) > 1}
-        single = [f"{key}={values[0]}" for key, values in known.items() if len(values) == 1]
-        for label, overrides in _named(several, whole=True).items():
-            more = [f"strategy.{word}" for word in overrides]
-            columns[f"{name}, {label}" if label else name] = [*strategy, *single, *more]
+        columns |= _columns(configuration([*above, *strategy]).strategy.name, strategy, known)
     for key in own:
         if not any(word.startswith(f"{key}=") for how in columns.values() for word in how):
             raise unknown("key", key, ["strategy.KEY of one of the methods"], "which no method defines")
     return columns
+
+
+def _columns(name: str, strategy: list[str], known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the columns of one strategy: one per combination of the values of the keys that it defines."""
+    several = {key.removeprefix("strategy."): values for key, values in known.items() if len(values) > 1}
+    single = [f"{key}={values[0]}" for key, values in known.items() if len(values) == 1]
+    return {
+        f"{name}, {label}" if label else name: [*strategy, *single, *(f"strategy.{word}" for word in overrides)]
+        for label, overrides in _named(several, whole=True).items()
+    }
 
 
 def _named(values: Mapping[str, Sequence[str]], whole: bool = False) -> dict[str, list[str]]:

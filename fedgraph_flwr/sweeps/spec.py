@@ -220,23 +220,11 @@ def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> 
         if key not in known:
             raise unknown("key", key, known | {"extends"}, places[str(key)])
 
-    def section(key: str) -> dict[str, list[str]]:
-        found = body.get(key) or {}
-        if key == "methods" and isinstance(found, list):
-            found = {name: [f"strategy={name}"] for name in found}
-        if not isinstance(found, dict):
-            raise FedGraphError(f"{places[key]}: {key} must map names to overrides, got {found!r}")
-        return {
-            str(name): _words(value, places.get(f"{key}.{name}", places[key]), places) for name, value in found.items()
-        }
-
     common = _words(body.get("common"), places.get("common", ""), places)
     seeds = body.get("seeds", [0])
     for word in overrides:
-        key, _, value = word.partition("=")
-        seeds = value if key == "seed" else seeds
-        if key != "seed" and len(expand(value)) > 1:
-            raise FedGraphError(f"'{word}' has several values: define them in {path} under settings, methods or grid")
+        given = _seed_of(word, path)
+        seeds = seeds if given is None else given
     described = {
         key: value
         for key, value in body.items()
@@ -248,10 +236,10 @@ def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> 
         folder=out or (path.parent / own),
         made=f"fedgraph-flwr sweep {shlex.join([_shown(path), *overrides])}",
         common=common,
-        settings=section("settings") or {path.stem: []},
-        methods=section("methods") or {"FedAvg": ["strategy=fedavg"]},
+        settings=_section(body, places, "settings") or {path.stem: []},
+        methods=_section(body, places, "methods") or {"FedAvg": ["strategy=fedavg"]},
         over=[word for word in overrides if not word.startswith("seed=")],
-        grid=section("grid"),
+        grid=_section(body, places, "grid"),
         search=Search.read(body["search"], places["search"]) if body.get("search") else None,
         seeds=seeds_of(seeds, places.get("seeds", "seed=")),
         paper={str(key): value for key, value in (body.get("paper") or {}).items()},
@@ -259,6 +247,24 @@ def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> 
         places=places,
         **{"title": path.stem, **described},
     )
+
+
+def _seed_of(override: str, path: Path) -> str | None:
+    """Return the value of ``seed=``; None for another key, which must have one value."""
+    key, _, value = override.partition("=")
+    if key != "seed" and len(expand(value)) > 1:
+        raise FedGraphError(f"'{override}' has several values: define them in {path} under settings, methods or grid")
+    return value if key == "seed" else None
+
+
+def _section(body: Mapping[str, Any], places: dict[str, str], key: str) -> dict[str, list[str]]:
+    """Return the overrides of each name of ``settings``, ``methods`` or ``grid``."""
+    found = body.get(key) or {}
+    if key == "methods" and isinstance(found, list):
+        found = {name: [f"strategy={name}"] for name in found}
+    if not isinstance(found, dict):
+        raise FedGraphError(f"{places[key]}: {key} must map names to overrides, got {found!r}")
+    return {str(name): _words(value, places.get(f"{key}.{name}", places[key]), places) for name, value in found.items()}
 
 
 def _shown(path: Path) -> str:

@@ -41,10 +41,7 @@ def rows(
     pool: list[_Worker] = []
     try:
         while waiting or any(worker.cell for worker in pool):
-            while waiting and (len(pool) < processes or any(not worker.cell for worker in pool)):
-                worker = next((worker for worker in pool if not worker.cell), None)
-                if not worker:
-                    pool.append(worker := _Worker(keep))
+            while waiting and (worker := _idle(pool, processes, keep)):
                 worker.take(waiting.popleft())
             ready = wait([worker.pipe for worker in pool if worker.cell])
             ended = [(worker, worker.cell) for worker in pool if worker.cell and worker.pipe in ready]
@@ -59,6 +56,16 @@ def rows(
         for worker in pool:
             worker.process.join(_GRACE)
             worker.process.kill()
+
+
+def _idle(pool: "list[_Worker]", processes: int, keep: Path | None) -> "_Worker | None":
+    """Return a worker without a cell, a new one if there may be more; None if all are busy."""
+    if idle := next((worker for worker in pool if not worker.cell), None):
+        return idle
+    if len(pool) >= processes:
+        return None
+    pool.append(_Worker(keep))
+    return pool[-1]
 
 
 class _Worker:

@@ -74,10 +74,10 @@ def test_a_failed_or_missing_seed_leaves_its_pair_out_and_n_says_so(place):
 
 def test_against_says_which_column(place):
     figures = {"Local": {0: 0.5, 1: 0.6}, "FedAvg": {0: 0.4, 1: 0.4}, "FedProx": {0: 0.5, 1: 0.7}}
-    text = markdown(tally_of(place, figures, "against: FedProx\n"))
+    text = markdown(tally_of(place, figures, "baseline: FedProx\n"))
     assert "of the difference to FedProx" in text
     assert "| toy | −20.00 ± 127.06 | −5.00 ± 63.53 |" in text
-    assert "difference" not in markdown(tally_of(place, figures, "against: false\n"))
+    assert "difference" not in markdown(tally_of(place, figures, "baseline: false\n"))
 
 
 def test_one_seed_has_no_interval(place):
