@@ -1,5 +1,6 @@
 """Fixtures that many tests use: small client graphs, runs in this process, and the raw public data."""
 
+import gc
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
 
 torch.set_num_threads(1)
+gc.set_threshold(20_000, 10, 100)  # full collections pass over a million objects of imported modules
 os.fsync = lambda file: None  # no test cuts the power
 # Tests interrupt processes that they start; a shell's background job ignores that signal, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -126,6 +128,26 @@ def run(tmp_path: Path, client_files: Callable[..., str]) -> Callable[..., Any]:
     return go
 
 
+@pytest.fixture(scope="session")
+def _baselines() -> dict[tuple[str, ...], Any]:
+    return {}
+
+
+@pytest.fixture
+def baseline(run: Callable[..., Any], _baselines: dict[tuple[str, ...], Any]) -> Callable[..., Any]:
+    """``baseline("strategy=fedprox", ...)``: `run` without patches, once a session; what runs of several tests are compared with.
+
+    Overrides that name a folder of one test are not for it.
+    """
+
+    def get(*overrides: str) -> Any:
+        if overrides not in _baselines:
+            _baselines[overrides] = run(*overrides)
+        return _baselines[overrides]
+
+    return get
+
+
 @pytest.fixture(scope="module")
 def go(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """``go("fedprox", "key=value", ...)``: three rounds of any method on three small clients in this process."""
@@ -150,3 +172,9 @@ def node(client_files: Callable[..., str], tmp_path: Path) -> Callable[..., Any]
         return Node(cfg, **values, **({"state": str(tmp_path / "state")} if state else {}))
 
     return make
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now to no further collection of garbage."""
+    gc.collect()
+    gc.freeze()

@@ -78,10 +78,10 @@ def test_the_clients_own_model_is_another_than_the_shared_one(method, run):
 
 @pytest.mark.parametrize("overrides", [[], ["train.optimizer=sgd", "train.momentum=0.9"], ["strategy.fraction=0.67"]])
 @pytest.mark.parametrize("method", ADDED)
-def test_the_shared_model_is_fedavgs_bit_for_bit(method, overrides, run):
+def test_the_shared_model_is_fedavgs_bit_for_bit(method, overrides, run, baseline):
     """With dropout, whose stream the own model must not disturb."""
     rounds = ["rounds=4", "model.norm=batch", *overrides]
-    own, fedavg = run(f"strategy={method}", *rounds), run(*rounds)
+    own, fedavg = run(f"strategy={method}", *rounds), baseline(*rounds)
     assert_same_arrays(own.arrays, fedavg.arrays)
     for key in ("val_loss", "test_loss"):
         assert [r["metrics"][f"global_{key}"] for r in own.rounds] == [r["metrics"][key] for r in fedavg.rounds]

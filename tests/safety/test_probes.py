@@ -53,11 +53,13 @@ class Probe:
 def probed(go: Go, method: str, *overrides: str) -> list[Probe]:
     """One run in which each reply of one client is first given in all its wrong forms."""
     found: list[Probe] = []
-    read = GraphStrategy.read
+    read, done = GraphStrategy.read, set()
 
     def spy(self: GraphStrategy, phase: str, message: Message, client: int | None) -> Reply:
         honest = read(self, phase, message, client)
-        if honest.client == (0 if self.cfg.strategy.pooled else LIAR):
+        kind = (phase, not self.server_round, tuple(sorted(message.content)))  # once before the rounds, once in them
+        if honest.client == (0 if self.cfg.strategy.pooled else LIAR) and kind not in done:
+            done.add(kind)
             for wrong in mutations(message.content, OTHER):
                 outcome = Outcome()
                 lie: Any = SimpleNamespace(content=wrong.content, metadata=message.metadata, has_error=lambda: False)
