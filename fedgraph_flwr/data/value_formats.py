@@ -152,10 +152,18 @@ def read_dates(column: Any, formats: str) -> Any:
     for form in (formats or "ISO8601").split("|"):
         try:
             found = pd.to_datetime(column, format=form, errors="coerce", utc=True)
-        except ValueError as error:
+        except (ValueError, re.error) as error:
             raise FedGraphError(f"date format '{form}': {error}; expected one such as %d.%m.%Y") from error
         read = found if read is None else read.fillna(found)
     return read
+
+
+def since_1970(moments: Any, seconds: int) -> np.ndarray:
+    """Return UTC times in units of so many seconds since 1970, float64 [N]; NaN where missing. Years 1 to 9999 fit."""
+    read = moments.dt.tz_convert(None).to_numpy().astype("datetime64[us]")
+    known = read.astype(np.int64) / (seconds * 1e6)
+    known[np.isnat(read)] = np.nan
+    return known
 
 
 def date_like(texts: Sequence[str]) -> np.ndarray:

@@ -9,6 +9,7 @@ For center and spread, `standard` uses mean and standard deviation, `robust` use
 scikit-learn's StandardScaler and RobustScaler do. The schema stores the statistics as numbers.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from fedgraph_flwr.data.value_formats import (
     number_like,
     read_dates,
     readings,
+    since_1970,
 )
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 
@@ -40,6 +42,9 @@ NOTHING = {"", "nan", "na", "n/a", "null", "none"}
 
 SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 """Values of a split column, and the mask that each one selects."""
+
+MAX_TEXT = 256
+"""Longest text that is read as it is."""
 
 MAX_CATEGORIES = 50
 FLOOR = 5
@@ -409,7 +414,8 @@ def _unlike(
         forms = [max(FORMATS, key=lambda form: int((~np.isnan(form.read(distinct))).sum()))]
         if accepted is not None:
             forms = list(accepted)
-        wrong = next(word for word in distinct if all(np.isnan(form.read([word])[0]) for form in forms))
+        unread = (word for word in distinct if all(np.isnan(form.read([word])[0]) for form in forms))
+        wrong = next(unread, max(distinct, key=len))  # else a long number without the thousands separator of others
         why = "by its --decimal and --thousands" if accepted is not None else f"like '{str(forms[0]) or '1234.5'}'"
         return (
             f"{where}: column '{name}' has '{wrong}' in row {_row(column, wrong)}, which is not a number {why}: pass --decimal"
@@ -516,12 +522,18 @@ def natural(word: str) -> tuple[int, float, str]:
 
 
 def as_words(column: Any) -> np.ndarray:
-    """Return a column's values as text, "" where missing; whole floats (integers with gaps) lose their ``.0``."""
+    """Return a column's values as text, "" where missing; whole floats (integers with gaps) lose their ``.0``.
+
+    The array has a fixed width, so texts longer than `MAX_TEXT` become their first characters and a hash.
+    """
     missing = column.isna().to_numpy()
     if column.dtype.kind == "f" and bool((column.dropna() % 1 == 0).all()):
         column = column.fillna(0).astype("int64")
     texts = column.astype(str).to_numpy(dtype=object)
     texts[missing] = ""
+    if max(map(len, texts), default=0) > MAX_TEXT:
+        long = np.fromiter((len(word) > MAX_TEXT for word in texts), bool, len(texts))
+        texts[long] = [word[:100] + "..." + hashlib.sha256(word.encode()).hexdigest() for word in texts[long]]
     return texts.astype(str)
 
 
@@ -537,8 +549,7 @@ def values(column: Any, spec: Column, name: str, where: str) -> np.ndarray:
         return np.char.strip(as_words(column))
     if spec.kind == "date":
         read = read_dates(_series(as_words(column)) if column.dtype.kind in "iuf" else column, spec.format)
-        days = (read - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
-        known = days.to_numpy(dtype=np.float64, na_value=np.nan)
+        known = since_1970(read, 86_400)
     elif spec.kind == "flag":
         low = np.char.lower(as_words(column))
         known = np.where(np.isin(low, list(TRUE)), 1.0, np.where(np.isin(low, list(FALSE)), 0.0, np.nan))

@@ -14,7 +14,7 @@ from fedgraph_flwr.data.features import Book, Ints, cents_of, edge_columns
 from fedgraph_flwr.data.graph import pack_words
 from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE
-from fedgraph_flwr.data.value_formats import FORMATS, PLAIN, date_format, read_dates, readings
+from fedgraph_flwr.data.value_formats import FORMATS, PLAIN, date_format, read_dates, readings, since_1970
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
 from fedgraph_flwr.party.tables.nodes import Ids, column_of, label_codes
@@ -255,7 +255,7 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     if form or bool(numbers.isna().any()):
         texts = as_words(read)
         form = form or date_format([str(word) for word in np.unique(texts)], column, where)
-        numbers = (read_dates(read, form) - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)
+        numbers = pd.Series(since_1970(read_dates(read, form), 1))
     if bool(numbers.isna().any()):
         row = int(numbers.isna().to_numpy().argmax())
         raise FedGraphError(

@@ -31,7 +31,7 @@ from fedgraph_flwr.party.tables.columns import (
     Treatment,
 )
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
-from fedgraph_flwr.party.tables.options import add_table_arguments, formats_of, layout_of
+from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns, typed_files
 
@@ -208,6 +208,7 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``import``."""
     known = args.schema is not None and args.schema.is_file()
     _check(args, known)
+    check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table"))
     treatment = _treatment(args, Schema.load(args.schema) if known else None)
     graph = _read(args, treatment)
     agreed = agreed_schema(graph.schema, "the import")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.party.tables.columns import SPLITS, Treatment, as_words, natural
+from fedgraph_flwr.party.tables.columns import MAX_TEXT, SPLITS, Treatment, as_words, natural
 
 
 class Ids:
@@ -20,7 +20,11 @@ class Ids:
         Raises:
             FedGraphError: an id is missing or repeated.
         """
-        texts = as_words(column_of(table, column, where, "id"))
+        read = column_of(table, column, where, "id")
+        if read.dtype.kind not in "biuf" and (long := read.astype(str).str.len() > MAX_TEXT).any():
+            row = int(long.to_numpy().argmax()) + 1
+            raise FedGraphError(f"{where}: the id of row {row} has more than {MAX_TEXT} characters: shorten it")
+        texts = as_words(read)
         if (texts == "").any():
             row = int((texts == "").argmax()) + 1
             raise FedGraphError(f"{where}: row {row} has no id in column '{column}'; every node needs one")

@@ -1,6 +1,8 @@
 """Options for columns and formats of tables, shared by ``import`` and ``predict``; they override the schema."""
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgraph_flwr.errors import FedGraphError
@@ -91,6 +93,34 @@ def add_table_arguments(group: Any, parties: bool = False) -> None:
         metavar="COLUMN=FORMAT",
         help="date format such as opened=%%d.%%m.%%Y, several separated by | (default: detected per column)",
     )
+
+
+def check_outputs(args: argparse.Namespace, outputs: Sequence[str], inputs: Sequence[str]) -> None:
+    """Check that no output is the file of an input, or of another output, also under another name.
+
+    Args:
+        args: the options.
+        outputs: names of options for output files.
+        inputs: names of options for input files, besides the tables of types.
+
+    Raises:
+        FedGraphError: names both options.
+    """
+    files = {name: getattr(args, name) for name in inputs}
+    for option in ("node_table", "edge_table"):
+        files |= {f"{option} {word}": Path(word.rpartition("=")[2]) for word in getattr(args, option)}
+    for name in outputs:
+        path: Path | None = getattr(args, name)
+        if path is None:
+            continue
+        for other, held in files.items():
+            if held and (
+                path.absolute() == held.absolute() or (path.exists() and held.exists() and path.samefile(held))
+            ):
+                raise FedGraphError(
+                    f"--{name} {path} is the file of --{other.replace('_', '-')}: choose another path, or it would be lost"
+                )
+        files[name] = path
 
 
 def layout_of(args: argparse.Namespace) -> "TableLayout":

@@ -87,8 +87,7 @@ def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], row
             return
         encoding = layout.encoding or _encoding(path)
         for table in _reader(path, layout.separator or _separator(path, encoding), encoding, chunksize=rows):
-            table.columns = [str(name).strip() for name in table.columns]
-            yield table[list(names)]
+            yield _named(table, path)[list(names)]
     except FedGraphError:
         raise
     except Exception as error:  # pandas and pyarrow raise many kinds
@@ -110,8 +109,19 @@ def read_columns(path: Path | str, layout: TableLayout, say: Callable[[str], Non
 
 
 def _parsed(path: Path, separator: str, encoding: str, **options: Any) -> Any:
-    table = _reader(path, separator, encoding, **options)
-    table.columns = [str(name).strip() for name in table.columns]
+    return _named(_reader(path, separator, encoding, **options), path)
+
+
+def _named(table: Any, path: Path) -> Any:
+    """Return a table with names of columns without spaces around them.
+
+    Raises:
+        FedGraphError: two names are the same then.
+    """
+    names = [str(name).strip() for name in table.columns]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise FedGraphError(f"{path} has two columns '{twice[0]}', apart from spaces: rename one")
+    table.columns = names
     return table
 
 

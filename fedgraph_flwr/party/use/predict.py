@@ -31,7 +31,7 @@ from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, GRAPH, LAST
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
 from fedgraph_flwr.data.datasets import is_several
-from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tensors, unpack_words, write_bytes
+from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tensors, unpack_words
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.schema import Schema, TableLayout, fitted_schema
@@ -41,6 +41,7 @@ from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.party.tables.roles import Columns
+from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
 from fedgraph_flwr.runs.checks import client_class, rebuilds
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
@@ -97,13 +98,17 @@ class Predictions:
         chances = {f"p_{name}": self.probabilities[:, c] for c, name in enumerate(self.classes)}
         return pd.DataFrame({"id": self.ids, **chances, "class": self.labels})
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, keep_formulas: bool = False) -> None:
         """Write a ``.csv`` or ``.parquet``.
+
+        Args:
+            path: the file.
+            keep_formulas: leave cells of a CSV unchanged that spreadsheets run as formulas (`frames.without_formulas`).
 
         Raises:
             FedGraphError: the suffix is unknown, or the folder is not writable.
         """
-        write_frame(self.to_frame(), path)
+        write_frame(self.to_frame(), path, keep_formulas)
 
 
 @dataclass
@@ -152,9 +157,9 @@ class TargetPredictions:
 
         return pd.DataFrame({"id": self.ids, **{name: self.values[:, t] for t, name in enumerate(self.names)}})
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, keep_formulas: bool = False) -> None:
         """As `Predictions.write`."""
-        write_frame(self.to_frame(), path)
+        write_frame(self.to_frame(), path, keep_formulas)
 
 
 @dataclass
@@ -175,21 +180,9 @@ class PairPredictions:
 
         return pd.DataFrame({"source": self.ids[0], "target": self.ids[1], "score": self.scores})
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, keep_formulas: bool = False) -> None:
         """As `Predictions.write`."""
-        write_frame(self.to_frame(), path)
-
-
-def write_frame(frame: Any, path: Path) -> None:
-    """Write a pandas table as ``.csv`` or ``.parquet``.
-
-    Raises:
-        FedGraphError: the suffix is unknown, or the folder is not writable.
-    """
-    writers = {".csv": lambda frame: frame.to_csv(index=False).encode(), ".parquet": lambda f: f.to_parquet()}
-    if path.suffix not in writers:
-        raise FedGraphError(f"{path} has an unknown suffix: expected .csv or .parquet")
-    write_bytes(path, writers[path.suffix](frame))
+        write_frame(self.to_frame(), path, keep_formulas)
 
 
 class TaskPredictor(ABC):
@@ -721,7 +714,7 @@ def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
         )
     try:
         return compose([], run / CONFIG), json.loads((run / SUMMARY).read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FedGraphError(
             f"{run / SUMMARY} is not a valid summary of a run ({first_line(error)}): repeat the run"
         ) from error
@@ -732,11 +725,13 @@ def _input_spec(run: Path) -> InputSpec:
     path = run / INPUT_SPEC
     try:
         content = json.loads(path.read_bytes())
+        classes, width, undirected = content["classes"], content["num_features"], content["undirected"]
+        listed = width if isinstance(width, list) else [width or 0]
+        if not isinstance(classes, list) or type(undirected) is not bool or any(type(n) is not int for n in listed):
+            raise TypeError("a value has a wrong type")
         schema = Schema.from_dict(content["schema"], str(path)) if content["schema"] else None
-        return InputSpec(
-            tuple(map(str, content["classes"])), content["num_features"], schema, bool(content["undirected"]), str(run)
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return InputSpec(tuple(map(str, classes)), width, schema, undirected, str(run))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FedGraphError(
             f"{path} does not define features and classes ({first_line(error)}): repeat the run"
         ) from error

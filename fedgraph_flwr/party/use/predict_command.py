@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.options import add_table_arguments, formats_of, layout_of
+from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
 
 _EPILOG = """\
 The output has the columns id, p_<class> for each class, and class; with task=edges, edge, source and target instead of id; with
@@ -62,6 +62,11 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--threshold", type=float, metavar="P", help=_THRESHOLD)
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file (default: print CSV)")
+    parser.add_argument(
+        "--keep-formulas",
+        action="store_true",
+        help="leave CSV cells such as =A1 unchanged (default: a leading ', so that no spreadsheet runs them)",
+    )
     parser.set_defaults(func=main)
 
 
@@ -109,6 +114,9 @@ def load_chosen(args: argparse.Namespace) -> Any:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``predict``."""
+    from fedgraph_flwr.party.use.frames import as_csv, without_formulas
+
+    check_outputs(args, ("out",), ("nodes", "edges", "graph", "pairs", "schema"))
     predictor = _with_options(load_chosen(args), args)
     graph, ids, read = _graph(args, predictor)
     if args.pairs is not None:
@@ -129,9 +137,9 @@ def main(args: argparse.Namespace) -> int:
         found.threshold = args.threshold
     frame = found.to_frame()
     if args.out is None:
-        print(frame.to_csv(index=False), end="")
+        print(as_csv(frame, args.keep_formulas), end="")
         return 0
-    found.write(args.out)
+    found.write(args.out, args.keep_formulas)
     whose = f"client {predictor.client}'s model" if predictor.client is not None else "the shared model"
     print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} {of}")
     if "class" in frame:
@@ -139,6 +147,9 @@ def main(args: argparse.Namespace) -> int:
         print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in found.classes)}")
         if found.threshold is not None:
             print(f"'{found.classes[1]}' if its probability is at least {found.threshold:.3f}")
+    changed = 0 if args.keep_formulas or args.out.suffix != ".csv" else without_formulas(frame)[1]
+    if changed:
+        print(f"{changed} cells look like formulas: written with a leading ' (--keep-formulas leaves them unchanged)")
     print(f"wrote {args.out}")
     return 0
 
@@ -146,6 +157,7 @@ def main(args: argparse.Namespace) -> int:
 def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace) -> int:
     """Score the pairs of a table, and print or write them."""
     from fedgraph_flwr.party.tables.reading import read_table
+    from fedgraph_flwr.party.use.frames import as_csv
 
     layout = layout_of(args)
     ends = [layout.source or "source", layout.target or "target"]
@@ -157,9 +169,9 @@ def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace)
         )
     found = predictor.predict_pairs(graph, table[ends].astype(str).to_numpy().tolist(), ids)
     if args.out is None:
-        print(found.to_frame().to_csv(index=False), end="")
+        print(as_csv(found.to_frame(), args.keep_formulas), end="")
         return 0
-    found.write(args.out)
+    found.write(args.out, args.keep_formulas)
     print(f"wrote {len(found.scores)} scored pairs to {args.out}")
     return 0
 

@@ -125,12 +125,11 @@ def values(column: pd.Series, spec: dict[str, Any], name: str) -> np.ndarray:
             warnings.warn(f"{rows} rows have values of '{name}' that training did not have: {other[:5]}", stacklevel=2)
         return read
     if kind == "date":
-        dates = None
+        dates = pd.Series(pd.NaT, column.index, dtype="datetime64[us, UTC]")
         for form in (spec.get("format") or "ISO8601").split("|"):
-            found = pd.to_datetime(column, format=form, errors="coerce", utc=True)
-            dates = found if dates is None else dates.fillna(found)
-        days = (dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
-        known = days.to_numpy(dtype=np.float64, na_value=np.nan)
+            dates = dates.fillna(pd.to_datetime(column, format=form, errors="coerce", utc=True))
+        moments = dates.dt.tz_convert(None).to_numpy().astype("datetime64[us]")
+        known = np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / 86_400e6)
     elif kind == "flag":
         low = np.char.lower(as_text(column))
         known = np.where(np.isin(low, list(TRUE)), 1.0, np.where(np.isin(low, list(FALSE)), 0.0, np.nan))

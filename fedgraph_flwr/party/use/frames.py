@@ -1,0 +1,44 @@
+"""Tables that people open: CSV without formulas, or Parquet."""
+
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError
+
+FORMULA = r"[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]"
+"""Start of a cell that spreadsheets run as a formula (OWASP, "CSV injection"), in normal or full width."""
+
+NUMBER = r"[+-]?\d[\d .,]*"
+"""Cells that start so and are harmless: numbers, also of phones."""
+
+
+def without_formulas(frame: Any) -> tuple[Any, int]:
+    """Return a pandas table whose cells and column names no spreadsheet runs, by a leading ``'``; and how many it changed."""
+    safe, changed = frame.copy(), 0
+    for name in [name for name in frame.columns if frame[name].dtype.kind in "OSUT"]:
+        texts = frame[name].astype(str)
+        unsafe = texts.str.match(FORMULA) & ~texts.str.fullmatch(NUMBER)
+        if unsafe.any():
+            safe[name] = frame[name].astype(object).mask(unsafe, "'" + texts)
+            changed += int(unsafe.sum())
+    names = frame.columns.astype(str)
+    safe.columns = names.where(~names.str.match(FORMULA), "'" + names)
+    return safe, changed
+
+
+def as_csv(frame: Any, keep_formulas: bool = False) -> str:
+    """Return a pandas table as CSV; ``keep_formulas`` leaves its cells as they are."""
+    text: str = (frame if keep_formulas else without_formulas(frame)[0]).to_csv(index=False)
+    return text
+
+
+def write_frame(frame: Any, path: Path, keep_formulas: bool = False) -> None:
+    """Write a pandas table as ``.csv``, without formulas unless they are to be kept, or unchanged as ``.parquet``.
+
+    Raises:
+        FedGraphError: the suffix is unknown, or the folder is not writable.
+    """
+    if path.suffix not in (".csv", ".parquet"):
+        raise FedGraphError(f"{path} has an unknown suffix: expected .csv or .parquet")
+    write_bytes(path, as_csv(frame, keep_formulas).encode() if path.suffix == ".csv" else frame.to_parquet())
