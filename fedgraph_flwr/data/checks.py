@@ -18,12 +18,13 @@ from fedgraph_flwr.errors import FedGraphError
 MASKS = ("train_mask", "val_mask", "test_mask")
 
 
-def check_file(graph: Any, where: str) -> Any:
+def check_file(graph: Any, where: str, finite: bool = True) -> Any:
     """Return the graph unchanged if its parts fit together.
 
     Args:
         graph: any kind of graph.
         where: its file, for errors.
+        finite: whether to read all features; False for a mapped file whose content was checked before (`mapped.is_trusted`).
 
     Raises:
         FedGraphError: a tensor or number has the wrong type, shape or range. Masks overlap or mark unlabelled nodes, an edge
@@ -37,29 +38,30 @@ def check_file(graph: Any, where: str) -> Any:
             _whole(graph, "num_clients", 1)
             _whole(graph, "client", 0, graph.num_clients)
         if isinstance(graph, Graph):
-            _check_plain(graph)
+            _check_plain(graph, finite)
         else:
             _check_typed(graph)
         _check_labels(graph)
         _tensor(graph.ids, "ids", torch.uint8, (graph.y.size(0) if graph.ids.numel() else 0, None))
         if isinstance(graph, ClientGraph):
-            _check_cuts(graph)
+            _check_cuts(graph, finite)
             _check_foreign(graph)
     except FedGraphError as error:
         raise FedGraphError(f"{where}: {error}") from None
     return graph
 
 
-def _check_plain(graph: Graph) -> None:
+def _check_plain(graph: Graph, finite: bool) -> None:
     n = _length(graph.y, "y")
     _tensor(graph.x, "x", torch.float32, (n, None))
-    _finite(graph.x, "x")
+    if finite:
+        _finite(graph.x, "x")
     _whole(graph, "num_edge_classes", 0)
     if graph.compressed is None:
         _edges(graph.edge_index, "edge_index", n, n)
     else:
         _compressed(graph.compressed, n)
-    _edge_data(graph, "edge_", graph.num_edges, graph.num_edge_features)
+    _edge_data(graph, "edge_", graph.num_edges, graph.num_edge_features, finite)
     if graph.targets.numel():
         _tensor(graph.targets, "targets", torch.float32, (n, None))
         if bool(graph.targets.isinf().any()):
@@ -101,7 +103,7 @@ def _check_own(graph: Graph) -> None:
     _tensor(graph.book_ids, "book_ids", torch.uint8, (None, None))
 
 
-def _check_cuts(graph: ClientGraph) -> None:
+def _check_cuts(graph: ClientGraph, finite: bool) -> None:
     n = graph.num_nodes
     _whole(graph, "num_global_nodes", 0)
     if type(graph.shared) is not bool:
@@ -114,7 +116,7 @@ def _check_cuts(graph: ClientGraph) -> None:
         _edges(cut, key, n, graph.num_global_nodes)
         _tensor(owner, f"{key}_owner", torch.int64, (cut.size(1),))
         _within(owner, f"{key}_owner", graph.num_clients)
-        _edge_data(graph, f"{key}_edge_", cut.size(1), graph.num_edge_features)
+        _edge_data(graph, f"{key}_edge_", cut.size(1), graph.num_edge_features, finite)
 
 
 def _check_foreign(graph: ClientGraph) -> None:
@@ -134,12 +136,13 @@ def _check_foreign(graph: ClientGraph) -> None:
         _finite(graph.foreign_edge_attr, "foreign_edge_attr", "record")
 
 
-def _edge_data(graph: Graph, prefix: str, edges: int, features: int) -> None:
+def _edge_data(graph: Graph, prefix: str, edges: int, features: int, finite: bool) -> None:
     """Check one row per edge of each field of edges that is not empty."""
     attr, time, y, split = (getattr(graph, f"{prefix}{key}") for key in ("attr", "time", "y", "split"))
     if edges or len(attr):
         _tensor(attr, f"{prefix}attr", torch.float32, (edges if features else 0, features))
-    _finite(attr, f"{prefix}attr", "edge")
+    if finite:
+        _finite(attr, f"{prefix}attr", "edge")
     for values, key, dtype in ((time, "time", torch.int64), (y, "y", torch.int64), (split, "split", torch.int8)):
         _tensor(values, f"{prefix}{key}", dtype, (edges if isinstance(values, Tensor) and values.numel() else 0,))
     if y.numel() and int(y.min()) < -1:

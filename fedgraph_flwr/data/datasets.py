@@ -409,7 +409,7 @@ def digest(source: str, params: str, seed: int, num_clients: int) -> str:
 def _own(path: Path) -> Graph | HeteroGraph:
     graph = load_graph(path)
     known = is_mapped(path) and is_trusted(path)
-    return _checked(graph if known else check_file(graph, str(path)), str(path))
+    return _checked(check_file(graph, str(path), finite=not known), str(path))
 
 
 def _checked(graph: Graph | HeteroGraph, where: str) -> Graph | HeteroGraph:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.errors import FedGraphError
 
 MAPPED_BYTES = 1 << 27
@@ -75,26 +76,33 @@ def own_or_mapped(tensor: Tensor, mapped: bool) -> Tensor:
 
 
 def is_trusted(path: Path | str) -> bool:
-    """Return whether the file was checked, and has had the same size and time of change since."""
-    with contextlib.suppress(OSError, ValueError):
-        return bool(json.loads(mark_of(path).read_text()) == _state(path))
+    """Return whether this user checked the file's content, and it has not changed since.
+
+    Its structure is checked at every load all the same (`checks.check_file`).
+    """
+    with contextlib.suppress(OSError, ValueError, FedGraphError, RecursionError):
+        return bool(json.loads(mark_of(path).read_text()) == state_of(path))
     return False
 
 
 def trust(path: Path | str) -> None:
-    """Mark a file as checked; without effect in a folder that is not writable."""
-    with contextlib.suppress(OSError):
-        mark_of(path).write_text(json.dumps(_state(path)))
+    """Mark a file as checked; without effect where the cache is not writable."""
+    with contextlib.suppress(OSError, FedGraphError):
+        mark = mark_of(path)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(json.dumps(state_of(path)))
 
 
 def mark_of(path: Path | str) -> Path:
-    """Return the path of a file's mark."""
-    return Path(path).with_name(f".{Path(path).name}.checked")
-
-
-def _state(path: Path | str) -> list[int]:
+    """Return the path of a file's mark: in the cache, so that no copy of a file brings one along, by device and inode."""
     found = Path(path).stat()
-    return [found.st_size, found.st_mtime_ns]
+    return cache_dir() / "checked" / f"{found.st_dev}-{found.st_ino}.json"
+
+
+def state_of(path: Path | str) -> list[int]:
+    """Return numbers that change with a file: device, inode, size, and times of change of content and inode."""
+    found = Path(path).stat()
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 # --- writing --------------------------------------------------------------------------------------------------------------

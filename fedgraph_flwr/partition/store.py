@@ -40,7 +40,7 @@ from fedgraph_flwr.data.graph import (
     write_bytes,
 )
 from fedgraph_flwr.data.hetero import load_graph
-from fedgraph_flwr.data.mapped import is_mapped, is_trusted, trust
+from fedgraph_flwr.data.mapped import is_mapped, is_trusted, state_of, trust
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.schema import check_links, check_same, link_number
 from fedgraph_flwr.data.split import grouping_seed
@@ -199,6 +199,10 @@ def _place(folder: Path, index: int, whole: bool) -> Path | Piece | None:
     return path if path.is_file() and (not whole or path.stat().st_size in sizes[index : index + 1]) else None
 
 
+_LOADED: set[tuple[int, ...]] = set()
+"""States of the mapped files whose structure this process checked."""
+
+
 def load(path: Source) -> Any:
     """Load one client file of any type.
 
@@ -208,11 +212,14 @@ def load(path: Source) -> Any:
     graph = load_graph(path)
     _client_kind(path, type(graph).__name__)
     mapped = not isinstance(path, Piece) and is_mapped(path)
-    if mapped and is_trusted(path):  # type: ignore[arg-type]
+    known = mapped and is_trusted(path)  # type: ignore[arg-type]
+    if known and tuple(state_of(path)) in _LOADED:  # type: ignore[arg-type]
         return graph
-    check_file(graph, str(path))
-    if mapped:
+    check_file(graph, str(path), finite=not known)
+    if mapped and not known:
         trust(path)  # type: ignore[arg-type]
+    if mapped:
+        _LOADED.add(tuple(state_of(path)))  # type: ignore[arg-type]
     return graph
 
 
@@ -341,7 +348,9 @@ def _told(clients: Sequence[Any]) -> dict[str, Any]:
 def copy(folder: Path, out: Path) -> None:
     """Copy a written partition to a new folder, with one file per client."""
     if not _packed(folder):
-        shutil.copytree(folder, out, copy_function=_link_or_copy)
+        out.mkdir(parents=True)
+        for path in filter(belongs, folder.iterdir()):
+            _link_or_copy(str(path), str(out / path.name))
         return
     out.mkdir(parents=True)
     shutil.copy(folder / MANIFEST, out)
@@ -383,7 +392,7 @@ def replacing(folder: Path) -> Iterator[Path]:
 def belongs(path: Path) -> bool:
     """Whether a file was written by `write`, or derived from one by a client."""
     derived = path.suffix in (".safetensors", SUFFIX) and path.name.startswith("client_")
-    return path.name == MANIFEST or derived or (path.suffix == ".checked" and path.name.startswith(".client_"))
+    return path.name == MANIFEST or derived
 
 
 def key(cfg: RunConfig) -> str:
