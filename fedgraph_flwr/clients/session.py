@@ -32,13 +32,14 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.config.lookup import locate, method_params
 from fedgraph_flwr.errors import FedGraphError, located, sanitize, unknown
-from fedgraph_flwr.methods.uplink import declared
+from fedgraph_flwr.methods.uplink import declared, sums
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.opened import OpenedSums
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
+from fedgraph_flwr.secure.spent import SpentPrivacy
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import (
     CONFIG,
@@ -74,6 +75,7 @@ _OPTIONAL = {"resume": int, "run": str, "best": int, "keep": bool, "checkpoint":
 _PATHS = ("graph", "state", "policy", "key", "peers")
 _ENGINE_KEYS = ("partition-id", "num-partitions", "live")
 _live: dict[tuple[int, int], tuple[GraphClient, int]] = {}
+_spent: dict[tuple[int, str], SpentPrivacy] = {}  # by node and purpose
 _ledgers: dict[tuple[int, int], Ledger] = {}  # of nodes that an engine keeps alive in this process
 
 
@@ -364,6 +366,7 @@ def _permit(
             _live.pop((context.run_id, context.node_id), None)  # it was built from the refused configuration
             raise
     ledger.book(phase, server_round, config["exchange"], most)
+    _book_releases(client, context, config)
     if "resume" in config:
         known = checkpoints is not None and checkpoints.has_checkpoint(config["resume"])
         ledger.resume(config["resume"], known)
@@ -557,6 +560,30 @@ def _opened_sums(client: GraphClient, context: Context) -> OpenedSums | None:
         status = client.file.stat()
         path = Path(str(root)) / f"opened_sums_{_digest(client.file, status.st_mtime_ns, status.st_size)}.json"
     return OpenedSums(path, policy.opened_sums, policy.model_distance)
+
+
+def _book_releases(client: GraphClient, context: Context, config: Mapping[str, Any]) -> None:
+    """Book the releases of a reply in the node's ledger of privacy, if its policy bounds ε.
+
+    Raises:
+        FedGraphError: the policy does not allow them, or the node has no folder for the ledger.
+    """
+    policy, phase, root = client.policy, config["phase"], context.node_config.get("state")
+    if not policy.max_epsilon or client.cfg.privacy.dp == "none":
+        return
+    releases = int(bool(sums(client.uplink_of.get(phase, {}))) and not config.get("keep_model"))
+    releases += client.cfg.privacy.scores == "noised" and (phase == EVALUATE or bool(config.get("evaluate")))
+    if not releases:
+        return
+    if not root and not _simulated(context):
+        raise FedGraphError(
+            "max_epsilon of this node's policy needs a ledger that outlives runs: start the node with --state"
+        )
+    path = Path(str(root)) / f"privacy_{policy.purpose}.json" if root else None
+    key = (context.node_id, policy.purpose)
+    ledger = _spent.setdefault(key, SpentPrivacy(path, policy.max_epsilon, policy.purpose))
+    ledger.path, ledger.limit = path, policy.max_epsilon
+    ledger.book(str(context.run_id), client.cfg, releases)
 
 
 @functools.lru_cache(maxsize=8)

@@ -19,6 +19,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from fedgraph_flwr.config.schema import PrivacyConfig
@@ -60,12 +61,19 @@ def skellam_epsilon(delta: float, noise_multiplier: float, releases: int, sensit
         releases: number of releases.
         sensitivity: Δ, the least L2 sensitivity of a group in integers.
     """
-    if not releases:
-        return 0.0
+    return epsilon_of(divergence(noise_multiplier, releases, sensitivity), delta) if releases else 0.0
+
+
+def divergence(noise_multiplier: float, releases: int, sensitivity: float) -> NDArray[np.float64]:
+    """Return a bound on the Rényi divergence of releases, for each of `ORDERS`; the arguments are those of `skellam_epsilon`."""
     z = noise_multiplier
     rough = np.minimum((2 * ORDERS + 5) / (4 * z**4 * sensitivity**2), 3 / (2 * z**2))
-    divergence = releases * (ORDERS / (2 * z**2) + rough)
-    bounds = divergence + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
+    return np.asarray(releases * (ORDERS / (2 * z**2) + rough))
+
+
+def epsilon_of(divergences: NDArray[np.float64], delta: float) -> float:
+    """Return ε at δ from Rényi divergences for each of `ORDERS`."""
+    bounds = divergences + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
     return max(0.0, float(bounds.min()))
 
 
@@ -77,11 +85,15 @@ def cost(rules: PrivacyConfig, clients: int, releases: int) -> float:
         clients: number of clients of the run, the most members of a sum.
         releases: number of releases.
     """
+    return skellam_epsilon(rules.delta, rules.noise_multiplier, releases, least_sensitivity(rules, clients))
+
+
+def least_sensitivity(rules: PrivacyConfig, clients: int) -> float:
+    """Return the least L2 sensitivity of a group in integers; arguments as for `cost`."""
     if rules.side != "distributed":
-        return skellam_epsilon(rules.delta, rules.noise_multiplier, releases, FINENESS / rules.noise_multiplier)
+        return FINENESS / rules.noise_multiplier
     least = min([rules.clipping_norm, *rules.clipping_norms.values()]) if not rules.adaptive else 0.5
-    least *= 2.0**rules.secagg_bits / clients
-    return skellam_epsilon(rules.delta, rules.noise_multiplier, releases, least)
+    return float(least * 2.0**rules.secagg_bits / clients)
 
 
 def spent_text(spent: dict[str, Any], scores: str) -> str:

@@ -12,6 +12,10 @@ min_clients: 3                    # minimum per run, per exchange (`strategy.min
 max_share: 0.5                    # largest share of one client in the weights of a secure sum
 opened_sums: strict               # sums of all models count as sums of the same values; per_model: only of models closer than
 model_distance: 0.3               # this relative L2 distance (`fedgraph_flwr.secure.opened`)
+min_noise_multiplier: 1.0         # minimum privacy.noise_multiplier of a run; 0: none, also without privacy.dp
+max_clipping_norm: 1.0            # maximum privacy.clipping_norm and clipping_norms, and of adaptive norms on their way; 0: none
+max_epsilon: 8.0                  # maximum ε at δ = 1e-5 over all runs of a purpose, by the node's own ledger; 0: none
+purpose: fraud                    # name of that ledger in the state folder
 min_nodes: 20                     # minimum nodes of this node's graph in every statistic
 max_parameters: 1000000           # maximum per model, including additional ones, and of numbers in pairs that a step compares
 max_width: 256                    # maximum width of a layer
@@ -44,6 +48,7 @@ from torch import nn
 from fedgraph_flwr.config import (
     SAMPLERS,
     TASKS,
+    PrivacyConfig,
     RunConfig,
     StrategyConfig,
     at_least,
@@ -56,6 +61,7 @@ from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import function, named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.errors import FedGraphError, line_of, sanitize, unknown
+from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.opened import RULES, STRICT
 from fedgraph_flwr.wire.messages import DESCRIBE
 
@@ -111,6 +117,10 @@ class Policy:
     max_share: float = 0.75
     opened_sums: str = STRICT
     model_distance: float = 0.3
+    min_noise_multiplier: float = 0.0
+    max_clipping_norm: float = 0.0
+    max_epsilon: float = 0.0
+    purpose: str = "training"
     min_nodes: int = 5
     max_parameters: int = 100_000_000
     max_width: int = 1024
@@ -130,6 +140,10 @@ class Policy:
         one_of(self.opened_sums, RULES, "policy.opened_sums")
         if not 0 <= self.model_distance < float("inf"):
             raise FedGraphError(f"policy.model_distance must be at least 0 and finite, got {self.model_distance}")
+        for name in ("min_noise_multiplier", "max_clipping_norm", "max_epsilon"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise FedGraphError(f"policy.{name} must be at least 0 and finite, got {getattr(self, name)}")
+        file_name(self.purpose, "policy.purpose")
         for task in self.tasks:
             one_of(task, tuple(TASKS), "policy.tasks")
         for sampler in self.samplers:
@@ -171,6 +185,8 @@ class Policy:
         if cfg.train.sampler not in self.samplers:
             raise _refused(f"train.sampler={cfg.train.sampler}", f"samplers {', '.join(self.samplers)} (samplers)")
         self._check_code(cfg)
+        if client not in OWN_SECTION:
+            self._check_privacy(cfg.privacy)
         if (odd := sorted(set(cfg.privacy.reveal) - set(self.reveal))) and ANYTHING not in self.reveal:
             raise _refused(f"privacy.reveal={odd}", f"reveal {', '.join(self.reveal) or 'no group'} (reveal)")
         if cfg.rounds > self.rounds:
@@ -178,6 +194,29 @@ class Policy:
         for key, clients in (("num_clients", cfg.num_clients), ("strategy.min_clients", cfg.strategy.min_clients)):
             if clients < self.min_clients:
                 raise _refused(f"{key}={clients}", f"at least {self.min_clients} clients (min_clients)")
+
+    def _check_privacy(self, rules: PrivacyConfig) -> None:
+        """Refuse a run whose noise or norms the policy does not accept."""
+        bounded = self.min_noise_multiplier or self.max_clipping_norm or self.max_epsilon
+        if bounded and rules.dp == "none":
+            raise _refused(
+                "privacy.dp=none", "differential privacy (min_noise_multiplier, max_clipping_norm, max_epsilon)"
+            )
+        least = self.min_noise_multiplier
+        if rules.noise_multiplier < least or (self.max_epsilon and not rules.noise_multiplier):
+            accepted = f"at least {least:g} (min_noise_multiplier)" if least else "noise (max_epsilon)"
+            raise _refused(f"privacy.noise_multiplier={rules.noise_multiplier:g}", accepted)
+        norms = {"privacy.clipping_norm": rules.clipping_norm}
+        norms |= {f"privacy.clipping_norms.{group}": norm for group, norm in rules.clipping_norms.items()}
+        reach = (
+            NORM_RANGE if rules.dp == "client_adaptive" else 1.0
+        )  # the server chooses norms, and noise does not follow
+        for key, norm in norms.items():
+            if self.max_clipping_norm and norm * reach > self.max_clipping_norm:
+                grown = f", with adaptive norms up to {norm * reach:g}" if reach > 1 else ""
+                raise _refused(f"{key}={norm:g}{grown}", f"at most {self.max_clipping_norm:g} (max_clipping_norm)")
+        if self.max_epsilon and rules.scores == "exact":
+            raise _refused("privacy.scores=exact, which ε does not cover", "none or noised (max_epsilon)")
 
     def _check_code(self, cfg: RunConfig) -> None:
         """Refuse code that the policy does not trust, before anything of it is imported."""

@@ -74,7 +74,9 @@ def test_features_cross_only_where_the_table_says(go, form, seen):
 
 
 def test_the_tables_of_cut_edges_name_tests_that_exist():
-    table = (ROOT / "docs" / "attacks.md").read_text().partition("## Methods that read cut edges")[2].partition("\n## ")[0]
+    table = (
+        (ROOT / "docs" / "attacks.md").read_text().partition("## Methods that read cut edges")[2].partition("\n## ")[0]
+    )
     named = set(re.findall(r"`(test_\w+)`", table))
     sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) >= 5

@@ -1,0 +1,98 @@
+"""A node's ledger of the privacy that it has spent, over all runs of a purpose (``max_epsilon`` of its policy).
+
+ε of one run bounds what that run reveals. Releases of several runs on the same data add up, and a server chooses how many runs it
+starts, and their noise. The ledger books each release before the node replies: an exchange whose reply the server reduces, and
+noised scores. It adds up the releases' Rényi divergences (`fedgraph_flwr.secure.accounting`) and refuses the one with which ε at
+δ = `DELTA` would exceed the limit. A run without a reply, or repeated after a crash, is booked again.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.secure.accounting import divergence, epsilon_of, least_sensitivity
+
+DELTA = 1e-5
+"""δ of ``max_epsilon``, whatever a run's own is."""
+
+
+class SpentPrivacy:
+    """The ledger of one purpose.
+
+    Args:
+        path: its file; None: kept in memory.
+        limit: ``max_epsilon``.
+        purpose: its name, for error messages.
+    """
+
+    def __init__(self, path: Path | None, limit: float, purpose: str):
+        self.path, self.limit, self.purpose = path, limit, purpose
+        self.booked: dict[str, dict[str, float]] = {}
+
+    def book(self, run: str, cfg: RunConfig, releases: int) -> None:
+        """Book releases of a run before they leave the node.
+
+        Args:
+            run: Flower's run id.
+            cfg: the run's configuration.
+            releases: how many.
+
+        Raises:
+            FedGraphError: ε would exceed the limit, or the file cannot be read.
+        """
+        if self.path is None:
+            self._add(run, cfg, releases)
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.path}.lock"):
+            self.booked = _read(self.path)
+            self._add(run, cfg, releases)
+            write_bytes(self.path, json.dumps(self.booked).encode())
+
+    def _add(self, run: str, cfg: RunConfig, releases: int) -> None:
+        entry = self.booked.get(run, {"releases": 0})
+        entry = {
+            "noise_multiplier": cfg.privacy.noise_multiplier,
+            "sensitivity": least_sensitivity(cfg.privacy, cfg.num_clients),
+            "releases": entry["releases"] + releases,
+        }
+        after = self.booked | {run: entry}
+        if (epsilon := spent(after)) > self.limit:
+            raise FedGraphError(
+                f"this node's policy allows ε ≤ {self.limit:g} at δ = {DELTA:g} over all runs of purpose '{self.purpose}'"
+                f" (max_epsilon): {releases} more release(s) of this run would make it {epsilon:.3g}, now it is"
+                f" {spent(self.booked):.3g}"
+            )
+        self.booked = after
+
+
+def spent(booked: dict[str, dict[str, float]]) -> float:
+    """Return ε of all booked releases at `DELTA`; 0 without one."""
+    total = [divergence(e["noise_multiplier"], int(e["releases"]), e["sensitivity"]) for e in booked.values()]
+    return epsilon_of(np.sum(total, axis=0), DELTA) if total else 0.0
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    """Return the booked releases by run; empty without a file.
+
+    Raises:
+        FedGraphError: the file is damaged. Without it the node sends no release.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        booked: dict[str, Any] = json.loads(path.read_bytes())
+        for entry in booked.values():
+            if not (entry["noise_multiplier"] > 0 and entry["sensitivity"] > 0 and entry["releases"] >= 0):
+                raise ValueError("values")
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise FedGraphError(
+            f"{path} is not the ledger of this node's privacy: restore it, or remove it to forget what was spent"
+        ) from error
+    return booked

@@ -1,0 +1,145 @@
+"""A node's bounds of ε: noise and norms of a run, and a ledger over all runs of a purpose."""
+
+import json
+
+import pytest
+
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.config import PrivacyConfig, compose
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods.uplink import declared
+from fedgraph_flwr.secure.accounting import cost
+from fedgraph_flwr.secure.policy import Policy, read_policy
+from fedgraph_flwr.secure.protections import not_private
+from fedgraph_flwr.secure.spent import DELTA, SpentPrivacy, spent
+from tests.methods.small_runs import METHODS, by_default, sampled
+
+UNIFORM = "strategy.weighting=uniform"
+PRIVATE = [UNIFORM, "privacy.dp=client_fixed", "privacy.noise_multiplier=4", "privacy.scores=none"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "overrides", "message"),
+    [
+        (
+            {"min_noise_multiplier": 1},
+            ["privacy.dp=client_fixed", "privacy.noise_multiplier=0.001"],
+            "noise_multiplier=0.001",
+        ),
+        ({"min_noise_multiplier": 1}, ["privacy.dp=client_fixed"], "noise_multiplier=0: it accepts at least 1"),
+        ({"min_noise_multiplier": 1}, [], "privacy.dp=none: it accepts differential privacy"),
+        (
+            {"max_clipping_norm": 1},
+            ["privacy.dp=client_fixed", "privacy.clipping_norm=1e17"],
+            "clipping_norm=1e+17: it acc",
+        ),
+        (
+            {"max_clipping_norm": 1},
+            ["privacy.dp=client_fixed", "privacy.clipping_norms={model: 2}"],
+            "clipping_norms.model=2",
+        ),
+        (
+            {"max_clipping_norm": 1},
+            ["privacy.dp=client_adaptive", "privacy.noise_multiplier=1", "privacy.clipping_norm=0.5"],
+            "clipping_norm=0.5, with adaptive norms up to 500000: it accepts at most 1",
+        ),
+        ({"max_epsilon": 8}, ["privacy.dp=client_fixed"], "noise_multiplier=0: it accepts noise (max_epsilon)"),
+        ({"max_epsilon": 8}, PRIVATE[1:3], "privacy.scores=exact, which ε does not cover"),
+    ],
+)
+def test_a_run_with_less_privacy_is_refused(policy, overrides, message):
+    """`required_config` compares for equality: noise of 0.001 (ε of two million) and a norm of 1e17 passed."""
+    cfg = compose(["num_clients=3", UNIFORM, *overrides])
+    with pytest.raises(FedGraphError) as error:
+        Policy(**policy).check_run(cfg)
+    assert f"this node's policy refuses {'privacy.' if not message.startswith('privacy') else ''}{message}" in str(
+        error.value
+    )
+
+
+def test_what_the_bounds_allow_is_accepted():
+    policy = Policy(min_noise_multiplier=4, max_clipping_norm=1, max_epsilon=8)
+    policy.check_run(compose(["num_clients=3", *PRIVATE]))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("min_noise_multiplier", -1, "at least 0 and finite"),
+        ("max_epsilon", ".inf", "at least 0 and finite"),
+        ("purpose", "../x", "is not a name"),
+    ],
+)
+def test_wrong_bounds_are_named(tmp_path, key, value, message):
+    (tmp_path / "policy.yaml").write_text(f"{key}: {value}\n")
+    with pytest.raises(FedGraphError, match=message):
+        read_policy(str(tmp_path / "policy.yaml"))
+
+
+def test_the_ledger_adds_up_runs_of_any_noise(tmp_path):
+    """ε of several runs is that of all their releases: for equal noise, that of one long run."""
+    rules = {z: compose(["num_clients=3", *PRIVATE, f"privacy.noise_multiplier={z}"]) for z in (4, 8)}
+    path = tmp_path / "privacy_training.json"
+    for run in range(5):
+        SpentPrivacy(path, 100.0, "training").book(str(run), rules[4], 2)
+    whole = cost(PrivacyConfig("client_fixed", 4, delta=DELTA), 3, 10)
+    assert spent(json.loads(path.read_text())) == pytest.approx(whole)
+    SpentPrivacy(path, 100.0, "training").book("more", rules[8], 4)
+    after = spent(json.loads(path.read_text()))
+    assert cost(PrivacyConfig("client_fixed", 4, delta=DELTA), 3, 11) == pytest.approx(after), (
+        "four at half the cost each"
+    )
+    before = path.read_bytes()
+    with pytest.raises(
+        FedGraphError, match=r"allows ε ≤ 4 at δ = 1e-05 over all runs of purpose 'training' \(max_epsilon\)"
+    ):
+        SpentPrivacy(path, 4.0, "training").book("more", rules[8], 40)
+    assert path.read_bytes() == before
+    for damage in (b"[]", b"{", b'{"1": {}}', b'{"1": {"noise_multiplier": 0, "sensitivity": 1, "releases": 1}}'):
+        path.write_bytes(damage)
+        with pytest.raises(FedGraphError, match="is not the ledger of this node's privacy"):
+            SpentPrivacy(path, 4.0, "training").book("more", rules[8], 1)
+
+
+@pytest.fixture
+def bounded(monkeypatch):
+    """``bounded(max_epsilon)``: clients reply like nodes of a fleet with this policy."""
+
+    def be(**keys):
+        session._spent.clear()
+        monkeypatch.setattr(session, "_policy", lambda context: Policy(min_nodes=0, **keys))
+
+    yield be
+    session._spent.clear()
+
+
+def private(method):
+    cfg = by_default(method)
+    return not not_private(cfg, declared(locate(cfg.strategy.server), cfg))
+
+
+@pytest.mark.parametrize("method", sampled([name for name in METHODS if private(name)]))
+def test_each_node_books_what_the_server_books(method, go, bounded):
+    bounded(max_epsilon=1e6)
+    done = go(method, "rounds=2", *PRIVATE)
+    booked = [sum(entry["releases"] for entry in ledger.booked.values()) for ledger in session._spent.values()]
+    assert booked == [done.summary["privacy"]["releases"]] * 3
+
+
+def test_noised_scores_are_booked_too(go, bounded):
+    bounded(max_epsilon=1e6)
+    done = go("fedavg", "rounds=2", *PRIVATE[:-1], "privacy.scores=noised")
+    assert done.summary["privacy"]["releases"] == 4
+    assert {spent["releases"] for ledger in session._spent.values() for spent in ledger.booked.values()} == {4}
+
+
+def test_runs_share_one_budget(go, bounded):
+    """A second run of the same server was not counted."""
+    limit = cost(PrivacyConfig("client_fixed", 4, delta=DELTA), 3, 3) * 1.001
+    bounded(max_epsilon=limit)
+    go("fedavg", "rounds=2", *PRIVATE)
+    with pytest.raises(
+        (FedGraphError, RunFailed), match=r"\(max_epsilon\): 1 more release\(s\) of this run would make it"
+    ):
+        go("fedavg", "rounds=2", *PRIVATE)
