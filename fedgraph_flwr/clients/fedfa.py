@@ -27,7 +27,7 @@ from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedfa
-from fedgraph_flwr.methods.fedfa import EPS, GAPS, RUNNING, SPREAD, STATISTICS, Params
+from fedgraph_flwr.methods.fedfa import EPS, GAPS, GROUPS, MOMENTUM, RUNNING, SPREAD, STATISTICS, Params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.wire.messages import Arrays
@@ -91,11 +91,11 @@ class FedFAClient(GraphClient):
 
     def augment(self, h: Tensor, layer: int) -> Tensor:
         """Return features [N, H] of a hidden layer, augmented in training with probability p."""
-        n, p = h.size(0), self.params
+        n = h.size(0)
         # Drawn on the CPU, so that a run on a GPU uses the same numbers.
-        if not self.model.training or n < 2 or float(torch.rand(())) >= p.p:
+        if not self.model.training or n < 2 or float(torch.rand(())) >= self.params.p:
             return h
-        groups = max(min(p.groups, n // 2), 1)
+        groups = max(min(GROUPS, n // 2), 1)
         member = (torch.randperm(n) % groups).to(h.device)
         noise = torch.randn(2, groups, h.size(1), dtype=h.dtype).to(h.device)
         size = member.bincount(minlength=groups).to(h.dtype)[:, None]
@@ -111,7 +111,7 @@ class FedFAClient(GraphClient):
             if n < self.least:  # keep the received values: a mean over so few nodes is not sent
                 continue
             with torch.no_grad():
-                running.mul_(p.momentum).add_(statistic.mean(0), alpha=1 - p.momentum)
+                running.mul_(MOMENTUM).add_(statistic.mean(0), alpha=1 - MOMENTUM)
         return drawn[1][member] * centred / std[member] + drawn[0][member]
 
 

@@ -19,6 +19,12 @@ GAPS = "gaps"
 
 STATISTICS = ("mean", "std")
 
+GROUPS = 8
+"""(ours) K, groups of nodes that take the role of images, whose statistics vary."""
+
+MOMENTUM = 0.99
+"""α of the running statistics (the authors' code)."""
+
 EPS = 1e-6
 """ε, added to variances (the authors' code)."""
 
@@ -28,8 +34,6 @@ class Params:
     """Keys of FedFA."""
 
     p: float = number(0.5, high=1)  # probability with which a layer's features are changed in a step; 0 is FedAvg
-    groups: int = number(8, low=1)  # (ours) K groups of nodes that take the role of images, whose statistics vary
-    momentum: float = number(0.99, high=1)  # α of the running statistics
     # over clients: channel (the paper) | scalar (the authors' code), one for all channels
     variance: str = choice("channel", ("channel", "scalar"))
 

@@ -22,6 +22,9 @@ NODES = "nodes"
 PSEUDO = "pseudo"
 """Group, down: ``label`` int64 [N], −1 for none; the pseudo graph among own nodes, ``row``, ``col``, ``weight`` [E]."""
 
+THRESHOLD = 0.5
+"""Confidence below which a client's prediction counts as 0 (OpenFGL)."""
+
 
 @dataclass
 class Params:
@@ -29,7 +32,6 @@ class Params:
 
     label_weight: float = 0.1  # weight of the pseudo labels' cross-entropy
     graph_weight: float = 0.1  # (ours) of the pseudo graph relative to the client's own; OpenFGL leaves it out (0)
-    threshold: float = number(0.5, high=1)  # a prediction below it counts as 0
     neighbours: int = number(20, low=1)  # (ours) per node in the pseudo graph; 100 in OpenFGL
     every: int = number(1, low=1)  # rounds between two updates of pseudo labels and graph
 

@@ -31,6 +31,9 @@ RELIABILITY = "reliability"
 WALKS = 5
 """p, length of the longest random walk in the topology embedding (the authors' code)."""
 
+NODES = 100
+"""Nodes generated per epoch; at least one per class (the authors' code)."""
+
 NOISE = 32
 """Width of a generated node's noise (the authors' code)."""
 
@@ -43,7 +46,6 @@ class Params:
     """Keys of FedTAD."""
 
     epochs: int = 5  # distillation epochs after each average; 0 is FedAvg
-    nodes: int = number(100, low=1)  # nodes generated per epoch; at least the number of classes
     neighbours: int = number(5, low=2)  # neighbours of a generated node, including itself
     lam1: float = 1.0  # λ1, weight of the disagreement that the generator maximises
     lam2: float = 1.0  # λ2, weight of the diversity of generated nodes

@@ -30,7 +30,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods import fedgl
-from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, Params, among, fused, pseudo_graph, pseudo_labels
+from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, THRESHOLD, Params, among, fused, pseudo_graph, pseudo_labels
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -110,7 +110,7 @@ class FedGL(GraphStrategy):
     def discover(self, replies: list[Reply]) -> None:
         """Compute pseudo labels and the pseudo graph for the clients that replied; others keep theirs."""
         ids, weights = [self.ids(reply.client) for reply in replies], self.weights([reply.client for reply in replies])
-        z = [np.where((own := r.groups[NODES]["z"]) < self.params.threshold, 0, own) for r in replies]
+        z = [np.where((own := r.groups[NODES]["z"]) < THRESHOLD, 0, own) for r in replies]
         nodes, fused_z = fused(ids, z, weights)
         _, h = fused(ids, [reply.groups[NODES]["h"] for reply in replies], weights)
         label, entries = pseudo_labels(fused_z), pseudo_graph(h, self.params.neighbours)

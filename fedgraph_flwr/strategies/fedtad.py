@@ -25,7 +25,7 @@ checked against the authors' code (zyl24/FedTAD 3285d54), which differs in six p
 
 With 0 epochs FedTAD equals FedAvg.
 Leaves a client: what FedAvg sends, and Ψ_i, once. The server reads every client's model.
-Cost: the server holds n models and runs 6 · epochs · (n + 1) passes over ``nodes`` nodes per
+Cost: the server holds n models and runs 6 · epochs · (n + 1) passes over 100 nodes per
 round. Each client computes 5 E N products, once. It helps where clients know different classes well.
 """
 
@@ -42,7 +42,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedtad
-from fedgraph_flwr.methods.fedtad import NOISE, RELIABILITY, STUDENT_STEPS, Params, teacher_weights
+from fedgraph_flwr.methods.fedtad import NODES, NOISE, RELIABILITY, STUDENT_STEPS, Params, teacher_weights
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_flwr.numerics.optim import Adam
@@ -158,7 +158,7 @@ class FedTAD(GraphStrategy):
     def noise(self) -> tuple[Tensor, Tensor]:
         """Draw z [n, noise] and y [n]; class counts differ by at most one."""
         classes = self.agreed("num_classes")
-        n = max(self.params.nodes, classes)
+        n = max(NODES, classes)
         return torch.randn(n, NOISE, dtype=self.dtype), torch.arange(n) % classes
 
     @property

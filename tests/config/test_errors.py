@@ -53,7 +53,7 @@ class Keys:
             "strategy.size (strategy=mine) must be an integer, got 'x'",
         ),
         (lambda: typed(Keys, {"names": [{}]}, "strategy=mine"), "must be a list of strings, got [{}]"),
-        (lambda: typed(Keys, 3, "strategy=mine"), "strategy (strategy=mine) must be keys with values, got 3"),  # type: ignore[arg-type]
+        (lambda: typed(Keys, 3, "strategy=mine"), "strategy (strategy=mine) must be keys with values, got 3"),
     ],
 )
 def test_an_error_names_what_is_wrong_and_what_to_do(make, message):

@@ -18,8 +18,14 @@ from tests.support import recorded_messages
 H, ALPHA = 6, 0.9
 
 
+@pytest.fixture(autouse=True)
+def other_constants(monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.clients.fedfa.MOMENTUM", ALPHA)
+    monkeypatch.setattr("fedgraph_flwr.clients.fedfa.GROUPS", 4)
+
+
 def configured(*overrides):
-    keys = [f"model.hidden={H}", f"strategy.momentum={ALPHA}", "strategy.groups=4"]
+    keys = [f"model.hidden={H}"]
     return compose(["strategy=fedfa", "dtype=float64", "strategy.p=1", "model.layers=3", *keys, *overrides])
 
 

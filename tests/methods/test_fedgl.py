@@ -82,8 +82,9 @@ def test_the_objective_and_the_propagation_by_hand():
     assert client.identify({}, {})[0]["ids"]["node"].tolist() == sorted(graph.node_id.tolist())
 
 
-def test_what_is_found_is_of_the_cohort_and_others_keep_theirs():
-    server = FedGL(compose([*WORDS, "strategy.threshold=0.6"]), None)
+def test_what_is_found_is_of_the_cohort_and_others_keep_theirs(monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.strategies.fedgl.THRESHOLD", 0.6)
+    server = FedGL(compose(WORDS), None)
     server.weights = lambda clients: [1.0 + client for client in clients]
     server.memory = {"ids": {"0": np.array([1, 4]), "1": np.array([4, 6])}, "pseudo": {"2": {"label": np.array([7])}}}
     h = np.ones((2, 2))
@@ -184,9 +185,7 @@ def test_what_is_not_of_the_clients_nodes_is_refused():
         FedGL(compose(WORDS), None).verify("identify", Reply(1, {"ids": {"node": np.array([3, 3])}}, {}))
 
 
-@pytest.mark.parametrize(
-    "word", ["strategy.every=0", "strategy.threshold=2", "strategy.neighbours=0", "model.layers=1"]
-)
+@pytest.mark.parametrize("word", ["strategy.every=0", "strategy.neighbours=0", "model.layers=1"])
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=word.partition("=")[0]):
         check_method(compose(["strategy=fedgl", word]))

@@ -101,8 +101,9 @@ def test_the_pseudo_graph_is_symmetric_and_a_node_hears_at_least_four_others():
         assert {(v, int(u)) for u in order} <= pairs
 
 
-def test_the_losses_by_hand():
-    server = server_of("strategy.lam1=0.7", "strategy.lam2=0.3", "strategy.nodes=7")
+def test_the_losses_by_hand(monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.strategies.fedtad.NODES", 7)
+    server = server_of("strategy.lam1=0.7", "strategy.lam2=0.3")
     torch.manual_seed(0)
     z, y = server.noise()
     assert y.tolist() == [0, 1, 2, 0, 1, 2, 0]
@@ -128,9 +129,10 @@ def test_the_losses_by_hand():
     assert disagreement(torch.from_numpy(say[0]), values, y, share).item() == pytest.approx(apart, rel=1e-12)
 
 
-def test_the_disagreement_pulls_the_generator_by_the_student_only():
+def test_the_disagreement_pulls_the_generator_by_the_student_only(monkeypatch):
     """Its gradient is that of a sum in which the teachers' logits are numbers."""
-    overrides = ["strategy.lam2=0", "strategy.nodes=7"]
+    monkeypatch.setattr("fedgraph_flwr.strategies.fedtad.NODES", 7)
+    overrides = ["strategy.lam2=0"]
     server, plain = server_of("strategy.lam1=0.7", *overrides), server_of("strategy.lam1=0", *overrides)
     torch.manual_seed(0)
     z, y = server.noise()
@@ -227,7 +229,7 @@ def test_a_wrong_reliability_is_refused(sums):
         server_of().verify("describe", Reply(3, {}, {"reliability": accepted, **description}))
 
 
-@pytest.mark.parametrize("word", ["epochs=-1", "nodes=0", "neighbours=1", "lr=0"])
+@pytest.mark.parametrize("word", ["epochs=-1", "neighbours=1", "lr=0"])
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=f"{word.partition('=')[0]}"):
         check_method(compose(["strategy=fedtad", f"strategy.{word}"]))
