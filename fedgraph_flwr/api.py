@@ -321,7 +321,8 @@ def compare(runs: Iterable[Run | str | os.PathLike[str]]) -> "pd.DataFrame":
 
     Returns:
         Columns: ``strategy``, ``dataset``, other differing keys, ``seeds`` (their number), ``headline`` (name of the score),
-        its ``mean`` and ``deviation``, its ``chance`` level, ``seconds`` per round, ``megabytes`` per run.
+        its ``mean`` and ``deviation``, its ``chance`` level, further scores at operating points, ``seconds`` per round,
+        ``megabytes`` per run.
 
     Raises:
         FedGraphError: a folder holds no run, or an unfinished one.

@@ -105,9 +105,9 @@ def check_task(cfg: RunConfig, client: Any) -> None:
         }
         if asked := [key for key, holds in of_classes.items() if holds]:
             raise FedGraphError(f"{asked[0]} needs classes of nodes, and task={cfg.task.name} has none: leave it out")
-        if cfg.evaluation.own:
+        if read := [*cfg.evaluation.own.values(), *cfg.evaluation.points]:
             raise FedGraphError(
-                f"evaluation.metrics={list(cfg.evaluation.own.values())} read logits of classes, and task={cfg.task.name} has"
+                f"evaluation.metrics={read} read logits of classes, and task={cfg.task.name} has"
                 f" none: expected evaluation.metric to be one of {', '.join(task.METRICS)}"
             )
     if models.network(cfg.model).heterogeneous and not task.typed:

@@ -41,10 +41,12 @@ from fedgraph_flwr.config.schema import (
     TaskConfig,
     TrainConfig,
     at_least,
+    bounded_metric,
     choice,
     is_own,
     number,
     one_of,
+    sign_of,
     typed,
 )
 
@@ -78,6 +80,7 @@ __all__ = [
     "TaskConfig",
     "TrainConfig",
     "at_least",
+    "bounded_metric",
     "choice",
     "compose",
     "conf_dir",
@@ -89,6 +92,7 @@ __all__ = [
     "is_own",
     "number",
     "one_of",
+    "sign_of",
     "to_json",
     "to_yaml",
     "typed",

@@ -20,6 +20,7 @@ from types import UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from fedgraph_flwr.config.engines import SIMULATIONS
+from fedgraph_flwr.config.operating import FORMS, point
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -95,9 +96,9 @@ def number(
     return field(default=default, metadata=metadata)
 
 
-def choice(default: str | int, accepted: Sequence[str | int], own: bool = False) -> Any:
-    """Return a field for the given strings or integers; with ``own``, also for user code ``module:name``."""
-    return field(default=default, metadata={"choices": tuple(map(str, accepted)), "own": own})
+def choice(default: str | int, accepted: Sequence[str | int], own: bool = False, points: bool = False) -> Any:
+    """Return a field for strings or integers; with ``own`` also for ``module:name``, with ``points`` for those of `operating`."""
+    return field(default=default, metadata={"choices": tuple(map(str, accepted)), "own": own, "points": points})
 
 
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -125,8 +126,9 @@ def check(section: Any, group: str) -> None:
     """
     for f in dataclasses.fields(section):
         value, key = getattr(section, f.name), f"{group}.{f.name}" if group else f.name
-        if "choices" in f.metadata and not (f.metadata["own"] and is_own(value)):
-            one_of(str(value), f.metadata["choices"] + (("module:name",) if f.metadata["own"] else ()), key)
+        free = (f.metadata.get("own") and is_own(value)) or (f.metadata.get("points") and point(str(value)))
+        if "choices" in f.metadata and not free:
+            one_of(str(value), _choices_of(f), key)
         for item in value if "listed" in f.metadata else ():
             one_of(item, f.metadata["listed"], key)
             if value.count(item) > 1:
@@ -134,6 +136,12 @@ def check(section: Any, group: str) -> None:
         for item in value if isinstance(value, list | tuple) else [value]:
             if isinstance(item, int | float) and not isinstance(item, bool):
                 f.metadata.get("range", Range()).check(item, key)
+
+
+def _choices_of(f: "Field[Any]") -> tuple[str, ...]:
+    """Return what a field of choices accepts, for display."""
+    more = ("module:name",) if f.metadata["own"] else ()
+    return f.metadata["choices"] + more + (tuple(FORMS.split(", ")) if f.metadata.get("points") else ())
 
 
 class Section:
@@ -362,6 +370,19 @@ UNBOUNDED = {"rmse": -1.0, "mae": -1.0, "r2": 1.0, "mr": -1.0}
 SHARES = frozenset(chain(*TASKS.values())) - UNBOUNDED.keys()
 """Scores in [0, 1], which reports show in percent."""
 
+
+def sign_of(metric: str) -> float:
+    """Return 1 if a higher value of a metric is better, else -1."""
+    found = point(metric)
+    return found.sign if found else UNBOUNDED.get(metric, 1.0)
+
+
+def bounded_metric(metric: str) -> bool:
+    """Return whether a built-in metric has values in [0, 1]."""
+    found = point(metric)
+    return found.bounded if found else metric not in UNBOUNDED
+
+
 AVERAGES = ("clients", "test_nodes", "nodes")
 AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound")
 UNKNOWN_DATA = "unknown"
@@ -375,8 +396,9 @@ class EvaluationConfig(Section, group="evaluation"):
     """Evaluation: metrics, and the headline score (`test_accuracy` in the summary)."""
 
     # metric of the headline score and, on validation nodes, of the round selection
-    metric: str = choice("accuracy", tuple(dict.fromkeys(chain(*TASKS.values()))), own=True)
-    metrics: list[str] = field(default_factory=list)  # custom metrics in addition, each module:function
+    metric: str = choice("accuracy", tuple(dict.fromkeys(chain(*TASKS.values()))), own=True, points=True)
+    # further metrics: scores at an operating point such as precision@50, recall@fpr=0.01 or cost@100/1, or module:function
+    metrics: list[str] = field(default_factory=list)
     average: str = choice(
         "clients", AVERAGES
     )  # mean over clients: unweighted | weighted by test nodes | weighted by all nodes
@@ -412,16 +434,26 @@ class EvaluationConfig(Section, group="evaluation"):
     def __post_init__(self) -> None:
         super().__post_init__()
         for target in self.metrics:
+            if point(target):
+                continue
             if not is_own(target):
-                raise FedGraphError(f"evaluation.metrics must list custom functions as module:function, got '{target}'")
+                raise FedGraphError(
+                    f"evaluation.metrics must list operating points ({FORMS}) or custom functions as module:function, got"
+                    f" '{target}'"
+                )
             if (name := target.partition(":")[2]) in METRICS or self.own[name] != target:
                 raise FedGraphError(f"evaluation.metrics: there are two metrics named {name}: rename that of {target}")
 
     @property
     def own(self) -> dict[str, str]:
         """Custom metrics, ``module:function`` by function name."""
-        targets = [*self.metrics, *([self.metric] if is_own(self.metric) else [])]
+        targets = [target for target in (*self.metrics, self.metric) if is_own(target)]
         return {target.partition(":")[2]: target for target in targets}
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Names of the scores at operating points."""
+        return tuple(dict.fromkeys(name for name in (*self.metrics, self.metric) if point(name)))
 
     @property
     def headline(self) -> str:
@@ -436,7 +468,7 @@ class EvaluationConfig(Section, group="evaluation"):
     @property
     def sign(self) -> float:
         """1 if a higher headline score is better, else -1."""
-        return UNBOUNDED.get(self.headline, 1.0)
+        return sign_of(self.headline)
 
 
 @dataclass
@@ -916,7 +948,11 @@ class RunConfig(Section):
             f"stack must be {AUTO} or an integer in [0, {MAX_CLIENTS}], got '{{c.stack}}'",
         ),
         (
-            lambda c: c.evaluation.metric not in TASKS[c.task.name] and not is_own(c.evaluation.metric),
+            lambda c: (
+                c.evaluation.metric not in TASKS[c.task.name]
+                and not is_own(c.evaluation.metric)
+                and not (point(c.evaluation.metric) and METRICS[0] in TASKS[c.task.name])
+            ),
             "evaluation.metric={c.evaluation.metric} is not available for task={c.task.name}, expected {c.task.scores} or"
             " module:name",
         ),
@@ -947,7 +983,12 @@ class RunConfig(Section):
             "strategy.personal=true": self.strategy.personal,
             f"evaluation.clients={self.evaluation.clients}": self.evaluation.clients != "all",
         }
-        if self.privacy.scores == "noised" and (is_own(metric) or metric in UNBOUNDED):
+        if self.privacy.scores == "noised" and (beside := [m for m in self.evaluation.points if m != metric]):
+            raise FedGraphError(
+                f"privacy.scores=noised releases no score but evaluation.metric={metric}, and evaluation.metrics lists"
+                f" {beside[0]}: leave it out, or set privacy.scores to exact or none"
+            )
+        if self.privacy.scores == "noised" and (is_own(metric) or not bounded_metric(metric)):
             others = [name for name in TASKS[self.task.name] if name not in UNBOUNDED]
             bounded = f"set evaluation.metric to one of {', '.join(others)}, or " if others else ""
             raise FedGraphError(
@@ -993,7 +1034,7 @@ def kind_of(hint: Any) -> str:
 def accepted(f: "Field[Any]", hint: Any) -> str:
     """Describe the accepted values or range of a field for display; empty for any value of its type."""
     if "choices" in f.metadata:
-        return " | ".join([*f.metadata["choices"], *(["module:name"] if f.metadata["own"] else [])])
+        return " | ".join(_choices_of(f))
     if "listed" in f.metadata:
         return "a list of " + ", ".join(f.metadata["listed"])
     if hint not in (int, float, int | None, float | None, list[int], list[float]):

@@ -289,7 +289,8 @@ class Scores(Joint):
     def serves(client: GraphClient) -> bool:
         """Return whether scores depend only on the logits, on one graph."""
         scored = client.scorer(client.policy.min_nodes)
-        return not client.cfg.evaluation.own and isinstance(scored, metrics.Scored) and len(scored.parts) == 1
+        plain = not client.cfg.evaluation.own and not client.cfg.evaluation.points
+        return plain and isinstance(scored, metrics.Scored) and len(scored.parts) == 1
 
     @staticmethod
     def size(call: Call) -> int:

@@ -6,6 +6,7 @@ AUC                  0.5
 balanced accuracy    1 / C over the C classes that occur
 MRR, MR, hits@k      a random order of the candidates
 RMSE, MAE, R²        the mean of the scored targets; of MAE, their median
+operating points     a random ranking; of cost, Brier score and log loss, the best constant prediction (`operating.level`)
 others               the best prediction of one class for every node
 """
 
@@ -14,7 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedgraph_flwr.config import UNBOUNDED
+from fedgraph_flwr.config import sign_of as sign_of_metric
+from fedgraph_flwr.config.operating import point
 
 MAJORITY = "majority"
 """Score of the most frequent training class of a client: the chance level of accuracy."""
@@ -41,7 +43,7 @@ def name_of(metric: str) -> str:
 
 def sign_of(metric: str) -> float:
     """Return 1 if a higher value of a metric or of its chance level is better, else -1."""
-    return UNBOUNDED.get(metric.removeprefix(PREFIX), 1.0)
+    return sign_of_metric(metric.removeprefix(PREFIX))
 
 
 def metric_of(headline: str) -> str:
@@ -52,6 +54,9 @@ def metric_of(headline: str) -> str:
 
 def predictor(metric: str) -> str:
     """Describe the predictor that reaches the chance level."""
+    at = point(metric)
+    if at and at.kind not in ("cost", "brier", "log_loss"):
+        return "a random ranking"
     return _PREDICTORS.get(metric, BEST_CONSTANT)
 
 

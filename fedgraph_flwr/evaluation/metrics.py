@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedgraph_flwr.config import AVERAGES, EvaluationConfig
 from fedgraph_flwr.config.lookup import function
+from fedgraph_flwr.config.operating import OF_TWO, point
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.evaluation import chance
+from fedgraph_flwr.evaluation import chance, operating
 from fedgraph_flwr.evaluation.chance import MAJORITY
 from fedgraph_flwr.evaluation.curves import OF_RANKS, Curves, chances, margin, surprise
 
@@ -141,11 +142,12 @@ def _share(y: np.ndarray, label: int | None) -> float:
 
 
 class _Nodes(NamedTuple):
-    """Nodes of a split of one part, their labels, and the share of the majority class of its training nodes."""
+    """Nodes of a split of one part, their labels, the share of the majority class of its training nodes, and their days."""
 
     rows: np.ndarray
     y: np.ndarray
     majority: float
+    day: np.ndarray | None = None
 
 
 def score_names(cfg: EvaluationConfig, num_classes: int) -> set[str]:
@@ -162,14 +164,25 @@ class Scored:
         masks: bool [N] for each split, ``val`` and ``test``.
         part: the client each node belongs to [N], for the pooled graph of Central: one score per client.
         train: the training nodes, int64 [n]; ``majority`` predicts their most frequent class.
+        day: day of each node, int64 [N], if nodes carry time.
+        floor: fewest alerts behind a score of K alerts.
     """
 
-    def __init__(self, y: Tensor, masks: Mapping[str, Tensor], part: Tensor | None = None, train: Tensor | None = None):
+    def __init__(
+        self,
+        y: Tensor,
+        masks: Mapping[str, Tensor],
+        part: Tensor | None = None,
+        train: Tensor | None = None,
+        day: Tensor | None = None,
+        floor: int = 0,
+    ):
         labels = y.cpu().numpy()
         owner = part.cpu().numpy() if part is not None and part.numel() else np.zeros(labels.size, dtype=np.int64)
         known = train.cpu().numpy() if train is not None else np.zeros(0, dtype=np.int64)
         chosen = {split: mask.cpu().numpy() for split, mask in masks.items()}
-        self.splits = tuple(masks)
+        self.splits, self.floor = tuple(masks), floor
+        days = None if day is None else day.cpu().numpy()
         self._chances: dict[tuple[int, str, str], float] = {}  # they depend on no model
         self.parts: list[dict[str, _Nodes]] = []
         for p in range(int(owner.max()) + 1 if owner.size else 1):
@@ -178,7 +191,10 @@ class Scored:
             most = int(np.bincount(of_training).argmax()) if of_training.size else None
             rows = {split: np.flatnonzero(mask & own_rows) for split, mask in chosen.items()}
             self.parts.append(
-                {split: _Nodes(own, labels[own], _share(labels[own], most)) for split, own in rows.items()}
+                {
+                    split: _Nodes(own, labels[own], _share(labels[own], most), None if days is None else days[own])
+                    for split, own in rows.items()
+                }
             )
 
     def score(
@@ -206,12 +222,17 @@ class Scored:
             of_split = {split: outputs[own.rows] for split, own in nodes.items() if own.rows.size}
             curves = {s: Curves(margin(given), nodes[s].y == 1) for s, given in of_split.items()} if ranked else {}
             threshold = curves["val"].best() if "val" in curves else np.array([np.nan])
-            for split, (_, y, majority) in nodes.items():
+            for split, (_, y, majority, day) in nodes.items():
                 values = {m: float("nan") for m in ("loss", *metrics)}
                 values |= {m: self.chance(part, split, m, outputs.shape[1], own) for m in levels}
                 if (given := of_split.get(split)) is not None:
                     values |= {MAJORITY: majority} | _values(given, y, metrics, curves.get(split), threshold)
                     values |= {m: _own(target, given, y) for m, target in (own or {}).items()}
+                    values |= {
+                        m: operating.value(at, given, y, day, self.floor)
+                        for m in metrics
+                        if (at := point(m)) is not None
+                    }
                     values["loss"] = _mean(surprise(given, y))
                 found[f"{split}-count"].append(float(y.size))
                 for m in ("loss", *metrics):
@@ -221,8 +242,11 @@ class Scored:
     def chance(self, part: int, split: str, name: str, num_classes: int, own: Mapping[str, str] | None = None) -> float:
         """Return a chance level, by its name among the scores, on the nodes of a split of one part."""
         if (key := (part, split, name)) not in self._chances:
-            metric, y = name.removeprefix(chance.PREFIX), self.parts[part][split].y
-            target = (own or {}).get(metric)
+            metric, nodes = name.removeprefix(chance.PREFIX), self.parts[part][split]
+            if at := point(metric):
+                self._chances[key] = operating.level(at, nodes.y, num_classes, nodes.day)
+                return self._chances[key]
+            y, target = nodes.y, (own or {}).get(metric)
             score = partial(_own_or_nan, target) if target else None
             self._chances[key] = chance.level(metric, y, num_classes, score)
         return self._chances[key]
@@ -295,8 +319,25 @@ def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
         *names,
         *([AT_THRESHOLD] if num_classes == 2 else []),
         *cfg.own,
-        *([level] if level not in names else []),
+        *points_of(cfg, num_classes),
+        *([level] if level not in names and not point(cfg.headline) else []),
     )
+
+
+def points_of(cfg: EvaluationConfig, num_classes: int) -> list[str]:
+    """Return the names of the scores at operating points, each with its chance level.
+
+    Raises:
+        FedGraphError: one needs two classes.
+    """
+    for name in cfg.points:
+        at = point(name)
+        if at and at.kind in OF_TWO and num_classes != 2:
+            raise FedGraphError(
+                f"evaluation.metrics={name} needs two classes, of which the second is positive, and this data has {num_classes}:"
+                " leave it out, or list brier or log_loss"
+            )
+    return [key for name in cfg.points for key in (name, chance.name_of(name))]
 
 
 def averages(per_client: dict[str, list[float]], nodes: list[float] | None = None) -> dict[str, float]:
@@ -369,7 +410,7 @@ _ORDER = ("accuracy", MAJORITY, "balanced_accuracy", "macro_f1", AT_THRESHOLD, "
 def shown(averaged: Iterable[str], cfg: EvaluationConfig) -> list[str]:
     """Return keys of `averages` for a table of test scores: plain means, and the headline's mean."""
     ranks = {metric: place for place, metric in enumerate(_ORDER)}
-    plain = [key for key in averaged if key.startswith("test_") and "loss" not in key and "_by_" not in key]
+    plain = [key for key in averaged if key.startswith("test_") and key != "test_loss" and "_by_" not in key]
     own = _SUFFIX[cfg.average]
     also = [headline(cfg, "test"), chance_key(cfg, "test")] if own else []
 

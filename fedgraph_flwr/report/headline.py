@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedgraph_flwr.config import SHARES
+from fedgraph_flwr.config.operating import point
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import Interval, paired
 from fedgraph_flwr.report.page import Page, grid, note, render, table
@@ -45,7 +46,8 @@ _WHEN = {
 def is_share(metric: str) -> bool:
     """Return whether a metric is built in and thus a share; custom metrics may have any range."""
     base = metric.removeprefix(chance.PREFIX)
-    return base in SHARES or base.startswith("f1_") or base == chance.MAJORITY
+    at = point(base)
+    return at.bounded if at else base in SHARES or base.startswith("f1_") or base == chance.MAJORITY
 
 
 def score_text(value: float, metric: str) -> str:

@@ -15,7 +15,7 @@ from fedgraph_flwr.clients.saved_models import BY_VALIDATION
 from fedgraph_flwr.config import DatasetConfig, RunConfig, compose
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.intervals import Interval, ended, interval
 from fedgraph_flwr.evaluation.intervals import deviation as standard_deviation
 from fedgraph_flwr.runs.folder import CONFIG, FREE, ROUNDS, SUMMARY, fingerprint, headline_score, read_rounds
@@ -243,7 +243,8 @@ def comparison(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
     """Return one row per group of runs.
 
     A row has ``strategy``, ``dataset``, other distinguishing keys, and ``seeds`` (their number). ``headline`` names the score,
-    with ``mean``, ``deviation`` (sample standard deviation, NaN for one run) and ``chance`` level (`evaluation.chance`).
+    with ``mean``, ``deviation`` (sample standard deviation, NaN for one run) and ``chance`` level (`evaluation.chance`). Further
+    scores at operating points have a column each, with that of their chance level.
     ``seconds`` per round and ``megabytes`` per run, in both directions, are means.
 
     Raises:
@@ -262,6 +263,7 @@ def comparison(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
             "mean": group.mean.mean if group.mean else math.nan,
             "deviation": group.std,
             "chance": group.chance,
+            **_points(group.runs),
             "seconds": statistics.fmean(run.summary["seconds_per_round"] for run in group.runs),
             "megabytes": statistics.fmean(
                 (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6 for run in group.runs
@@ -269,6 +271,14 @@ def comparison(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
         }
         for group in group_runs(runs)
     ]
+
+
+def _points(runs: Sequence[FinishedRun]) -> dict[str, float]:
+    """Return the means of the further scores at operating points and of their chance levels, at the headline's round."""
+    rules = runs[0].cfg.evaluation
+    names = [key for name in rules.points if name != rules.headline for key in (name, chance.name_of(name))]
+    scores = [run.summary["metrics"].get(rules.select, {}) for run in runs]
+    return {key: statistics.fmean(found.get(f"test_{key}", math.nan) for found in scores) for key in names}
 
 
 def beside(runs: Sequence[FinishedRun], most: int = 500) -> list[FinishedRun]:

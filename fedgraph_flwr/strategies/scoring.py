@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.config import UNBOUNDED, RunConfig
+from fedgraph_flwr.config import UNBOUNDED, RunConfig, bounded_metric
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.tasks import kind_of
@@ -23,7 +23,8 @@ def score_fields(cfg: RunConfig, classes: int, prefix: str, parts: Axis) -> dict
     task, own = kind_of(cfg), cfg.evaluation.own
     share = NumberField(0, 1, length=parts, nan=True)
     named = {**fields, **dict.fromkeys(task.wanted(cfg.evaluation, classes), share)}
-    unbounded = [name for metric in (*own, *UNBOUNDED) for name in (metric, chance.name_of(metric))]
+    free = [name for name in cfg.evaluation.points if not bounded_metric(name)]
+    unbounded = [name for metric in (*own, *UNBOUNDED, *free) for name in (metric, chance.name_of(metric))]
     named |= {name: NumberField(length=parts, nan=True) for name in unbounded if name in named}
     return {f"{prefix}{split}-{key}": wanted for split in metrics.SPLITS for key, wanted in named.items()}
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fedgraph_flwr.config import UNBOUNDED
+from fedgraph_flwr.config import bounded_metric
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, ended, interval, paired
 from fedgraph_flwr.sweeps.rows import COUNTED, Found, failure, number
@@ -42,7 +42,7 @@ class SweepSummary:
             if row is None:
                 continue
             at = cell.setting, cell.method
-            scale = 1 if chance.metric_of(str(row.get("headline"))) in UNBOUNDED else 100
+            scale = 100 if bounded_metric(chance.metric_of(str(row.get("headline")))) else 1
             self.values.setdefault(at, {})[cell.seed] = scale * number(row, "value")
             if sentence := failure(row):
                 self.failures.append((cell, sentence))
@@ -67,7 +67,7 @@ class SweepSummary:
     @property
     def in_percent(self) -> bool:
         """Whether the scores are shares."""
-        return not any(chance.metric_of(headline) in UNBOUNDED for headline in self.headlines)
+        return all(bounded_metric(chance.metric_of(headline)) for headline in self.headlines)
 
     def _best(self, setting: str, names: Sequence[str]) -> str:
         """Return the choice with the best mean validation score, among those without a failed seed."""

@@ -32,7 +32,13 @@ class Classification(Task):
 
     def scorer(self, floor: int) -> metrics.Scored:
         """Validation and test items, without those of a class that has fewer than the floor."""
-        return metrics.Scored(self.y, self._kept(floor), self.part, self.masks["train"].nonzero().view(-1))
+        train = self.masks["train"].nonzero().view(-1)
+        return metrics.Scored(self.y, self._kept(floor), self.part, train, self.day, floor)
+
+    @property
+    def day(self) -> Tensor | None:
+        """Day of each item [V], by which alerts are counted; None if items carry no time."""
+        return None
 
     def confusion(self, logits: Tensor, floor: int) -> list[float]:
         """Confusion matrix of the test items, row after row; -n for a count below n, the floor."""

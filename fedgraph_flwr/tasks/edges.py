@@ -31,6 +31,9 @@ from fedgraph_flwr.wire.messages import derive_seed
 
 STAGES = ("train", "val", "test")
 
+DAY = 86_400
+"""Seconds of a day."""
+
 
 class Edges(Classification):
     """Classes of stored edges: outputs are logits [V, C], of the training edges first, targets int64 [V].
@@ -144,6 +147,12 @@ class Edges(Classification):
                 " choose dataset=payments"
             )
         return int(found)
+
+    @property
+    def day(self) -> Tensor | None:
+        """Day of each edge."""
+        time = _own_rows(self.whole, "edge_time")
+        return time[self.order] // DAY if time.numel() else None
 
     def columns(self) -> Tensor:
         """Those of the edges, then of their sources and of their targets; missing at the ends that another client owns."""

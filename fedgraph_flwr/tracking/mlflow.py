@@ -1,6 +1,7 @@
 """MLflow: a run of the experiment ``fedgraph-flwr`` (or ``MLFLOW_EXPERIMENT_NAME``) at ``MLFLOW_TRACKING_URI``."""
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ from fedgraph_flwr.tracking import Tracker
 _MOST = 100
 """Maximum parameters per request, and half the maximum metrics."""
 _LONGEST = 6000
+
+_FORBIDDEN = re.compile(r"[^\w\-. :/]")
+"""Characters that MLflow accepts in no name of a metric."""
 
 
 class MLflow(Tracker):
@@ -44,7 +48,7 @@ class MLflow(Tracker):
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Log metrics in requests of bounded size."""
         now = int(1000 * time.time())
-        metrics = [Metric(key, value, now, step) for key, value in values.items()]
+        metrics = [Metric(_FORBIDDEN.sub("_", key), value, now, step) for key, value in values.items()]
         for start in range(0, len(metrics), 5 * _MOST):
             self.client.log_batch(self.run, metrics=metrics[start : start + 5 * _MOST])
 

@@ -232,7 +232,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
         (["dataset=own_methods:kappa"], "dataset.source=own_methods:kappa failed"),
         (["dataset=own_methods:thirds", "dataset.nodes=3"], "dataset.source=own_methods:thirds failed"),
         (["partition=own_methods:kappa"], "takes 2 positional arguments"),
-        (["evaluation.metrics=[accuracy]"], "evaluation.metrics must list custom functions as module:function"),
+        (["evaluation.metrics=[accuracy]"], "evaluation.metrics must list operating points"),
         (["evaluation.metrics=[a:auc]"], "there are two metrics named auc"),
         (["evaluation.metrics=[a:f,b:f]"], "there are two metrics named f"),
         (["evaluation.metric=own_methods:silence"], "evaluation.metrics: own_methods:silence failed"),
