@@ -576,36 +576,18 @@ def _build(layers: list[Layer], places: Mapping[str, str] | None = None, chosen:
         places: file and line of the user's keys.
         chosen: whether a method is selected, so that defaults of its ``Params`` are filled in.
     """
-    places, doubtful = places or {}, set()
+    places, doubtful = places or {}, set[str]()
     merged: dict[str, Any] = {}
     nodes: list[tuple[str, dict[str, Any]]] = []
     accepted_params: dict[str, set[str]] = {group: set() for group in _LIFTED}
     for source, node in layers:
         if isinstance(node.get("attack"), str):
             node["attack"] = {"name": node["attack"]}
-        for section, keys in _SECTIONS.items():
-            if not isinstance(node.get(section, {}), dict):
-                got = f"got {node[section]!r} ({places.get(section, source)})"
-                raise FedGraphError(f"{section} must contain keys with values, such as {section}.{keys[0]}, {got}")
+        _check_sections(node, source, places)
         for group, cls in _LIFTED.items():
             _lift(node, group, cls)
-            body = node[group] if isinstance(node.get(group), dict) else {}
-            if group == "strategy" and source != "override" and "name" in body:
-                merged[group] = {key: value for key, value in merged.get(group, {}).items() if key not in METHOD}
-            if group == "strategy":
-                lengthen(body, merged.get(group, {}))
-            before = merged.get(group, {}).get("name", _NAMES[group])
-            own, name = set(body.get("params") or {}), str(body.get("name", before))
-            if source == "override" and group == "strategy":
-                doubtful = own - accepted_params[group]
-            elif source == "override" and group != "attack" and not _is_code(group, name, merged):
-                for key in own - accepted_params[group]:
-                    known = {f.name for f in dataclasses.fields(cls)} - {"params"}
-                    where = places.get(f"{group}.{key}", f"override {group}.{key}")
-                    raise unknown(f"{group} key", key, known | accepted_params[group], where)
-            accepted_params[group] |= own
-            if "name" in body and (source != "override" or (group == "model" and name != before)):
-                merged[group] = {**merged.get(group, {}), "params": {}}  # another selection starts from its own keys
+            unknown_here = _select(group, node, source, merged, accepted_params[group], places)
+            doubtful = unknown_here if source == "override" and group == "strategy" else doubtful
         merged = _over(merged, node)
         nodes.append((source, node))
     try:
@@ -617,6 +599,51 @@ def _build(layers: list[Layer], places: Mapping[str, str] | None = None, chosen:
         defaults = own_defaults(cfg.strategy.server, cfg.strategy.client)
         cfg.strategy.params = defaults | cfg.strategy.params
     return cfg
+
+
+def _select(
+    group: str,
+    node: dict[str, Any],
+    source: str,
+    merged: dict[str, Any],
+    accepted: set[str],
+    places: Mapping[str, str],
+) -> set[str]:
+    """Prepare ``merged`` for a group's part of a layer, and add the part's additional keys to ``accepted``.
+
+    Returns:
+        The additional keys that were not accepted before.
+    """
+    body = node[group] if isinstance(node.get(group), dict) else {}
+    if group == "strategy" and source != "override" and "name" in body:
+        merged[group] = {key: value for key, value in merged.get(group, {}).items() if key not in METHOD}
+    if group == "strategy":
+        lengthen(body, merged.get(group, {}))
+    before = merged.get(group, {}).get("name", _NAMES[group])
+    own, name = set(body.get("params") or {}), str(body.get("name", before))
+    new = own - accepted
+    if source == "override" and group not in ("strategy", "attack") and not _is_code(group, name, merged):
+        _check_own(group, own, accepted, places)
+    accepted |= own
+    if "name" in body and (source != "override" or (group == "model" and name != before)):
+        merged[group] = {**merged.get(group, {}), "params": {}}  # another selection starts from its own keys
+    return new
+
+
+def _check_sections(node: Mapping[str, Any], source: str, places: Mapping[str, str]) -> None:
+    """Refuse a section that is not a dict."""
+    for section, keys in _SECTIONS.items():
+        if not isinstance(node.get(section, {}), dict):
+            got = f"got {node[section]!r} ({places.get(section, source)})"
+            raise FedGraphError(f"{section} must contain keys with values, such as {section}.{keys[0]}, {got}")
+
+
+def _check_own(group: str, own: set[str], accepted: set[str], places: Mapping[str, str]) -> None:
+    """Refuse an additional key that the selection of a group does not have."""
+    for key in own - accepted:
+        known = {f.name for f in dataclasses.fields(_LIFTED[group])} - {"params"}
+        where = places.get(f"{group}.{key}", f"override {group}.{key}")
+        raise unknown(f"{group} key", key, known | accepted, where)
 
 
 def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:

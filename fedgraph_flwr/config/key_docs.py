@@ -7,6 +7,7 @@ import inspect
 import io
 import re
 import tokenize
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -102,16 +103,7 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
         FedGraphError: the classes of a method cannot be imported.
     """
     body, keys = load(path), []
-    declared: dict[str, Key] = {}
-    if group == "strategy":
-        for params in params_of(*(body.get(side) or getattr(StrategyConfig, side) for side in ("server", "client"))):
-            declared |= {key.name: key for key in _declared(params, f"{group}.").values()}
-    if group == "model":
-        networks = importlib.import_module("fedgraph_flwr.models")  # takes a second
-        chosen = ModelConfig(str(body["name"]))
-        own, comments = _declared(networks.own_schema(chosen), "model."), keyword_comments(networks.network(chosen))
-        declared = {f"model.{key}": _declared(ModelConfig, "model.")[key] for key in networks.COMMON}
-        declared |= {f"model.{n}": dataclasses.replace(key, meaning=comments.get(n, "")) for n, key in own.items()}
+    declared = {"strategy": _method_keys, "model": _model_keys}[group](body) if group in ("strategy", "model") else {}
     known = {key.name: key for key in keys_of(group)} | declared
     for part in parts.chosen(body) if group == "strategy" else ():
         declared |= {name: key for name, key in known.items() if name.startswith(f"{group}.{part}.")}
@@ -126,6 +118,21 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
         kind = kind_of(type(value))
         keys.append(Key(full, schema.kind if schema else kind, schema.accepted if schema else "", value, meaning))
     return keys + [key for full, key in declared.items() if full not in {key.name for key in keys}]
+
+
+def _method_keys(body: Mapping[str, Any]) -> dict[str, Key]:
+    """Return the keys in the ``Params`` of a method's two classes by name."""
+    sides = (body.get(side) or getattr(StrategyConfig, side) for side in ("server", "client"))
+    return {key.name: key for params in params_of(*sides) for key in _declared(params, "strategy.").values()}
+
+
+def _model_keys(body: Mapping[str, Any]) -> dict[str, Key]:
+    """Return the keys of a model's ``__init__`` by name."""
+    networks = importlib.import_module("fedgraph_flwr.models")  # takes a second
+    chosen = ModelConfig(str(body["name"]))
+    own, comments = _declared(networks.own_schema(chosen), "model."), keyword_comments(networks.network(chosen))
+    declared = {f"model.{key}": _declared(ModelConfig, "model.")[key] for key in networks.COMMON}
+    return declared | {f"model.{n}": dataclasses.replace(key, meaning=comments.get(n, "")) for n, key in own.items()}
 
 
 @lru_cache(maxsize=32)

@@ -1123,31 +1123,35 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     if is_dataclass(hint):
         return instance(hint, value, key)
     inner, origin = get_args(hint), get_origin(hint) or hint
-    try:
-        if origin in (UnionType, Union):
-            same = [each for each in inner if type(value) is each]
-            return value if same else convert(inner[0], value, key)
-        if origin in (list, tuple) and isinstance(value, list | tuple):
+    if origin in (UnionType, Union):
+        same = [each for each in inner if type(value) is each]
+        return value if same else convert(inner[0], value, key)
+    if origin in (list, tuple) and isinstance(value, list | tuple):
+        try:
             return [convert(inner[0], item, key) for item in value]
-        if origin is dict and isinstance(value, dict):
-            return {
-                convert(inner[0], name, key): convert(inner[1], item, f"{key}.{name}") for name, item in value.items()
-            }
-        if hint is Any and (value is None or type(value) in _KINDS):
-            return value
-        if hint is Any and type(value) in (list, dict):
-            return convert(list[Any] if type(value) is list else dict[str, Any], value, key)
-        if hint is bool:
-            return value if isinstance(value, bool) else _BOOLEANS[str(value).lower()]
-        if hint in (int, float) and type(value) in (int, str, hint):
-            return hint(value)
-        if hint is str and isinstance(value, str | bool | int | float):
-            return str(value)
+        except MisfitError as error:
+            raise MisfitError(key, value) from error
+    if origin is dict and isinstance(value, dict):
+        return {convert(inner[0], name, key): convert(inner[1], item, f"{key}.{name}") for name, item in value.items()}
+    if hint is Any and type(value) in (list, dict):
+        return convert(list[Any] if type(value) is list else dict[str, Any], value, key)
+    try:
+        return _scalar(hint, value)
     except (KeyError, ValueError, OverflowError):
-        pass
-    except MisfitError as error:
-        raise MisfitError(key, value) if origin in (list, tuple) else error from None
-    raise MisfitError(key, value)
+        raise MisfitError(key, value) from None
+
+
+def _scalar(hint: Any, value: Any) -> Any:
+    """Return a value as bool, int, float or str, or one of them unchanged for ``Any``; `convert` names the error."""
+    if hint is Any and (value is None or type(value) in _KINDS):
+        return value
+    if hint is bool:
+        return value if isinstance(value, bool) else _BOOLEANS[str(value).lower()]
+    if hint in (int, float) and type(value) in (int, str, hint):
+        return hint(value)
+    if hint is str and isinstance(value, str | bool | int | float):
+        return str(value)
+    raise ValueError(value)
 
 
 def typed(schema: Any, values: dict[str, Any], chosen: str) -> Any:

@@ -524,6 +524,14 @@ def node_columns(
     return _matrix(((name, form, value[own]) for name, form, value in values), recipe.node_columns, nodes)
 
 
+_AT_OWN_END = {
+    f"{what}_{way}_{end}": (what, way)
+    for end, way in (("source", "out"), ("target", "in"))
+    for what in ("n", "sum", "partners")
+}
+"""Kind of an edge column that counts an account's records at its own end → what it counts, and their direction."""
+
+
 def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
     """Yield name, form and value [A] of each column of accounts.
 
@@ -574,10 +582,9 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
         kind, _, w = name.rpartition("_")
         if name == "back_before":
             yield "back", SHARE, share(summed(value > 0, "out"), number["out"])
-        for end, way in (("source", "out"), ("target", "in")):
-            for what in ("n", "sum", "partners"):
-                if kind == f"{what}_{way}_{end}":
-                    yield f"{what}_{way}_{w}", SUM if what == "sum" else COUNT, most(value, way)
+        if kind in _AT_OWN_END:
+            what, way = _AT_OWN_END[kind]
+            yield f"{what}_{way}_{w}", SUM if what == "sum" else COUNT, most(value, way)
         if kind == "n_in_source":
             flows[w] = summed(value, "out")
         elif kind == "hop2_in":

@@ -332,16 +332,8 @@ class Schema:
 
         Types of only one schema do not count: a party may have no data of a type, or keep it private.
         """
-        if self.scaling != other.scaling:
-            return f"scaling is {self.scaling} here and {other.scaling} there"
-        if self.classes != other.classes:
-            return f"the classes are {', '.join(self.classes)} here and {', '.join(other.classes)} there"
-        if list(self.targets.items()) != list(other.targets.items()):
-            ours, theirs = (to_text(schema.targets) if schema.targets else "none" for schema in (self, other))
-            return f"the mean and standard deviation of the targets are {ours} here and {theirs} there"
-        if self.edge_classes != other.edge_classes:
-            ours, theirs = (", ".join(schema.edge_classes) or "none" for schema in (self, other))
-            return f"the classes of edges are {ours} here and {theirs} there"
+        if difference := self._answers_differ(other):
+            return difference
         for what in ("recipe", "windows"):
             ours, theirs = (getattr(schema.tables, what) or "none" for schema in (self, other))
             if ours != theirs and (self.tables.recipe or other.tables.recipe):
@@ -355,6 +347,20 @@ class Schema:
         for kind in sorted(self.nodes.keys() & other.nodes.keys()):
             if difference := _columns_differ(_used(self.nodes[kind]), _used(other.nodes[kind])):
                 return difference if kind == NODE else f"of '{kind}', {difference}"
+        return ""
+
+    def _answers_differ(self, other: "Schema") -> str:
+        """Describe the first difference in scaling, classes or targets."""
+        if self.scaling != other.scaling:
+            return f"scaling is {self.scaling} here and {other.scaling} there"
+        if self.classes != other.classes:
+            return f"the classes are {', '.join(self.classes)} here and {', '.join(other.classes)} there"
+        if list(self.targets.items()) != list(other.targets.items()):
+            ours, theirs = (to_text(schema.targets) if schema.targets else "none" for schema in (self, other))
+            return f"the mean and standard deviation of the targets are {ours} here and {theirs} there"
+        if self.edge_classes != other.edge_classes:
+            ours, theirs = (", ".join(schema.edge_classes) or "none" for schema in (self, other))
+            return f"the classes of edges are {ours} here and {theirs} there"
         return ""
 
     def classes_in_order(self, given: Sequence[str], where: str) -> tuple[str, ...]:

@@ -97,7 +97,21 @@ def check_forest(forest: Mapping[str, NDArray], outputs: int, columns: int, tree
     Raises:
         FedGraphError: names the array, its value, and what is accepted.
     """
-    fields = forest_fields(outputs, columns, trees, nodes)
+    _check_arrays(forest, forest_fields(outputs, columns, trees, nodes), trees, nodes, who)
+    _check_trees(forest, nodes, who)
+    split = forest["feature"] >= 0
+    if np.abs(forest["value"][~split]).max(initial=0) > LEAF:
+        raise FedGraphError(
+            f"{who} with a leaf of {np.abs(forest['value'][~split]).max():g}, expected at most {LEAF:g}"
+        )
+    if forest["value"][split].min(initial=0) < 0:
+        raise FedGraphError(f"{who} with a split of gain {forest['value'][split].min():g}, expected at least 0")
+
+
+def _check_arrays(
+    forest: Mapping[str, NDArray], fields: Mapping[str, ArrayField], trees: int, nodes: int, who: str
+) -> None:
+    """Refuse arrays with other names, types, lengths or values than declared."""
     if forest.keys() != fields.keys():
         odd = sorted(forest.keys() ^ fields.keys())
         raise FedGraphError(f"{who} with a forest that differs in the arrays {', '.join(map(str, odd))[:80]}")
@@ -107,8 +121,7 @@ def check_forest(forest: Mapping[str, NDArray], outputs: int, columns: int, tree
             raise FedGraphError(
                 f"{who} with '{name}' of {array.dtype} {list(array.shape)}, expected {field.dtype}, one axis"
             )
-    start, feature, left, right = (forest[name].astype(np.int64) for name in ("start", "feature", "left", "right"))
-    size = len(feature)
+    start, size = forest["start"], len(forest["feature"])
     for name in fields:
         wanted = len(start) if name in ("start", "output") else size
         if len(forest[name]) != wanted:
@@ -121,6 +134,12 @@ def check_forest(forest: Mapping[str, NDArray], outputs: int, columns: int, tree
             raise FedGraphError(
                 f"{who} with '{name}' from {array.min():g} to {array.max():g}, expected {field.low:g} to {field.high:g}"
             )
+
+
+def _check_trees(forest: Mapping[str, NDArray], nodes: int, who: str) -> None:
+    """Refuse trees that overlap, or in which a node is not reached once from the root."""
+    start, feature, left, right = (forest[name].astype(np.int64) for name in ("start", "feature", "left", "right"))
+    size = len(feature)
     ends = np.append(start[1:], size)
     if (len(start) and start[0]) or (not len(start) and size) or (ends <= start).any() or (ends - start > nodes).any():
         raise FedGraphError(f"{who} with trees that do not lie one after the other, with 1 to {nodes} nodes each")
@@ -135,12 +154,6 @@ def check_forest(forest: Mapping[str, NDArray], outputs: int, columns: int, tree
     parents = np.bincount(np.concatenate([(start[tree] + child)[split] for child in (left, right)]), minlength=size)
     if (parents != (place > 0)).any():
         raise FedGraphError(f"{who} with a tree in which a node has no parent, or two")
-    if np.abs(forest["value"][~split]).max(initial=0) > LEAF:
-        raise FedGraphError(
-            f"{who} with a leaf of {np.abs(forest['value'][~split]).max():g}, expected at most {LEAF:g}"
-        )
-    if forest["value"][split].min(initial=0) < 0:
-        raise FedGraphError(f"{who} with a split of gain {forest['value'][split].min():g}, expected at least 0")
 
 
 def leaves(forest: Mapping[str, NDArray], x: Floats) -> NDArray[np.int64]:
