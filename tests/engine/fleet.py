@@ -1,18 +1,22 @@
 """A fleet on loopback for tests: a SuperLink with TLS and SuperNode authentication, SuperNodes, and runs on them."""
 
 import contextlib
+import io
 import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
+from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.flower import end_group, free_port, tool
 from tests.support import PATIENCE, Finished, wait_for
@@ -59,7 +63,8 @@ class Fleet:
 
     def make_keys(self, *args: str) -> None:
         """Keys, certificates and configurations as the how-to makes them."""
-        _checked([*COMMAND, "fleet", "init", str(self.keys), *args], self.environment)
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert cli.main(["fleet", "init", str(self.keys), *args]) == 0
 
     def connect(self, home: Path, lines: str) -> None:
         """Write Flower's configuration of the one connection."""
@@ -69,10 +74,16 @@ class Fleet:
     def start(self) -> None:
         """The SuperLink, every key registered, every node."""
         self.start_superlink()
-        for node in range(len(self.files)):
-            self.flwr("supernode", "register", str(self.keys / f"node_{node}.pub"), NAME)
+        self.register(*range(len(self.files)))
         for node in range(len(self.files)):
             self.start_node(node)
+
+    def register(self, *nodes: int) -> None:
+        """Let the SuperLink accept the keys of these nodes, by Flower's own command, once for each in one process."""
+        script = f"""import sys; from flwr.cli.app import app
+for key in sys.argv[1:]: app(["supernode", "register", key, "{NAME}"], standalone_mode=False)"""
+        keys = [str(self.keys / f"node_{node}.pub") for node in nodes]
+        _checked([*self.within("flwr"), sys.executable, "-c", script, *keys], self.environment)
 
     def start_superlink(self) -> None:
         """TLS, authentication and a database; returns when it answers."""
@@ -180,6 +191,12 @@ class Fleet:
         return None
 
     def _answers(self) -> bool:
+        if not self.within("superlink"):
+            with contextlib.suppress(OSError):
+                context = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
+                urllib.request.urlopen(f"https://{self.host}:{self.superlink_port}/health", timeout=2, context=context)
+                return True
+            return False
         script = f"""import ssl, urllib.request as r
 context = ssl.create_default_context(cafile="{self.keys / "ca.crt"}")
 r.urlopen("https://{self.host}:{self.superlink_port}/health", timeout=2, context=context)"""

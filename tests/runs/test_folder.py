@@ -26,17 +26,39 @@ from tests.conftest import client_graph
 ROOT = Path(__file__).parents[2]
 
 
+# All state is private, so that a resumption needs the clients' files too.
+PRIVATE = ["strategy=local", "model.hidden=8", "rounds=3", "checkpoint_every=1"]
+
+
+def graphs_in(folder):
+    for client, size in enumerate((12, 16, 20)):
+        client_graph(client, size).save(folder / f"client_{client:04d}.safetensors")
+    return folder
+
+
 @pytest.fixture
 def graphs(tmp_path):
-    for client, size in enumerate((12, 16, 20)):
-        client_graph(client, size).save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
-    return tmp_path / "graphs"
+    return graphs_in(tmp_path / "graphs")
 
 
 @pytest.fixture
 def overrides(graphs):
-    # All state is private, so that a resumption needs the clients' files too.
-    return [f"graph={graphs}", "strategy=local", "model.hidden=8", "rounds=3", "checkpoint_every=1"]
+    return [f"graph={graphs}", *PRIVATE]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """``stored(out, "key=value", ...)``: a copy of the folder of a run, which is trained once."""
+    folder, made = tmp_path_factory.mktemp("stored"), {}
+    graphs_in(folder / "graphs")
+
+    def copy(out, *overrides):
+        if overrides not in made:
+            made[overrides] = folder / f"run{len(made)}"
+            go(f"graph={folder / 'graphs'}", *overrides, f"out={made[overrides]}")
+        shutil.copytree(made[overrides], out)
+
+    return copy
 
 
 def go(*overrides):
@@ -164,9 +186,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("word", [word for word, message in CHANGES.items() if message])
-def test_what_changes_the_result_is_refused_before_anything_is_written(overrides, tmp_path, word):
+def test_what_changes_the_result_is_refused_before_anything_is_written(stored, tmp_path, word):
     out = tmp_path / "out"
-    go(*overrides, f"out={out}")
+    stored(out, *PRIVATE)
     before = content(out)
     with pytest.raises(FedGraphError, match=CHANGES[word]):
         resume(out, word)
@@ -374,9 +396,9 @@ FORGED = {
 
 
 @pytest.mark.parametrize("how", FORGED)
-def test_a_forged_checkpoint_is_a_sentence(graphs, tmp_path, how):
+def test_a_forged_checkpoint_is_a_sentence(stored, tmp_path, how):
     out = tmp_path / "out"
-    go(f"graph={graphs}", "strategy=fedavgm", "model.hidden=8", "rounds=2", "checkpoint_every=1", f"out={out}")
+    stored(out, "strategy=fedavgm", "model.hidden=8", "rounds=2", "checkpoint_every=1")
     forge, message = FORGED[how]
     forge(out / CHECKPOINT)
     with pytest.raises(FedGraphError, match=message.replace("[]", r"\[\]")):
@@ -405,9 +427,9 @@ STATES = {
 
 
 @pytest.mark.parametrize("how", STATES)
-def test_a_forged_state_of_a_client_is_a_sentence(overrides, tmp_path, how):
+def test_a_forged_state_of_a_client_is_a_sentence(stored, tmp_path, how):
     out = tmp_path / "out"
-    go(*overrides, f"out={out}")
+    stored(out, *PRIVATE)
     (path,) = (out / "state").glob("*/client_0001/round_000003.safetensors")
     STATES[how](path)
     with pytest.raises(RunFailed) as caught:

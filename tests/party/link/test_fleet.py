@@ -326,8 +326,8 @@ def test_three_nodes_link_their_files(tmp_path):
         (peers / f"node_{node}.pub").write_text((fleet.keys / f"node_{node}.pub").read_text())
     try:
         fleet.start_superlink()
+        fleet.register(0, 1, 2)
         for node in range(3):
-            fleet.flwr("supernode", "register", str(fleet.keys / f"node_{node}.pub"), "loopback")
             (policy := tmp_path / f"policy_{node}.yaml").write_text(
                 "min_nodes: 0\nlink: {match: [payments], min_shared: 1}\n"
             )
