@@ -160,14 +160,19 @@ def test_what_does_not_fit_is_refused(overrides, match):
         check_method(compose(overrides))
 
 
-def test_more_parts_than_nodes_are_refused(graph):
-    with pytest.raises(FedGraphError, match=r"clusters=31 is more than the 30 nodes of client 0: set it to at most 30"):
-        client_of(graph, "train.sampler=clusters", "train.clusters=31")
-
-
-def test_more_edges_than_there_are_are_refused(graph):
-    with pytest.raises(FedGraphError, match=r"batch_size=999 is more than the \d+ edges of client 0, of which"):
-        client_of(graph, "train.sampler=saint", "train.batch_size=999")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["sampler=clusters", "clusters=31"],
+            r"clusters=31 is more than the 30 nodes of client 0: set it to at most 30",
+        ),
+        (["sampler=saint", "batch_size=999"], r"batch_size=999 is more than the \d+ edges of client 0, of which"),
+    ],
+)
+def test_more_than_there_is_is_refused(graph, overrides, message):
+    with pytest.raises(FedGraphError, match=message):
+        client_of(graph, *(f"train.{word}" for word in overrides))
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "weighted", "focal"])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.config import PrivacyConfig
-from fedgraph_flwr.secure.accounting import cost
+from fedgraph_flwr.secure.accounting import RELATION, cost
 from tests.conftest import client_graph
 from tests.engine.fleet import ROOT, Fleet, finished
 from tests.engine.misbehaving import WRONG
@@ -94,7 +94,8 @@ def test_distributed_noise_on_a_fleet_is_that_of_the_inline_engine(fleet, inline
     assert_same_arrays(found.arrays, expected.arrays)
     rules = PrivacyConfig("distributed", 4, clipping_norm=0.5, secagg=True, secagg_bits=20)
     epsilon = cost(rules, 3, 3)
-    assert found.summary["privacy"] == {"epsilon": epsilon, "delta": 1e-5, "releases": 3, "noise": "distributed"}
+    booked = {"epsilon": epsilon, "delta": 1e-5, "releases": 3, "noise": "distributed", "relation": RELATION}
+    assert found.summary["privacy"] == booked
     assert [r["privacy"]["epsilon"] for r in found.rounds] == [cost(rules, 3, t) for t in (1, 2, 3)]
 
 
