@@ -706,8 +706,16 @@ def _which(at: str, cfg: RunConfig) -> str:
     return at or (BEST if cfg.evaluation.select in BY_VALIDATION else LAST)
 
 
+BLEND = "blend.json"
+"""File of a run folder that holds the weights of other runs instead of a model."""
+
+
 def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read configuration and summary of a finished run."""
+    if (run / BLEND).is_file():
+        raise FedGraphError(
+            f"{run} is a blend of other runs and holds no model: pass one of the runs that {BLEND} names"
+        )
     if not (run / CONFIG).is_file() or not (run / SUMMARY).is_file():
         raise FedGraphError(
             f"{run} holds no finished run: expected {CONFIG} and {SUMMARY}, as `fedgraph-flwr run` writes them"

@@ -1,0 +1,155 @@
+"""Blend of finished runs: each party weighs the runs' logits by its validation items, and scores the sum on its test items.
+
+    z = b + Σ_r w_r ln softmax(z_r),   w_r ≥ 0
+
+w and b minimise the cross entropy of the validation items, with a pull of strength 1 / n towards equal weights (logistic
+regression). So logits are calibrated and weighted in one step, and a party whose validation items have one class weighs runs
+alike. Nothing leaves a party but its scores.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.party.use.predict import BLEND, Predictor, load_predictor
+from fedgraph_flwr.runs.prepare import check_unused
+from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.tasks import Task
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What one party makes of the runs.
+
+    Attributes:
+        runs: w, the weight of each run [R].
+        bias: b [C].
+    """
+
+    runs: Floats
+    bias: Floats
+
+    def apply(self, logits: Sequence[NDArray]) -> Floats:
+        """Return blended logits [V, C] of those of each run."""
+        return self.bias + np.tensordot(self.runs, _logs(logits), axes=1)
+
+
+def _logs(logits: Sequence[NDArray]) -> Floats:
+    """Return ln softmax of the logits of each run [R, V, C]."""
+    return np.stack([log_softmax(np.asarray(own, np.float64), axis=1) for own in logits])
+
+
+def fit(logits: Sequence[NDArray], y: NDArray[np.int64]) -> Weights:
+    """Fit the weights of runs.
+
+    Args:
+        logits: of the validation items by each run, [V, C].
+        y: their classes [V]; equal weights without two of them.
+    """
+    runs, classes = len(logits), logits[0].shape[1]
+    even = np.full(runs, 1 / runs)
+    if len(np.unique(y)) < 2:
+        return Weights(even, np.zeros(classes))
+    given, count = _logs(logits), len(y)
+    truth = np.eye(classes)[y]
+
+    def loss(values: Floats) -> tuple[float, Floats]:
+        weights, bias = values[:runs], values[runs:]
+        logs = log_softmax(bias + np.tensordot(weights, given, axes=1), axis=1)
+        off = (np.exp(logs) - truth) / count
+        pull = weights - even
+        slopes = np.concatenate([(given * off).sum((1, 2)) + pull / count, off.sum(0) + bias / count])
+        return float(-(truth * logs).sum() + ((pull**2).sum() + (bias**2).sum()) / 2) / count, slopes
+
+    bounds = [(0, None)] * runs + [(None, None)] * classes
+    start = np.concatenate([even, np.zeros(classes)])
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 500, "ftol": 1e-13})
+    return Weights(found.x[:runs], found.x[runs:])
+
+
+def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
+    """Blend finished runs, write a run folder with the scores, and return its summary.
+
+    Args:
+        runs: run folders of simulations with the same data, partition, split and task.
+        out: the new folder; `BLEND` in it has the weights of each party.
+
+    Raises:
+        FedGraphError: fewer than two runs, a task without classes, or runs that score other items.
+    """
+    if len(runs) < 2:
+        raise FedGraphError(f"blend needs at least two runs, got {len(runs)}: pass two run folders or more")
+    first = load_predictor(runs[0], 0)
+    if not first.task.classes:
+        raise FedGraphError(
+            f"{runs[0]} was trained for task={first.cfg.task.name}, and blend weighs logits of classes: pass runs with task=nodes"
+            " or task=edges"
+        )
+    cfg = replace(first.cfg, out=str(out.absolute()), rounds=1, resume="", evaluate="", tracking=[])
+    cfg = replace(cfg, strategy=replace(cfg.strategy, name="blend", personal=False))
+    check_unused(cfg)
+    scores: dict[str, list[float]] = {}
+    weights: dict[str, Any] = {}
+    nodes: list[float] = []
+    parties = range(1 if cfg.strategy.pooled else cfg.num_clients)
+    for party in parties:
+        logits, task = _outputs(runs, party)
+        nodes += task.graph.part.bincount().tolist() if task.graph.part.numel() else [task.graph.num_nodes]
+        found = fit([own[task.masks["val"].numpy()] for own in logits], task.y[task.masks["val"]].numpy())
+        weights[str(party)] = {"runs": found.runs.tolist(), "bias": found.bias.tolist()}
+        blended = torch.from_numpy(found.apply(logits))
+        names = task.wanted(cfg.evaluation, blended.shape[1])
+        for key, values in task.scorer(0).score(blended, names, cfg.evaluation.own).items():
+            scores.setdefault(key, []).extend(values)
+    recorder = Recorder(cfg)
+    recorder.extra["blend"] = [str(run) for run in runs]
+    recorder.setup_done()
+    recorder.begin_round(1, list(parties))
+    recorder.end_round({}, {})
+    weighted = nodes if cfg.evaluation.average == "nodes" else None
+    recorder.scored({"metrics": metrics.averages(scores, weighted), "clients": scores}, {}, weighted)
+    write_bytes(
+        out / BLEND, json.dumps({"runs": [str(run.absolute()) for run in runs], "weights": weights}, indent=1).encode()
+    )
+    return recorder.finish()
+
+
+def _outputs(runs: Sequence[Path], party: int) -> tuple[list[NDArray], Task]:
+    """Return the logits of a party's own items by each run, and the task of the first."""
+    logits: list[NDArray] = []
+    known: Task | None = None
+    for run in runs:
+        predictor: Predictor = load_predictor(run, party)
+        if predictor.own is None:
+            raise FedGraphError(f"{run}: the graph of client {party} is missing: restore the folder of client files")
+        found, task = predictor.items(predictor.own)
+        if known is not None and not _same_items(known, task):
+            raise FedGraphError(
+                f"{runs[0]} and {run} score other items of client {party}: blend runs with the same dataset, partition, split,"
+                " seed and task"
+            )
+        known = known or task
+        logits.append(found.numpy())
+    assert known is not None
+    return logits, known
+
+
+def _same_items(one: Task, other: Task) -> bool:
+    """Return whether two tasks have the same items in the same order, as far as classes, splits and ends of edges show."""
+    pairs = [(one.y, other.y), *((one.masks[split], other.masks[split]) for split in one.masks)]
+    ends = getattr(one, "ends", None), getattr(other, "ends", None)
+    pairs += [ends] if ends[0] is not None and ends[1] is not None else []  # type: ignore[list-item]
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
