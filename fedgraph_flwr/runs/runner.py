@@ -7,7 +7,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.engines import FLEET, SIMULATIONS
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.runs.folder import LAUNCHER, owned
-from fedgraph_flwr.runs.prepare import prepare
+from fedgraph_flwr.runs.prepare import check_unused, prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait
 
 
@@ -27,6 +27,6 @@ def run(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None 
     out = Path(prepared.cfg.out)
     with owned(out, LAUNCHER):
         with owned(out):  # no server is running there, such as one whose launcher died
-            pass
+            check_unused(prepared.cfg)  # again: another run may have finished there while this one prepared
         summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(prepared, on_round, on_wait)
     return summary

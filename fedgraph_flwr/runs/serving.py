@@ -18,7 +18,7 @@ from fedgraph_flwr.evaluation import adversaries, chance
 from fedgraph_flwr.partition import input_spec
 from fedgraph_flwr.runs.checks import startup_notes
 from fedgraph_flwr.runs.folder import FAILURE, INPUT_SPEC, InUse, headline_score, owned
-from fedgraph_flwr.runs.prepare import Prepared, here, prepare, with_folder
+from fedgraph_flwr.runs.prepare import Prepared, check_unused, here, prepare, with_folder
 from fedgraph_flwr.runs.progress import OnRound
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.tracking import Trackers
@@ -41,6 +41,7 @@ def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None
         for line in startup_notes(cfg):
             log(WARNING, line)
         with owned(out):
+            check_unused(cfg)  # again: another run may have finished there while this one prepared
             recorder = Recorder(cfg, tell, data)
             if cfg.at_once:
                 recorder.extra["stacked"] = getattr(grid, "stack", 0)

@@ -17,7 +17,9 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import compose, from_run_config
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors, write_tensors
+from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.runs import prepare as prepare_module
 from fedgraph_flwr.runs.folder import CHECKPOINT, LAUNCHER, SERVER, owned, read_rounds
 from fedgraph_flwr.runs.runner import run as run_anywhere
 from fedgraph_flwr.runs.serving import serve
@@ -298,6 +300,26 @@ def test_a_finished_run_is_replaced_only_by_overwrite(overrides, tmp_path, capsy
     go(*overrides, "rounds=1", f"out={out}", "overwrite=true")
     assert json.loads((out / "summary.json").read_text())["rounds"] == 1
     assert compose([], out / "config.yaml").overwrite is False
+
+
+@pytest.mark.parametrize("start", ["runs.runner", "engine.inline"])
+def test_a_run_that_finished_while_another_prepared_is_not_replaced(overrides, tmp_path, monkeypatch, start):
+    """Two runs share out=: the second looked before the first had finished, and removed its model and report."""
+    out = tmp_path / "out"
+    prepare, place = prepare_module.prepare, f"fedgraph_flwr.{start}.prepare"
+
+    def slowly(cfg):
+        found = prepare(cfg)
+        with monkeypatch.context() as patch:
+            patch.setattr(place, prepare)
+            go(*overrides, f"out={out}")
+        return found
+
+    monkeypatch.setattr(place, slowly)
+    cfg = compose([*overrides, "rounds=1", f"out={out}"])
+    with pytest.raises(FedGraphError, match="out holds a finished run, whose model and report would be lost"):
+        run_anywhere(cfg) if start == "runs.runner" else run_inline(cfg)
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 3
 
 
 @pytest.mark.slow
