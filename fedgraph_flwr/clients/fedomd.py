@@ -28,7 +28,14 @@ from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedomd
 from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
-from fedgraph_flwr.methods.moments import central_moments, central_moments_of, discrepancy, moments_about, powers_about
+from fedgraph_flwr.methods.moments import (
+    ORDERS,
+    central_moments,
+    central_moments_of,
+    discrepancy,
+    moments_about,
+    powers_about,
+)
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedomd import OrthoGCN, Pass, orthogonality
 from fedgraph_flwr.secure.secagg import STEPS
@@ -137,7 +144,7 @@ class FedOMDClient(GraphClient):
     def means(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Reply in the first exchange of ``two_phase``: own mean [H, D] (Algorithm 1, lines 3 and 8)."""
         z, moments = self._features_of(groups[MODEL])
-        return self._statistics(z, mean=moments[:, 0])
+        return self._statistics(z, moments, mean=moments[:, 0])
 
     @phase
     def moments_about(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -149,8 +156,9 @@ class FedOMDClient(GraphClient):
     @phase
     def moments_sum(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Reply in the only statistics exchange of ``one_phase``: moments about a common point, [H, 5, D]."""
-        z, _ = self._features_of(groups[MODEL])
-        return self._statistics(z, powers=powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device)))
+        z, moments = self._features_of(groups[MODEL])
+        powers = powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device))
+        return self._statistics(z, moments, powers=powers)
 
     def _features(self, hidden: list[Tensor]) -> Tensor:
         """Select the features for moments: [N', H, D]; of a batch, those of its training nodes."""
@@ -203,9 +211,29 @@ class FedOMDClient(GraphClient):
             )
         self.memory["statistics"] = current
 
-    def _statistics(self, z: Tensor, **statistics: Tensor) -> ReplyContent:
+    def _statistics(self, z: Tensor, moments: Tensor, **statistics: Tensor) -> ReplyContent:
         """Reply with statistics of features z [N', H, D] and, with ``cmd_range=pooled``, their range in a separate group."""
         groups = {MOMENTS: {name: to_numpy(value) for name, value in statistics.items()}}
         if self.params.cmd_range == "pooled":
-            groups[RANGE] = {"range": to_numpy(torch.stack([z.amin((0, 2)), z.amax((0, 2))], dim=1))}  # [H, 2]
+            groups[RANGE] = {"range": to_numpy(range_of(z, moments, max(self.least, 1)))}
         return groups, {}
+
+
+def range_of(z: Tensor, moments: Tensor, least: int) -> Tensor:
+    """Return each layer's range of features that at least ``least`` nodes reach at either end, [H, 2].
+
+    The largest feature of all is one node's. For more than one node, the range is widened to hold the mean, and to be as wide as
+    the moments require, which are statistics of all nodes.
+
+    Args:
+        z: features [N', H, D].
+        moments: their mean and central moments [H, 5, D].
+        least: number of nodes.
+    """
+    low = z.amin(2).topk(least, dim=0, largest=False).values[-1]
+    high = z.amax(2).topk(least, dim=0).values[-1]
+    if least > 1:
+        low, high = torch.minimum(low, moments[:, 0].amin(1)), torch.maximum(high, moments[:, 0].amax(1))
+        roots = [moments[:, order - 1].abs().amax(1) ** (1 / order) for order in ORDERS]
+        high = torch.maximum(high, low + torch.stack(roots).amax(0))
+    return torch.stack([low, high], dim=1)

@@ -1,19 +1,26 @@
 """A node's bounds of ε: noise and norms of a run, and a ledger over all runs of a purpose."""
 
 import json
+import re
 
+import numpy as np
 import pytest
+import torch
 
 from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients.fedomd import range_of
 from fedgraph_flwr.config import PrivacyConfig, compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods.moments import central_moments, powers_about
 from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.policy import Policy, read_policy
 from fedgraph_flwr.secure.protections import not_private
 from fedgraph_flwr.secure.spent import DELTA, SpentPrivacy, spent
+from fedgraph_flwr.strategies.fedomd import impossible
 from tests.methods.small_runs import METHODS, by_default, sampled
+from tests.nodes import model_of
 
 UNIFORM = "strategy.weighting=uniform"
 PRIVATE = [UNIFORM, "privacy.dp=client_fixed", "privacy.noise_multiplier=4", "privacy.scores=none"]
@@ -143,3 +150,53 @@ def test_runs_share_one_budget(go, bounded):
         (FedGraphError, RunFailed), match=r"\(max_epsilon\): 1 more release\(s\) of this run would make it"
     ):
         go("fedavg", "rounds=2", *PRIVATE)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", sampled([name for name in METHODS if private(name)]))
+def test_a_refusal_under_privacy_tells_no_number(node, caplog, method):
+    """A step on too few nodes was refused with their number, which no noise covers."""
+    asked = node(f"strategy={method}", *PRIVATE, policy={"min_nodes": 50})
+    reply = asked.request("train", 1, {"model": model_of(asked)})
+    assert reply.startswith(
+        "this node refuses the request; under privacy.dp=client_fixed only its own log has the reason"
+    )
+    assert not re.search("[0-9]", reply)
+    assert re.search("min_nodes", caplog.text)
+
+
+def test_without_privacy_a_refusal_has_its_reason(node):
+    asked = node("strategy=fedavg", policy={"min_nodes": 50})
+    reply = asked.request("train", 1, {"model": model_of(asked)})
+    assert "training nodes in a step, but its node's policy requires at least 50" in reply
+
+
+def test_a_refusal_while_a_private_client_is_built_tells_no_number(node):
+    overrides = ["train.sampler=neighbors", "train.batch_size=999"]
+    policy = {"min_nodes": 0, "samplers": ["neighbors"]}
+    assert "is larger than the" in node(*overrides, policy=policy).request("describe", 0)
+    assert "only its own log has the reason" in node(*PRIVATE, *overrides, policy=policy).request("describe", 0)
+
+
+@pytest.mark.parametrize("least", [1, 2, 5])
+def test_a_range_of_features_is_that_of_several_nodes(least):
+    """FedOMD's largest feature was one node's. The server's checks of possible moments accept the range that is sent."""
+    for seed in range(20):
+        z = torch.from_numpy(np.random.default_rng(seed).exponential(size=(12, 2, 3)))
+        z[0, 0] *= 50
+        moments = central_moments(z)
+        low, high = range_of(z, moments, least).T
+        if least == 1:
+            assert torch.equal(torch.stack([low, high]), torch.stack([z.amin((0, 2)), z.amax((0, 2))]))
+        else:
+            ends = torch.sort(z.amax(2), 0, descending=True).values[least - 1]
+            assert (high >= ends).all()
+            assert high[0] < z.max(), "not one node's"
+        whole = moments.numpy()
+        assert impossible("mean", whole[:, 0], np.stack([low, high], 1)) == ""
+        assert (
+            impossible("powers", powers_about(z, torch.zeros(2, 3)).numpy(), np.stack([low, high], 1), np.zeros((2, 3)))
+            == ""
+        )
