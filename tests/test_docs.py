@@ -350,3 +350,16 @@ def test_tables_of_attacks_have_a_result_without_and_with_the_protection():
     rows = [line for line in results.splitlines() if line.startswith("|")]
     assert len(rows) > 50
     assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {6}
+
+
+def test_the_architecture_is_one_page_and_names_files_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert len(text.split()) < 600
+    named = [name for name in re.findall(r"`([\w/]+(?:/|\.py))`", text) if "NAME" not in name]
+    assert len(named) > 30
+    assert not [
+        name for name in named if not any((folder / name).exists() for folder in (ROOT, ROOT / "fedgraph_flwr"))
+    ]
+    rooms = {path.name for path in (ROOT / "fedgraph_flwr").iterdir() if (path / "__init__.py").is_file()}
+    picture = (ROOT / "docs" / "pictures" / "rooms.svg").read_text()
+    assert not {room for room in rooms if f"{room}/" not in picture}
