@@ -4,6 +4,7 @@ import pytest
 
 from fedgraph_flwr.config import compose, configuration, from_run_config
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.folder import Checkpoint, check_descriptions, check_resumable, fingerprint
 
 REFERENCES = [
     "train.lr=${seed}",
@@ -72,3 +73,31 @@ def test_files_with_odd_values(tmp_path, text, message):
 )
 def test_a_forged_configuration_of_a_server(config, key):
     sentence(lambda: from_run_config({"config": config}, foreign=True), key)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"strategy.personalization": [{}]},
+        {"strategy.objective": {"prox": 1}},
+        {"strategy.params.mu": {"a": 1}},
+        {"strategy.variates": [["scaffold"]]},
+        {"strategy": 3},
+        {"strategy.name": None},
+    ],
+)
+def test_a_forged_checkpoint(forged):
+    cfg = compose(["resume=runs/mine"])
+    found = Checkpoint(1, "0" * 16, 1, 0.5, {"round": 1}, fingerprint(cfg, None) | forged, {}, {})
+    assert "remove these overrides, or start a new run" in sentence(
+        lambda: check_resumable(cfg, found, None), "resume=runs/mine cannot change strategy"
+    )
+
+
+@pytest.mark.parametrize("forged", [{"0": 3}, {"0": None}, {"0": [1]}, {"0": {"num_train": [1]}}, {}])
+def test_a_checkpoint_of_forged_clients(forged):
+    found = Checkpoint(1, "0" * 16, 1, 0.5, {"round": 1}, {}, forged, {})
+    sentence(
+        lambda: check_descriptions({"0": {"num_train": 3}}, found, "runs/mine"),
+        "resume=runs/mine: client 0 has num_train 3",
+    )
