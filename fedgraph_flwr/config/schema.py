@@ -791,6 +791,10 @@ class PrivacyConfig(Section, group="privacy"):
             f" set privacy.secagg_bits={MAX_NOISE_BITS}",
         ),
         (
+            lambda c: c.reveal and not c.secagg,
+            "privacy.reveal lists groups that secure aggregation does not hide: set privacy.secagg=true",
+        ),
+        (
             lambda c: c.clipping_count_noise and not (c.adaptive and c.noise_multiplier),
             "privacy.clipping_count_noise={c.clipping_count_noise:g} is noise on the counts of adaptive norms, which"
             " privacy.dp={c.dp} with privacy.noise_multiplier={c.noise_multiplier:g} does not release: set 0",
@@ -959,6 +963,39 @@ class RunConfig(Section):
         (
             lambda c: c.ray.aggregate and c.engine != "ray",
             "ray.aggregate=true requires Ray's actors, but engine={c.engine} has none: set engine=ray",
+        ),
+        (
+            lambda c: c.ray.aggregate and c.privacy.secagg,
+            "privacy.secagg=true masks the values that ray.aggregate=true would sum: set one of the two",
+        ),
+        (
+            lambda c: c.ray.aggregate and c.privacy.dp != "none",
+            "privacy.dp={c.privacy.dp} clips single updates, but ray.aggregate=true sums them before: set one of the two",
+        ),
+        (
+            lambda c: c.privacy.dp != "none" and c.train.class_weights == "federated",
+            "train.class_weights=federated uploads each client's label shares, which privacy.dp={c.privacy.dp} does not cover:"
+            " set train.class_weights=local, or privacy.dp=none",
+        ),
+        (
+            lambda c: c.privacy.dp != "none" and c.evaluation.average == "nodes",
+            "evaluation.average=nodes uploads each client's number of nodes, which privacy.dp={c.privacy.dp} does not cover:"
+            " set evaluation.average=clients, or privacy.dp=none",
+        ),
+        (
+            lambda c: c.strategy.aggregator != "mean" and c.privacy.secagg,
+            "privacy.secagg=true shows the server only sums over clients, but strategy.aggregator={c.strategy.aggregator} needs"
+            " single models; set strategy.aggregator=mean",
+        ),
+        (
+            lambda c: c.strategy.aggregator != "mean" and c.ray.aggregate,
+            "ray.aggregate=true shows the server only sums over clients, but strategy.aggregator={c.strategy.aggregator} needs"
+            " single models; set strategy.aggregator=mean",
+        ),
+        (
+            lambda c: c.strategy.aggregator != "mean" and c.privacy.dp != "none",
+            "privacy.dp={c.privacy.dp} bounds a client's contribution to a mean, not to a {c.strategy.aggregator}: set"
+            " strategy.aggregator=mean, or privacy.dp=none",
         ),
     )
 

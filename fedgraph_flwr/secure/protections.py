@@ -66,14 +66,6 @@ def check(cfg: RunConfig, uplink: Uplink) -> None:
         FedGraphError: names the protection, and what it does not cover.
     """
     rules, privacy = cfg.strategy, cfg.privacy
-    if privacy.secagg and cfg.ray.aggregate:
-        raise FedGraphError(
-            "privacy.secagg=true masks the values that ray.aggregate=true would sum: set one of the two"
-        )
-    if privacy.dp != "none" and cfg.ray.aggregate:
-        raise FedGraphError(
-            f"privacy.dp={privacy.dp} clips single updates, but ray.aggregate=true sums them before: set one of the two"
-        )
     _check_reveal(cfg, uplink)
     if privacy.dp != "none":
         _check_privacy(cfg, uplink)
@@ -109,10 +101,6 @@ def _first_group(cfg: RunConfig, uplink: Uplink) -> str:
 def _check_reveal(cfg: RunConfig, uplink: Uplink) -> None:
     known = sorted({group for _, group, reducer in shown(uplink) if not reducer.early})
     for group in cfg.privacy.reveal:
-        if not cfg.privacy.secagg:
-            raise FedGraphError(
-                "privacy.reveal lists groups that secure aggregation does not hide: set privacy.secagg=true"
-            )
         if group not in known:
             raise unknown(f"privacy.reveal: group of strategy={cfg.strategy.name}", group, known)
 
@@ -124,21 +112,11 @@ def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
             f"privacy.dp={privacy.dp} covers means and sums of clipped values, but strategy={rules.name} {needs}: set another"
             " strategy, or privacy.dp=none"
         )
-    if cfg.train.class_weights == "federated":
+    if rules.weighting == "nodes":  # a method's default, so after what the method needs
         raise FedGraphError(
-            f"train.class_weights=federated uploads each client's label shares, which privacy.dp={privacy.dp} does not"
-            " cover: set train.class_weights=local, or privacy.dp=none"
+            f"strategy.weighting=nodes uploads each client's number of nodes, which privacy.dp={privacy.dp} does not cover: set"
+            " strategy.weighting=uniform, or privacy.dp=none"
         )
-    sizes = {
-        "strategy.weighting=nodes": (rules.weighting == "nodes", "strategy.weighting=uniform"),
-        "evaluation.average=nodes": (cfg.evaluation.average == "nodes", "evaluation.average=clients"),
-    }
-    for key, (holds, instead) in sizes.items():
-        if holds:
-            raise FedGraphError(
-                f"{key} uploads each client's number of nodes, which privacy.dp={privacy.dp} does not cover: set {instead}, or"
-                " privacy.dp=none"
-            )
     weighted = any(isinstance(r, Mean) and r.weight in ("weighting", "shares") for _, _, r in shown(uplink))
     if weighted and rules.weighting != "uniform":
         raise FedGraphError(
@@ -170,23 +148,10 @@ def _check_rule(cfg: RunConfig, uplink: Uplink) -> None:
         raise FedGraphError(
             f"strategy.max_share={rules.max_share:g} caps a weight, but {what}: set strategy.max_share=1"
         )
-    if rules.aggregator == "mean":
-        return
-    if reason := not_robust(cfg, uplink):
+    if rules.aggregator != "mean" and (reason := not_robust(cfg, uplink)):
         raise FedGraphError(
             f"strategy.aggregator={rules.aggregator} combines clients' models, but strategy={rules.name} {reason}: set"
             " strategy.aggregator=mean"
-        )
-    for key, holds in (("privacy.secagg=true", cfg.privacy.secagg), ("ray.aggregate=true", cfg.ray.aggregate)):
-        if holds:
-            raise FedGraphError(
-                f"{key} shows the server only sums over clients, but strategy.aggregator={rules.aggregator} needs single"
-                " models; set strategy.aggregator=mean"
-            )
-    if cfg.privacy.dp != "none":
-        raise FedGraphError(
-            f"privacy.dp={cfg.privacy.dp} bounds a client's contribution to a mean, not to a {rules.aggregator}: set"
-            " strategy.aggregator=mean, or privacy.dp=none"
         )
 
 

@@ -81,6 +81,7 @@ def test_lists_and_dicts_are_copies():
     assert given == {"counts": [1], "anything": {"a": [1, {"b": 2}]}}
 
 
+CLIPPED = ["privacy.dp=client_fixed", "privacy.noise_multiplier=1"]
 REFUSED = [
     ["split.train=0.9"],
     ["split.kind=kfold", "split.folds=2"],
@@ -111,6 +112,14 @@ REFUSED = [
     ["stack=-1"],
     ["evaluation.metric=mrr"],
     ["ray.aggregate=true"],
+    ["engine=ray", "ray.aggregate=true", "privacy.secagg=true"],
+    ["engine=ray", "ray.aggregate=true", *CLIPPED],
+    [*CLIPPED, "train.loss=weighted", "train.class_weights=federated"],
+    [*CLIPPED, "evaluation.average=nodes"],
+    ["strategy.aggregator=median", "privacy.secagg=true"],
+    ["strategy.aggregator=median", "engine=ray", "ray.aggregate=true"],
+    ["strategy.aggregator=median", *CLIPPED],
+    ["privacy.reveal=[model]"],
 ]
 
 
