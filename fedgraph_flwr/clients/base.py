@@ -36,7 +36,7 @@ from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.side import Side
+from fedgraph_flwr.methods.side import Side, refuse_overrides
 from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer
@@ -50,6 +50,17 @@ from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, moved
 
 __all__ = ["Batch", "GraphClient", "ReplyContent", "phase", "to_numpy"]
+
+NO_HOOKS = {
+    "reply": "a method with @phase, or send()",
+    "plain_reply": "a method with @phase, or send()",
+    "infer": "predict()",
+    "total_loss": "loss()",
+    "train_plainly": "train()",
+    "build_inputs": "inputs_of(graph)",
+    "lacks": "needs_others(cfg)",
+}
+"""Names of members that are no hooks, although they once were → what to define instead."""
 
 
 class GraphClient(Side, NumPyClient):
@@ -113,6 +124,7 @@ class GraphClient(Side, NumPyClient):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        refuse_overrides(cls, NO_HOOKS, "which a run never calls")
         if "serves" not in vars(cls):
             cls.serves = frozenset({"nodes"})
         cls.samples = vars(cls).get("samples", "")

@@ -1,6 +1,6 @@
 """Base of a method's two classes: the declarations that its server and its client share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from fedgraph_flwr.config import RunConfig
@@ -29,7 +29,8 @@ class Side:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if Side not in cls.__bases__:
-            _refuse_silent_hooks(cls)
+            known = {hook: instead for hook, instead in NOT_CALLED.items() if hasattr(base_of(cls), hook)}
+            refuse_overrides(cls, known, "Flower's hook, which a run never calls")
 
     @staticmethod
     def uplink(cfg: RunConfig, params: Any) -> Uplink:
@@ -54,17 +55,22 @@ class Side:
         return ""
 
 
-def _refuse_silent_hooks(kind: type[Side]) -> None:
-    """Refuse a class that defines or inherits its own version of a hook of `NOT_CALLED`.
+def refuse_overrides(kind: type[Side], instead: Mapping[str, str], why: str) -> None:
+    """Refuse a class that defines or inherits its own version of a member that is not its to change.
+
+    Args:
+        kind: the new class.
+        instead: name of the member → what to define instead.
+        why: what the members are.
 
     Raises:
-        TypeError: names the class, the hook, and its replacement.
+        TypeError: names the class, the member, and its replacement.
     """
-    for hook, instead in NOT_CALLED.items():
-        if _member(base_of(kind), hook) and not inherits(kind, [hook]):
+    for name, other in instead.items():
+        if not inherits(kind, [name]):
             raise TypeError(
-                f"{kind.__module__}.{kind.__qualname__} overrides Flower's '{hook}', which a run never calls: define {instead}"
-                ' instead (docs/extend.md, "Hooks")'
+                f"{kind.__module__}.{kind.__qualname__} defines '{name}', {why}: define {other} instead"
+                ' (docs/extend.md, "Hooks")'
             )
 
 

@@ -52,10 +52,10 @@ def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None
             recorder.extra |= {"classes": known["classes"]} if known else {}
             strategy = locate(cfg.strategy.server)(cfg, recorder)
             strategy.start(grid)
-            names = [str(number) for number in range(strategy.size("num_classes"))]
+            names = [str(number) for number in range(strategy.described.size("num_classes"))]
             plain = {
                 "classes": names,
-                "num_features": strategy.size("num_features"),
+                "num_features": strategy.described.size("num_features"),
                 "schema": {},
                 "undirected": False,
             }

@@ -12,6 +12,7 @@ from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.uplink import Sum, sums
 from fedgraph_flwr.numerics.partial_sums import Plan
 from fedgraph_flwr.strategies.exchange import Outcome
+from fedgraph_flwr.strategies.weighting import of_reducer
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ReplySchema
 
@@ -34,12 +35,12 @@ class ActorAggregation:
     def begin(self) -> None:
         """Let actors sum the next training replies."""
         method, cohort = self.strategy, self.strategy.cohort
-        wanted = method.reply_schema(TRAIN, cohort[0]).groups if cohort else {}
+        wanted = method.reader.schema(TRAIN, cohort[0]).groups if cohort else {}
         shares: dict[int, dict[str, float]] = {method.clients[client].node_id: {} for client in cohort}
         declared = method.uplink_of[TRAIN]
         groups = [group for group in sums(declared) if group in wanted]
         for group in groups:
-            counts = method.weights_in(declared[group], cohort)
+            counts = of_reducer(method, declared[group], cohort)
             total = sum(counts)
             for own, count in zip(shares.values(), counts, strict=True):
                 own[group] = count / total if total else 0.0

@@ -8,9 +8,10 @@ A method declares in `uplink` what leaves a client and what the server needs of 
 overrides the hooks `setup`, `before_train` and `step`, and calls `request` for its own exchanges. Exchanges dominate the cost
 of a fleet, so scores of round r travel with the training replies of round r + 1. Other modules hold the parts:
 
-    loop         the loop of a run                  replies      the reading of replies
-    requests     the messages of an exchange        reducing     the reduction of replies
-    exchange     sending and waiting                weighting    the weights of clients
+    loop         the loop of a run                  replies        the reading of replies
+    requests     the messages of an exchange        reducing       the reduction of replies
+    exchange     sending and waiting                weighting      the weights of clients
+                                                    descriptions   what clients tell of themselves
 """
 
 from collections import Counter
@@ -28,40 +29,47 @@ from flwr.serverapp.strategy import Result
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.methods.side import Side
-from fedgraph_flwr.methods.uplink import Reducer, declared, releases, sums
+from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.methods.side import Side, refuse_overrides
+from fedgraph_flwr.methods.uplink import declared, sums
 from fedgraph_flwr.methods.weighting import batch_of
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies import weighting
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo
-from fedgraph_flwr.strategies.exchange import Outcome, exchange
+from fedgraph_flwr.strategies.descriptions import Descriptions
 from fedgraph_flwr.strategies.loop import Loop, Stage
-from fedgraph_flwr.strategies.model_sizes import may_differ
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.reducing import Reduced, reduce
 from fedgraph_flwr.strategies.replies import ReplyReader
-from fedgraph_flwr.strategies.requests import Groups, GroupsFor, requests, with_own
-from fedgraph_flwr.strategies.scoring import as_list
+from fedgraph_flwr.strategies.requests import Groups, GroupsFor, enough_replies, filing, messages, with_own
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.strategies.server_parts import server_parts
 from fedgraph_flwr.tasks import kind_of, probe
 from fedgraph_flwr.wire.messages import (
     CONFIG,
-    DESCRIBE,
     EVALUATE,
     MODEL,
-    PROTOCOL,
-    SPEAKS,
     TRAIN,
     Arrays,
     Reply,
     derive_seed,
 )
-from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
+from fedgraph_flwr.wire.reply_schema import ArrayField
 from fedgraph_flwr.wire.trees import Tree, as_arrays
+
+__all__ = ["ClientInfo", "GraphStrategy", "Groups", "GroupsFor", "Reduced", "Stage"]
+
+FINAL = {
+    "request": "the phase in uplink, call self.request, and change its result",
+    "reduce": "reducers in uplink, and step(arrays, reduced)",
+    "read": "fields in uplink, and verify(phase, reply)",
+    "collect": "the phase in uplink, and call self.request",
+    "exchange": "the phase in uplink, and call self.request",
+    "weights_in": "Mean(weight=..., scale=...) in uplink",
+}
+"""Members that would bypass the protections of a run if a method had its own → what to define instead."""
 
 
 class GraphStrategy(Side, FlowerFedAvg):
@@ -97,7 +105,14 @@ class GraphStrategy(Side, FlowerFedAvg):
         checkpoint_due: whether this round ends with a checkpoint.
         judges: the clients that score a model in a separate exchange.
         involved: clients that received more than the request for their description.
+        exchanges: number of exchanges of this round, by phase.
+        described: the clients' descriptions, as one.
+        reader: reads replies by their schemas.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_overrides(cls, FINAL, "which applies the protections of a run")
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(
@@ -130,8 +145,8 @@ class GraphStrategy(Side, FlowerFedAvg):
         self.scores_due = self.checkpoint_due = False
         self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
         self.grid: Grid
-        self._asked: Counter[str] = Counter()  # exchanges of this round, by phase
-        self._agreed: dict[str, Any] = {}  # cache of `agreed`, which every reply needs
+        self.exchanges: Counter[str] = Counter()
+        self.described = Descriptions(self)
         self.reader = ReplyReader(self)
 
     # --- hooks of a method --------------------------------------------------------------------------------------------
@@ -156,12 +171,12 @@ class GraphStrategy(Side, FlowerFedAvg):
 
     def build_model(self) -> models.Model:
         """The network for the clients' graphs, initialised from torch's global generator."""
-        sizes = self.num_features(), self.size("num_classes"), self.size("num_edge_features") or 0
+        sizes = self.num_features(), self.described.size("num_classes"), self.described.size("num_edge_features") or 0
         return kind_of(self.cfg).network(self.cfg, *sizes)
 
     def num_features(self) -> Any:
         """Return F, the number of features, which determines the shapes of the shared parameters."""
-        return self.size("num_features")
+        return self.described.size("num_features")
 
     def accepted(self, arrays: Arrays, where: str) -> Arrays:
         """Return arrays with the names and shapes that shared parameters from a file must have.
@@ -201,20 +216,6 @@ class GraphStrategy(Side, FlowerFedAvg):
         """Return the next shared parameters, from the current ones and the reduced replies to ``train``."""
         return reduced.groups.get(MODEL, arrays)
 
-    def groups_to_train(self, arrays: Arrays) -> GroupsFor:
-        """Return the groups of `before_train` with those of the configured parts, which act only where models are sent up."""
-        groups = self.before_train(arrays)
-        for part in self.combined if self.stage().up else ():
-            groups = with_own(groups, own) if (own := part.groups(self, arrays)) else groups
-        return groups
-
-    def advance(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """Return the next shared parameters: those of `step`, changed by the configured parts."""
-        after = self.step(arrays, reduced)
-        for part in self.combined:
-            after = part.step(self, arrays, after, reduced)
-        return after
-
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
         """Return the arrays of a group whose shapes the uplink cannot declare, since they follow from earlier replies.
 
@@ -251,42 +252,7 @@ class GraphStrategy(Side, FlowerFedAvg):
         Raises:
             FedGraphError: two clients differ.
         """
-        if key in self._agreed:
-            return self._agreed[key]
-        values = {index: info.description.get(key) for index, info in self.clients.items()}
-        first, *_ = values.items()
-        for index, value in values.items():
-            if value != first[1]:
-                raise FedGraphError(
-                    f"client {index} has {key}={value}, client {first[0]} has {key}={first[1]}: all clients of a run must agree"
-                )
-        self._agreed[key] = first[1]
-        return first[1]
-
-    def size(self, key: str) -> Any:
-        """Return one of `model_sizes.SIZES`: that of all clients, or of the first one where no shared parameter depends on it.
-
-        Raises:
-            FedGraphError: two clients differ, and a shared parameter would have another shape.
-        """
-        return self.descriptions[0].get(key) if self._differ else self.agreed(key)
-
-    @property
-    def class_counts(self) -> list[int]:
-        """The numbers of classes that clients have, ascending: one, unless they may differ as in `size`."""
-        key = "num_classes"
-        return sorted({values[key] for values in self.descriptions}) if self._differ else [self.agreed(key)]
-
-    @property
-    def descriptions(self) -> list[dict[str, Any]]:
-        """What clients tell of themselves."""
-        return [info.description for info in self.clients.values()]
-
-    @property
-    def _differ(self) -> bool:
-        if "differ" not in self._agreed:
-            self._agreed["differ"] = may_differ(self.cfg, self.descriptions)
-        return bool(self._agreed["differ"])
+        return self.described.agreed(key)
 
     def weights(self, clients: list[int]) -> list[float]:
         """Return unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum.
@@ -299,15 +265,6 @@ class GraphStrategy(Side, FlowerFedAvg):
     def counts(self, key: str, clients: list[int]) -> list[float]:
         """Return a number from the clients' descriptions, such as ``num_train``, per client."""
         return [float(np.sum(self.clients[client].description[key])) for client in clients]
-
-    def weights_in(self, reducer: Reducer, clients: list[int]) -> list[float]:
-        """Return the unnormalised weight of each client in a declared mean or sum; all of it is known before the exchange."""
-        return weighting.of_reducer(self, reducer, clients)
-
-    @property
-    def addressed(self) -> list[int]:
-        """The default receivers of a request: the cohort, or all clients during setup."""
-        return self.cohort if self.server_round else sorted(self.clients)
 
     def request(
         self,
@@ -324,15 +281,13 @@ class GraphStrategy(Side, FlowerFedAvg):
             clients: the receivers; default: the cohort, or all clients during setup.
             config: further scalars.
         """
-        chosen, down = list(clients) if clients is not None else self.addressed, groups or {}
+        default = self.cohort if self.server_round else sorted(self.clients)
+        chosen, down = default if clients is None else list(clients), groups or {}
         if self.secure and sums(self.uplink_of.get(phase, {})):
             masks = self.secure.begin(phase, chosen)
             chosen, down = list(masks), with_own(down, masks)
-        return self.reduce(phase, self.exchange(phase, self.messages(phase, chosen, down, config or {})).replies)
-
-    def reduce(self, phase: str, replies: list[Reply]) -> Reduced:
-        """Return the replies in the form that the uplink allows this strategy to see."""
-        return reduce(self, phase, replies)
+        sent = messages(self, phase, chosen, down, config or {})
+        return reduce(self, phase, enough_replies(self, phase, sent))
 
     def request_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> Reduced:
         """Send a phase to all clients, every one of which must reply.
@@ -349,25 +304,10 @@ class GraphStrategy(Side, FlowerFedAvg):
             )
         return replies
 
-    def releases_in(self, server_round: int) -> int:
-        """Return the number of releases under differential privacy in a round's exchanges."""
-        before, self.server_round = self.server_round, server_round
-        up = self.stage().up
-        self.server_round = before
-        return releases(self.uplink_of) - (not up and bool(sums(self.uplink_of[TRAIN])))
-
-    def send_beside(self, groups: Mapping[int, Groups]) -> None:
-        """Send each of these clients its own additional groups with this round's model."""
-        self.sent = with_own(self.sent, groups)
-
     def drop(self, clients: Iterable[int]) -> None:
         """Remove clients from this round; later rounds may sample them again."""
         out = set(clients)
         self.cohort = [client for client in self.cohort if client not in out]
-
-    def model_of(self, client: int) -> Arrays:
-        """Return the shared parameters that a client receives: its own, if it has some."""
-        return self.models.get(client, self.arrays)
 
     @property
     def finished(self) -> bool:
@@ -384,11 +324,6 @@ class GraphStrategy(Side, FlowerFedAvg):
         """Names of the shared tensors that no gradient trains, such as running statistics. They are always averaged."""
         return {name for name, _ in probe(self.cfg).named_buffers()}
 
-    @property
-    def filing(self) -> dict[str, Any]:
-        """Scalars that make a client store its state after replying, if a checkpoint is due; else none."""
-        return {"checkpoint": True, "run": self.recorder.run_name} if self.checkpoint_due else {}
-
     @cached_property
     def places(self) -> dict[int, int]:
         """Position of each client, ascending, in stored arrays. A fleet's indices may have gaps."""
@@ -401,126 +336,25 @@ class GraphStrategy(Side, FlowerFedAvg):
             return len(batch_of(self.cfg, max(self.server_round, 1)))
         return self.cfg.strategy.cohort_size(self.cfg.num_clients if self.privacy else len(self.clients))
 
-    @property
-    def min_clients(self) -> int:
-        """Fewest clients of a round that must reply."""
-        rules = self.cfg.strategy
-        if rules.on_failure == "fail":
-            return len(self.cohort)
-        return max(rules.min_clients, self.secure.min_clients(len(self.cohort)) if self.secure else 0)
-
-    # --- one exchange -------------------------------------------------------------------------------------------------
-
-    def messages(
-        self,
-        phase: str,
-        clients: list[int],
-        groups: GroupsFor,
-        config: Mapping[str, Any],
-        model: ArrayRecord | None = None,
-    ) -> list[Message]:
-        """Return one message of a phase per client (`requests`), counted as an exchange of this round.
-
-        Args:
-            phase: name of the phase.
-            clients: the receivers.
-            groups: groups of arrays, for all clients or by client.
-            config: further scalars.
-            model: shared parameters to send along.
-        """
-        if phase != DESCRIBE:
-            self.involved.update(clients)
-        earlier = self._asked[phase]
-        self._asked[phase] += 1
-        record = self.config(phase, {**config, **({"exchange": earlier} if earlier else {})})
-        return requests(self, phase, clients, groups, record, model)
-
-    def config(self, phase: str, config: Mapping[str, Any]) -> ConfigRecord:
-        """Return the scalars of a message."""
-        version = {SPEAKS: PROTOCOL} if phase == DESCRIBE else {}
-        return ConfigRecord({"phase": phase, "round": self.server_round, **version, **config})
-
-    def exchange(self, phase: str, messages: Iterable[Message]) -> Outcome:
-        """Send messages, wait, record the cost, and check that enough replies are valid.
-
-        Raises:
-            RunFailed: fewer valid replies than ``strategy.min_clients``, or any failure under ``on_failure=fail``.
-        """
-        outcome = self.collect(phase, messages)
-        rules, valid = self.cfg.strategy, len(outcome.replies)
-        if outcome.failures and (rules.on_failure == "fail" or valid < rules.min_clients):
-            who, reason = next(iter(outcome.failures.items()))
-            raise RunFailed(
-                f"round {self.server_round}, {phase}: {valid} of {valid + len(outcome.failures)} clients sent a valid reply, "
-                f"expected at least {rules.min_clients} (strategy.min_clients, on_failure={rules.on_failure}); "
-                f"client {who}: {reason}"
-            )
-        return outcome
-
-    def collect(self, phase: str, messages: Iterable[Message], timeout: float | None = None) -> Outcome:
-        """Send messages, wait for at most ``timeout`` seconds (default: ``strategy.timeout``), and record the cost."""
-        nodes = {info.node_id: index for index, info in self.clients.items()}
-
-        def read(message: Message, client: int | None) -> Reply:
-            return self.read(phase, message, client)
-
-        name = f"round {self.server_round}, {phase}"
-        longest = self.cfg.strategy.timeout if timeout is None else timeout
-        outcome = exchange(self.grid, messages, nodes, read, longest, name)
-        if self.actor_sums:
-            self.actor_sums.book(phase, outcome)
-        self.recorder.exchanged(phase, outcome.down, outcome.groups, outcome.seconds, outcome.failures)
-        self.failed |= outcome.failures
-        self.silent |= outcome.silent
-        return outcome
-
-    def read(self, phase: str, message: Message, client: int | None) -> Reply:
-        """Return the reply in a message, read by its schema.
-
-        Raises:
-            FedGraphError: it does not match the phase's schema.
-        """
-        return self.reader.read(phase, message, client, self.counted.get(client, {}) if client is not None else {})
-
-    def reply_schema(self, phase: str, client: int | None) -> ReplySchema:
-        """Return the schema of a reply to a phase; client None: a node whose client index is not known yet."""
-        return self.reader.schema(phase, client)
-
-    def next_round(self, server_round: int) -> None:
-        """Start a round without requests or failures."""
-        self.server_round, self.failed, self.silent = server_round, {}, set()
-        self._asked.clear()
-
-    def forget_agreed(self) -> None:
-        """Clear what was derived from the clients' descriptions, because the clients changed."""
-        self._agreed.clear()
-        self.reader.forget()
-
     # --- Flower's Strategy --------------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the training messages, with the groups from `before_train`."""
-        stage, flags = self.stage(), {"evaluate": self.scores_due, "checkpoint": False, **self.filing}
+        stage, flags = self.stage(), {"evaluate": self.scores_due, "checkpoint": False, **filing(self)}
         flags |= self.recorder.scoring if self.scores_due else {}
         scalars = {**config, **flags, **stage.config()}
-        return self.messages(TRAIN, self.cohort, self.sent, scalars, arrays if stage.down else None)
+        return messages(self, TRAIN, self.cohort, self.sent, scalars, arrays if stage.down else None)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return messages that request scores of the model."""
         groups, scalars = self.before_evaluate(self.arrays), {**self.stage().config(), **self.recorder.scoring}
-        return self.messages(EVALUATE, self.judges, groups, scalars, arrays if self.stage().down else None)
+        return messages(self, EVALUATE, self.judges, groups, scalars, arrays if self.stage().down else None)
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """Run the whole configuration; the recorder receives the results."""
         self.grid = grid
         return Loop(self, grid).run()
-
-    def nodes_of(self, replies: Iterable[Reply]) -> list[float] | None:
-        """Return the numbers of nodes of the clients that replied, if means of scores are weighted by them."""
-        if self.cfg.evaluation.average != "nodes":
-            return None
-        return [float(v) for reply in replies for v in as_list(self.clients[reply.client].description["num_nodes"])]

@@ -25,6 +25,7 @@ from fedgraph_flwr.methods.fednova import work
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.strategies.weighting import of_reducer
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays
 
 
@@ -65,7 +66,7 @@ class FedNova(GraphStrategy):
         if self.cfg.strategy.aggregator != "mean":  # the rule took updates over ‖a_i‖₁
             return self._moved(arrays, mean, effective)
         everyone = sorted(self.clients) if self.privacy else clients  # over which a release divides by the mean weight
-        worth = sum(self.weights_in(self.uplink_of[TRAIN][MODEL], everyone)) / sum(self.weights(everyone))
+        worth = sum(of_reducer(self, self.uplink_of[TRAIN][MODEL], everyone)) / sum(self.weights(everyone))
         return self._moved(arrays, mean, worth * effective)
 
     def _moved(self, arrays: Arrays, mean: Arrays, stretch: float) -> Arrays:

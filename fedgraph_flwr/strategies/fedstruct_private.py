@@ -25,6 +25,7 @@ from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.strategies.fedstruct import FedStruct
 from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.strategies.requests import filing
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.reply_schema import ArrayField, like
 from fedgraph_flwr.wire.trees import Tree
@@ -101,7 +102,7 @@ class PrivateFedStruct(FedStruct):
             upstream[self.support[reply.client][self.reached[reply.client]]] += reply.groups[STRUCTURE]["s"]
         rows: dict[int, Groups] = {client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()}
         # s_u changes after training, so clients store its checkpoint here
-        owners = self.request_all("step_own", rows, labelled=self.labelled(reduced), **self.filing)
+        owners = self.request_all("step_own", rows, labelled=self.labelled(reduced), **filing(self))
         gradients = FedGrad.gradients(self, arrays, reduced)
         for name in self.g:
             gradients[f"g.{name}"] = torch.from_numpy(owners["g"][name])

@@ -62,7 +62,11 @@ class GCFL(GraphStrategy):
             for cluster in self.clusters:
                 present = [replies[place] for place in self.present(cluster, replies)]
                 members, weights = self.members(cluster), self.weights([reply.client for reply in present])
-                own = weighted_mean([r.arrays for r in present], weights) if any(weights) else self.model_of(members[0])
+                own = (
+                    weighted_mean([r.arrays for r in present], weights)
+                    if any(weights)
+                    else self.models.get(members[0], self.arrays)
+                )
                 self.models |= {
                     client: {name: a.copy() for name, a in own.items()} for client in members
                 }  # files want copies
@@ -91,7 +95,9 @@ class GCFL(GraphStrategy):
         """Compute ⟨Δ_i, Δ_j⟩ of the clients that replied, over trained parameters, [n, n]."""
         products = np.zeros((len(replies), len(replies)))
         for name in (name for name in self.arrays if name not in self.buffers):
-            updates = [r.arrays[name].astype(np.float64) - self.model_of(r.client)[name] for r in replies]
+            updates = [
+                r.arrays[name].astype(np.float64) - self.models.get(r.client, self.arrays)[name] for r in replies
+            ]
             stacked = np.stack(updates).reshape(len(replies), -1)
             products += stacked @ stacked.T
         return products

@@ -16,13 +16,23 @@ from flwr.serverapp.strategy import Result
 from fedgraph_flwr.data.schema import check_fingerprints, check_links
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.methods.labels import LABELS, weights
+from fedgraph_flwr.methods.uplink import releases, sums
 from fedgraph_flwr.methods.weighting import batch_of
 from fedgraph_flwr.strategies import cohorts
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.opened_store import OpenedStore
-from fedgraph_flwr.strategies.requests import GroupsFor
-from fedgraph_flwr.strategies.scoring import confusion_of, counts_of, scores_of, training_record
+from fedgraph_flwr.strategies.reducing import reduce
+from fedgraph_flwr.strategies.requests import (
+    GroupsFor,
+    collect,
+    config_record,
+    enough_replies,
+    filing,
+    messages,
+    with_own,
+)
+from fedgraph_flwr.strategies.scoring import as_list, confusion_of, counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.wire.trees import Tree, as_arrays
@@ -108,7 +118,7 @@ class Loop:
         given, where = recorder.finished_model()
         method.arrays = self._fitting(given, where, "evaluate the run with its own strategy, model and schema")
         recorder.setup_done()
-        method.next_round(1)
+        self._next_round(1)
         recorder.begin_round(1, [])
         recorder.end_round({}, method.arrays)
         return self._finish()
@@ -132,7 +142,7 @@ class Loop:
             if method.finished:
                 log(INFO, "the run ends here: strategy=%s has nothing more to train", self.cfg.strategy.name)
                 break
-            due = method.releases_in(server_round)
+            due = self._releases_in(server_round)
             if method.privacy and not method.privacy.allows(method.privacy.next_round(recorder.pending, due)):
                 log(INFO, "the run ends here: one more release would exceed privacy.epsilon_budget")
                 break
@@ -196,11 +206,11 @@ class Loop:
 
     def _describe(self, nodes: list[int], timeout: float | None = None) -> tuple[list[ClientInfo], dict[int, str]]:
         """Request the descriptions of nodes; return them, and the reason for each node without one."""
-        record = self.strategy.config(DESCRIBE, {})
-        messages = [
+        record = config_record(self.strategy, DESCRIBE, {})
+        sent = [
             Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
         ]
-        outcome = self.strategy.collect(DESCRIBE, messages, timeout)
+        outcome = collect(self.strategy, DESCRIBE, sent, timeout)
         clients = [
             ClientInfo(reply.client, reply.message.metadata.src_node_id, reply.metrics)
             for reply in outcome.replies
@@ -236,13 +246,13 @@ class Loop:
         scalars = {"resume": done, "run": recorder.run_name}
         method.involved = set(as_arrays(tree)["involved"].tolist()) if "involved" in tree else set(method.clients)
         everyone = sorted(method.involved)
-        restored = method.exchange(DESCRIBE, method.messages(DESCRIBE, everyone, {}, scalars)).replies
+        restored = enough_replies(method, DESCRIBE, messages(method, DESCRIBE, everyone, {}, scalars))
         if len(restored) < len(everyone):
             reasons = "; ".join(recorder.setup_record["failed"].values())
             raise RunFailed(
                 f"{len(restored)} of {len(everyone)} clients restored their state of round {done}: {reasons}"
             )
-        method.next_round(
+        self._next_round(
             done
         )  # without rounds left, the final scores count as requests of this round, as at the clients
         return done
@@ -260,12 +270,18 @@ class Loop:
 
     # --- a round ------------------------------------------------------------------------------------------------------
 
+    def _next_round(self, server_round: int) -> None:
+        """Start a round without requests or failures."""
+        method = self.strategy
+        method.server_round, method.failed, method.silent = server_round, {}, set()
+        method.exchanges.clear()
+
     def _begin(self, server_round: int) -> None:
         """Reconnect clients that were away, sample the cohort, and determine what is due."""
         method, cfg = self.strategy, self.cfg
         replied, self._silent = set(method.cohort) - method.failed.keys(), method.silent
         back = self.connection.returned(method.clients, method.silent, replied)
-        method.next_round(server_round)
+        self._next_round(server_round)
         if back:
             method.clients |= back
             self._bind()
@@ -275,6 +291,14 @@ class Loop:
         method.scores_due = due and self._scores_sent
         method.checkpoint_due = bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0
 
+    @property
+    def _min_clients(self) -> int:
+        """Fewest clients of the round that must reply."""
+        method, rules = self.strategy, self.cfg.strategy
+        if rules.on_failure == "fail":
+            return len(method.cohort)
+        return max(rules.min_clients, method.secure.min_clients(len(method.cohort)) if method.secure else 0)
+
     def _wait_for_silent(self) -> None:
         """Wait for unresponsive clients if the round would have too few clients without them.
 
@@ -283,7 +307,7 @@ class Loop:
         method, away, started, pause = self.strategy, self._silent, time.perf_counter(), 1.0
         if not away:
             return
-        while away and len(method.cohort) - len(away) < method.min_clients:
+        while away and len(method.cohort) - len(away) < self._min_clients:
             left = self.cfg.strategy.timeout - (time.perf_counter() - started)
             if left <= pause:
                 return  # the round reports who is missing
@@ -301,7 +325,8 @@ class Loop:
     def _bind(self) -> None:
         """Record which node each client is."""
         self.recorder.nodes = {client: info.node_id for client, info in self.strategy.clients.items()}
-        self.strategy.forget_agreed()
+        self.strategy.described.forget()
+        self.strategy.reader.forget()
 
     def _sample(self, server_round: int) -> list[int]:
         """Return a round's cohort: drawn from its own random stream, or a fixed batch with secure sums."""
@@ -318,27 +343,54 @@ class Loop:
     def _train(self) -> list[Reply]:
         """Run the method's own exchanges, then training; return the valid replies in client order."""
         method = self.strategy
-        method.sent = method.groups_to_train(method.arrays)
+        method.sent = self._groups_to_train()
         if method.secure and method.stage().up:
-            method.send_beside(method.secure.begin(TRAIN, method.cohort))
+            method.sent = with_own(method.sent, method.secure.begin(TRAIN, method.cohort))
         self._score_apart()  # a client that failed in those exchanges is not requested to train
         if method.actor_sums and method.stage().up:
             method.actor_sums.begin()
         record = to_record(method.arrays)
-        messages = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
-        return method.exchange(TRAIN, messages).replies
+        sent = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
+        return enough_replies(method, TRAIN, sent)
 
     def _next_arrays(self, replies: list[Reply]) -> Arrays:
         """Return the aggregate of the models that clients sent."""
         method = self.strategy
         if not method.stage().up:
             return {name: array.copy() for name, array in method.arrays.items()}  # a file may hold each array only once
-        return method.advance(method.arrays, method.reduce(TRAIN, replies))
+        reduced = reduce(method, TRAIN, replies)
+        after = method.step(method.arrays, reduced)
+        for part in method.combined:
+            after = part.step(method, method.arrays, after, reduced)
+        return after
+
+    def _groups_to_train(self) -> GroupsFor:
+        """Return the groups that travel with the model: the method's, and its parts' where models are sent up."""
+        method = self.strategy
+        groups = method.before_train(method.arrays)
+        for part in method.combined if method.stage().up else ():
+            groups = with_own(groups, own) if (own := part.groups(method, method.arrays)) else groups
+        return groups
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the round's record of training."""
         prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
-        return training_record(replies, prefixes, self.cfg, self.strategy.class_counts)
+        return training_record(replies, prefixes, self.cfg, self.strategy.described.class_counts)
+
+    def _nodes_of(self, replies: list[Reply]) -> list[float] | None:
+        """Return the numbers of nodes of the clients that replied, if means of scores are weighted by them."""
+        if self.cfg.evaluation.average != "nodes":
+            return None
+        clients = self.strategy.clients
+        return [float(v) for reply in replies for v in as_list(clients[reply.client].description["num_nodes"])]
+
+    def _releases_in(self, server_round: int) -> int:
+        """Return the number of releases under differential privacy in a round's exchanges."""
+        method = self.strategy
+        before, method.server_round = method.server_round, server_round
+        up = method.stage().up
+        method.server_round = before
+        return releases(method.uplink_of) - (not up and bool(sums(method.uplink_of[TRAIN])))
 
     def _spent(self) -> dict[str, Any]:
         """Return the record of the privacy budget."""
@@ -373,15 +425,15 @@ class Loop:
         method = self.strategy
         method.judges = judges
         record = to_record(method.arrays)
-        messages = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
-        self._scored(method.exchange(EVALUATE, messages).replies)
+        sent = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
+        self._scored(enough_replies(method, EVALUATE, sent))
 
     def _scored(self, replies: list[Reply]) -> None:
         """Complete the previous round's record with the scores in these replies."""
         method, evaluation = self.strategy, self.cfg.evaluation
         for reply in replies:
             method.counted.setdefault(reply.client, counts_of(reply.metrics))
-        nodes, classes = method.nodes_of(replies), method.class_counts
+        nodes, classes = self._nodes_of(replies), method.described.class_counts
         scores = scores_of(replies, self.cfg, classes, "", nodes)
         if self.cfg.strategy.personal:
             shared = scores_of(replies, self.cfg, classes, "global-", nodes)["metrics"]
@@ -409,7 +461,7 @@ class Loop:
         if not self._scores_sent and method.stage().down:
             groups, scalars = method.before_evaluate(method.arrays), scalars | recorder.scoring
             model = to_record(method.arrays)
-        method.collect(DESCRIBE, method.messages(DESCRIBE, receivers, groups, scalars, model))
+        collect(method, DESCRIBE, messages(method, DESCRIBE, receivers, groups, scalars, model))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -421,7 +473,7 @@ class Loop:
         method = self.strategy
         filed = set(method.cohort) - method.failed.keys()
         if absent := sorted(self._with_state - filed - method.silent):
-            failures = method.collect(DESCRIBE, method.messages(DESCRIBE, absent, {}, method.filing)).failures
+            failures = collect(method, DESCRIBE, messages(method, DESCRIBE, absent, {}, filing(method))).failures
             if failures:
                 log(
                     WARNING,
@@ -447,7 +499,7 @@ class Loop:
         method = self.strategy
         if not method.checkpoint_due:
             method.checkpoint_due = True
-            method.exchange(DESCRIBE, method.messages(DESCRIBE, sorted(self._with_state), {}, method.filing))
+            enough_replies(method, DESCRIBE, messages(method, DESCRIBE, sorted(self._with_state), {}, filing(method)))
             self._checkpoint(server_round)
         raise KeyboardInterrupt
 
@@ -462,7 +514,7 @@ class Loop:
         if method.privacy:
             left = max(self.cfg.rounds - server_round, 0)
             coming = range(server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left))
-            tree["privacy"] = method.privacy.state(ahead=map(method.releases_in, coming))
+            tree["privacy"] = method.privacy.state(ahead=map(self._releases_in, coming))
         descriptions = {index: info.description for index, info in method.clients.items()}
         self.recorder.checkpoint(server_round, method.arrays, tree, descriptions)
         if method.secure:

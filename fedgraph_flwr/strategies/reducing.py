@@ -14,6 +14,7 @@ from fedgraph_flwr.methods.weighting import private_factors
 from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.privacy import Terms
+from fedgraph_flwr.strategies.weighting import of_reducer
 from fedgraph_flwr.wire.messages import CLIPPED, MODEL, TRAIN, Arrays, Reply, weighted_mean
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _reduced(method: GraphStrategy, reducer: Reducer, group: str, replies: list[
         origin = origin_of(method, reducer, values[0])
         scales = map(reducer.scale, clients)
         values = [_scaled(value, origin, s, method.buffers) for value, s in zip(values, scales, strict=True)]
-    return averaged(values, method.weights_in(reducer, clients), origin_of(method, reducer, values[0]), rules)
+    return averaged(values, of_reducer(method, reducer, clients), origin_of(method, reducer, values[0]), rules)
 
 
 def _counted(method: GraphStrategy, reducer: Mean, clients: list[int]) -> list[int]:
@@ -194,7 +195,7 @@ def _counted(method: GraphStrategy, reducer: Mean, clients: list[int]) -> list[i
     Without any such client, all count.
     """
     models = reducer.weight in ("weighting", "shares")  # even if ``strategy.weighting=nodes`` weighs an unchanged model
-    weights = method.weights_in(replace(reducer, trained=reducer.trained or models), clients)
+    weights = of_reducer(method, replace(reducer, trained=reducer.trained or models), clients)
     return [place for place, weight in enumerate(weights) if weight] or list(range(len(clients)))
 
 

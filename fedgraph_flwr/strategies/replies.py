@@ -44,14 +44,13 @@ class ReplyReader:
         self._scores.clear()
         self._resolved.clear()
 
-    def read(self, phase: str, message: Message, client: int | None, counted: dict[str, list[float]]) -> Reply:
+    def read(self, phase: str, message: Message, client: int | None) -> Reply:
         """Return the reply in a message.
 
         Args:
             phase: the requested phase.
             message: the message as received.
             client: who sent it; None: a node whose client index is not known yet.
-            counted: number of nodes on which the client was first scored, by split.
 
         Raises:
             FedGraphError: it does not match the phase's schema.
@@ -59,7 +58,7 @@ class ReplyReader:
         method = self.method
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
         index = NumberField(0, LARGEST, whole=True) if client is None else exactly(client)
-        wanted = method.reply_schema(phase, client)
+        wanted = self.schema(phase, client)
         if method.secure:
             wanted = method.secure.masked(phase, wanted)
         wanted = wanted | ReplySchema(numbers={"client": index})
@@ -70,7 +69,7 @@ class ReplyReader:
             _check_protocol(message, who)
         groups, numbers = wanted.read(message.content, replied)
         numbers.pop(SPEAKS, None)
-        check_scores(numbers, counted, replied)
+        check_scores(numbers, {} if client is None else method.counted.get(client, {}), replied)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
         known = method.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
         if known and (differs := difference(known.description, numbers)):
@@ -86,7 +85,8 @@ class ReplyReader:
         for group in (group for group in sums(declared) if group in reply.groups):
             arrays = reply.groups[group]
             own = group == MODEL and getattr(declared[group], "origin", "") == ARRAYS
-            origin = self.method.model_of(reply.client) if own else origin_of(self.method, declared[group], arrays)
+            start = self.method.models.get(reply.client) if own else None
+            origin = origin_of(self.method, declared[group], arrays) if start is None else start
             privacy.verify(reply.client, group, arrays, origin)
 
     def schema(self, phase: str, client: int | None) -> ReplySchema:
@@ -157,7 +157,7 @@ class ReplyReader:
         return fields
 
     def _score_fields_of(self, prefix: str, client: int | None) -> dict[str, NumberField]:
-        classes, *more = self.method.class_counts
+        classes, *more = self.method.described.class_counts
         if more and client is not None:
             classes = self.method.clients[client].description["num_classes"]
         if (key := (prefix, classes)) not in self._scores:

@@ -1,14 +1,29 @@
-"""The messages of one exchange, and the groups of arrays that travel with them."""
+"""The messages of one exchange and the groups of arrays that travel with them, and the exchange with its cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
+from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
-from fedgraph_flwr.wire.messages import CLIPPING, CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN, pack, to_record
+from fedgraph_flwr.strategies.exchange import Outcome, exchange
+from fedgraph_flwr.wire.messages import (
+    CLIPPING,
+    CONFIG,
+    DESCRIBE,
+    EVALUATE,
+    MODEL,
+    PROTOCOL,
+    SPEAKS,
+    TRAIN,
+    Reply,
+    pack,
+    to_record,
+)
 
 if TYPE_CHECKING:
     from fedgraph_flwr.strategies.base import GraphStrategy
@@ -47,7 +62,7 @@ def requests(
         extra = RecordDict()
     if method.privacy and (norms := method.privacy.norms_for(method.uplink_of.get(phase, {}))):
         extra[CLIPPING] = to_record(norms)
-    messages = []
+    built = []
     for client in clients:
         content = RecordDict()
         if model is not None:
@@ -56,8 +71,77 @@ def requests(
         content.update(extra)
         content[CONFIG] = record
         kind = _TYPES.get(phase, MessageType.QUERY)
-        messages.append(Message(content, dst_node_id=method.clients[client].node_id, message_type=kind))
-    return messages
+        built.append(Message(content, dst_node_id=method.clients[client].node_id, message_type=kind))
+    return built
+
+
+def messages(
+    method: GraphStrategy,
+    phase: str,
+    clients: list[int],
+    groups: GroupsFor,
+    scalars: Mapping[str, Any],
+    model: ArrayRecord | None = None,
+) -> list[Message]:
+    """Return one message of a phase per client, counted as an exchange of this round.
+
+    Args:
+        method: the strategy.
+        phase: name of the phase.
+        clients: the receivers.
+        groups: groups of arrays, for all clients or by client.
+        scalars: further scalars.
+        model: shared parameters to send along.
+    """
+    if phase != DESCRIBE:
+        method.involved.update(clients)
+    earlier = method.exchanges[phase]
+    method.exchanges[phase] += 1
+    record = config_record(method, phase, {**scalars, **({"exchange": earlier} if earlier else {})})
+    return requests(method, phase, clients, groups, record, model)
+
+
+def config_record(method: GraphStrategy, phase: str, scalars: Mapping[str, Any]) -> ConfigRecord:
+    """Return the scalars of a message."""
+    version = {SPEAKS: PROTOCOL} if phase == DESCRIBE else {}
+    return ConfigRecord({"phase": phase, "round": method.server_round, **version, **scalars})
+
+
+def filing(method: GraphStrategy) -> dict[str, Any]:
+    """Return scalars that make a client store its state after replying, if a checkpoint is due; else none."""
+    return {"checkpoint": True, "run": method.recorder.run_name} if method.checkpoint_due else {}
+
+
+def collect(method: GraphStrategy, phase: str, sent: Iterable[Message], timeout: float | None = None) -> Outcome:
+    """Send messages, wait for at most ``timeout`` seconds (default: ``strategy.timeout``), and record the cost."""
+    nodes = {info.node_id: index for index, info in method.clients.items()}
+    longest = method.cfg.strategy.timeout if timeout is None else timeout
+    read = partial(method.reader.read, phase)
+    outcome = exchange(method.grid, sent, nodes, read, longest, f"round {method.server_round}, {phase}")
+    if method.actor_sums:
+        method.actor_sums.book(phase, outcome)
+    method.recorder.exchanged(phase, outcome.down, outcome.groups, outcome.seconds, outcome.failures)
+    method.failed |= outcome.failures
+    method.silent |= outcome.silent
+    return outcome
+
+
+def enough_replies(method: GraphStrategy, phase: str, sent: Iterable[Message]) -> list[Reply]:
+    """Send messages, wait, and return the valid replies, in client order.
+
+    Raises:
+        RunFailed: fewer valid replies than ``strategy.min_clients``, or any failure under ``on_failure=fail``.
+    """
+    outcome = collect(method, phase, sent)
+    rules, valid = method.cfg.strategy, len(outcome.replies)
+    if outcome.failures and (rules.on_failure == "fail" or valid < rules.min_clients):
+        who, reason = next(iter(outcome.failures.items()))
+        raise RunFailed(
+            f"round {method.server_round}, {phase}: {valid} of {valid + len(outcome.failures)} clients sent a valid reply, "
+            f"expected at least {rules.min_clients} (strategy.min_clients, on_failure={rules.on_failure}); "
+            f"client {who}: {reason}"
+        )
+    return outcome.replies
 
 
 def with_own(groups: GroupsFor, more: Mapping[int, Groups]) -> dict[int, Groups]:

@@ -181,7 +181,7 @@ class SecureSums:
         if stored := self.store.read(method.server_round, self.phase):
             return stored
         found = self._opened(replies, survivors, next(iter(agreed)))
-        fields = method.reply_schema(self.phase, survivors[0]).groups
+        fields = method.reader.schema(self.phase, survivors[0]).groups
         declared = method.uplink_of[self.phase]
         values = {
             group: {

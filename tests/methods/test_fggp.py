@@ -15,6 +15,7 @@ from fedgraph_flwr.methods.fggp import bank, finch
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.fggp import FGGP
+from fedgraph_flwr.strategies.reducing import reduce
 from fedgraph_flwr.wire.messages import Reply
 from tests.conftest import client_graph
 
@@ -76,7 +77,7 @@ def reply(client, mean, known, arrays=None):
 def round_of(server, *replies):
     arrays = server.arrays
     replies = [Reply(r.client, {**r.groups, "model": r.groups["model"] or arrays}, {}) for r in replies]
-    return server.step(arrays, server.reduce("train", replies))
+    return server.step(arrays, reduce(server, "train", replies))
 
 
 def test_a_class_that_no_client_of_the_cohort_knows_keeps_its_prototypes():

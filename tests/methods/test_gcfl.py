@@ -15,6 +15,7 @@ from fedgraph_flwr.methods.gcfl import distances, halves
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.gcfl import GCFL
+from fedgraph_flwr.strategies.reducing import reduce
 from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.support import recorded_messages, same_result
 
@@ -33,8 +34,11 @@ def server_of(*overrides: str, train: tuple[int, ...] = (1,) * 6) -> GCFL:
 def step(server: GCFL, updates: dict[int, Any]) -> list[list[int]]:
     """A round in which these clients reply with their models and these updates; the clusters after it."""
     server.server_round += 1
-    replies = [Reply(i, {MODEL: {"w": server.model_of(i)["w"] + np.asarray(u, float)}}) for i, u in updates.items()]
-    server.arrays = server.step(server.arrays, server.reduce("train", replies))
+    replies = [
+        Reply(i, {MODEL: {"w": server.models.get(i, server.arrays)["w"] + np.asarray(u, float)}})
+        for i, u in updates.items()
+    ]
+    server.arrays = server.step(server.arrays, reduce(server, "train", replies))
     return [server.members(cluster) for cluster in server.clusters]
 
 
@@ -56,7 +60,7 @@ def test_planted_groups_are_split_and_go_apart():
             np.testing.assert_allclose(server.models[client]["w"], mean, rtol=1e-12)
     everyone = sum(train[i] * updates[i] for i in range(6)) / sum(train)
     np.testing.assert_allclose(server.arrays["w"], everyone, rtol=1e-12)
-    before = {i: server.model_of(i)["w"] for i in range(6)}
+    before = {i: server.models.get(i, server.arrays)["w"] for i in range(6)}
     assert step(server, {0: [1, 0, 0, 0], 2: [0, 1, 0, 0]}) == groups  # none of the others replies
     np.testing.assert_allclose(server.models[5]["w"], before[5] + np.array([1, 3, 0, 0]) / 4, rtol=1e-12)
     np.testing.assert_array_equal(server.models[5]["w"], server.models[0]["w"])

@@ -18,6 +18,7 @@ from fedgraph_flwr.engine.inline import InlineGrid, run_identity, run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.strategies.requests import collect, messages
 from fedgraph_flwr.wire.messages import METRICS, PROTOCOL, from_record
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays, recorded_messages
@@ -530,7 +531,7 @@ def _asked(waits, monkeypatch, *overrides, grid=None, clients=2):
 
     monkeypatch.setattr("fedgraph_flwr.strategies.exchange.time.sleep", sleep)
     with run_identity(1):
-        outcome = strategy.collect("tell", strategy.messages("tell", list(range(clients)), {}, {}))
+        outcome = collect(strategy, "tell", messages(strategy, "tell", list(range(clients)), {}, {}))
     return [reply.client for reply in outcome.replies], outcome.failures, pauses
 
 

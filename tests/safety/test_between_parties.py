@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies.replies import ReplyReader
 from fedgraph_flwr.wire.messages import MODEL, groups_of
 from tests.support import recorded_messages
 
@@ -22,7 +22,7 @@ def revealed(go, method: str, *overrides: str) -> tuple[int, set[str], int]:
         number of rows that the server sends a client and that are features of another client's node.
     """
     uploads: list[tuple[str, np.ndarray]] = []
-    read = GraphStrategy.read
+    read = ReplyReader.read
 
     def spy(self, phase, message, client):
         reply = read(self, phase, message, client)
@@ -31,7 +31,7 @@ def revealed(go, method: str, *overrides: str) -> tuple[int, set[str], int]:
         return reply
 
     with pytest.MonkeyPatch.context() as patch, recorded_messages(patch) as messages:
-        patch.setattr(GraphStrategy, "read", spy)
+        patch.setattr(ReplyReader, "read", spy)
         finished = go(method, "rounds=1", *overrides)
     x = [partition.load_client(finished.cfg, client).x.numpy() for client in range(3)]
     down = [(node - 1, groups_of(content)) for way, node, content in messages if way == "down"]

@@ -19,8 +19,8 @@ from flwr.app import Message
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.exchange import Outcome, take
+from fedgraph_flwr.strategies.replies import ReplyReader
 from fedgraph_flwr.wire.messages import Reply
 from tests.methods.small_runs import METHODS, Go, declares, sampled
 from tests.safety.mutations import mutations
@@ -53,9 +53,9 @@ class Probe:
 def probed(go: Go, method: str, *overrides: str) -> list[Probe]:
     """One run in which each reply of one client is first given in all its wrong forms."""
     found: list[Probe] = []
-    read, done = GraphStrategy.read, set()
+    read, done = ReplyReader.read, set()
 
-    def spy(self: GraphStrategy, phase: str, message: Message, client: int | None) -> Reply:
+    def spy(self: ReplyReader, phase: str, message: Message, client: int | None) -> Reply:
         honest = read(self, phase, message, client)
         kind = (phase, not self.server_round, tuple(sorted(message.content)))  # once before the rounds, once in them
         if honest.client == (0 if self.cfg.strategy.pooled else LIAR) and kind not in done:
@@ -67,11 +67,13 @@ def probed(go: Go, method: str, *overrides: str) -> list[Probe]:
                 assert outcome.up >= 0
                 refusal = "".join(outcome.failures.values())
                 accepted = outcome.replies[0] if outcome.replies else None
-                found.append(Probe(phase, wrong.place, wrong.kind, not self.server_round, refusal, accepted, honest))
+                found.append(
+                    Probe(phase, wrong.place, wrong.kind, not self.method.server_round, refusal, accepted, honest)
+                )
         return honest
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraphStrategy, "read", spy)
+        patch.setattr(ReplyReader, "read", spy)
         go(method, "rounds=2", *overrides)
     return found
 

@@ -9,7 +9,7 @@ from fedgraph_flwr.secure import secagg
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.secagg import Member, threshold
 from fedgraph_flwr.secure.shamir import combine
-from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies import reducing
 from fedgraph_flwr.strategies.requests import requests
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record, to_record
@@ -175,7 +175,7 @@ def fleet(monkeypatch):
 def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):
     """Weight 1 for client 0 and 0 for the others gave the server that client's model in one round."""
 
-    def alone(self, reducer, clients):
+    def alone(method, reducer, clients):
         return [float(client == clients[0]) for client in clients]
 
     opened, reveal = [], SecureSums.reveal
@@ -186,7 +186,7 @@ def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):
 
     monkeypatch.setattr(SecureSums, "reveal", spy)
     go(method, "rounds=1", "model.dropout=0", SECURE)
-    monkeypatch.setattr(GraphStrategy, "weights_in", alone)
+    monkeypatch.setattr(reducing, "of_reducer", alone)
     go(method, "rounds=1", "model.dropout=0", SECURE)
     honest, other = opened[: len(opened) // 2], opened[len(opened) // 2 :]
     for before, after in zip(honest, other, strict=True):
@@ -214,6 +214,6 @@ def test_a_group_that_only_one_client_received_makes_no_sum(run, monkeypatch, ov
             messages[0].content[group] = to_record({name: array + 1.5 for name, array in record.items()})
         return messages
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.base.requests", unequal)
+    monkeypatch.setattr("fedgraph_flwr.strategies.requests.requests", unequal)
     with pytest.raises(RunFailed, match="masked their values under different lists"):
         run(*overrides, "privacy.secagg=true", "rounds=2")

@@ -244,7 +244,7 @@ def test_clients_that_received_other_norms_do_not_add_up(run, monkeypatch):
             messages[0].content[CLIPPING] = to_record({MODEL: np.array([50.0])})
         return messages
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.base.requests", unequal)
+    monkeypatch.setattr("fedgraph_flwr.strategies.requests.requests", unequal)
     with pytest.raises(RunFailed, match="masked their values under different lists"):
         run(UNIFORM, *SECURE, "privacy.dp=distributed_adaptive", "privacy.noise_multiplier=1", "rounds=1")
 
@@ -257,7 +257,7 @@ def test_a_client_refuses_a_norm_that_is_none(run, monkeypatch, norm):
             message.content[CLIPPING] = to_record({MODEL: np.array([norm])} if norm is not None else {})
         return messages
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.base.requests", wrong)
+    monkeypatch.setattr("fedgraph_flwr.strategies.requests.requests", wrong)
     with pytest.raises(RunFailed, match="sent no clipping norm > 0 for group 'model'"):
         run(UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=1", "rounds=1")
 
