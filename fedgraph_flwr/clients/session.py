@@ -25,11 +25,10 @@ from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import messages_of
-from fedgraph_flwr.clients.private_state import checkpoint, restore, snapshot
 from fedgraph_flwr.clients.replies import plain_reply, protected, sum_request
 from fedgraph_flwr.clients.requirements import check_sampler, check_task
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
-from fedgraph_flwr.clients.state import StateFolder
+from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
 from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.config.lookup import locate, method_params
 from fedgraph_flwr.errors import FedGraphError, located, sanitize, unknown
@@ -159,17 +158,17 @@ def forget(run_id: int) -> None:
             del held[key]
 
 
-def private_state(context: Context) -> dict[str, torch.Tensor]:
+def stored_state(context: Context) -> dict[str, torch.Tensor]:
     """Return a node's current private state, for an engine that keeps clients alive and may have to rebuild one."""
     if live := _live.get((context.run_id, context.node_id)):
-        return flatten(snapshot(live[0]))
+        return flatten(state_of(live[0]))
     if STATE not in context.state.array_records:
         return {}
     arrays = from_record(context.state.array_records[STATE])
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def give_state(context: Context, state: Mapping[str, torch.Tensor]) -> None:
+def store_state(context: Context, state: Mapping[str, torch.Tensor]) -> None:
     """Store a private state with which the node's next message rebuilds its client."""
     _live.pop((context.run_id, context.node_id), None)
     if state:
@@ -180,7 +179,7 @@ def release_mapped(context: Context) -> None:
     """Drop a live client whose graph is a mapped file, so that many of them need the memory of one; its state stays."""
     live = _live.get((context.run_id, context.node_id))
     if live and getattr(live[0].graph, "stored_edges", None) is not None:
-        give_state(context, private_state(context))
+        store_state(context, stored_state(context))
 
 
 def _permitted(message: Message, context: Context) -> Request:
@@ -223,7 +222,7 @@ def _stored(request: Request, groups: dict[str, Arrays], numbers: dict[str, Any]
     if config.get("keep") and checkpoints:
         _keep_models(client, checkpoints, config)
     if config.get("checkpoint") and checkpoints:
-        checkpoints.write_checkpoint(flatten(checkpoint(client)), config["round"])
+        checkpoints.write_checkpoint(flatten(checkpointed_state(client)), config["round"])
     reply = pack(groups)
     reply[METRICS] = numbers_record({"client": client.graph.client, **numbers})
     return reply
@@ -447,12 +446,12 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
         client.saved_models.what = WHOLE
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
-        restore(client, unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
+        restore_state(client, unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
         if context.node_config.get("live"):
             del context.state[STATE]  # the client holds it now
     elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
         with folder.reading("last"):
-            restore(client, unflatten(kept[0]))
+            restore_state(client, unflatten(kept[0]))
         stored = kept[1]
     _live[key] = (client, stored)
     return _live[key]
@@ -495,7 +494,7 @@ def _keep(client: GraphClient, version: int, context: Context) -> None:
     _live[context.run_id, context.node_id] = (client, version)
     if context.node_config.get("live"):
         return
-    state = flatten(snapshot(client))
+    state = flatten(state_of(client))
     context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in state.items()})
     context.state[VERSION] = ConfigRecord({"version": version})
     if folder := _last_folder(context, client):
@@ -670,8 +669,8 @@ def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) 
     if folder is not None:
         state = folder.read_checkpoint(server_round)
         with folder.reading(f"round_{server_round:06d}"):
-            restore(client, unflatten(state))
-    elif flatten(checkpoint(client)):
+            restore_state(client, unflatten(state))
+    elif flatten(checkpointed_state(client)):
         raise FedGraphError(
             f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no state folder; "
             "start the SuperNode with --node-config 'state=\"DIR\"'"

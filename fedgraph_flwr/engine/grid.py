@@ -115,7 +115,7 @@ def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
     from fedgraph_flwr import partition
     from fedgraph_flwr.clients.base import GraphClient
     from fedgraph_flwr.clients.description import client_description
-    from fedgraph_flwr.clients.private_state import files_models
+    from fedgraph_flwr.clients.state import files_models
     from fedgraph_flwr.runs.checks import client_class
 
     kind = client_class(cfg)

@@ -139,7 +139,7 @@ class ClientActor:
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run.run_id, 1, 0
         for node, state in (states or {}).items():
             tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}  # Ray's are read-only
-            session.give_state(self._context(node), tensors)
+            session.store_state(self._context(node), tensors)
             self.sizes[node] = _size(tensors)
 
     def reply(
@@ -193,8 +193,8 @@ class ClientActor:
         while 0 < self.run.live_clients < len(self.live):
             node = next(iter(self.live))
             del self.live[node]
-            state = session.private_state(self.contexts[node])
-            session.give_state(self.contexts[node], state)
+            state = session.stored_state(self.contexts[node])
+            session.store_state(self.contexts[node], state)
             if not state:
                 del self.contexts[node]
 
@@ -203,10 +203,10 @@ class ClientActor:
         from fedgraph_flwr.clients import session
 
         for node in requested:
-            self.sizes[node] = _size(session.private_state(self.contexts[node])) if node in self.contexts else 0
+            self.sizes[node] = _size(session.stored_state(self.contexts[node])) if node in self.contexts else 0
         if not keep and sum(self.sizes.values()) > SMALL:
             return None
-        states = {node: session.private_state(self.contexts[node]) for node, size in self.sizes.items() if size}
+        states = {node: session.stored_state(self.contexts[node]) for node, size in self.sizes.items() if size}
         return {node: {k: t.detach().cpu().numpy() for k, t in state.items()} for node, state in states.items()}
 
 

@@ -64,13 +64,13 @@ class Boosting(GraphStrategy):
 
     def build_model(self) -> Model:
         """Return an empty forest."""
-        objective = objective_of(self.cfg, self.size("num_classes"))
+        objective = objective_of(self.cfg, self.described.size("num_classes"))
         return forest_of(self.cfg, self.params, objective, self.columns)
 
     @property
     def columns(self) -> int:
         """F."""
-        sizes = self.size("num_features"), self.size("num_edge_features") or 0, self.size("num_classes")
+        sizes = self.described.size("num_features"), self.described.size("num_edge_features") or 0, self.described.size("num_classes")
         return num_columns(self.cfg, self.params, *sizes)
 
     def initial_arrays(self) -> Arrays:
@@ -93,7 +93,7 @@ class Boosting(GraphStrategy):
         if not self.cfg.strategy.shared:
             return
         sums = self.request(BASE)[BASE]
-        objective = objective_of(self.cfg, self.size("num_classes"))
+        objective = objective_of(self.cfg, self.described.size("num_classes"))
         self.memory = {BASE: objective.base(sums["total"] * UNIT, sums["count"] * UNIT)}
         if self.params.mode == "histogram":
             edges = boosting.agreed_edges(self.columns, self.params.bins, self._count)

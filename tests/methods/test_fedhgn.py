@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedhgn import FedHGNClient
-from fedgraph_flwr.clients.private_state import restore, snapshot
+from fedgraph_flwr.clients.state import restore_state, state_of
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
@@ -550,10 +550,10 @@ def test_a_client_goes_on_from_its_private_state():
     """Embeddings and coefficients survive; bases and common weights come with the next message."""
     one, two = client_of(*WORDS), client_of(*WORDS)
     one.train()
-    restore(two, snapshot(one))
+    restore_state(two, state_of(one))
     two.set_parameters(one.get_parameters({}))
     torch.testing.assert_close(one.predict(), two.predict())
-    assert {name.split(".")[0] for name in snapshot(one)["model"]} == {"entities", "coefficients"}
+    assert {name.split(".")[0] for name in state_of(one)["model"]} == {"entities", "coefficients"}
 
 
 def test_an_interrupted_run_goes_on(run, typed_files, tmp_path):

@@ -8,7 +8,7 @@ import torch
 
 from fedgraph_flwr.clients import fedspa
 from fedgraph_flwr.clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
-from fedgraph_flwr.clients.private_state import restore, snapshot
+from fedgraph_flwr.clients.state import restore_state, state_of
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
@@ -768,11 +768,11 @@ def test_a_client_goes_on_from_its_private_state():
     share = first.send()[0][FISHER]
     first.summed = []  # as though nothing had been shared: a second share over the same clients is refused
     fresh = FedSPAClient(cfg, client_graph(0))
-    restore(fresh, unflatten(flatten(snapshot(first))))
+    restore_state(fresh, unflatten(flatten(state_of(first))))
     assert_same_arrays(fresh.share_again(peers, {})[0][FISHER], share)
     assert_same_arrays(fresh.fisher, first.fisher)
     kept = fresh.sealer
-    restore(fresh, unflatten(flatten(snapshot(first))))
+    restore_state(fresh, unflatten(flatten(state_of(first))))
     assert fresh.sealer is kept, "a resumed run keeps its new key"
     with pytest.raises(FedGraphError, match="which has published no key in this run"):
         FedSPAClient(cfg, client_graph(0)).share()

@@ -8,7 +8,7 @@ import torch
 
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.private_state import restore, snapshot
+from fedgraph_flwr.clients.state import restore_state, state_of
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import every_model
@@ -30,7 +30,7 @@ def elsewhere(client: Any, shift: float = 0.1) -> list[np.ndarray]:
 
 
 def state(client: Any) -> dict[str, torch.Tensor]:
-    return {name: t.clone() for name, t in flatten(snapshot(client)).items()} | {
+    return {name: t.clone() for name, t in flatten(state_of(client)).items()} | {
         name: t.detach().clone() for name, t in client.model.state_dict().items()
     }
 
@@ -119,7 +119,7 @@ def test_state_goes_through_its_flat_form(method):
     given = elsewhere(one)
     one.set_parameters(given)
     one.train()
-    restore(two, unflatten({name: t.clone() for name, t in flatten(snapshot(one)).items()}))
+    restore_state(two, unflatten({name: t.clone() for name, t in flatten(state_of(one)).items()}))
     for client in (one, two):
         torch.manual_seed(5)
         client.set_parameters([2 * array for array in given])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.private_state import snapshot
+from fedgraph_flwr.clients.state import state_of
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model, build, probe
@@ -93,7 +93,7 @@ def test_a_federation_averages_running_statistics(run):
     assert np.abs(arrays["norms.0.running_mean"]).max() > 0
     assert "norms.0.num_batches_tracked" not in arrays
     assert set(arrays) == set(GraphClient(finished.cfg, client_graph(0)).shared)
-    private = snapshot(GraphClient(compose(["model.norm=batch"]), client_graph(0)))
+    private = state_of(GraphClient(compose(["model.norm=batch"]), client_graph(0)))
     assert list(private["model"]) == ["norms.0.num_batches_tracked"]
 
 

@@ -606,7 +606,7 @@ def test_a_simulation_is_given_messages_in_portions(monkeypatch):
 @pytest.mark.parametrize("side", ["server", "node"])
 def test_another_version_of_the_protocol_is_one_error_on_each_side(run, monkeypatch, side):
     old = PROTOCOL - 1
-    module = "strategies.base" if side == "server" else "clients.replies"
+    module = "strategies.requests" if side == "server" else "clients.replies"
     monkeypatch.setattr(f"fedgraph_flwr.{module}.PROTOCOL", old)
     if side == "server":
         expected = f"the server uses version {old} .* this node version {PROTOCOL}: install the same version"

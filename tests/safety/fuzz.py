@@ -30,8 +30,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.private_state import restore
-from fedgraph_flwr.clients.state import StateFolder
+from fedgraph_flwr.clients.state import StateFolder, restore_state
 from fedgraph_flwr.config import DatasetConfig, compose
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import Graph, read_tensors, write_tensors
@@ -140,7 +139,7 @@ def targets(folder: Path) -> dict[str, Target]:
     def resume(path: Path) -> None:
         tensors = kept.read_checkpoint(2)
         with kept.reading("round_000002"):
-            restore(client, unflatten(tensors))
+            restore_state(client, unflatten(tensors))
 
     wide = partition.load(graphs / "client_0001.safetensors")
 

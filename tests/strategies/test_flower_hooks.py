@@ -4,8 +4,8 @@ import pytest
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAvg, FedMedian, Strategy
 
-from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.clients.base import NO_HOOKS, GraphClient
+from fedgraph_flwr.strategies.base import FINAL, GraphStrategy
 
 HERE = "tests.strategies.test_flower_hooks"
 REFUSED = {
@@ -68,3 +68,18 @@ def test_an_inherited_override_is_refused_too(bases):
 
 def test_the_base_itself_keeps_what_flower_defines():
     assert all(getattr(GraphStrategy, hook) is getattr(FedAvg, hook) for hook in REFUSED if hasattr(FedAvg, hook))
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_what_applies_the_protections_is_not_a_methods_to_change(name):
+    """An own `reduce` released a model without noise, with an ε of 0."""
+    with pytest.raises(
+        TypeError, match=rf"defines '{name}', which applies the protections of a run: define .* instead"
+    ):
+        type("Mine", (GraphStrategy,), {name: lambda self, *args: None})
+
+
+@pytest.mark.parametrize("name", NO_HOOKS)
+def test_a_member_of_a_client_that_a_run_never_calls_is_refused(name):
+    with pytest.raises(TypeError, match=rf"defines '{name}', which a run never calls: define .* instead"):
+        type("Mine", (GraphClient,), {name: lambda self, *args: None})
