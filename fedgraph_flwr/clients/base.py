@@ -226,7 +226,7 @@ class GraphClient(Side, NumPyClient):
         if closed_form := written_out(self):
             loss, grads = closed_form
             for name, grad in grads.items():
-                self.tensors[name].grad = grad
+                self.model.tensors[name].grad = grad
             return loss
         loss = with_terms(self, self.loss())
         loss.backward()
@@ -305,11 +305,6 @@ class GraphClient(Side, NumPyClient):
     def shared(self) -> dict[str, Tensor]:
         """The shared tensors by name, in the model's order; they alias the model."""
         return self.model.shared(self.cfg.strategy.shared, self.cfg.strategy.private)
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """The model's parameters and buffers by name; they alias the model."""
-        return self.model.state_dict(keep_vars=True)
 
     @property
     def least(self) -> int:

@@ -163,10 +163,6 @@ class BoostingClient(GraphClient):
             return np.ones(len(rows))
         return self.class_weights.cpu().double().numpy()[self.y.cpu().numpy()[rows]]
 
-    def check_step(self, nodes: int) -> None:
-        """Refuse too few training items; trees have no dropout."""
-        self.policy.check_step(self.graph.client, nodes, self.task.ITEMS)
-
     def predict(self) -> Tensor:
         """Return logits of all items, float64 [V, W]."""
         return self.model(self.x)

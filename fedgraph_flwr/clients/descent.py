@@ -32,7 +32,7 @@ def begin_training(client: GraphClient) -> Optimizer:
 
 def writes_out(client: GraphClient) -> bool:
     """Return whether the objective is the task's loss, trains all tensors, and has closed-form gradients."""
-    trained = not client.model.ties_weights and all(tensor.requires_grad for tensor in client.tensors.values())
+    trained = not client.model.ties_weights and all(tensor.requires_grad for tensor in client.model.tensors.values())
     plain = inherits(client, OBJECTIVE) and not any(part.adds for part in client.active)
     return plain and client.task.classes and client.cfg.train.loss != "focal" and trained
 
@@ -49,7 +49,7 @@ def written_out(client: GraphClient) -> tuple[Tensor, dict[str, Tensor]] | None:
             cfg=client.cfg.train,
             weights=client.class_weights,
         )
-        return client.model.grads(client.batch.inputs, client.tensors, cost)
+        return client.model.grads(client.batch.inputs, client.model.tensors, cost)
 
 
 @seam
@@ -73,4 +73,5 @@ def check_step(client: GraphClient, nodes: int) -> None:
         FedGraphError: the policy requires more.
     """
     client.policy.check_step(client.graph.client, nodes, client.task.ITEMS)
-    client.policy.check_dropout(client.cfg.model.dropout, min(nodes, client.graph.num_nodes))
+    if client.model.drops:
+        client.policy.check_dropout(client.cfg.model.dropout, min(nodes, client.graph.num_nodes))

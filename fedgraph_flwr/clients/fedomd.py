@@ -115,7 +115,7 @@ class FedOMDClient(GraphClient):
         return cached.out.logits.detach() if cached else super().predict()
 
     def _versions(self) -> list[int]:
-        return [tensor._version for tensor in self.tensors.values()]
+        return [tensor._version for tensor in self.model.tensors.values()]
 
     def _valid_cache(self) -> CachedForward | None:
         """Return the pass of the round's statistics, if the model has not changed since."""

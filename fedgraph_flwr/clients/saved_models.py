@@ -46,7 +46,7 @@ def state_for_prediction(client: GraphClient) -> Tree:
 def remember(client: GraphClient, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
     """Save the model that was just scored if the server names its round."""
     method = partial(state_for_prediction, client)
-    client.saved_models.take(scores, config, client.tensors, client.shared, method)
+    client.saved_models.take(scores, config, client.model.tensors, client.shared, method)
 
 
 class SavedModels:

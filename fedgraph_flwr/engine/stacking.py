@@ -90,7 +90,7 @@ def alike(client: GraphClient) -> Hashable:
 def _traits(client: GraphClient) -> tuple[bool, Hashable]:
     """Return whether a client can be stacked, and its class with names, shapes and `requires_grad` of its tensors; cached."""
     if client not in _known:
-        shapes = tuple((name, tensor.shape, tensor.requires_grad) for name, tensor in client.tensors.items())
+        shapes = tuple((name, tensor.shape, tensor.requires_grad) for name, tensor in client.model.tensors.items())
         _known[client] = not refusal(client.cfg, type(client), client.model), (type(client), shapes)
     return _known[client]
 
@@ -337,7 +337,7 @@ class Descent(Joint):
         """Compute each client's parameters and moments after the last step, and its last loss."""
         leader, optimizers = calls[0].client, [call.args[0] for call in calls]
         names = [name for name, _ in leader.model.named_parameters()]
-        moved = [name for name in names if leader.tensors[name].requires_grad]
+        moved = [name for name in names if leader.model.tensors[name].requires_grad]
         stack = Stack([call.client for call in calls])
         streams = Streams([call.states[-1] for call in calls], stack.sizes, leader.device)
         values = stack.parameters()
@@ -368,7 +368,7 @@ def _give_grads(calls: Sequence[Call], grads: Mapping[str, Tensor | None]) -> No
     """Write each client's row of stacked gradients to its parameters."""
     for name, own in zip(grads, _each(list(grads.values()), len(calls)), strict=True):
         for call, grad in zip(calls, own, strict=True):
-            call.client.tensors[name].grad = grad
+            call.client.model.tensors[name].grad = grad
 
 
 class Gradient(Joint):
@@ -391,11 +391,11 @@ class Gradient(Joint):
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
         """Write each client's gradient to its parameters."""
-        names = [name for name, tensor in calls[0].client.tensors.items() if tensor.requires_grad]
+        names = [name for name, tensor in calls[0].client.model.tensors.items() if tensor.requires_grad]
         for call, (loss, grads) in zip(calls, _grads(calls, names), strict=True):
             call.args[0].zero_grad()
             for name, grad in grads.items():
-                call.client.tensors[name].grad = grad
+                call.client.model.tensors[name].grad = grad
             call.result = loss
 
 
@@ -587,10 +587,10 @@ class Stack:
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the stacked tensors of the models by name, [M, ...] each."""
-        each = [client.tensors.values() for client in self.clients]
+        each = [client.model.tensors.values() for client in self.clients]
         return {
             name: torch.stack(own).detach()
-            for name, own in zip(self.clients[0].tensors, zip(*each, strict=True), strict=True)
+            for name, own in zip(self.clients[0].model.tensors, zip(*each, strict=True), strict=True)
         }
 
     def run(self, values: dict[str, Tensor], function: Callable[[GraphClient], Tensor]) -> Tensor:

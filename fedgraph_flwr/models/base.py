@@ -54,6 +54,7 @@ class Model(nn.Module):
         reads_edges: whether it reads edge features; its class then takes (F, C, D).
         whole_numbers: whether its tensors of whole numbers are parameters, as of a forest; else they are counters, which never
             travel.
+        drops: whether ``model.dropout`` acts in it.
         stacks: whether it can run on many clients' graphs at once under `torch.func.vmap`: rows of zeros below a graph's
             nodes, without edges, must not change the results of those nodes.
     """
@@ -68,6 +69,7 @@ class Model(nn.Module):
     prepares_features: bool = False
     pools: bool = False
     whole_numbers: bool = False
+    drops: bool = True
 
     def with_nodes(self, num_nodes: int) -> Self:
         """Return the model with the parameters that it has for each node of a client's graph; most models have none."""
@@ -183,6 +185,11 @@ class Model(nn.Module):
     def passes(self) -> list[Step]:
         """Return the forward pass in steps, each of which reads neighbours of one hop at most."""
         raise FedGraphError(f"a {type(self).__name__} cannot be computed in blocks: set train.sampler=none")
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters and buffers by name; they alias the model's."""
+        return self.state_dict(keep_vars=True)
 
     @cached_property
     def ties_weights(self) -> bool:

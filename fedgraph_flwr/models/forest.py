@@ -30,6 +30,7 @@ class Forest(Model):
 
     head_prefixes = ()
     whole_numbers = True
+    drops = False
 
     def __init__(self, outputs: int, columns: int, *, binary: bool, trees: int, nodes: int):
         super().__init__()

@@ -70,7 +70,8 @@ class Boosting(GraphStrategy):
     @property
     def columns(self) -> int:
         """F."""
-        sizes = self.described.size("num_features"), self.described.size("num_edge_features") or 0, self.described.size("num_classes")
+        size = self.described.size
+        sizes = size("num_features"), size("num_edge_features") or 0, size("num_classes")
         return num_columns(self.cfg, self.params, *sizes)
 
     def initial_arrays(self) -> Arrays:

@@ -57,7 +57,11 @@ def probed(go: Go, method: str, *overrides: str) -> list[Probe]:
 
     def spy(self: ReplyReader, phase: str, message: Message, client: int | None) -> Reply:
         honest = read(self, phase, message, client)
-        kind = (phase, not self.method.server_round, tuple(sorted(message.content)))  # once before the rounds, once in them
+        kind = (
+            phase,
+            not self.method.server_round,
+            tuple(sorted(message.content)),
+        )  # once before the rounds, once in them
         if honest.client == (0 if self.cfg.strategy.pooled else LIAR) and kind not in done:
             done.add(kind)
             for wrong in mutations(message.content, OTHER):

@@ -172,7 +172,7 @@ def test_scores_of_triples_count_no_rare_relation():
 @pytest.mark.parametrize("shared", ['[""]', "[nodes]", "[nodes,readout]"])
 def test_vectors_of_entities_never_leave(shared):
     client = made(GraphClient, *TRIPLES, f"strategy.shared={shared}", graph=with_relations())
-    assert "nodes" in client.tensors
+    assert "nodes" in client.model.tensors
     assert "nodes" not in client.shared
 
 

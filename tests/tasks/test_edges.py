@@ -277,7 +277,7 @@ def test_unknown_labels_are_predicted_but_not_used():
 def test_fedper_keeps_the_readout_private():
     made = client(random_graph(), "strategy=fedper")
     assert not any(name.startswith("readout.") for name in made.shared)
-    assert any(name.startswith("readout.") for name in made.tensors)
+    assert any(name.startswith("readout.") for name in made.model.tensors)
 
 
 PAYMENTS = {
