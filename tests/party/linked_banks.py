@@ -19,6 +19,12 @@ KEY = ["from_bank", "source", "to_bank", "target", "date", "amount", "ref"]
 MATCH = "date:date,amount:amount,ref"
 
 
+def once(book: pd.DataFrame, bank: str) -> pd.DataFrame:
+    """A bank's book, in which a payment between two of its accounts stands once although both sides were booked."""
+    own = (book.from_bank == bank) & (book.to_bank == bank)
+    return book[~(own & book.duplicated(KEY) & book[KEY].notna().all(axis=1))]
+
+
 @dataclass
 class Banks:
     """The tables of each bank, and where they are.
@@ -55,7 +61,7 @@ class Banks:
 
     def joined(self) -> pd.DataFrame:
         """All edges that both parties of each know, with the source's columns: what `link` must find, by a plain join."""
-        found = [book[(book.from_bank == bank) & (book.to_bank == bank)] for bank, book in self.books.items()]
+        found = [once(book, bank).query("from_bank == @bank and to_bank == @bank") for bank, book in self.books.items()]
         for a in BANKS:
             for b in set(BANKS) - {a}:
                 sides = []

@@ -234,7 +234,7 @@ def _check(args: argparse.Namespace, known: bool) -> None:
         raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
         raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
-    named = args.classes or args.edge_classes or known
+    named = args.classes or args.edge_classes or args.schema
     if args.client is not None and (args.num_clients is None or args.out is None or not named):
         raise FedGraphError(
             "--client requires --num-clients M, --out FILE, and --classes A,B,C or --schema FILE, so that all clients"
@@ -297,15 +297,25 @@ def summary(graph: Graph | HeteroGraph, complete: bool, as_client: bool) -> Iter
             f"auc and average precision are computed for the second class, '{names[1]}':"
             f" pass --classes {names[1]},{names[0]} to use '{names[0]}'"
         )
-    masks = {"train": graph.train_mask, "validation": graph.val_mask, "test": graph.test_mask}
-    if any(bool(mask.any()) for mask in masks.values()):
-        sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
-        runs = "" if as_client else "; runs use it unless split.kind=ratio is set"
-        missing = "; runs draw their own split, because training or test nodes are missing"
-        yield f"split: {sizes}{runs if complete else missing}"
-    yield from one_class(graph.y, masks, names)
+    yield from _stages(graph, names, complete, as_client)
     if isinstance(graph, ClientGraph) and graph.foreign.numel():
         yield f"{graph.foreign.size(1)} records name other parties: match them with `fedgraph-flwr link` before a run"
+
+
+def _stages(graph: Graph | HeteroGraph, names: Sequence[str], complete: bool, as_client: bool) -> Iterator[str]:
+    """Return lines on the split and on sets of one class: of labelled edges if there are any, else of nodes."""
+    y, what = graph.y, "labels"
+    masks = {"train": graph.train_mask, "validation": graph.val_mask, "test": graph.test_mask}
+    if of_edges := isinstance(graph, Graph) and bool(graph.edge_y.numel()):
+        names, y, what = graph.schema["agreed"].get("edge_classes", []), graph.edge_y, "labels of edges"
+        stages = enumerate(masks) if graph.edge_split.numel() else ()
+        masks = {name: (graph.edge_split == stage) & (y >= 0) for stage, name in stages}
+    sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
+    if any(bool(mask.any()) for mask in masks.values()):
+        runs = "" if as_client else "; runs use it unless split.kind=ratio is set"
+        missing = "; runs draw their own split, because training or test nodes are missing"
+        yield f"split{' of labelled edges' if of_edges else ''}: {sizes}{runs if complete or of_edges else missing}"
+    yield from one_class(y, masks, names, what)
 
 
 def _of_edges(graph: Graph | HeteroGraph) -> Iterator[str]:
@@ -335,25 +345,23 @@ def _counted(names: Sequence[str], counts: Sequence[int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in list(zip(names, counts, strict=True))[:20])
 
 
-def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return warnings about node sets with a single class, for which AUC and average precision are undefined.
+def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str], what: str = "labels") -> list[str]:
+    """Return warnings about sets of nodes or edges with a single class, for which AUC and average precision are undefined.
 
     Shapes: labels y [N], -1 where unknown; masks by name [N].
     """
-    labels = {
-        "labels": y[y >= 0].unique(),
-        **{f"{name} labels": y[mask & (y >= 0)].unique() for name, mask in masks.items()},
-    }
-    single = {what: names[int(found[0])] for what, found in labels.items() if len(found) == 1}
-    single = {"labels": single["labels"]} if "labels" in single else single
+    sets = {what: y >= 0, **{f"{name} {what}": mask & (y >= 0) for name, mask in masks.items()}}
+    labels = {name: y[mask].unique() for name, mask in sets.items()}
+    single = {name: names[int(found[0])] for name, found in labels.items() if len(found) == 1}
+    single = {what: single[what]} if what in single else single
     return [
-        f"warning: all {what} are of class '{name}'"
+        f"warning: all {which} are of class '{name}'"
         + (
             ": auc and average precision are undefined, so means over parties exclude this one"
-            if what in ("labels", "test labels")
+            if which in (what, f"test {what}")
             else ""
         )
-        for what, name in single.items()
+        for which, name in single.items()
     ]
 
 
@@ -418,7 +426,11 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
 
 
 def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph | HeteroClientGraph:
-    split = replace(_ratio(args.ratio), kind=args.split, until=_until(args.until))
+    kind, column = args.split, graph.schema["fitted"].get("tables", {}).get("split", "")
+    if kind == "temporal" and column and bool((graph.train_mask | graph.val_mask | graph.test_mask).any()):
+        print(f"split by column '{column}': --split temporal applies only without one")
+        kind = "ratio"
+    split = replace(_ratio(args.ratio), kind=kind, until=_until(args.until))
     if isinstance(graph, Graph):
         return client_graph(graph, args.client, args.num_clients, split, args.seed)
 

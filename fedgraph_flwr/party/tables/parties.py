@@ -169,7 +169,9 @@ def divide(
             treatment.say(f"{where[0]}: {count} of {len(links)} rows {what}: left out")
     foreign &= known[0] & known[1]
     positions = _own_positions(texts, own, index, rule, ends, where, treatment)
-    both, rows = np.flatnonzero(own[0] & own[1]), np.flatnonzero(foreign)
+    _report_own_accounts(texts, [k & ~mine for k, mine in zip(known, own, strict=True)], folded, index, rule, treatment)
+    rows = np.flatnonzero(foreign)
+    both = _booked_once(links, np.flatnonzero(own[0] & own[1]), positions, rule, where[0], treatment)
     outgoing = own[0][rows]
     others = np.where(outgoing, folded[1][rows], folded[0][rows])
     ids = np.where(outgoing, texts[1][rows], texts[0][rows])
@@ -188,6 +190,56 @@ def divide(
     )
     _report(found, index, rule, len(links), where[0], treatment)
     return found
+
+
+def _booked_once(
+    links: Any, rows: np.ndarray, positions: Sequence[np.ndarray], rule: PartyRule, where: str, treatment: Treatment
+) -> np.ndarray:
+    """Return the rows between own accounts, without those that repeat one: a bank books both sides of a payment.
+
+    Rows are the same if both ends and all match columns are equal and none is missing.
+    """
+    import pandas as pd
+
+    if not rule.key or not rows.size:
+        return rows
+    keys = _keys(links, rows, rule, where, treatment)
+    complete = np.array([all(key.split(BETWEEN)) for key in keys], dtype=bool)
+    same = pd.DataFrame({"source": positions[0][rows], "target": positions[1][rows], "key": keys}).duplicated()
+    repeated_rows = complete & same.to_numpy()
+    if count := int(repeated_rows.sum()):
+        treatment.say(
+            f"{where}: {count} of {rows.size} own rows repeat another one (equal ends and equal {', '.join(rule.key_columns)}):"
+            " counted once"
+        )
+    return rows[~repeated_rows]
+
+
+def _report_own_accounts(
+    texts: Sequence[np.ndarray],
+    others: Sequence[np.ndarray],
+    folded: Sequence[np.ndarray],
+    index: Any,
+    rule: PartyRule,
+    treatment: Treatment,
+) -> None:
+    """Warn of other parties whose accounts are all in the own node table: they may be the own party, spelled differently."""
+    import pandas as pd
+
+    seen = pd.DataFrame(
+        {
+            "party": np.concatenate([names[mask] for names, mask in zip(folded, others, strict=True)]),
+            "id": np.concatenate([ids[mask] for ids, mask in zip(texts, others, strict=True)]),
+        }
+    ).drop_duplicates()
+    seen["own"] = np.isin(normal_ids(seen["id"], rule.id_form), normal_ids(index.to_numpy(), rule.id_form))
+    for party, rows in seen.groupby("party"):
+        if rows["own"].all():
+            treatment.warn(
+                f"all {len(rows)} accounts of party '{sanitize(party, 40)}' are ids of your node table, such as"
+                f" '{sanitize(rows['id'].iloc[0], 40)}': if it is another spelling of --own-party '{rule.own}', write it the same"
+                " way, or these rows become no edges of yours"
+            )
 
 
 def repeated(records: Records, form: str, undirected: bool) -> np.ndarray:

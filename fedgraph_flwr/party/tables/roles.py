@@ -236,8 +236,9 @@ def edge_feature_columns(
     for kind, table in tables.items():
         if columns.edge_features and found[kind]:
             continue
-        if agreed.get(kind):
-            found |= feature_columns({kind: table}, (), columns.edge_others, files)
+        if own := agreed.get(kind):  # which may list columns with another role, such as times, if they were asked for
+            listed = [name for name in own if own[name].kind != "ignored"]
+            found |= feature_columns({kind: table}, (), [n for n in columns.edge_others if n not in listed], files)
             continue
         if found[kind]:
             unused = ", ".join(found[kind])

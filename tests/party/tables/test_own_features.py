@@ -21,7 +21,7 @@ from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.prediction_input import InputSpec, new_nodes
 from fedgraph_flwr.secure.keyring import Keyring
-from tests.party.linked_banks import BANKS, banks
+from tests.party.linked_banks import BANKS, banks, once
 
 RECIPE = Recipe(windows=(2.0,))
 
@@ -35,7 +35,8 @@ def made(tmp_path):
 
 def by_hand(book: pd.DataFrame, own: str, nodes: list[str], until: int | None = None):
     """Columns of a bank's records and accounts, from its table by pandas."""
-    rows = book[(book.from_bank == own) | (book.to_bank == own)]
+    rows = once(book, own)
+    rows = rows[(rows.from_bank == own) | (rows.to_bank == own)]
     ends = [rows.from_bank + ":" + rows.source, rows.to_bank + ":" + rows.target]
     names = [f"{own}:{name}" for name in nodes]
     code = {name: place for place, name in enumerate([*names, *sorted(set(pd.concat(ends)) - set(names))])}

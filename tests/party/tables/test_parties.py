@@ -103,7 +103,7 @@ def test_leading_zeros_count_unless_ids_are_numbers(read):
         (("", ""), replace(COLUMNS, party_columns="from_bank"), "A", "expected two columns"),
         (("", ""), replace(COLUMNS, party_columns="from_bank,tobank"), "A", "party column 'tobank' is unknown.*to_bank"),
         (("", ""), replace(COLUMNS, match_columns="reff"), "A", "match column 'reff' is unknown.*did you mean 'ref'"),
-        (("", ""), replace(COLUMNS, match_columns="ref:amount"), "A", "row 2 has 'r2' in column 'ref', expected kind amount"),
+        (("", ""), replace(COLUMNS, match_columns="ref:amount"), "A", "row 1 has 'r1' in column 'ref', expected kind amount"),
         (("", ""), replace(COLUMNS, match_columns="ref:date"), "A", "expected kind date: correct it"),
         (("7.25", '"7,250"'), COLUMNS, "A", "column 'amount' has amounts such as .* with two possible readings: pass --decimal"),
         (("A,A003,X", "A,A009,X"), COLUMNS, "A", r"row 8 names 'A009' in column 'source', an account of 'A' that is not"),
