@@ -226,3 +226,11 @@ def test_the_bases_stay_small(side):
     """A base has what methods override and use; each other concern has its own module next to it."""
     path = PACKAGE / side / "base.py"
     assert lines(str(path), path.read_text()) < 300
+
+
+def test_test_modules_do_not_import_each_other():
+    """Fixtures are in conftest.py, and helpers in modules of their own: a module's tests are read, moved and run alone."""
+    importing = re.compile(r"^\s*from tests\.\S*\btest_\w+ import|^\s*from tests\S* import test_|noqa: F811", re.M)
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != Path(__file__).name]
+    assert len(files) > 200
+    assert [str(path.relative_to(ROOT)) for path in files if importing.search(path.read_text())] == []
