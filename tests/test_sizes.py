@@ -120,6 +120,7 @@ def test_measures_hold():
     now = sizes.measures()
     assert {m.name: now[m.name] for m in sizes.MEASURES if now[m.name] > (1 + sizes.MARGIN) * m.held} == {}
     assert now["files that Flower Hub counts"] <= 900
+    assert now["calls from a message to the task's loss"] <= 9
 
 
 def test_the_baseline_is_its_commit():
