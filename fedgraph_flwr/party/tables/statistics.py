@@ -5,9 +5,11 @@
 Party i reports the mean m_i of its n_i known values and q_i = Σ (t(v) − m_i)². They are equivalent to the sum and the sum of
 squares, without the loss of precision.
 
-Medians and quartiles come from a histogram on a logarithmic grid (DDSketch: Masson et al., VLDB 2019). Its relative error is
-at most `ERROR`, and larger where a party has few rows. Categories come from counts. A party sends these sums for each column
-and the names of its classes and columns. It never sends a separate bin, category or column with fewer than ``floor`` rows.
+Medians and quartiles come from a histogram whose edges do not depend on the data: values grow by 2^(1/4) from bin to bin, and
+bins of fewer than ``floor`` rows are merged along a fixed binary tree. A quantile is interpolated within its bin, which is up to
+19 % wide, and wider where a party has few rows. Categories come from counts. A party sends these sums for each column and the
+names of its classes and columns. No bin, category or column has fewer than ``floor`` rows, and neither has a difference of
+counts: the rows of rare categories, and of a missing value, are counted in what is sent.
 """
 
 import json
@@ -34,11 +36,13 @@ from fedgraph_flwr.party.tables.columns import (
     values,
 )
 
-FORMAT = 1
-ERROR = 0.001
-_GROWTH = np.log((1 + ERROR) / (1 - ERROR))
-_ZERO = 1e-9  # magnitudes up to this value share bin 0
-_SHIFT = 1 - int(np.floor(np.log(_ZERO) / _GROWTH))  # makes the bin number of every positive value positive
+FORMAT = 2
+_STEP = 0.25  # binary logarithm of the growth from bin to bin
+ERROR = 2**_STEP - 1
+"""Largest relative error of a quantile in a bin that was not merged."""
+_ZERO = 1e-9  # magnitudes up to this value share one bin
+_LEVELS = 14  # of the tree; 2^14 bins cover all floats of both signs
+_CENTER = 2 ** (_LEVELS - 1)  # the bin of zero
 
 
 def party_sums(
@@ -61,9 +65,16 @@ def party_sums(
         for name, column in columns.items():
             if column.kind != "ignored":
                 read = values(table[name], column, name, where)
-                sums[kind][name] = _sums(column, read[~absent(read)], floor)
+                known = read[~absent(read)]
+                sums[kind][name] = _sums(column, known, floor, _folded(known.size, read.size, floor))
     known = {name: column[~np.isnan(column)] for name, column in (targets or {}).items()}
-    moments = {name: _moments(column) if column.size >= floor else {"count": 0} for name, column in known.items()}
+    rows = {name: column.size for name, column in (targets or {}).items()}
+    moments = {
+        name: _moments(column) | {"count": _folded(column.size, rows[name], floor)}
+        if column.size >= floor
+        else {"count": 0}
+        for name, column in known.items()
+    }
     report = {"format": FORMAT, "floor": floor, "schema": schema.to_dict(), "sums": sums}
     return report | ({"targets": moments} if moments else {})
 
@@ -84,47 +95,97 @@ def _pooled(sums: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return mean, sum(s["squares"] + s["count"] * (s["mean"] - mean) ** 2 for s in sums) / n
 
 
-def _sums(column: Column, known: np.ndarray, floor: int) -> dict[str, Any]:
+def _folded(known: int, rows: int, floor: int) -> int:
+    """Return the number of known values to report: all rows, if fewer than ``floor`` values are missing."""
+    return rows if rows - known < floor else known
+
+
+def _sums(column: Column, known: np.ndarray, floor: int, count: int) -> dict[str, Any]:
+    """Return the sums of one column.
+
+    Args:
+        column: the column.
+        known: its known values [N].
+        floor: minimum number of rows behind each reported value.
+        count: the number of known values to report.
+    """
     if known.size < floor:
         return {"count": 0}
     if column.kind == "category":
         of = counts(known)
-        often = {word: count for word, count in of.items() if count >= floor}
-        return {"count": int(known.size), "words": often}
+        often = {word: number for word, number in of.items() if number >= floor}
+        if often and 0 < (rest := count - sum(often.values())) < floor:
+            most = max(often, key=lambda word: often[word])
+            often[most] += rest
+        return {"count": count, "words": often}
     if column.kind == "flag":
         ones = int(known.sum())
-        ones = 0 if ones < floor else known.size if known.size - ones < floor else ones
-        return {"count": int(known.size), "ones": int(ones)}
+        ones = 0 if ones < floor else count if known.size - ones < floor else ones
+        return {"count": count, "ones": int(ones)}
     shifted = moved(column, known)
-    return {**_moments(shifted), "bins": {str(b): c for b, c in sketch(known, floor).items()}}
+    return {**_moments(shifted), "count": count, "bins": sketch(known, floor, count - known.size)}
 
 
-def sketch(known: np.ndarray, floor: int) -> dict[int, int]:
-    """Count the values [N] by bin, ascending; merge bins below ``floor`` rows under the bin of their middle row."""
+def sketch(known: np.ndarray, floor: int, unknown: int = 0) -> dict[str, int]:
+    """Count the values [N] by node of the tree, ``"level:index"``, in the order of their values.
+
+    A node is divided as long as both halves have at least ``floor`` rows. Fewer rows in one half are counted in the other, if
+    that has enough.
+
+    Args:
+        known: the values [N].
+        floor: minimum number of rows of a node.
+        unknown: rows without a value that are counted as if their values were like the others.
+    """
     size = np.abs(known)
-    number = np.ceil(np.log(np.maximum(size, _ZERO)) / _GROWTH).astype(np.int64) + _SHIFT
-    bins = np.sort(np.where(size <= _ZERO, 0, np.sign(known).astype(np.int64) * number))
-    starts = np.flatnonzero(np.r_[True, bins[1:] != bins[:-1]]).tolist()
-    cuts = [0]
-    for start in starts:
-        if start - cuts[-1] >= floor:
-            cuts.append(start)
-    if len(cuts) > 1 and len(bins) - cuts[-1] < floor:
-        cuts.pop()
-    ends = [*cuts[1:], len(bins)]
-    merged: Counter[int] = Counter()
-    for start, end in zip(cuts, ends, strict=True):
-        merged[int(bins[(start + end - 1) // 2])] += end - start
-    return dict(sorted(merged.items()))
+    number = np.ceil((np.log2(np.maximum(size, _ZERO)) - np.log2(_ZERO)) / _STEP).astype(np.int64)
+    bins = np.sort(np.where(size <= _ZERO, 0, np.sign(known).astype(np.int64) * number)) + _CENTER
+    found: dict[str, int] = {}
+    open_nodes = [(_LEVELS, 0, bins, unknown)]
+    while open_nodes:
+        level, index, rows, more = open_nodes.pop()  # `more`: rows that were folded in
+        middle = (2 * index + 1) << level - 1 if level else 0
+        below = int(np.searchsorted(rows, middle)) if level else rows.size
+        above = rows.size - below
+        if not level or max(below, above) < floor:
+            found[f"{level}:{index}"] = rows.size + more
+        elif min(below, above) >= floor:
+            share = round(more * below / rows.size)
+            open_nodes.append((level - 1, 2 * index + 1, rows[below:], more - share))
+            open_nodes.append((level - 1, 2 * index, rows[:below], share))
+        elif below >= floor:
+            open_nodes.append((level - 1, 2 * index, rows[:below], more + above))
+        else:
+            open_nodes.append((level - 1, 2 * index + 1, rows[below:], more + below))
+    return found
 
 
-def quantiles(bins: Mapping[int, int], levels: Sequence[float]) -> list[float]:
+def quantiles(bins: Mapping[str, int], levels: Sequence[float]) -> list[float]:
     """Return the quantiles at ``levels`` of a histogram from `sketch`, or of a sum of such histograms."""
-    numbers = np.array(sorted(bins))
-    upto = np.cumsum([bins[int(number)] for number in numbers])
-    middle = np.sign(numbers) * np.exp((np.abs(numbers) - _SHIFT - 0.5) * _GROWTH)
-    places = np.searchsorted(upto, np.asarray(levels) * (upto[-1] - 1), side="right")
-    return [float(middle[min(place, len(middle) - 1)]) for place in places]
+    nodes = [(int(level), int(index), count) for (level, index), count in ((k.split(":"), c) for k, c in bins.items())]
+    nodes.sort(key=lambda node: ((2 * node[1] + 1) << node[0], node[0]))  # by their middle
+    upto = np.cumsum([count for *_, count in nodes])
+    found = []
+    for place in np.asarray(levels) * (upto[-1] - 1) + 0.5:
+        at = min(int(np.searchsorted(upto, place, side="right")), len(nodes) - 1)
+        level, index, count = nodes[at]
+        found.append(_value((index + (place - upto[at] + count) / count) * 2.0**level))
+    return found
+
+
+def _value(edge: float) -> float:
+    """Return the value at an edge between bins; between two edges, the interpolated one."""
+    low = int(np.floor(edge))
+    ends = [_edge(low), _edge(low + 1)]
+    return float(ends[0] + (edge - low) * (ends[1] - ends[0]))
+
+
+def _edge(number: int) -> float:
+    """Return the lower edge of a bin."""
+    power = number - _CENTER
+    steps = power - 1 if power > 0 else -power
+    size = 2.0 ** min(_STEP * steps + np.log2(_ZERO), 1023.9)
+    return float(size if power > 0 else -size)
 
 
 def read_sums(path: Path) -> dict[str, Any]:
@@ -345,9 +406,9 @@ def _merged(name: str, column: Column, sums: Sequence[Mapping[str, Any]], floor:
         return replace(column, categories=categories, statistics={"fill": fill})
     if column.kind == "flag":
         return replace(column, statistics={"fill": float(2 * sum(s["ones"] for s in known) > n)})
-    bins: Counter[int] = Counter()
+    bins: Counter[str] = Counter()
     for s in known:
-        bins.update({int(b): count for b, count in s["bins"].items()})
+        bins.update(s["bins"])
     low, middle, high = quantiles(bins, [0.25, 0.5, 0.75])
     if column.scale == "none":
         scale = {"center": 0.0, "spread": 1.0}
