@@ -12,6 +12,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import chain
@@ -1161,15 +1162,20 @@ def convert(hint: Any, value: Any, key: str) -> Any:
         return instance(hint, value, key)
     inner, origin = get_args(hint), get_origin(hint) or hint
     if origin in (UnionType, Union):
-        same = [each for each in inner if type(value) is each]
-        return value if same else convert(inner[0], value, key)
+        if type(value) in inner:
+            return value
+        for each in inner:
+            with suppress(MisfitError):
+                return convert(each, value, key)
+        raise MisfitError(key, value)
     if origin in (list, tuple) and isinstance(value, list | tuple):
         try:
-            return [convert(inner[0], item, key) for item in value]
+            return [convert(inner[0] if inner else Any, item, key) for item in value]
         except MisfitError as error:
             raise MisfitError(key, value) from error
     if origin is dict and isinstance(value, dict):
-        return {convert(inner[0], name, key): convert(inner[1], item, f"{key}.{name}") for name, item in value.items()}
+        of, to = inner or (str, Any)
+        return {convert(of, name, key): convert(to, item, f"{key}.{name}") for name, item in value.items()}
     if hint is Any and type(value) in (list, dict):
         return convert(list[Any] if type(value) is list else dict[str, Any], value, key)
     try:

@@ -2,15 +2,16 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional, Union
 
 import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.config.schema import MisfitError, Section, instance
+from fedgraph_flwr.config.schema import MisfitError, Section, convert, instance
 from fedgraph_flwr.errors import FedGraphError
 
 
@@ -71,6 +72,31 @@ def test_values_are_converted_as_by_omegaconf(name):
             assert (found, expected is MisfitError) == (MisfitError, False), value
         else:
             assert (found, type(found)) == (expected, type(expected)), (name, value)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "expected"),
+    [
+        (str | list[str], ["a", "b"], ["a", "b"]),
+        (Optional[Union[str, Callable[..., Any]]], "relu", "relu"),  # noqa: UP007, UP045
+        (Optional[Union[str, Callable[..., Any]]], None, None),  # noqa: UP007, UP045
+        (int | str, 3, 3),
+        (int | str, "a", "a"),
+        (float | None, 2, 2.0),
+        (float | None, "a", MisfitError),
+        (tuple[int, ...], [1, 2], [1, 2]),
+        (list, [1, "a"], [1, "a"]),
+        (dict, {"a": [1]}, {"a": [1]}),
+        (Callable[..., Any], "relu", MisfitError),
+    ],
+)
+def test_types_of_a_users_model(hint, value, expected):
+    """Keywords of classes that are not ours, such as PyG's."""
+    try:
+        found = convert(hint, value, "key")
+    except MisfitError:
+        found = MisfitError
+    assert (found, type(found)) == (expected, type(expected))
 
 
 def test_lists_and_dicts_are_copies():
