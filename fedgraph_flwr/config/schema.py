@@ -206,6 +206,8 @@ class SplitConfig(Section, group="split"):
     resample: bool = False
     # temporal: last times of training and of validation, in seconds as edges have them; empty: quantiles of the edges' times
     until: list[int] = field(default_factory=list)
+    # temporal, task=edges: an edge is scored on the edges until the end of its own hour or day (6h, 1d, 7d); null: of its stage
+    step: str | None = "1d"
     stratify: bool = False  # ratio: apply the ratios within each class
     min_train: int = 0  # minimum training nodes per client, filled from its unused nodes
 
@@ -216,7 +218,16 @@ class SplitConfig(Section, group="split"):
             lambda c: c.until and (len(c.until) != 2 or c.until[0] > c.until[1]),
             "split.until must be two ascending times in seconds, got {c.until}",
         ),
+        (
+            lambda c: c.step is not None and not re.fullmatch(r"[1-9]\d{0,3}[hd]", c.step),
+            "split.step must be hours or days such as 6h or 1d, or null, got {c.step}",
+        ),
     )
+
+    @property
+    def step_seconds(self) -> int:
+        """Length of `step`; 0 without one."""
+        return int(self.step[:-1]) * {"h": 3600, "d": 86_400}[self.step[-1]] if self.step else 0
 
     @property
     def share(self) -> float:

@@ -270,12 +270,15 @@ class Graph:
         data: dict[str, Any] = {key: rows_of(getattr(self, key), order) for key in EDGE_FIELDS}
         return replace(self, edge_index=edge_index, **data)
 
-    def until(self, stage: int) -> Self:
-        """Return the graph as a stage may read it: without edges of later stages (``edge_split``)."""
-        if not self.edge_split.numel():
-            return self
-        kept = (self.edge_split <= stage).nonzero().view(-1)
-        return self.with_edges(self.edge_index[:, kept], kept)
+    def until(self, stage: int, last: int | None = None) -> Self:
+        """Return the graph as a stage may read it: without edges of later stages (``edge_split``).
+
+        Args:
+            stage: the stage.
+            last: time of the last edges that it reads, in seconds; None: it reads all of its edges.
+        """
+        kept = _read(self.edge_split, self.edge_time, stage, last)
+        return self if kept is None else self.with_edges(self.edge_index[:, kept], kept)
 
     @classmethod
     def from_pyg(cls, data: Any, num_classes: int, name: str = "") -> "Graph":
@@ -471,16 +474,24 @@ class ClientGraph(Graph):
         """As `Graph.with_edges`, with the client of each edge."""
         return replace(super().with_edges(edge_index, order), edge_part=rows_of(self.edge_part, order))
 
-    def until(self, stage: int) -> Self:
+    def until(self, stage: int, last: int | None = None) -> Self:
         """As `Graph.until`, of cut edges too."""
-        graph = super().until(stage)
+        graph = super().until(stage, last)
         for cut in ("cut_out", "cut_in"):
-            if (split := getattr(self, f"{cut}_edge_split")).numel():
-                kept = (split <= stage).nonzero().view(-1)
+            kept = _read(getattr(self, f"{cut}_edge_split"), getattr(self, f"{cut}_edge_time"), stage, last)
+            if kept is not None:
                 rows = (f"{cut}_owner", *(f"{cut}_{key}" for key in EDGE_FIELDS))
                 data: dict[str, Any] = {key: rows_of(getattr(self, key), kept) for key in rows}
                 graph = replace(graph, **{cut: getattr(self, cut)[:, kept]} | data)
         return graph
+
+
+def _read(split: Tensor, time: Tensor, stage: int, last: int | None) -> Tensor | None:
+    """Return the places of edges that a stage reads until a time; None: all."""
+    if not split.numel():
+        return None
+    kept = split <= stage
+    return (kept if last is None else kept & (time <= last)).nonzero().view(-1)
 
 
 def graph_digest(graph: ClientGraph) -> Tensor:

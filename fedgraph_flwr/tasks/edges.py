@@ -3,7 +3,8 @@
 An edge is an item of one client, the owner of its source. With ``task.between`` a client reads the edges between its nodes and
 those of others. The other ends become nodes without features, because the client knows nothing else of them. It predicts the
 edges that leave its nodes. Labels are not features, so all edges stay messages. With ``split.kind=temporal``, training reads no
-edge after the first cut, and validation none after the second.
+edge after the first cut, and validation none after the second. An edge of these stages is scored on the edges until the end of its
+own day (``split.step``), so that its score is one that could have been given then.
 
 The ratio split orders each client's edges by a keyed hash of the global ids of their ends, so that a client and the pooled graph
 agree on it. With ``split.kind=public`` the data assign edges to stages (``edge_split``). A stage reads its own edges and those of
@@ -31,6 +32,9 @@ from fedgraph_flwr.wire.messages import derive_seed
 
 STAGES = ("train", "val", "test")
 
+AT_ONCE = 1 << 27
+"""Numbers of edges' features, over all points, up to which inputs are kept between scorings."""
+
 DAY = 86_400
 """Seconds of a day."""
 
@@ -40,7 +44,8 @@ class Edges(Classification):
 
     Attributes:
         order: place of each item among the client's edges, which are its inner edges, then those that leave its nodes [V].
-        stage: first stage that reads each item as a message, [V]; 0 where all stages read every edge.
+        point: when each item is scored, as a row of ``points`` [V]; 0 where all stages read every edge.
+        points: stage, and last time that it reads or None; the first is that of training.
         ends: global ids of the items' sources and targets [2, V].
     """
 
@@ -63,10 +68,11 @@ class Edges(Classification):
             kept = own.nonzero().view(-1)
             graph = graph.with_edges(graph.edge_index[:, kept], kept)
         self.whole = graph if cfg.task.between else _without_cut_edges(graph)
+        self.points: list[tuple[int, int | None]] = [(0, None)]
         self.graph = self.until(0)
         inner, leaving = self.whole.edge_index, self.whole.cut_out
         ends = torch.cat([graph.node_id[inner], torch.stack([graph.node_id[leaving[0]], leaving[1]])], dim=1)
-        data = {key: _own_rows(self.whole, key) for key in ("edge_y", "edge_split")}
+        data = {key: _own_rows(self.whole, key) for key in ("edge_y", "edge_split", "edge_time")}
         y = data["edge_y"] if data["edge_y"].numel() else torch.full((ends.size(1),), -1)
         part = graph.part[inner[0]] if graph.part.numel() else graph.part  # the pooled graph has no edges to others
         if graph.edge_part.numel():
@@ -74,17 +80,29 @@ class Edges(Classification):
         used = self._used(y, ends, part, data["edge_split"])
         self.order = torch.cat([(used == 0).nonzero().view(-1), (used != 0).nonzero().view(-1)])
         self.y, self.part = y[self.order], part[self.order] if part.numel() else part
-        self.stage = data["edge_split"][self.order] if data["edge_split"].numel() else torch.zeros_like(self.y)
+        self.time = data["edge_time"][self.order] if data["edge_time"].numel() else data["edge_time"]
+        stage = data["edge_split"][self.order].long() if data["edge_split"].numel() else torch.zeros_like(self.y)
+        self.point, self.points = self._points(stage, self.time)
         self.ends = ends[:, self.order]
         self.masks = {split: used[self.order] == number for number, split in enumerate(STAGES)}
 
-    def until(self, stage: int) -> ClientGraph:
-        """Return the graph that a stage reads, whose edges between clients carry no columns of a client's own records."""
-        return with_foreign_ends(without_own_columns(self.whole.until(stage)))
+    def until(self, point: int) -> ClientGraph:
+        """Return the graph read at a point, whose edges between clients carry no columns of a client's own records."""
+        return with_foreign_ends(without_own_columns(self.whole.until(*self.points[point])))
 
-    def item_attr(self, stage: int) -> Tensor:
-        """Return the features of the client's edges that a stage reads, in their order, as the readout reads them [V', D]."""
-        return _own_rows(self.whole.until(stage), "edge_attr") if self.whole.num_edge_features else self.whole.edge_attr
+    def item_attr(self, point: int) -> Tensor:
+        """Return the features of the client's edges that are read at a point, in their order, as the readout reads them [V', D]."""
+        read = self.whole.until(*self.points[point])
+        return _own_rows(read, "edge_attr") if self.whole.num_edge_features else self.whole.edge_attr
+
+    def _points(self, stage: Tensor, time: Tensor) -> tuple[Tensor, list[tuple[int, int | None]]]:
+        """Return when each item is scored, as a row [V], and the rows: stages, after training by ``split.step``."""
+        step = self.cfg.split.step_seconds if self.cfg.split.kind != "public" and time.numel() else 0
+        day = torch.div(time, step, rounding_mode="floor") if step else torch.zeros_like(stage)
+        codes, point = torch.stack([stage, day.where(stage > 0, 0)], dim=1).unique(dim=0, return_inverse=True)
+        rows = [(int(s), (int(d) + 1) * step - 1 if step and s else None) for s, d in codes.tolist()]
+        first = [] if rows and rows[0][0] == 0 else [(0, None)]  # training reads its edges even where it predicts none
+        return point + len(first), [*first, *rows]
 
     def _used(self, y: Tensor, ends: Tensor, part: Tensor, split: Tensor) -> Tensor:
         """Return the split that uses the label of each edge, int8 [V]: 0 to 2, or -1 for none."""
@@ -175,7 +193,7 @@ class Edges(Classification):
 
     def training_inputs(self, inputs: Any, client: Learner) -> Any:
         """With the training edges as items."""
-        return self._reading(inputs, 0, self.masks["train"].nonzero().view(-1), client)
+        return self._reading(inputs, self.graph, 0, self.masks["train"].nonzero().view(-1), client)
 
     def step(self, whole: Batch, index: int, client: Learner) -> Batch:
         """All training edges; with ``train.sampler``, some, whose ends are the seeds. Edges to predict stay messages."""
@@ -203,43 +221,51 @@ class Edges(Classification):
 
     def later(self, client: Learner, inputs: Any) -> Stages:
         """All items, each as its stage predicts it."""
-        if not bool(self.stage.any()):
-            every = torch.arange(self.order.numel())
-            return [(every, self._reading(inputs, 0, every, client))]
         found: Stages = []
-        for number in range(len(STAGES)):
-            rows = (self.stage == number).nonzero().view(-1)
-            own = inputs if not number else client.inputs_of(self.until(number), stage=number, **self.variant)
-            found.append((rows, self._reading(own, number, rows, client)))
+        cached = len(self.points) * self.whole.edge_attr.numel() <= AT_ONCE
+        for number in range(len(self.points)):
+            rows = (self.point == number).nonzero().view(-1)
+
+            def made(number: int = number, rows: Tensor = rows) -> Any:
+                graph = self.graph if not number else self.until(number)
+                own = inputs if not number else client.inputs_of(graph, point=list(self.points[number]), **self.variant)
+                return self._reading(own, graph, number, rows, client)
+
+            if rows.numel() or len(self.points) == 1:
+                found.append((rows, made() if cached else made))
         return found
 
     def predictions(self, compute: Callable[[Any], Tensor], inputs: Any, later: Stages) -> Tensor:
         """Every item is of a later stage."""
-        found = [(rows, compute(own)) for rows, own in later]
+        found = [(rows, compute(own() if callable(own) else own)) for rows, own in later]
         first = found[0][1]
         logits = first.new_zeros(self.order.numel(), first.size(1))
         for rows, values in found:
             logits[rows] = values
         return logits
 
-    def _reading(self, inputs: Any, stage: int, rows: Tensor, client: Learner) -> Any:
-        """Return inputs with these items, all of which the stage reads."""
-        graph = self.graph if not stage else self.until(stage)
-        edges = self._places(stage, rows)
-        attr = self.item_attr(stage)
+    def _reading(self, inputs: Any, graph: ClientGraph, point: int, rows: Tensor, client: Learner) -> Any:
+        """Return inputs with these items, all of which are read at the point."""
+        edges = self._places(point, rows)
+        attr = self.item_attr(point)
         attr = attr[edges] if graph.num_edge_features else attr
         return replace(inputs, **items_of(graph.edge_index[:, edges], attr, client.device, client.dtype))
 
-    def _places(self, stage: int, rows: Tensor) -> Tensor:
-        """Return the places of items among the edges that a stage reads."""
+    def _places(self, point: int, rows: Tensor) -> Tensor:
+        """Return the places of items among the edges that are read at a point."""
+        stage, last = self.points[point]
+        of = torch.tensor([number for number, _ in self.points])
+        seen = of[self.point] <= stage
+        seen = seen if last is None else seen & (self.time <= last)
         read = torch.ones(self.order.numel(), dtype=torch.int64)
-        read[self.order] = (self.stage <= stage).to(torch.int64)
+        read[self.order] = seen.to(torch.int64)
         return (read.cumsum(0) - 1)[self.order[rows]]
 
     @classmethod
     def for_prediction(cls, cfg: RunConfig) -> RunConfig:
         """All edges of a new graph are read; those of a client's own file keep their stages."""
-        return replace(cfg, split=replace(cfg.split, kind="ratio"))
+        step = cfg.split.step if cfg.split.kind == "temporal" else None
+        return replace(cfg, split=replace(cfg.split, kind="ratio", step=step))
 
     @classmethod
     def check(cls, cfg: RunConfig) -> None:

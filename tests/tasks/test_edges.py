@@ -22,6 +22,7 @@ from fedgraph_flwr.partition.clients import cut, pool
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.runs.checks import check_method, client_class
 from fedgraph_flwr.sweeps.runs import majority
+from fedgraph_flwr.tasks import edges
 from fedgraph_flwr.tasks.edges import Edges, with_foreign_ends
 from fedgraph_flwr.testing import assert_same_arrays
 from tests.methods.small_runs import serving
@@ -249,7 +250,7 @@ def test_validation_reads_no_edge_after_the_second_cut(parts):
 
 def test_each_stage_predicts_as_a_graph_that_ends_with_it():
     graph = timed(random_graph())
-    made = client(graph, "model=gine", "split.kind=temporal")
+    made = client(graph, "model=gine", "split.kind=temporal", "split.step=null")
     task, logits = task_of(made), made.predict()
     for stage, time in ((0, FIRST), (1, SECOND)):
         kept = (graph.edge_time <= time).nonzero().view(-1)
@@ -259,8 +260,70 @@ def test_each_stage_predicts_as_a_graph_that_ends_with_it():
         alone.model.load_state_dict(made.model.state_dict())
         expected = torch.zeros(EDGES, 2, dtype=torch.float64)
         expected[kept[task_of(alone).order]] = alone.predict()
-        rows = task.stage == stage
+        rows = task.point == task.points.index((stage, None))
         assert torch.equal(logits[rows], expected[task.order[rows]])
+
+
+HOUR = 3600
+BY_STEP = ["model=multi_gine", "split.kind=temporal", "split.step=50h"]
+
+
+def hourly(graph: Graph) -> Graph:
+    """The graph with hours for seconds."""
+    graph = replace(graph, edge_time=graph.edge_time * HOUR)
+    return split_graph(graph, SplitConfig(kind="temporal", until=[FIRST * HOUR, SECOND * HOUR]), seed=0)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("sampler", [[], ["train.sampler=neighbors", "train.fanout=[-1,-1]"]], ids=["whole", "blocks"])
+def test_a_score_reads_no_edge_after_the_end_of_its_step(parts, sampler, monkeypatch):
+    """Noise after an hour changes no score of edges before, and some after; inputs made once or for each scoring."""
+    graph, end = random_graph(), 700  # the end of a step of 50 hours, between both cuts
+    found = []
+    for at_once in (1 << 27, 0):
+        monkeypatch.setattr(edges, "AT_ONCE", at_once)
+        runs = [
+            client(clients_of(hourly(g), parts)[0], *BY_STEP, *sampler)
+            for g in (graph, with_noise_after(graph, end - 1))
+        ]
+        scored = [
+            {
+                tuple(ends): logits
+                for ends, logits, time in zip(
+                    (task_of(made).ends.T * 1000 + task_of(made).time[:, None] // HOUR).tolist(),
+                    made.predict().tolist(),
+                    (task_of(made).time // HOUR).tolist(),
+                    strict=True,
+                )
+                if time < end
+            }
+            for made in runs
+        ]
+        assert scored[0] == scored[1]
+        assert len(scored[0]) > 40
+        found.append(scored[0])
+        later = client(clients_of(hourly(with_noise_after(graph, 640)), parts)[0], *BY_STEP, *sampler)
+        assert score(later, later.predict())["val-loss"] != score(runs[0], runs[0].predict())["val-loss"]
+    assert found[0] == found[1]
+
+
+def test_each_step_predicts_as_a_graph_that_ends_with_it():
+    graph = hourly(random_graph())
+    made = client(graph, *BY_STEP)
+    task, logits = task_of(made), made.predict()
+    ends = {0: FIRST * HOUR, 1: SECOND * HOUR, 2: 1000 * HOUR}
+    assert task.points == [(0, None), *((1 + (k > 16), 50 * k * HOUR - 1) for k in range(13, 21))]
+    for number, (stage, last) in enumerate(task.points):
+        kept = (graph.edge_time <= min(ends[stage], ends[2] if last is None else last)).nonzero().view(-1)
+        shorter = replace(
+            graph.with_edges(graph.edge_index[:, kept], kept), edge_split=torch.zeros(0, dtype=torch.int8)
+        )
+        alone = client(shorter, "model=multi_gine", "split.train=1", "split.val=0", "split.test=0")
+        alone.model.load_state_dict(made.model.state_dict())
+        expected = torch.zeros(EDGES, 2, dtype=torch.float64)
+        expected[kept[task_of(alone).order]] = alone.predict()
+        rows = task.point == number
+        torch.testing.assert_close(logits[rows], expected[task.order[rows]], rtol=0, atol=1e-12)
 
 
 def test_unknown_labels_are_predicted_but_not_used():
