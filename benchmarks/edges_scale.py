@@ -82,7 +82,8 @@ def main() -> None:
     millions = given.payments / 1e6
     rest = found["cpu"] - found["train"] - found["score"]
     print(
-        f"peak memory {found['peak_gb']:.1f} GB; CPU seconds: set-up {rest:.0f}, epoch {found['train']:.0f}, scoring {found['score']:.0f}"
+        f"peak memory {found['peak_gb']:.1f} GB; CPU seconds: set-up {rest:.0f}, epoch {found['train']:.0f}, scoring"
+        f" {found['score']:.0f}"
     )
     print(
         f"per million payments: epoch {found['train'] / (0.6 * millions):.0f} (of training payments), scoring"

@@ -3,8 +3,8 @@
 An edge is an item of one client, the owner of its source. With ``task.between`` a client reads the edges between its nodes and
 those of others. The other ends become nodes without features, because the client knows nothing else of them. It predicts the
 edges that leave its nodes. Labels are not features, so all edges stay messages. With ``split.kind=temporal``, training reads no
-edge after the first cut, and validation none after the second. An edge of these stages is scored on the edges until the end of its
-own day (``split.step``), so that its score is one that could have been given then.
+edge after the first cut, and validation none after the second. A later edge is scored on the edges until the end of its own day
+(``split.step``), so that its score is one that could have been given then.
 
 The ratio split orders each client's edges by a keyed hash of the global ids of their ends, so that a client and the pooled graph
 agree on it. With ``split.kind=public`` the data assign edges to stages (``edge_split``). A stage reads its own edges and those of
@@ -91,7 +91,7 @@ class Edges(Classification):
         return with_foreign_ends(without_own_columns(self.whole.until(*self.points[point])))
 
     def item_attr(self, point: int) -> Tensor:
-        """Return the features of the client's edges that are read at a point, in their order, as the readout reads them [V', D]."""
+        """Return the features of the client's edges that are read at a point, in their order, for the readout [V', D]."""
         read = self.whole.until(*self.points[point])
         return _own_rows(read, "edge_attr") if self.whole.num_edge_features else self.whole.edge_attr
 

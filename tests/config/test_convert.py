@@ -114,6 +114,7 @@ REFUSED = [
     ["split.until=[2,1]"],
     ["train.fanout=[0]"],
     ["train.sampler=neighbors", "train.fanout_back=[0]"],
+    ["split.step=0d"],
     ["train.sampler=saint"],
     ["train.sampler=saint", "train.batch_size=3", "train.loss=weighted", "train.class_weights=federated"],
     ["train.sampler=clusters", "train.clusters=2", "train.clusters_per_batch=3"],

@@ -40,7 +40,7 @@ SHOWN = (
             "nodes",
             "Flower's simulation",
         ): "engine/test_flower.py::test_the_simulation_gives_the_parameters_of_the_inline_engine",
-        ("nodes", "fleet"): "engine/test_fleet.py::test_a_fleet_gives_the_parameters_of_the_inline_engine",
+        ("nodes", "fleet"): "engine/test_fleet.py::test_parties_nodes_give_the_parameters_of_the_inline_engine",
         ("nodes", "resume"): "runs/test_interrupt.py::test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result",
         ("nodes", "DP, secure sums"): "methods/test_protections.py::test_",
         ("nodes", "report"): "report/test_contents.py::test_",
@@ -76,14 +76,14 @@ SHOWN = (
         },
         ("triples", "own tables"): "tasks/test_triples.py::test_the_labels_of_an_edge_table_are_relations",
         **{
-            (task, "fleet"): "engine/test_tasks.py::test_a_fleet_gives_the_parameters_of_the_inline_engine"
+            (task, "fleet"): "engine/test_tasks.py::test_parties_nodes_give_the_parameters_of_the_inline_engine"
             for task in ("nodes-regression", "nodes-multilabel", "links")
         },
         **{
             (
                 task,
                 "fleet",
-            ): "engine/test_tasks.py::test_a_fleet_of_two_trains_triples_and_graphs_with_the_bits_of_the_inline_engine"
+            ): "engine/test_tasks.py::test_parties_nodes_give_the_parameters_of_the_inline_engine"
             for task in ("triples", "graphs", "graphs-regression")
         },
         (
