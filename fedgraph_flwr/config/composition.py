@@ -549,11 +549,6 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
         own = {key: body.pop(key) for key in list(body) if key not in known}
         if own:
             body["params"] = {**(body.get("params") or {}), **own}
-        for key in known & set(body.get("params") or {}) - {
-            "name"
-        }:  # from a configuration stored before the field existed
-            if group != "strategy" or key not in KEYS or isinstance(body["params"][key], dict):
-                body[key] = body["params"].pop(key)
 
 
 _LIFTED = {**EXTENSIBLE, "attack": AttackConfig}
