@@ -14,13 +14,14 @@ from markupsafe import Markup
 
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation.metrics import confusion
-from fedgraph_flwr.report.page import Page, grid, note
+from fedgraph_flwr.numerics.forest import gains
+from fedgraph_flwr.report.page import Page, grid, note, table
 from fedgraph_flwr.report.pieces import class_names
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup
 from fedgraph_flwr.report.units import count, percent
 from fedgraph_flwr.tasks import kind_of
 
-MAX_CLIENTS, MAX_SETTINGS, MAX_DOTS = 24, 6, 1500
+MAX_CLIENTS, MAX_SETTINGS, MAX_DOTS, MAX_COLUMNS = 24, 6, 1500, 15
 BINS = 10
 
 
@@ -103,8 +104,26 @@ def shown(page: Page, groups: Sequence[RunGroup], load: Callable[[Path, int], An
         for name in reported
     ]
     parts += [note(f"Not shown for {name}: {reason}.") for name, reason in missing.items()]
+    parts += [part for group in groups[:MAX_SETTINGS] if (part := _columns(group, load))]
     left = [group.name for group in groups[MAX_SETTINGS:]]
     return parts + ([note(f"Not shown, of {len(groups)} settings: {', '.join(left)}.")] if left else [])
+
+
+def _columns(group: RunGroup, load: Callable[[Path, int], Any]) -> Markup | None:
+    """Return a table of the columns that trees gain most by; None for a network."""
+    try:
+        predictor = load(group.runs[0].folder, 0)
+        if not (forest := getattr(predictor, "forest", {})):
+            return None
+        names = predictor.column_names
+    except FedGraphError:
+        return None
+    found = gains(forest, len(names))
+    order = np.argsort(-found, kind="stable")[:MAX_COLUMNS]
+    rows = [[(names[i], float(-found[i])), (percent(found[i] / found.sum()), found[i])] for i in order if found[i]]
+    whose = "" if group.runs[0].cfg.strategy.shared else " of client 0"
+    about = f"Columns that the trees{whose} of {group.name} gain most by: share of the gain of all splits."
+    return table(["column", "gain"], rows, about)
 
 
 def _confusions(page: Page, matrices: dict[str, dict[str, Any]]) -> Markup:

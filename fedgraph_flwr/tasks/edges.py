@@ -173,11 +173,16 @@ class Edges(Classification):
         return time[self.order] // DAY if time.numel() else None
 
     def columns(self) -> Tensor:
-        """Those of the edges, then of their sources and of their targets; missing at the ends that another client owns."""
+        """Those of the edges, then of their sources and of their targets; missing at the ends that another client owns.
+
+        Columns of nodes from all records of the training time (``own_columns``) are 0: they look ahead of a training edge.
+        """
         graph = self.whole
         inner, leaving = graph.edge_index, graph.cut_out
-        far = graph.x.new_full((leaving.size(1), graph.num_features), torch.nan)
-        ends = [torch.cat([graph.x[inner[0]], graph.x[leaving[0]]]), torch.cat([graph.x[inner[1]], far])]
+        x = graph.x.clone()
+        x[:, graph.num_features - int(graph.own_columns.get("nodes", 0)) :] = 0
+        far = x.new_full((leaving.size(1), graph.num_features), torch.nan)
+        ends = [torch.cat([x[inner[0]], x[leaving[0]]]), torch.cat([x[inner[1]], far])]
         own = [_own_rows(graph, "edge_attr")] if graph.num_edge_features else []
         return torch.cat([*own, *ends], dim=1)[self.order]
 

@@ -34,6 +34,7 @@ from fedgraph_flwr.party.use.card import model_card, scores
 from fedgraph_flwr.party.use.plain.items import READOUTS, Items
 from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, as_client
 from fedgraph_flwr.party.use.prediction_input import InputSpec
+from fedgraph_flwr.party.use.trees import export_trees, refuse_loading
 from fedgraph_flwr.runs.checks import client_class
 from fedgraph_flwr.tasks import Task, task_class
 from fedgraph_flwr.tasks.edges import Edges
@@ -87,6 +88,8 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise FedGraphError(f"--out {folder} contains other files: pass a new folder")
+    if predictor.forest:
+        return export_trees(predictor, folder, run, INDEX)
     plain = predictor.plain()
     plain = replace(plain, weights={name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()})
     spec, cfg = predictor.input_spec, predictor.cfg
@@ -365,6 +368,8 @@ def load_export(folder: Path) -> Exported:
     """
     try:
         index = json.loads((folder / INDEX).read_bytes())
+        if index["module"] == "forest":
+            raise refuse_loading(folder)
         if is_own(str(index["module"])):  # whose code is not run because a folder names it
             raise FedGraphError(
                 f"{folder} holds the custom model {sanitize(index['module'], 60)}: predict with its model.py (load) and"

@@ -34,12 +34,15 @@ from fedgraph_flwr.data.datasets import is_several
 from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tensors, unpack_words
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import starts
-from fedgraph_flwr.data.schema import Schema, TableLayout, fitted_schema
+from fedgraph_flwr.data.own_columns import recipe_of
+from fedgraph_flwr.data.schema import EDGE, NODE, Schema, TableLayout, fitted_schema
 from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.numerics.forest import empty_forest
 from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.party.tables.columns import feature_names
 from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
@@ -50,7 +53,7 @@ from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import OfGraphs
 from fedgraph_flwr.tasks.targets import Targets, scale_of
 from fedgraph_flwr.tasks.triples import Triples
-from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
+from fedgraph_flwr.wire.messages import EVALUATE, Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
 
@@ -431,6 +434,45 @@ class Predictor(TaskPredictor):
         return None
 
     @cached_property
+    def forest(self) -> Arrays:
+        """Trees of the model (`numerics.forest`); empty for a network."""
+        names = empty_forest()
+        held = names.keys() <= self.tensors.keys()
+        return {name: self.tensors[name].numpy() for name in names} if held else {}
+
+    @property
+    def width(self) -> int:
+        """Number of classes, or of targets."""
+        return int(self.target_stats.size(1)) if self.task.targets else len(self.input_spec.classes)
+
+    @cached_property
+    def column_names(self) -> list[str]:
+        """Names of the columns that trees read, by the schema and the recipe of the run's graphs; numbers where unknown.
+
+        Raises:
+            FedGraphError: no client's graph of the run is on this machine.
+        """
+        graph = self._example
+        if graph is None:
+            raise FedGraphError(
+                f"{self.source}: the columns are those of the clients' files, and none is here: restore them"
+            )
+        recipe = recipe_of(graph)
+        own = (recipe.node_columns, recipe.edge_columns) if recipe else ((), ())
+        nodes, edges = (
+            _sized([*feature_names(self.input_spec.columns(kind)), *(column.name for column in more)], width, what)
+            for kind, more, width, what in (
+                (NODE, own[0] if "nodes" in graph.own_columns else (), graph.num_features, "node"),
+                (EDGE, own[1], graph.num_edge_features, "edge"),
+            )
+        )
+        ends = [f"{end} {name}" for end in ("source", "target") for name in nodes]
+        found = [*edges, *ends] if self.predicts_edges else nodes
+        inputs = self.cfg.strategy.params.get("inputs", "columns")
+        outputs = [f"output {number}" for number in range(self.width)] if inputs != "columns" else []
+        return [*(found if inputs != "embeddings" else []), *outputs]
+
+    @cached_property
     def threshold(self) -> float | None:
         """Threshold of the second of two classes with the best F1 on the client's validation nodes; None if unknown."""
         if self.own is None or not self.task.classes or len(self.input_spec.classes) != 2:
@@ -704,6 +746,11 @@ def _which(at: str, cfg: RunConfig) -> str:
     if at:
         one_of(at, (BEST, LAST), "round")
     return at or (BEST if cfg.evaluation.select in BY_VALIDATION else LAST)
+
+
+def _sized(names: list[str], width: int, what: str) -> list[str]:
+    """Return names of columns, or numbers if they do not name all."""
+    return names if len(names) == width else [f"{what} column {number}" for number in range(width)]
 
 
 BLEND = "blend.json"

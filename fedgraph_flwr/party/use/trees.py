@@ -1,0 +1,165 @@
+"""Trees of a finished run: names of their columns, the gain of each, and their export.
+
+trees.npz         plain arrays (`numerics.forest`)
+model.txt         the same as a model file of LightGBM: ``lightgbm.Booster(model_file="model.txt").predict(x, raw_score=True)``
+model.py          load and predict, in NumPy only
+metrics.json      scores of the run, and of each client
+export.json       columns, classes and the kind of scores; schema.yaml for imported tables; MODEL_CARD.md
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.numerics.forest import empty_forest, gains
+from fedgraph_flwr.party.use.card import escaped, scores
+from fedgraph_flwr.party.use.predict import Predictor
+from fedgraph_flwr.tasks.trees import objective_of
+
+PLAIN = Path(__file__).parent / "plain" / "forest.py"
+
+_OBJECTIVES = {"logistic": "binary sigmoid:1", "softmax": "multiclass num_class:{}", "square": "regression"}
+
+
+def importance(predictor: Predictor) -> dict[str, float]:
+    """Return the share of each column in the gain of all splits, largest first."""
+    names = predictor.column_names
+    found = gains(predictor.forest, len(names))
+    total = found.sum()
+    return {names[i]: float(found[i] / total) for i in np.argsort(-found, kind="stable") if found[i]}
+
+
+def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: str) -> Path:
+    """Write the trees to a folder, and return it.
+
+    Args:
+        predictor: the model.
+        folder: new folder, or one of an earlier export.
+        run: run folder with its scores; None if not available.
+        index: name of the file that describes the export, written last.
+    """
+    forest, spec, cfg = predictor.forest, predictor.input_spec, predictor.cfg
+    width = predictor.width
+    objective, names = objective_of(cfg, width), predictor.column_names
+    stats = predictor.target_stats.tolist() if predictor.task.targets else []
+    file = io.BytesIO()
+    arrays: dict[str, Any] = dict(forest)
+    np.savez(file, **arrays)
+    write_bytes(folder / "trees.npz", file.getvalue())
+    text = lightgbm_text(forest, objective.outputs, names, _OBJECTIVES[objective.kind].format(objective.outputs))
+    write_bytes(folder / "model.txt", text.encode())
+    write_bytes(folder / "model.py", PLAIN.read_bytes())
+    if spec.schema:
+        spec.schema.save(folder / "schema.yaml")
+    found = scores(run, predictor)
+    write_bytes(folder / "metrics.json", json.dumps(found, indent=1).encode())
+    largest = list(importance(predictor).items())[:20]
+    card = [
+        f"# {cfg.strategy.name} on {escaped(cfg.data_name)}",
+        "",
+        f"{len(forest['start'])} trees on {len(names)} columns, task={cfg.task.name}, {cfg.num_clients} clients, seed {cfg.seed},"
+        f" strategy.mode={cfg.strategy.params.get('mode')}. Columns, in order, are in `{index}`.",
+        "",
+        "```python",
+        "from model import load, predict",
+        "probabilities = predict(load(), x)      # x [V, F] in the order of the columns, NaN where missing",
+        "```",
+        "",
+        "Trees that parties fitted alone (bagging) tell of single records: split thresholds and leaf values.",
+        "",
+        "| column | share of the gain |",
+        "|---|---|",
+        *(f"| {escaped(name)} | {share:.3f} |" for name, share in largest),
+        "",
+        f"Scores: `metrics.json`, {found.get('headline', 'none')}.",
+        "",
+    ]
+    write_bytes(folder / "MODEL_CARD.md", "\n".join(card).encode())
+    about = {
+        "module": "forest",
+        "kind": objective.kind,
+        "binary": objective.binary,
+        "outputs": objective.outputs,
+        "columns": names,
+        "classes": list(spec.classes),
+        "target_stats": stats,
+        "task": asdict(cfg.task),
+        "client": predictor.client,
+        "round": predictor.round,
+        "threshold": predictor.threshold,
+    }
+    write_bytes(folder / index, json.dumps(about, indent=1).encode())
+    return folder
+
+
+def lightgbm_text(forest: Mapping[str, NDArray], outputs: int, names: Sequence[str], objective: str) -> str:
+    """Return the forest as the text of a LightGBM model, whose iterations have one tree per output."""
+    ends = np.append(forest["start"][1:], len(forest["feature"]))
+    trees = [
+        {key: forest[key][first:end] for key in empty_forest() if key not in ("start", "output")}
+        for first, end in zip(forest["start"], ends, strict=True)
+    ]
+    of = [[tree for tree, k in zip(trees, forest["output"], strict=True) if k == output] for output in range(outputs)]
+    blocks: list[str] = []
+    for place in range(max(map(len, of), default=0)):
+        blocks += [_block(len(blocks) + k, own[place] if place < len(own) else None) for k, own in enumerate(of)]
+    head = [
+        "tree",
+        "version=v4",
+        f"num_class={outputs if outputs > 1 else 1}",
+        f"num_tree_per_iteration={outputs}",
+        "label_index=0",
+        f"max_feature_idx={len(names) - 1}",
+        f"objective={objective}",
+        "feature_names=" + " ".join(f"Column_{i}" for i in range(len(names))),
+        "feature_infos=" + " ".join(["[-1e300:1e300]"] * len(names)),
+        "tree_sizes=" + " ".join(str(len(block.encode())) for block in blocks),
+        "",
+        "",
+    ]
+    return (
+        "\n".join(head)
+        + "".join(blocks)
+        + "end of trees\n\nparameters:\n\nend of parameters\n\npandas_categorical:null\n"
+    )
+
+
+def _block(number: int, tree: Mapping[str, NDArray] | None) -> str:
+    """Return one tree as LightGBM's text, splits and leaves numbered apart; None: a tree of score 0."""
+    tree = tree if tree is not None else {**empty_forest(), "feature": np.array([-1]), "value": np.zeros(1)}
+    split = tree["feature"] >= 0
+    leaf_values = tree["value"][~split]
+    lines: dict[str, Sequence[Any]] = {"num_leaves": [len(leaf_values)], "num_cat": [0]}
+    if split.any():
+        place = np.where(split, split.cumsum() - 1, ~((~split).cumsum() - 1))
+        lines |= {
+            "split_feature": tree["feature"][split].tolist(),
+            "split_gain": [f"{gain:.17g}" for gain in tree["value"][split]],
+            "threshold": [f"{threshold:.17g}" for threshold in tree["threshold"][split]],
+            "decision_type": (8 + 2 * tree["default_left"][split].astype(np.int64)).tolist(),
+            "left_child": place[tree["left"][split]].tolist(),
+            "right_child": place[tree["right"][split]].tolist(),
+        }
+    lines["leaf_value"] = [f"{value:.17g}" for value in leaf_values]
+    if split.any():
+        zeros, inner = [0] * len(leaf_values), [0] * int(split.sum())
+        lines |= {"leaf_weight": zeros, "leaf_count": zeros}
+        lines |= {"internal_value": inner, "internal_weight": inner, "internal_count": inner}
+    lines |= {"is_linear": [0], "shrinkage": [1]}
+    text = "\n".join(f"{key}={' '.join(map(str, values))}" for key, values in lines.items())
+    return f"Tree={number}\n{text}\n\n\n"
+
+
+def refuse_loading(folder: Path) -> FedGraphError:
+    """Return the error of a command that reads an export of trees back."""
+    return FedGraphError(
+        f"{folder} holds exported trees, which predict in model.py (load, predict) or LightGBM (model.txt): pass the run folder"
+    )

@@ -1,0 +1,98 @@
+"""Exported trees: LightGBM and NumPy give our scores; names and gains of columns, also in the report."""
+
+import importlib.util
+import json
+
+import lightgbm
+import numpy as np
+import pytest
+
+import fedgraph_flwr as fg
+from fedgraph_flwr import cli
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.numerics.forest import raw_scores
+from fedgraph_flwr.party.use.export import load_export
+from fedgraph_flwr.party.use.predict import load_predictor
+from fedgraph_flwr.party.use.trees import importance
+
+SMALL = ["strategy.min_data_in_leaf=3", "strategy.trees=15"]
+KINDS = {
+    "classes": [],
+    "histogram": ["strategy.mode=histogram", "rounds=4", "strategy.depth=3"],
+    "numbers": ["task=nodes-regression", "dataset=planted-regression", "dataset.nodes=150"],
+    "labels": ["task=nodes-multilabel", "dataset=planted-multilabel", "dataset.nodes=150"],
+}
+
+
+def model_of(folder):
+    spec = importlib.util.spec_from_file_location("exported_trees", folder / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lightgbm_and_numpy_give_our_scores(kind, run, tmp_path):
+    found = run("strategy=boosting", *SMALL, *KINDS[kind], sizes=(40, 40, 40))
+    out = tmp_path / "trees"
+    assert cli.main(["export", str(found.out), "--out", str(out)]) == 0
+    predictor = load_predictor(found.out, 0)
+    x = predictor.own.x.double().numpy().copy()
+    x[::3, 1] = np.nan
+    about = json.loads((out / "export.json").read_text())
+    expected = raw_scores(predictor.forest, x, about["outputs"])
+    booster = lightgbm.Booster(model_file=str(out / "model.txt"))
+    scored = booster.predict(x, raw_score=True).reshape(len(x), -1)
+    np.testing.assert_allclose(scored, expected, rtol=0, atol=1e-12)
+    model = model_of(out)
+    np.testing.assert_allclose(model.raw_scores(model.load(out), x), expected, rtol=0, atol=1e-12)
+    own = predictor.own.x.numpy()
+    mine, theirs = model.predict(model.load(out), own), predictor.predict(predictor.own)
+    values = theirs.values if predictor.task.targets else theirs.probabilities
+    np.testing.assert_allclose(mine, values, rtol=1e-9, atol=1e-9)
+    assert len(about["columns"]) == x.shape[1]
+    assert "| column | share of the gain |" in (out / "MODEL_CARD.md").read_text()
+    assert cli.main(["export", str(found.out), "--out", str(out)]) == 0, "again over an earlier export"
+    with pytest.raises(FedGraphError, match="holds exported trees"):
+        load_export(out)
+
+
+@pytest.fixture(scope="module")
+def payments(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDGRAPH_DATA", str(tmp_path_factory.mktemp("root")))
+        sizes = {"dataset.accounts": 200, "dataset.background": 1500, "dataset.per_kind": 6, "dataset.days": 30}
+        keys = {"task": "edges", "dataset": "payments", "dataset.recipe": "payments", "num_clients": 2, "rounds": 1}
+        out = tmp_path_factory.mktemp("run") / "run"
+        yield fg.run(**keys, **sizes, strategy="boosting", out=out, progress=False)
+
+
+def test_columns_of_payments_have_the_names_of_the_recipe(payments):
+    predictor = load_predictor(payments.path, 0)
+    names = predictor.column_names
+    task = predictor.outputs(predictor.own)[1]
+    assert len(names) == task.columns().shape[1]
+    shares = importance(predictor)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    column = names.index(next(iter(shares)))
+    assert (predictor.forest["feature"] == column).any()
+    assert "column" not in next(iter(shares)) or not predictor.input_spec.schema
+
+
+def test_columns_of_nodes_that_look_ahead_are_not_read(payments):
+    """They count all payments of the training time, also those after a training payment."""
+    predictor = load_predictor(payments.path, 0)
+    own = predictor.own.own_columns["nodes"]
+    task = predictor.outputs(predictor.own)[1]
+    columns, features = task.columns(), predictor.own.num_features
+    assert own > 0
+    for end in (columns[:, -features:], columns[:, -2 * features : -features]):
+        known = end[~end.isnan().any(1)]
+        assert not known[:, features - own :].any()
+
+
+def test_the_report_has_the_gain_of_columns(payments):
+    text = payments.report().read_text()
+    assert "gain most by" in text
+    assert next(iter(importance(load_predictor(payments.path, 0)))) in text
