@@ -415,18 +415,7 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     file = Path(str(path)) if path else None
     policy = _policy(context)
     policy.check_run(cfg)
-    kind = locate(cfg.strategy.client)
-    if not (isinstance(kind, type) and issubclass(kind, GraphClient)):
-        raise FedGraphError(
-            f"strategy.client={sanitize(cfg.strategy.client, 80)} is not a client: expected a subclass of GraphClient"
-        )
-    protections.check(cfg, declared(kind, cfg))
-    if not _simulated(context):
-        if cfg.privacy.secagg:
-            _check_secure_node(context)
-        check_task(cfg, kind)
-        if cfg.train.sampler != "none":
-            check_sampler(cfg, kind)
+    kind = _class_of(cfg, context)
     graph = load_graph(cfg, context)
     if graph.client in cfg.adversary.clients:
         kind = _malicious(kind, cfg, context)
@@ -455,6 +444,23 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
         stored = kept[1]
     _live[key] = (client, stored)
     return _live[key]
+
+
+def _class_of(cfg: RunConfig, context: Context) -> type[GraphClient]:
+    """Return the client's class of a run whose protections, task and sampler it supports."""
+    kind = locate(cfg.strategy.client)
+    if not (isinstance(kind, type) and issubclass(kind, GraphClient)):
+        raise FedGraphError(
+            f"strategy.client={sanitize(cfg.strategy.client, 80)} is not a client: expected a subclass of GraphClient"
+        )
+    protections.check(cfg, declared(kind, cfg))
+    if not _simulated(context):
+        if cfg.privacy.secagg:
+            _check_secure_node(context)
+        check_task(cfg, kind)
+        if cfg.train.sampler != "none":
+            check_sampler(cfg, kind)
+    return kind
 
 
 def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: Any) -> None:

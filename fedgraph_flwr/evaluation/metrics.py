@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedgraph_flwr.config import AVERAGES, EvaluationConfig
 from fedgraph_flwr.config.lookup import function
-from fedgraph_flwr.config.operating import OF_TWO, point
+from fedgraph_flwr.config.operating import OF_TWO, Point, point
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import chance, operating
 from fedgraph_flwr.evaluation.chance import MAJORITY
@@ -218,26 +218,28 @@ class Scored:
         }
         ranked = logits.size(1) == 2 and any(m in metrics for m in (*OF_RANKS, AT_THRESHOLD))
         levels = [m for m in metrics if m.startswith(chance.PREFIX)]
+        points = {m: at for m in metrics if (at := point(m)) is not None}
         for part, nodes in enumerate(self.parts):
             of_split = {split: outputs[own.rows] for split, own in nodes.items() if own.rows.size}
             curves = {s: Curves(margin(given), nodes[s].y == 1) for s, given in of_split.items()} if ranked else {}
             threshold = curves["val"].best() if "val" in curves else np.array([np.nan])
-            for split, (_, y, majority, day) in nodes.items():
-                values = {m: float("nan") for m in ("loss", *metrics)}
-                values |= {m: self.chance(part, split, m, outputs.shape[1], own) for m in levels}
+            for split, nodes_of in nodes.items():
+                values = {m: self.chance(part, split, m, outputs.shape[1], own) for m in levels}
                 if (given := of_split.get(split)) is not None:
-                    values |= {MAJORITY: majority} | _values(given, y, metrics, curves.get(split), threshold)
-                    values |= {m: _own(target, given, y) for m, target in (own or {}).items()}
-                    values |= {
-                        m: operating.value(at, given, y, day, self.floor)
-                        for m in metrics
-                        if (at := point(m)) is not None
-                    }
-                    values["loss"] = _mean(surprise(given, y))
-                found[f"{split}-count"].append(float(y.size))
+                    values |= _values(given, nodes_of.y, metrics, curves.get(split), threshold)
+                    values |= self._further(given, nodes_of, points, own or {})
+                found[f"{split}-count"].append(float(nodes_of.y.size))
                 for m in ("loss", *metrics):
-                    found[f"{split}-{m}"].append(values[m])
+                    found[f"{split}-{m}"].append(values.get(m, float("nan")))
         return found
+
+    def _further(
+        self, given: np.ndarray, nodes: _Nodes, points: Mapping[str, Point], own: Mapping[str, str]
+    ) -> dict[str, float]:
+        """Return the majority class's score, the user's own scores, those at operating points, and the loss."""
+        values = {MAJORITY: nodes.majority} | {m: _own(target, given, nodes.y) for m, target in own.items()}
+        values |= {m: operating.value(at, given, nodes.y, nodes.day, self.floor) for m, at in points.items()}
+        return values | {"loss": _mean(surprise(given, nodes.y))}
 
     def chance(self, part: int, split: str, name: str, num_classes: int, own: Mapping[str, str] | None = None) -> float:
         """Return a chance level, by its name among the scores, on the nodes of a split of one part."""

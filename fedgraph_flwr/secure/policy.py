@@ -166,6 +166,26 @@ class Policy:
         Raises:
             FedGraphError: names the key, its value and what the policy accepts.
         """
+        self._check_strategy(cfg)
+        if self.networks and cfg.model.name not in self.networks:
+            raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
+        if cfg.task.name not in self.tasks:
+            raise _refused(f"task={cfg.task.name}", f"tasks {', '.join(self.tasks)} (tasks)")
+        if cfg.train.sampler not in self.samplers:
+            raise _refused(f"train.sampler={cfg.train.sampler}", f"samplers {', '.join(self.samplers)} (samplers)")
+        self._check_code(cfg)
+        if cfg.strategy.client not in OWN_SECTION:
+            self._check_privacy(cfg.privacy)
+        if (odd := sorted(set(cfg.privacy.reveal) - set(self.reveal))) and ANYTHING not in self.reveal:
+            raise _refused(f"privacy.reveal={odd}", f"reveal {', '.join(self.reveal) or 'no group'} (reveal)")
+        if cfg.rounds > self.rounds:
+            raise _refused(f"rounds={cfg.rounds}", f"at most {self.rounds} rounds")
+        for key, clients in (("num_clients", cfg.num_clients), ("strategy.min_clients", cfg.strategy.min_clients)):
+            if clients < self.min_clients:
+                raise _refused(f"{key}={clients}", f"at least {self.min_clients} clients (min_clients)")
+
+    def _check_strategy(self, cfg: RunConfig) -> None:
+        """Refuse a method that is not listed, or whose client's parts differ from those of its YAML."""
         name, client = cfg.strategy.name, cfg.strategy.client
         plain = client in self.strategies and cfg.strategy.variates == "none"  # variates send more than the model
         if self.strategies and not plain and client not in OWN_SECTION:
@@ -178,22 +198,6 @@ class Policy:
                 or name not in self.strategies
             ):
                 raise _refused(f"strategy={name} (client {client})", f"strategies {', '.join(self.strategies)}")
-        if self.networks and cfg.model.name not in self.networks:
-            raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
-        if cfg.task.name not in self.tasks:
-            raise _refused(f"task={cfg.task.name}", f"tasks {', '.join(self.tasks)} (tasks)")
-        if cfg.train.sampler not in self.samplers:
-            raise _refused(f"train.sampler={cfg.train.sampler}", f"samplers {', '.join(self.samplers)} (samplers)")
-        self._check_code(cfg)
-        if client not in OWN_SECTION:
-            self._check_privacy(cfg.privacy)
-        if (odd := sorted(set(cfg.privacy.reveal) - set(self.reveal))) and ANYTHING not in self.reveal:
-            raise _refused(f"privacy.reveal={odd}", f"reveal {', '.join(self.reveal) or 'no group'} (reveal)")
-        if cfg.rounds > self.rounds:
-            raise _refused(f"rounds={cfg.rounds}", f"at most {self.rounds} rounds")
-        for key, clients in (("num_clients", cfg.num_clients), ("strategy.min_clients", cfg.strategy.min_clients)):
-            if clients < self.min_clients:
-                raise _refused(f"{key}={clients}", f"at least {self.min_clients} clients (min_clients)")
 
     def _check_privacy(self, rules: PrivacyConfig) -> None:
         """Refuse a run whose noise or norms the policy does not accept."""
