@@ -10,6 +10,7 @@ from fedgraph_flwr.data.graph import ClientGraph, Graph, unpack_words
 from fedgraph_flwr.data.pyg import client_graph
 from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.party.link.files import canonical
+from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables.columns import Treatment
 from fedgraph_flwr.party.tables.importing import from_tables
 from fedgraph_flwr.party.tables.roles import Columns
@@ -47,7 +48,9 @@ class Banks:
         for name, table in (("nodes", self.nodes[bank]), ("edges", self.books[bank])):
             table.to_csv(self.folder / f"{bank}_{name}.csv", index=False)
         graph = self.read(self.folder / f"{bank}_nodes.csv", self.folder / f"{bank}_edges.csv", bank)
-        return client_graph(graph, BANKS.index(bank), len(BANKS))
+        made = client_graph(graph, BANKS.index(bank), len(BANKS))
+        made.linking["secret"] = party_secret(self.folder, made.client, seed=0)
+        return made
 
     def read(self, nodes: Path, edges: Path, own: str = "", **changed) -> Graph:
         schema = Schema.load(path) if (path := self.folder / "schema.yaml").is_file() else None

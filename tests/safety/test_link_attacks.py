@@ -1,14 +1,18 @@
 """Attacks on `fedgraph-flwr link` by a malicious party, a malicious server, and both: what they gain, and where they end."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.party.link.files import file_digest
 from fedgraph_flwr.party.link.matching import REPLY, Mask, as_rows, bucket, commitment, points, shuffled
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
+from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.secure.keyring import Keyring
 from tests.party.linked_banks import BANKS, banks
 
@@ -240,3 +244,104 @@ def test_what_remains_a_malicious_peer_of_a_dry_run_learns_which_of_its_records_
     expected = set(parties[0].values(1)[1]) & set(parties[1].values(0)[1])
     assert expected
     assert set(parties[1].found(opened[0])) == expected
+
+
+@pytest.fixture
+def copies(files):
+    """The files, which a test may change."""
+    return [replace(graph, y=graph.y.clone(), linking=dict(graph.linking)) for graph in files]
+
+
+# --- what hashes and orders tell --------------------------------------------------------------------------------------
+
+
+def sent_by(files, client, phase="confirm"):
+    """The content that a client sends client 1 in a phase, opened by it, and the linked files."""
+    parties, seen = [LinkParty(graph, LinkRules(), Keyring(graph.client)) for graph in files], {}
+    opened = parties[1]._opened
+
+    def spy(peer, step, envelope):
+        found = opened(peer, step, envelope)
+        if (peer, step) == (client, phase):
+            seen.update(found)
+        return found
+
+    parties[1]._opened = spy
+    simulate(parties)
+    return seen, parties
+
+
+def guessed(files, secret):
+    """Whether a peer finds the eight hidden labels of client 0 among 256 candidates, by the hash of the linked file."""
+    seen, parties = sent_by(files, 0)
+    linked = parties[0].result()
+    hidden = linked.y.clone()
+    found = []
+    for bits in itertools.product((0, 1), repeat=8):
+        candidate = replace(linked, y=torch.cat([torch.tensor(bits), hidden[8:]]))
+        if file_digest(candidate, secret) == seen["file"].tobytes():
+            found.append(bits)
+    return found == [tuple(hidden[:8].tolist())]
+
+
+def test_a_hash_of_a_file_tests_no_guess_of_its_labels(copies, monkeypatch):
+    copies[0].y[:] = torch.from_numpy(np.random.default_rng(0).integers(0, 2, copies[0].num_nodes))
+    assert not guessed(copies, b"")
+    monkeypatch.setattr(LinkParty, "secret", b"")
+    assert guessed(copies, b""), "without a secret, all eight were found"
+
+
+def test_equal_files_are_not_recognised_in_another_partys_run(copies):
+    """A second party that imports the same tables has another secret: another hash, and another order of rows."""
+    first, parties = sent_by(copies, 0)
+    again, same = sent_by(copies, 0)
+    assert first["file"].tobytes() == again["file"].tobytes(), "the party itself links again to the same file"
+    assert torch.equal(parties[0].result().ids, same[0].result().ids)
+    copies[0].linking = copies[0].linking | {"secret": "1" * 64}
+    other, parties = sent_by(copies, 0)
+    assert other["file"].tobytes() != first["file"].tobytes()
+    assert not torch.equal(parties[0].result().ids, same[0].result().ids)
+    assert "secret" not in parties[0].result().linking
+
+
+def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path):
+    first = party_secret(tmp_path / "new", 0)
+    assert party_secret(tmp_path / "new", 0) == first != party_secret(tmp_path / "other", 0)
+    assert (tmp_path / "new" / ".link_secret").stat().st_mode & 0o777 == 0o600
+    assert (
+        party_secret(tmp_path, 0, seed=3)
+        == party_secret(tmp_path / "new", 0, seed=3)
+        != party_secret(tmp_path, 1, seed=3)
+    )
+    (tmp_path / "new" / ".link_secret").write_text("short")
+    with pytest.raises(FedGraphError, match="holds no party's secret"):
+        party_secret(tmp_path / "new", 0)
+    (tmp_path / "new" / ".link_secret").unlink()
+    (tmp_path / "new" / ".link_secret").mkdir()
+    with pytest.raises(FedGraphError, match="cannot keep the party's secret"):
+        party_secret(tmp_path / "new", 0)
+
+
+def test_a_damaged_secret_of_a_file_is_named(copies):
+    copies[0].linking = copies[0].linking | {"secret": "zz"}
+    with pytest.raises(FedGraphError, match="the file of client 0 has a damaged secret"):
+        LinkParty(copies[0], LinkRules(), Keyring(0))
+
+
+@pytest.mark.parametrize(("own", "size", "most"), [(40, 128, 65), (20, 128, 80), (0, 128, 64), (40, 64, None)])
+def test_limits_hold_for_padded_sets(copies, monkeypatch, own, size, most):
+    """`max_ids: 65` accepted 128 guesses in the padding, and 2^20 where a party has 20 records for the peer."""
+    rules = LinkRules(max_ids=65 if most == 65 else 10**6)
+    party = LinkParty(copies[0], rules, Keyring(0))
+    party.nodes = [12, 12, 12]
+    monkeypatch.setattr(party, "values", lambda peer: (None, [b""] * own))
+    if most is None:
+        party._check_size(1, size)
+        return
+    with pytest.raises(RunFailed, match=f"announces a padded set of {size} for client 0, which accepts up to {most} "):
+        party._check_size(1, size)
+
+
+def test_a_limit_that_is_no_power_of_two_is_a_padded_size(copies):
+    rules = LinkRules(max_ids=65)
+    assert [LinkParty(copies[0], rules, Keyring(0))._padded(size) for size in (0, 64, 65)] == [64, 64, 65]

@@ -88,12 +88,12 @@ def _order(source: Tensor, target: Tensor, data: Any, prefix: str) -> Tensor:
     return torch.from_numpy(np.lexsort([*columns, target.numpy(), source.numpy()]))
 
 
-def own_order(graph: ClientGraph) -> Tensor:
-    """Return the secret order of the party's rows [N]: a permutation drawn from a hash of the whole file.
+def own_order(graph: ClientGraph, secret: bytes) -> Tensor:
+    """Return the secret order of the party's rows [N]: a permutation drawn from the party's secret and a hash of the file.
 
     It does not reveal the order in which accounts were opened, and is the same each time the same file is linked.
     """
-    drawn = hashlib.sha256(b"fedgraph link order")
+    drawn = hashlib.sha256(b"fedgraph link order" + secret)
     for key in (
         "x",
         "y",
@@ -279,9 +279,9 @@ def cut_digest(graph: ClientGraph, client: int) -> bytes:
     return digest.digest()
 
 
-def file_digest(graph: ClientGraph) -> bytes:
-    """Return a hash of a linked graph: its nodes, edges and cut edges."""
-    digest = hashlib.sha256(b"fedgraph linked file")
+def file_digest(graph: ClientGraph, secret: bytes) -> bytes:
+    """Return a hash of a linked graph, keyed by the party's secret: its nodes, edges and cut edges."""
+    digest = hashlib.sha256(b"fedgraph linked file" + secret)
     for key in ("node_id", "x", "y", "edge_index", "cut_out", "cut_in"):
         digest.update(f"{key}{list(getattr(graph, key).shape)}".encode())
         digest.update(getattr(graph, key).contiguous().numpy().tobytes())

@@ -117,12 +117,17 @@ class Mask:
         self.secret = secret or secrets.token_bytes(32)
         self._scalar = X25519PrivateKey.from_private_bytes(self.secret)
 
-    def masks(self, values: Sequence[bytes], purpose: bytes) -> tuple[Bytes, NDArray[np.int64]]:
+    def masks(self, values: Sequence[bytes], purpose: bytes, padded: int = 0) -> tuple[Bytes, NDArray[np.int64]]:
         """Return the masks of a set, padded and shuffled, and the place of each value among them.
 
-        Shapes: masks [bucket, 32], places [n].
+        Shapes: masks [padded, 32], places [n].
+
+        Args:
+            values: the set.
+            purpose: as of `points`.
+            padded: size of the padded set; default: `bucket`.
         """
-        padded = bucket(len(values))
+        padded = padded or bucket(len(values))
         made = [self._times(point) for point in points(values, purpose)]
         made += [X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(padded - len(values))]
         order = shuffled(padded)

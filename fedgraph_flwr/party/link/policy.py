@@ -4,6 +4,7 @@
       match: [payments]              # accepted ways of matching: payments, routed, ids; default: none
       one_sided: [drop, stub]        # accepted treatments of records that only one party has
       max_ids: 1000000               # most records for one peer, own and received
+      max_ratio: 4.0                 # largest padded set of records of a peer, relative to the own records for it
       min_shared: 5                  # refuse a pair that shares fewer, unless it shares none
       max_shared: 1.0                 # refuse a pair that shares more of the own set
       hours: 24                      # least time between two runs with the same peer
@@ -49,6 +50,7 @@ class LinkPolicy:
     match: list[str] = field(default_factory=list)
     one_sided: list[str] = field(default_factory=lambda: ["drop", "stub"])
     max_ids: int = 1_000_000
+    max_ratio: float = 4.0
     min_shared: int = 5
     max_shared: float = 1.0
     hours: float = 24.0
@@ -62,6 +64,7 @@ class LinkPolicy:
             one_of(name, ONE_SIDED, "policy.link.one_sided")
         at_least(self.max_ids, 1, "policy.link.max_ids")
         at_least(self.min_shared, 0, "policy.link.min_shared")
+        at_least(self.max_ratio, 1, "policy.link.max_ratio")
         at_least(self.hours, 0, "policy.link.hours")
         if not 0 < self.max_shared <= 1:
             raise FedGraphError(f"policy.link.max_shared must be above 0 and at most 1, got {self.max_shared}")
@@ -84,6 +87,7 @@ class LinkPolicy:
         return replace(
             rules,
             max_ids=min(rules.max_ids, self.max_ids),
+            max_ratio=min(rules.max_ratio, self.max_ratio),
             min_shared=max(rules.min_shared, self.min_shared),
             max_shared=min(rules.max_shared, self.max_shared),
         )

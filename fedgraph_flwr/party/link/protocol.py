@@ -57,6 +57,7 @@ from fedgraph_flwr.party.link.files import (
     with_stubs,
 )
 from fedgraph_flwr.party.link.matching import (
+    FEWEST,
     POINT,
     REPLY,
     Mask,
@@ -69,6 +70,7 @@ from fedgraph_flwr.party.link.matching import (
     shuffled,
 )
 from fedgraph_flwr.party.link.rules import ANNOUNCE, LinkRules
+from fedgraph_flwr.party.secret import is_secret
 from fedgraph_flwr.party.tables.parties import fold, normal_ids
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.sealed import Sealer
@@ -166,10 +168,17 @@ class LinkParty:
             raise FedGraphError(
                 f"the file of client {self.client} is already linked: pass the file that `import` wrote"
             )
+        if not is_secret(graph.linking.get("secret", "0" * 64)):
+            raise FedGraphError(f"the file of client {self.client} has a damaged secret of its party: import it again")
         if self.rules.match != "ids" and not {"party", "parties"} <= graph.linking.keys():
             raise FedGraphError(
                 f"the file of client {self.client} names no party: import it with --own-party and --party-columns"
             )
+
+    @property
+    def secret(self) -> bytes:
+        """The party's secret, which its import stored in the file; for other files, one of this run."""
+        return bytes.fromhex(self.graph.linking.get("secret", "")) or hashlib.sha256(b"secret" + self.root).digest()
 
     # --- state between messages ---------------------------------------------------------------------------------------
 
@@ -375,7 +384,8 @@ class LinkParty:
         return Mask(hashlib.sha256(b"fedgraph link scalar" + self.root + self.session + f"{peer}".encode()).digest())
 
     def _make_commit(self, peer: int) -> Arrays:
-        masks, places = self._mask(peer).masks(self.values(peer)[1], self._purpose(peer))
+        values = self.values(peer)[1]
+        masks, places = self._mask(peer).masks(values, self._purpose(peer), self._padded(len(values)))
         self.pairs[peer] = {"masks": masks, "places": places}
         return {"size": np.array([len(masks)]), "commitment": commitment(masks)}
 
@@ -391,14 +401,30 @@ class LinkParty:
                 )
             self.pairs[peer] |= {"size": np.array([size]), "commitment": committed}
 
+    def _padded(self, size: int) -> int:
+        """Return the padded size of an own set: a power of two, or the limit that all parties know."""
+        most = self.rules.max_ids
+        if self.rules.match == "ids":
+            most = min(most, math.ceil(MOST_PER_NODE * self.graph.num_nodes))
+        return max(min(bucket(size), most), size)
+
     def _check_size(self, peer: int, size: int) -> None:
+        """Refuse a set that is too large. The limits hold for padded sets: a peer may hide guesses in its padding.
+
+        Raises:
+            RunFailed: names the limits.
+        """
         most = self.rules.max_ids
         if self.rules.match == "ids":
             most = min(most, math.ceil(MOST_PER_NODE * self.nodes[peer]))
-        if size != bucket(size) or size > bucket(most):
+        else:
+            own = len(self.values(peer)[1])
+            most = min(most, max(FEWEST, int(self.rules.max_ratio * own)))
+        if not 0 < size <= most:
             raise RunFailed(
-                f"client {peer} announces a set of {size} for client {self.client}, which accepts powers of two up to"
-                f" {bucket(most)} (max_ids {self.rules.max_ids}, {self.nodes[peer]} announced nodes)"
+                f"client {peer} announces a padded set of {size} for client {self.client}, which accepts up to {most} (max_ids"
+                f" {self.rules.max_ids}, max_ratio {self.rules.max_ratio:g} times the own records, {self.nodes[peer]} announced"
+                " nodes)"
             )
 
     def _make_mask(self, peer: int) -> Arrays:
@@ -525,7 +551,7 @@ class LinkParty:
     def _make_ask_commit(self, peer: int) -> Arrays:
         values = self.values(peer)[1]
         hashes = [hashlib.sha256(self._purpose(peer) + value).digest()[:REPLY] for value in values]
-        padded = bucket(len(hashes))
+        padded = self._padded(len(hashes))
         order = shuffled(padded)
         rows = as_rows([*hashes, *(secrets.token_bytes(REPLY) for _ in range(padded - len(hashes)))], REPLY)[order]
         self.pairs[peer] = {"replies": rows, "places": np.argsort(order)[: len(values)]}
@@ -594,7 +620,7 @@ class LinkParty:
         graph = self.graph
         if self.rules.one_sided == "stub":
             graph, _ = with_stubs(graph, self._unmatched())
-        order = own_order(graph).numpy()
+        order = own_order(graph, self.secret).numpy()
         owned = np.ones(graph.num_nodes, dtype=bool)
         if self._overlaps:
             for peer in self.peers:
@@ -834,13 +860,13 @@ class LinkParty:
         graph = self.result()
         return {
             "edges": _bytes(cut_digest(graph, peer)),
-            "file": _bytes(file_digest(graph)),
+            "file": _bytes(file_digest(graph, self.secret)),
             "total": np.array([graph.num_global_nodes]),
         }
 
     def _take_confirm(self, inbox: Mapping[int, Arrays]) -> None:
         graph = self.result()
-        self._files[self.client] = file_digest(graph)
+        self._files[self.client] = file_digest(graph, self.secret)
         for peer, arrays in inbox.items():
             if (
                 arrays["edges"].tobytes() != cut_digest(graph, peer)

@@ -25,6 +25,7 @@ class LinkRules:
         entities: what becomes of shared identities: ``edges`` between two nodes, or ``overlap``: one node at both clients.
         max_ids: most records or identities of a party for one peer.
         min_shared: fewest shared ones of a pair; a pair that shares fewer, but at least one, is refused.
+        max_ratio: largest padded set of records of a peer, relative to the own records for it; a set of 64 is always accepted.
         max_shared: largest share of the own set that may be shared.
         dry_run: whether only numbers are learnt; not with ``routed``, whose hashes show which records are shared.
     """
@@ -33,6 +34,7 @@ class LinkRules:
     one_sided: str = "drop"
     entities: str = "edges"
     max_ids: int = 1_000_000
+    max_ratio: float = 4.0
     min_shared: int = 0
     max_shared: float = 1.0
     dry_run: bool = False
@@ -43,6 +45,7 @@ class LinkRules:
         one_of(self.entities, ENTITIES, "entities")
         at_least(self.max_ids, 1, "max_ids")
         at_least(self.min_shared, 0, "min_shared")
+        at_least(self.max_ratio, 1, "max_ratio")
         if not 0 < self.max_shared <= 1:
             raise FedGraphError(f"max_shared must be above 0 and at most 1, got {self.max_shared}")
         if self.match == "ids" and self.one_sided != "drop":

@@ -26,6 +26,7 @@ from fedgraph_flwr.data.schema import (
 )
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables.columns import (
     FLOOR,
     Treatment,
@@ -106,6 +107,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="NAME",
         help="this party's name in the edge table, if edges name accounts of other parties",
+    )
+    given.add_argument(
+        "--secret-seed",
+        type=int,
+        metavar="N",
+        help="with --own-party: derive the party's secret from N, for simulations (default: .link_secret next to --out)",
     )
     given.add_argument("--edge-classes", default="", metavar="A,B,C", help="class names of edges (default: sorted)")
     given.add_argument(
@@ -266,6 +273,8 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
     else:
         path, use = args.out, f"dataset=file dataset.path={args.out}"
     if args.out:
+        if args.own_party and isinstance(graph, ClientGraph):
+            graph.linking["secret"] = party_secret(path.absolute().parent, graph.client, args.secret_seed)
         graph.save(path)
     for line in summary(graph, has_split(path), args.client is not None):
         print(line)

@@ -177,6 +177,10 @@ def test_the_schema_keeps_the_rule_and_the_command_says_what_is_next(tmp_path, c
     assert len(ClientGraph.load(tmp_path / "a.safetensors").foreign_out) == 5
     assert cli.main([*common, *rule, *out, "--own-party", "A"]) == 0
     assert read_digest(tmp_path / "a.safetensors") == first
+    secret = ClientGraph.load(tmp_path / "a.safetensors").linking["secret"]
+    assert secret == (tmp_path / ".link_secret").read_text(), "made at the first import, and read at the others"
+    assert cli.main([*common, *rule, *out, "--own-party", "A", "--secret-seed", "3"]) == 0
+    assert ClientGraph.load(tmp_path / "a.safetensors").linking["secret"] != secret
     assert cli.main([*common, *rule, "--own-party", "A", "--name", "x"]) == 2
     assert "--own-party A makes the file of one party" in capsys.readouterr().err
 
