@@ -114,7 +114,7 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "", 
     if len(names) > MANY:
         close = difflib.get_close_matches(text.removeprefix(prefix), short, n=5, cutoff=0.3) or list(short)[:5]
         others = f"one of {len(names)} names, such as {', '.join(short[name] for name in close)}"
-        listing = _LISTINGS.get(kind, "keys" if kind.endswith("key") else "")
+        listing = _LISTINGS.get(kind, "keys" if prefix or kind.endswith(": key") else "")
         others += f" (`fedgraph-flwr {listing}` lists all)" if listing else ""
     expected = " Expected" if hint.endswith("?") else "; expected"
     return FedGraphError(f"{kind} '{value}' is unknown{source}{hint}{expected} {others}")
