@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
+from fedgraph_flwr.clients.replies import Received
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedfa
@@ -49,7 +50,7 @@ class FedFAClient(GraphClient):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.running: dict[str, Tensor] = {}
+        self.running: dict[str, Tensor] = Received({}, "running statistics")
         self.spread: dict[str, Tensor] = {}
         self.received: Arrays = {}
         if self.params.p:  # at 0 nothing is drawn, so that dropout is FedAvg's

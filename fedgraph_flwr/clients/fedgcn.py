@@ -164,6 +164,10 @@ class FedGCNClient(GraphClient):
             z[external[peer]] = rows
         for peer, degrees in self.from_peers(groups, DEGREES, external).items():
             degree[external[peer]] = degrees
+        if "z" not in self.memory:
+            raise FedGraphError(
+                "the server requested phase 'extend' before phase 'smooth': a server of this package does not"
+            )
         own = self.memory["z"][: self.graph.num_nodes].cpu().numpy()
         self.take(np.concatenate([own, z]), degree)
         return {}, {}

@@ -13,6 +13,7 @@ number. The prototype of a class with one training node is that node's embedding
 nodes. No part of the model leaves the client.
 """
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import prototypes
 from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, Params, class_means, distances
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.messages import Arrays, check_arrays
 
 
 class FedProtoClient(GraphClient):
@@ -53,14 +54,21 @@ class FedProtoClient(GraphClient):
 
     def describe(self) -> dict[str, Any]:
         """Add D, which determines the shape of the prototypes, to the description."""
-        return super().describe() | {WIDTH: self.embeddings().size(1)}
+        return super().describe() | {WIDTH: self.width}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the global prototypes, if there are any."""
-        received = groups.get(PROTOTYPES)
-        self.prototypes = None if received is None else torch.from_numpy(received["mean"]).to(self.device)
-        if received is not None:
-            self.known = torch.from_numpy(received["known"]).to(self.device)
+        self.prototypes = None
+        if received := groups.get(PROTOTYPES):
+            classes = self.graph.num_classes
+            check_arrays(received, {"mean": (classes, self.width), "known": (classes,)}, "the server")
+            self.prototypes = torch.from_numpy(received["mean"]).to(self.device)
+            self.known = torch.from_numpy(received["known"].astype(bool)).to(self.device)
+
+    @cached_property
+    def width(self) -> int:
+        """D."""
+        return self.embeddings().size(1)
 
     def loss(self) -> Tensor:
         """Compute Eq. (7)."""

@@ -114,17 +114,18 @@ class FedStructClient(FedGradClient):
         inbox = self.opened(groups, f"acquire {step - 1}", lambda _: fields)
         if spectra and step % 2:  # every hop takes two exchanges: values, then rows
             if step > 1:
-                self.take_rows(exchange, inbox)
+                self.take_rows(exchange, inbox, step)
             values, counts = hops.spectrum(exchange.current)
             everyone = set(range(self.graph.num_clients)) - {self.graph.client}
             return self.sealed({peer: {"values": values, "counts": counts} for peer in everyone}, f"acquire {step}"), {
                 "done": 0
             }
         if spectra:
+            self.check_senders(inbox, set(range(self.graph.num_clients)) - {self.graph.client}, step)
             inbox[self.graph.client] = dict(zip(("values", "counts"), hops.spectrum(exchange.current), strict=True))
             exchange.keep_hop([(inbox[k]["values"], inbox[k]["counts"]) for k in sorted(inbox)])
         elif step > 1:
-            self.take_rows(exchange, inbox)
+            self.take_rows(exchange, inbox, step)
         del inbox
         if exchange.hop == exchange.hops:
             self.found.append(exchange.totals)
@@ -172,8 +173,21 @@ class FedStructClient(FedGradClient):
             )
         return self.acquisition
 
-    def take_rows(self, exchange: HopExchange, inbox: dict[int, Arrays]) -> None:
+    def check_senders(self, inbox: Mapping[int, Arrays], expected: set[int], step: int) -> None:
+        """Refuse an exchange to which another client sealed nothing.
+
+        Raises:
+            FedGraphError: names the clients whose envelopes are missing; this one is not to blame.
+        """
+        if missing := sorted(expected - inbox.keys()):
+            raise FedGraphError(
+                f"clients {missing} sealed nothing for client {self.graph.client} in exchange {step - 1} of phase 'acquire', or"
+                " the server did not forward it; if their graphs differ in the edges between them, link or import them again"
+            )
+
+    def take_rows(self, exchange: HopExchange, inbox: dict[int, Arrays], step: int) -> None:
         """Take the others' parts of a hop."""
+        self.check_senders(inbox, exchange.expected, step)
         exchange.receive({k: RowMessage.of(arrays, exchange.current.shape[1]) for k, arrays in inbox.items()})
 
     def finish_rows(self) -> None:
@@ -287,7 +301,15 @@ class FedStructClient(FedGradClient):
         return {STRUCTURE: self.structure} if self.structure.numel() else {}
 
     def loss(self) -> Tensor:
-        """Compute Eq. (7) from only the rows of the training nodes."""
+        """Compute Eq. (7) from only the rows of the training nodes.
+
+        Raises:
+            FedGraphError: the server sent no structure features.
+        """
+        if self.inputs.s is None:
+            raise FedGraphError(
+                f"the server's message has no group '{STRUCTURE}' of phase 'train', which the client needs"
+            )
         started, self.started = self.started, None
         embedded = self.model.g.finish(self.model.g.begin(self.inputs.s) if started is None else started)
         features = self.model.feature_part(self.inputs)[self.train_nodes]

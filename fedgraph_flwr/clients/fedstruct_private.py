@@ -26,7 +26,7 @@ from fedgraph_flwr.methods.fedstruct import STRUCTURE
 from fedgraph_flwr.methods.hops import Matrix, RowMessage
 from fedgraph_flwr.numerics.optim import NamedOptimizer
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.wire.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.reply_schema import ArrayField
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved
 
@@ -100,6 +100,8 @@ class PrivateFedStructClient(FedStructClient):
     @phase
     def embed(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Reply in phase 1 with s̄^(j) for every client, sealed; this client's own part stays."""
+        expected = {name: tuple(tensor.shape) for name, tensor in self.model.g.state_dict().items()}
+        check_arrays(groups.get("g", {}), expected, "the server")
         self.model.g.load_state_dict({name: torch.from_numpy(a) for name, a in groups.get("g", {}).items()})
         wanted = [kind for kind in ("train", "scored") if config[kind]]
         with torch.no_grad():
@@ -149,7 +151,15 @@ class PrivateFedStructClient(FedStructClient):
         return super().leaves() | ({"parts": self.parts["train"]} if "train" in self.parts else {})
 
     def loss(self) -> Tensor:
-        """Compute Eq. (7)."""
+        """Compute Eq. (7).
+
+        Raises:
+            FedGraphError: the server skipped phase 'embed'.
+        """
+        if "train" not in self.parts:
+            raise FedGraphError(
+                "the server requested phase 'train' before phase 'embed': a server of this package does not"
+            )
         logits = self.model.feature_part(self.inputs) + self.model.structure_part(self.parts["train"])
         return self.summed_loss(logits[self.train_nodes])
 

@@ -9,6 +9,7 @@ protected       checks what leaves the client against its uplink, and masks the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
 from fedgraph_flwr.clients.saved_models import remember
 from fedgraph_flwr.clients.secure_sums import masked_reply, secure_exchange
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.uplink import sums
 from fedgraph_flwr.secure.adaptive import received_norms
@@ -39,6 +40,29 @@ from fedgraph_flwr.wire.messages import (
 
 if TYPE_CHECKING:
     from fedgraph_flwr.clients.base import GraphClient
+
+
+class Received(dict[str, Any]):
+    """Parts of the server's message by name, of which none can be used that is not there.
+
+    Args:
+        parts: by name.
+        what: what is missing, for errors.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], what: str):
+        super().__init__(parts)
+        self.what = what
+
+    def __missing__(self, name: str) -> Any:
+        raise FedGraphError(f"the server's message has no {self.what} '{sanitize(name, 60)}', which the client needs")
+
+
+def received(groups: Mapping[str, Arrays], phase: str) -> dict[str, Arrays]:
+    """Return the groups of a message to a phase, whose missing parts are errors with their names."""
+    at = f"of phase '{phase}'"
+    parts = {group: Received(arrays, f"array {at} in group '{group}'") for group, arrays in groups.items()}
+    return Received(parts, f"group {at}")
 
 
 class SumRequest(NamedTuple):
@@ -201,6 +225,13 @@ def _framework_numbers(client: GraphClient, name: str) -> set[str]:
     """Return the names of the numbers that the framework itself sends in a reply."""
     if name == DESCRIBE:
         return {"num_train", "num_nodes", "num_features", "num_edge_features", "num_classes", "schema", "link", SPEAKS}
+    cfg = client.cfg
     if name not in (TRAIN, EVALUATE):
         return set()
-    return client.task.score_names(client.cfg.evaluation, client.task.width) | {"num_train", "train-loss"}
+    names = client.task.score_names(cfg.evaluation, client.task.width) if cfg.privacy.scores != "none" else set()
+    if not cfg.evaluation.trained:
+        names = {name for name in names if not name.startswith("trained-")}
+    if name == TRAIN:
+        names |= {"num_train"} if cfg.privacy.dp == "none" else set()
+        names |= {"train-loss"} if cfg.privacy.scores == "exact" else set()
+    return names

@@ -49,8 +49,8 @@ class Scaffold(Variates):
 
     def begin(self, client: GraphClient) -> None:
         """Find c − c_i."""
-        control, state = own(client, CONTROL), self.state(client)
-        state["correction"] = {name: state["common"][name] - control[name] for name in control}
+        control, state, common = own(client, CONTROL), self.state(client), self.common(client)
+        state["correction"] = {name: common[name] - control[name] for name in control}
         super().begin(client)
 
     def correction(self, client: GraphClient) -> Named:

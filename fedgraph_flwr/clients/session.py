@@ -25,7 +25,7 @@ from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import messages_of
-from fedgraph_flwr.clients.replies import plain_reply, protected, sum_request
+from fedgraph_flwr.clients.replies import Received, plain_reply, protected, received, sum_request
 from fedgraph_flwr.clients.requirements import check_sampler, check_task
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
@@ -203,14 +203,15 @@ def _permitted(message: Message, context: Context) -> Request:
         _resume(client, checkpoints, config["resume"])
         version += 1
         _keep(client, version, context)
-    groups = groups_of(message.content)
+    groups = received(groups_of(message.content), phase)
     if client.policy.check_start:
         _judge_start(client, context, phase, fresh, groups)
     # The first exchange of a phase in a round keeps the stream that it had before exchanges were counted.
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
     reseed(seed, client.device)
     client.server_round = server_round
-    return Request(client, version, config, groups, checkpoints)
+    scalars = Received(config, f"number of phase '{phase}'")
+    return Request(client, version, scalars, groups, checkpoints)
 
 
 def _stored(request: Request, groups: dict[str, Arrays], numbers: dict[str, Any], context: Context) -> RecordDict:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import ClientPart, Step
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
@@ -52,6 +53,18 @@ class Variates(ClientPart):
         self.state(client)["common"] = {
             n: torch.from_numpy(a).to(client.device) for n, a in groups.get(VARIATES, {}).items()
         }
+
+    def common(self, client: GraphClient) -> Named:
+        """Return the server's variate.
+
+        Raises:
+            FedGraphError: it did not come with the model.
+        """
+        if not (found := self.state(client).get("common")):
+            raise FedGraphError(
+                f"the server's message has no group '{VARIATES}' of phase 'train', which the client needs"
+            )
+        return dict(found)
 
     def begin(self, client: GraphClient) -> None:
         """Remember where training starts."""

@@ -114,7 +114,10 @@ class Individual(Reducer):
 
 @dataclass(frozen=True)
 class Public(Reducer):
-    """Values that follow from the configuration, such as the width of an embedding, public keys, or a graph's size."""
+    """Values that follow from the configuration, such as the width of an embedding; equal at all clients.
+
+    Only public keys with their signatures and, in a client's description, whole numbers that are sizes may differ.
+    """
 
 
 Groups = Mapping[str, Reducer]
@@ -167,6 +170,11 @@ def declared(side: Any, cfg: RunConfig) -> dict[str, Groups]:
                     f"uplink of {side.__name__}: phase '{phase}', group '{group}' is {reducer!r}, expected Mean, Sum, LateMean,"
                     " Relay, Individual or Public"
                 )
+            if phase == DESCRIBE and isinstance(reducer, Public) and not _sizes(reducer):
+                raise FedGraphError(
+                    f"uplink of {side.__name__}: a client describes itself by Public '{group}', expected whole numbers, which are"
+                    " sizes: declare other values as Individual"
+                )
     if cfg.train.class_weights == "federated":
         share = {"share": ArrayField(("C",), "float64", low=0, high=1)}
         found[LABELS] = Once({LABELS: Mean(share, weight="train")})
@@ -177,6 +185,12 @@ def declared(side: Any, cfg: RunConfig) -> dict[str, Groups]:
     found.setdefault(TRAIN, {})
     found.setdefault(DESCRIBE, {})
     return found
+
+
+def _sizes(reducer: Reducer) -> bool:
+    """Return whether all fields are whole numbers."""
+    fields = reducer.fields.values() if isinstance(reducer.fields, Mapping) else [None]
+    return all(isinstance(field, NumberField) and field.whole for field in fields)
 
 
 def _with_bits(groups: Groups) -> Groups:

@@ -17,6 +17,7 @@ from fedgraph_flwr.config.schema import AUTO, RunConfig
 from fedgraph_flwr.engine.stacking import refusal
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
+from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, declared, shown, signature
 from fedgraph_flwr.runs.part_checks import check_parts, check_personal
 from fedgraph_flwr.secure import protections
@@ -53,6 +54,11 @@ def check_method(cfg: RunConfig) -> None:
         )
     if cfg.privacy.secagg:
         _check_secagg(cfg)
+    if (cfg.privacy.dp != "none" or cfg.privacy.secagg) and not inherits(sides[0], ["weights"]):
+        raise FedGraphError(
+            f"{sides[0].__name__} has its own weights of clients, but privacy.dp and privacy.secagg need weights that follow from"
+            " the configuration and the clients' sizes: declare Mean(weight=..., scale=...) in uplink"
+        )
     model = probe(cfg)
     _check_released_buffers(cfg, model)
     check_task(cfg, sides[1])

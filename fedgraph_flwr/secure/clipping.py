@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedgraph_flwr.config.schema import PrivacyConfig
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import ARRAYS, Groups, sums
 from fedgraph_flwr.secure.adaptive import bit
 from fedgraph_flwr.wire.messages import CLIPPED, Arrays, flat, shaped
@@ -50,6 +51,13 @@ def clipped_groups(
             own, origin = sent[group], received
             if getattr(declared[group], "origin", "") != ARRAYS:
                 origin = {key: np.zeros_like(array) for key, array in own.items()}
+            elif {key: array.shape for key, array in origin.items()} != {
+                key: array.shape for key, array in own.items()
+            }:
+                raise FedGraphError(
+                    f"the server's message has no model with the arrays of '{group}', from which privacy.dp={rules.dp} measures a"
+                    " client's update"
+                )
             update, norm = flat(own) - flat(origin), norms[group]
             bits[group] = np.array([bit(float(np.linalg.norm(update)), norm)])
             if rules.side == "distributed":

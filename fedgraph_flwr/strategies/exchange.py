@@ -77,7 +77,9 @@ def exchange(
         arrived = list(grid.pull_messages(list(waiting)))
         took = time.perf_counter() - polled
         for message in arrived:
-            node = waiting.pop(message.metadata.reply_to_message_id, message.metadata.src_node_id)
+            if (node := waiting.pop(message.metadata.reply_to_message_id, None)) is None:
+                log(WARNING, "%s: dropped a message of node %s to no open request", name, message.metadata.src_node_id)
+                continue
             take(message, node, clients.get(node), read, outcome)
         if not waiting:
             continue

@@ -166,20 +166,11 @@ class FedStruct(FedGrad):
         keys = np.stack([r.groups["identity"]["key"] for r in replies])
         announced = {"keys": {"keys": keys, "owner": owner}, **signatures(replies.replies, "identity")}
         inbox: dict[int, Groups] = dict.fromkeys(self.nodes, announced)
-        ended: set[int] = set()
-        exchange = 0
+        ended = False
         while not ended:  # all clients need the same number of exchanges, at most two per hop
-            exchange += 1
             replies = self.request_all("acquire", inbox)
             inbox = relayed(replies, ENVELOPES)
-            ended = {reply.client for reply in replies if reply.metrics["done"]}
-            if ended and len(ended) < len(replies):
-                others = self.nodes.keys() - ended
-                wrong, what = (ended, "ended") if 2 * len(ended) <= len(self.nodes) else (others, "did not end")
-                raise RunFailed(
-                    f"clients {sorted(wrong)} {what} phase 'acquire' in its exchange {exchange}, unlike the other"
-                    f" {len(self.nodes) - len(wrong)} clients: all need the same number of exchanges, so their replies are wrong"
-                )
+            ended = any(reply.metrics["done"] for reply in replies)
         self.support = {r.client: r.groups["rows"]["support"] for r in replies}
         self.reached = {r.client: r.groups["rows"]["reached"] for r in replies}
         return replies, inbox

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedgraph_flwr.config import StrategyConfig
-from fedgraph_flwr.methods.uplink import ARRAYS, LateMean, Mean, Reducer, Sum, sums
+from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.methods.uplink import ARRAYS, Groups, LateMean, Mean, Public, Reducer, Sum, sums
 from fedgraph_flwr.methods.weighting import private_factors
 from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.privacy import Terms
 from fedgraph_flwr.strategies.weighting import of_reducer
-from fedgraph_flwr.wire.messages import CLIPPED, MODEL, TRAIN, Arrays, Reply, weighted_mean
+from fedgraph_flwr.wire.messages import CLIPPED, METRICS, MODEL, TRAIN, Arrays, Reply, weighted_mean
 
 if TYPE_CHECKING:
     from fedgraph_flwr.strategies.base import GraphStrategy
@@ -102,6 +104,7 @@ def reduce(method: GraphStrategy, phase: str, replies: list[Reply]) -> Reduced:
         replies: the valid replies, in client order.
     """
     declared = method.uplink_of.get(phase, {})
+    _check_public(phase, declared, replies)
     early = [group for group in sums(declared) if replies]
     late = [group for group, reducer in declared.items() if isinstance(reducer, LateMean)]
     found = _sums(method, phase, early, replies) if early else {}
@@ -137,6 +140,34 @@ def _sums(method: GraphStrategy, phase: str, groups: list[str], replies: list[Re
         terms = {group: _terms(method, group, declared[group], replies) for group in groups}
         return method.privacy.release(terms, _sampled(method))
     return {group: _reduced(method, declared[group], group, replies) for group in groups}
+
+
+def _check_public(phase: str, declared: Groups, replies: list[Reply]) -> None:
+    """Check that clients sent the same `Public` values, except keys: values that differ tell of one client's data.
+
+    Raises:
+        RunFailed: names the clients that differ from most others.
+    """
+    for group in (group for group, reducer in declared.items() if isinstance(reducer, Public)):
+        sent = [_public_values(reply, group, declared[group]) for reply in replies]
+        counts = Counter(sent)
+        if len(counts) > 1:
+            most, common = counts.most_common(1)[0]
+            odd = [reply.client for reply, values in zip(replies, sent, strict=True) if values != most]
+            raise RunFailed(
+                f"clients {odd} sent other values of '{group}' in phase '{phase}' than the other {common} clients: Public values"
+                " follow from the configuration; declare what differs as Mean, Sum, Relay or Individual"
+            )
+
+
+def _public_values(reply: Reply, group: str, reducer: Reducer) -> Hashable:
+    """Return what must be equal at all clients: arrays by their bytes, except keys, and numbers."""
+    if group == METRICS:
+        fields = reducer.fields if isinstance(reducer.fields, dict) else {}
+        return tuple((name, reply.metrics.get(name)) for name in sorted(fields))
+    arrays = reply.groups.get(group, {}).items()
+    keys = ((np.dtype("uint8"), (32,)), (np.dtype("uint8"), (64,)))  # public keys, and their signatures
+    return tuple((name, a.shape, a.tobytes()) for name, a in sorted(arrays) if (a.dtype, a.shape) not in keys)
 
 
 def _sampled(method: GraphStrategy) -> int:
