@@ -357,7 +357,8 @@ class _Index:
     def __init__(self, book: Book, windows: Sequence[int]):
         times, rank = np.unique(book.time, return_inverse=True)
         self.book, self.rank, self.steps, self.windows = book, rank.astype(np.int64), times.size + 1, list(windows)
-        self.low = [np.searchsorted(times, times - window, "left")[self.rank] for window in windows]
+        low = (np.searchsorted(times, times - window, "left").astype(np.int32) for window in windows)
+        self.low = [of_times[self.rank] for of_times in low]
         self.out = _Events(book.source, book.target, self.rank, self.steps, book)
         self.into = _Events(book.target, book.source, self.rank, self.steps, book)
 
@@ -367,8 +368,8 @@ class _Index:
         Requests are the accounts of ``asked`` at its times, in its order.
         """
         start = asked.near * self.steps
-        end = np.searchsorted(events.key, asked.key, "left")
-        first = [np.searchsorted(events.key, start + low[asked.order], "left") for low in self.low]
+        end = np.searchsorted(events.key, asked.key, "left").astype(np.int32)
+        first = [np.searchsorted(events.key, start + low[asked.order], "left").astype(np.int32) for low in self.low]
         return end, first
 
 
@@ -423,10 +424,10 @@ def _matrix(values: Values, columns: Sequence[Column], size: int) -> NDArray[np.
     return found.T
 
 
-def _edge_values(book: Book, recipe: Recipe, more: bool = False) -> Values:
+def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
     """Yield name, form and value of each column of records.
 
-    With ``more``, flow columns are yielded even if they are left out.
+    With ``nodes``, only those that `_node_values` reads, flow included.
     """
     windows, names = recipe.seconds, [text_of(days) for days in recipe.windows]
     index = _Index(book, windows)
@@ -438,32 +439,37 @@ def _edge_values(book: Book, recipe: Recipe, more: bool = False) -> Values:
         return found
 
     held: dict[tuple[str, str], tuple[Ints, list[Ints]]] = {}
-    counts: dict[tuple[str, str], list[Ints]] = {}
+    counts: dict[str, list[Ints]] = {}
     repeats = {"out": index.out.repeats(), "in": index.into.repeats()}
     for end, asked in (("source", index.out), ("target", index.into)):
         for way, events in (("out", index.out), ("in", index.into)):
             last, first = held[end, way] = index.bounds(asked, events)
+            numbers = [spread(asked, last - start) for start in first]
+            for w, number in zip(names, numbers, strict=True):
+                yield f"n_{way}_{end}_{w}", COUNT, number
+            if asked is not events:
+                counts[way] = numbers
+            if nodes and asked is not events:
+                continue
             known = last > 0
             known[known] = events.near[last[known] - 1] == asked.near[known]
             since = np.where(known, asked.time - events.time[np.maximum(last - 1, 0)], NEVER) if last.size else last
             yield f"since_{way}_{end}", SECONDS, spread(asked, since)
             for w, start in zip(names, first, strict=True):
-                number = spread(asked, last - start)
-                counts.setdefault((end, way), []).append(number)
-                yield f"n_{way}_{end}_{w}", COUNT, number
                 paid = (events.total[last] - events.total[start]) / 100
                 yield f"sum_{way}_{end}_{w}", SUM, spread(asked, paid)
                 yield f"partners_{way}_{end}_{w}", COUNT, spread(asked, _distinct(events, start, last, repeats[way]))
+    del repeats
     yield from zip(("pair_before", "back_before"), (COUNT, COUNT), _pairs(index), strict=True)
     for far, end, way, asked, events in (
         ("in", "source", "in", index.out, index.into),
         ("out", "target", "out", index.into, index.out),
     ):
         last, first = held[end, way]
-        for w, start, number in zip(names, first, counts[end, way], strict=True):
+        for w, start, number in zip(names, first, counts[way], strict=True):
             total = before(number[events.order])
             yield f"hop2_{far}_{w}", COUNT, spread(asked, total[last] - total[start])
-    if more or any(column.name.startswith("flow_") for column in recipe.edge_columns):
+    if nodes or any(column.name.startswith("flow_") for column in recipe.edge_columns):
         for w, window, flow in zip(names, windows, _flow(index, *held["source", "in"]), strict=True):
             yield f"flow_in_count_{w}", COUNT, flow.number
             yield f"flow_in_kept_{w}", COUNT, flow.kept
@@ -578,7 +584,7 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
     yield "active", SECONDS, np.where(np.isfinite(first), last - first, 0)
     flows = {}
     held: dict[str, Any] = {}
-    for name, _, value in _edge_values(book, recipe, more=True):
+    for name, _, value in _edge_values(book, recipe, nodes=True):
         kind, _, w = name.rpartition("_")
         if name == "back_before":
             yield "back", SHARE, share(summed(value > 0, "out"), number["out"])
@@ -754,7 +760,7 @@ class _Wavelet:
         return found
 
 
-CHUNK = 1 << 21
+CHUNK = 1 << 19
 """Number of candidates that `_common` looks at in one step."""
 
 

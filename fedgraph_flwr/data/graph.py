@@ -545,15 +545,15 @@ def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], value
     packed: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
-        if tensor.dim() == 2 and tensor.is_floating_point() and tensor.numel() > 4096:
+        matrix = tensor.dim() == 2 and tensor.is_floating_point() and tensor.numel() > 4096
+        if matrix and int(torch.count_nonzero(tensor)) * 5 < tensor.numel():
             nonzero = tensor != 0
-            if int(nonzero.sum()) * 5 < tensor.numel():
-                index = nonzero.nonzero()
-                packed[f"{key}#row"] = index[:, 0].to(torch.int32)
-                packed[f"{key}#col"] = index[:, 1].to(torch.int32)
-                packed[f"{key}#value"] = tensor[nonzero]
-                packed[f"{key}#shape"] = torch.tensor(tensor.shape)
-                continue
+            index = nonzero.nonzero()
+            packed[f"{key}#row"] = index[:, 0].to(torch.int32)
+            packed[f"{key}#col"] = index[:, 1].to(torch.int32)
+            packed[f"{key}#value"] = tensor[nonzero]
+            packed[f"{key}#shape"] = torch.tensor(tensor.shape)
+            continue
         if key == "edge_index" and _sorted(tensor):
             packed |= _compressed(key, tensor)
             continue

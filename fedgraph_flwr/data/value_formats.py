@@ -102,9 +102,10 @@ def readings(texts: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -
 
 def _groups(texts: Sequence[str], form: NumberFormat) -> bool:
     """Return whether the thousands separator occurs; a dot does not count if a longer number has none."""
-    tidy = [word.translate(_SAME).strip() for word in texts]
-    long = form.thousands == "." and any(re.match(r"[+-]?\d{4,}", word) for word in tidy)
-    return not long and any(form.thousands in word for word in tidy)
+    lines = "\n".join(texts).translate(_SAME)
+    if form.thousands not in lines or (form.thousands == " " and not re.search(r"\S +\S", lines)):
+        return False
+    return form.thousands != "." or not re.search(r"^\s*[+-]?\d{4,}", lines, re.MULTILINE)
 
 
 def number_like(texts: Sequence[str]) -> np.ndarray:
@@ -150,8 +151,9 @@ def read_dates(column: Any, formats: str) -> Any:
 
     read = None
     for form in (formats or "ISO8601").split("|"):
+        left = slice(None) if read is None else read.isna().to_numpy()
         try:
-            found = pd.to_datetime(column, format=form, errors="coerce", utc=True)
+            found = pd.to_datetime(column[left], format=form, errors="coerce", utc=True)
         except (ValueError, re.error) as error:
             raise FedGraphError(f"date format '{form}': {error}; expected one such as %d.%m.%Y") from error
         read = found if read is None else read.fillna(found)
@@ -170,7 +172,7 @@ def date_like(texts: Sequence[str]) -> np.ndarray:
     """Return a mask of the texts that are dates in some format, bool [N]."""
     import pandas as pd
 
-    found = np.array([bool(re.match(r"\s*\d{1,4}[-./]\d", word)) for word in texts], dtype=bool)
+    found = pd.Series(texts, dtype=str).str.match(r"\s*\d{1,4}[-./]\d").to_numpy(dtype=bool).copy()
     if found.any():
         tried = pd.Series([word for word, near in zip(texts, found, strict=True) if near])
         found[found] = read_dates(tried, "|".join(form for group in DATES for form in group)).notna().to_numpy()
@@ -187,8 +189,11 @@ def date_format(written: Sequence[str], name: str, where: str) -> str:
 
     if not date_like(written).all():
         return ""
-    texts, chosen = pd.Series(written), []
+    texts, chosen, unread = pd.Series(written), [], np.ones(len(written), dtype=bool)
     for group in DATES:
+        some = texts.iloc[:_FEW]
+        if not unread.any() and all(read_dates(some, form).isna().all() for form in group):
+            continue  # the formats found so far read every text
         fits = {form: read_dates(texts, form).notna().to_numpy() for form in group}
         covered = np.logical_or.reduce(list(fits.values()))
         if not covered.any():
@@ -202,4 +207,5 @@ def date_format(written: Sequence[str], name: str, where: str) -> str:
                 f" --date-format {name}={group[1]}, or --kind {name}=ignored"
             )
         chosen.append(full[0])
+        unread &= ~covered
     return "|".join(chosen)

@@ -294,7 +294,7 @@ def _found(
 
 def _known(column: Any) -> list[str]:
     """Return the distinct values of a column as text, without markers of missing values."""
-    return [str(word) for word in np.unique(as_words(column)) if word.strip().lower() not in NOTHING]
+    return [str(word) for word in np.unique(as_words(column.drop_duplicates())) if word.strip().lower() not in NOTHING]
 
 
 def _decimals_of(kind: str, table: Any, names: Sequence[str], treatment: Treatment) -> set[str]:

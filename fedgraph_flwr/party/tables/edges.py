@@ -16,7 +16,7 @@ from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE
 from fedgraph_flwr.data.value_formats import FORMATS, PLAIN, date_format, read_dates, readings, since_1970
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
+from fedgraph_flwr.party.tables.columns import Treatment, features
 from fedgraph_flwr.party.tables.nodes import Ids, column_of, label_codes
 from fedgraph_flwr.party.tables.parties import BETWEEN, PartyRule, Records, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns
@@ -181,8 +181,11 @@ def with_computed(
     kept = np.flatnonzero(both[0] >= 0)
     if recipe is not None and cents is not None:
         book = Book(both[0, kept], both[1, kept], time[kept], cents[kept])
-        table = np.zeros((time.size, len(recipe.edge_columns)), dtype=np.float32)
-        table[kept] = edge_columns(book, recipe)
+        table = edge_columns(book, recipe)
+        if kept.size < time.size:
+            whole = np.zeros((time.size, table.shape[1]), dtype=np.float32)
+            whole[kept] = table
+            table = whole
         rows = torch.from_numpy(np.stack([book.source, book.target, book.time, book.cents]))
         own = {"book": rows, "book_ids": pack_words(named) if named.size else torch.zeros(0, 0, dtype=torch.uint8)}
         made = with_columns(data, torch.from_numpy(table))
@@ -253,9 +256,11 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     numbers = pd.to_numeric(read, errors="coerce")
     form = treatment.date_formats.get(column, "")
     if form or bool(numbers.isna().any()):
-        texts = as_words(read)
-        form = form or date_format([str(word) for word in np.unique(texts)], column, where)
+        form = form or _format_of_first(read, column, where)
         numbers = pd.Series(since_1970(read_dates(read, form), 1))
+        if bool(numbers.isna().any()) and column not in treatment.date_formats:
+            form = date_format([str(word) for word in read.dropna().unique()], column, where)
+            numbers = pd.Series(since_1970(read_dates(read, form), 1))
     if bool(numbers.isna().any()):
         row = int(numbers.isna().to_numpy().argmax())
         raise FedGraphError(
@@ -263,6 +268,14 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
             f" date: pass --date-format {column}=FORMAT"
         )
     return torch.from_numpy(np.floor(numbers.to_numpy(dtype=np.float64)).astype(np.int64))
+
+
+def _format_of_first(read: Any, column: str, where: str) -> str:
+    """Return the date format of the first rows; of all, if theirs is ambiguous."""
+    try:
+        return date_format([str(word) for word in read.iloc[:1_000].dropna().unique()], column, where)
+    except FedGraphError:
+        return date_format([str(word) for word in read.dropna().unique()], column, where)
 
 
 def arranged(
