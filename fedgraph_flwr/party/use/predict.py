@@ -120,13 +120,16 @@ class EdgePredictions(Predictions):
 
     Attributes:
         ends: ids of their sources and targets [2, N].
+        time: their times in seconds [N]; empty if unknown.
     """
 
     ends: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), dtype=object))
+    time: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def at(self, rows: np.ndarray) -> "EdgePredictions":
         """Return the predictions at these positions [K]."""
-        return replace(self, ids=self.ids[rows], logits=self.logits[torch.as_tensor(rows)], ends=self.ends[:, rows])
+        logits, time = self.logits[torch.as_tensor(rows)], self.time[rows] if self.time.size else self.time
+        return replace(self, ids=self.ids[rows], logits=logits, ends=self.ends[:, rows], time=time)
 
     def to_frame(self) -> Any:
         """Return a pandas table: ``edge``, ``source``, ``target``, ``p_<class>`` for each class, ``class``."""
@@ -256,7 +259,12 @@ class TaskPredictor(ABC):
         ends = [[known.get(node, node) for node in row] for row in task.ends[:, place].tolist()]
         edges = np.arange(place.numel()).astype(object)
         return EdgePredictions(
-            edges, logits[place], self.input_spec.classes, self.threshold, np.array(ends, dtype=object)
+            ids=edges,
+            logits=logits[place],
+            classes=self.input_spec.classes,
+            threshold=self.threshold,
+            ends=np.array(ends, dtype=object),
+            time=(task.time[place] if task.time.numel() else task.time).numpy(),
         )
 
     def _refuse_triples(self) -> None:

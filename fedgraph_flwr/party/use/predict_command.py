@@ -29,6 +29,17 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_model_arguments(parser)
+    add_input_arguments(parser)
+    parser.add_argument(
+        "--pairs", type=Path, metavar="FILE", help="task=links: table of pairs to score, with columns source and target"
+    )
+    parser.add_argument("--threshold", type=float, metavar="P", help=_THRESHOLD)
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file (default: print CSV)")
+    parser.set_defaults(func=main)
+
+
+def add_input_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add options of the items to predict, and of the form of their table."""
     given = parser.add_argument_group("input (default: the client's stored graph)")
     given.add_argument("--nodes", type=Path, help="node table: .csv, .tsv, .txt (or with .gz) or .parquet")
     given.add_argument("--edges", type=Path, help="edge table")
@@ -58,16 +69,10 @@ def register(commands: Any) -> None:
         "--undirected", action="store_true", help="each edge row represents both directions (default: as in training)"
     )
     parser.add_argument(
-        "--pairs", type=Path, metavar="FILE", help="task=links: table of pairs to score, with columns source and target"
-    )
-    parser.add_argument("--threshold", type=float, metavar="P", help=_THRESHOLD)
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file (default: print CSV)")
-    parser.add_argument(
         "--keep-formulas",
         action="store_true",
         help="leave CSV cells such as =A1 unchanged (default: a leading ', so that no spreadsheet runs them)",
     )
-    parser.set_defaults(func=main)
 
 
 _THRESHOLD = (
@@ -117,17 +122,13 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.frames import as_csv, without_formulas
 
     check_outputs(args, ("out",), ("nodes", "edges", "graph", "pairs", "schema"))
-    predictor = _with_options(load_chosen(args), args)
-    graph, ids, read = _graph(args, predictor)
+    predictor = load_chosen(args)
     if args.pairs is not None:
+        predictor = _with_options(predictor, args)
+        graph, ids, _ = _graph(args, predictor)
         return _score_pairs(predictor, graph, ids, args)
     of = getattr(getattr(predictor, "task", None), "ITEMS", "nodes")
-    of_edges = getattr(predictor, "predicts_edges", False)
-    if read is not None and of_edges:
-        found = predictor.predict_edges(read)
-    else:
-        found = predictor.predict(graph, ids)
-        found = found if read is None else found.at(read.rows)
+    found = predicted(args, predictor)
     if args.threshold is not None:
         classes = getattr(found, "classes", ())
         if not (0 <= args.threshold <= 1 and len(classes) == 2):
@@ -152,6 +153,16 @@ def main(args: argparse.Namespace) -> int:
         print(f"{changed} cells look like formulas: written with a leading ' (--keep-formulas leaves them unchanged)")
     print(f"wrote {args.out}")
     return 0
+
+
+def predicted(args: argparse.Namespace, predictor: Any) -> Any:
+    """Return predictions of the items that the options name."""
+    predictor = _with_options(predictor, args)
+    graph, ids, read = _graph(args, predictor)
+    if read is not None and getattr(predictor, "predicts_edges", False):
+        return predictor.predict_edges(read)
+    found = predictor.predict(graph, ids)
+    return found if read is None else found.at(read.rows)
 
 
 def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace) -> int:

@@ -1,0 +1,340 @@
+"""Alerts: a threshold and a calibration that a party chooses on its validation items, and the items of a file above it.
+
+    s = z_1 − z_0, the margin of the second class;   p = P(second class | s), calibrated
+    budget k       the lowest threshold with at most k alerts per day
+    precision ρ    the lowest threshold at which a share of at least ρ of the alerts is right
+    cost (m, a)    the threshold with the least  m · (positives below) + a · (items above)
+
+The choice is stored beside the model that it was made for. Intervals are 95 % percentiles of 2,000 bootstrap samples: of days if
+items carry time, since items of a day resemble each other, else of items. Nothing leaves the party.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import expit
+
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError, first_line
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FILE = "alerts.json"
+DAY = 86_400
+SAMPLES, BINS = 2000, 10
+ISOTONIC_FROM = 100
+"""Positive validation items from which the calibration is isotonic; a temperature has one parameter and needs fewer."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Probabilities of margins: σ(s / t), or by linear interpolation between points (isotonic regression).
+
+    Attributes:
+        temperature: t; 0 for isotonic.
+        margins: points, ascending.
+        chances: their probabilities, ascending.
+    """
+
+    temperature: float = 1.0
+    margins: tuple[float, ...] = ()
+    chances: tuple[float, ...] = ()
+
+    def apply(self, margin: Floats) -> Floats:
+        """Return probabilities [V] of margins [V]."""
+        if self.temperature:
+            return np.asarray(expit(margin / self.temperature))
+        return np.interp(margin, self.margins, self.chances)
+
+
+def calibrate(margin: Floats, y: Ints, kind: str = "auto") -> Calibration:
+    """Fit a calibration on validation items.
+
+    Args:
+        margin: s [V].
+        y: 1 for the second class, else 0, [V].
+        kind: ``temperature``, ``isotonic``, or ``auto``: isotonic from `ISOTONIC_FROM` positive items on.
+
+    Raises:
+        FedGraphError: all items are of one class.
+    """
+    if not 0 < y.sum() < len(y):
+        raise FedGraphError(
+            f"a calibration needs validation items of both classes, got {int(y.sum())} of {len(y)} positive"
+        )
+    if kind == "isotonic" or (kind == "auto" and min(y.sum(), len(y) - y.sum()) >= ISOTONIC_FROM):
+        from sklearn.isotonic import IsotonicRegression
+
+        fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(margin, y)
+        return Calibration(0.0, tuple(fitted.X_thresholds_.tolist()), tuple(fitted.y_thresholds_.tolist()))
+
+    def loss(log_t: float) -> float:
+        scaled = margin / np.exp(log_t)
+        return float(np.mean(np.logaddexp(0, scaled) - y * scaled))
+
+    return Calibration(float(np.exp(minimize_scalar(loss, bounds=(-5, 5), method="bounded").x)))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a threshold is chosen: exactly one is set.
+
+    Attributes:
+        budget: alerts per day.
+        precision: share of the alerts that are right, at least.
+        cost: cost of a missed positive, and of an alert.
+    """
+
+    budget: float = 0.0
+    precision: float = 0.0
+    cost: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        if bool(self.budget) + bool(self.precision) + any(self.cost) != 1:
+            raise FedGraphError("alerts need one rule: pass --budget K, --precision P or --cost MISS,ALERT")
+        if not (0 <= self.budget < np.inf and 0 <= self.precision <= 1):
+            raise FedGraphError(
+                f"--budget must be alerts per day above 0 and --precision in (0, 1], got {self.budget:g} and {self.precision:g}"
+            )
+        if any(self.cost) and not all(0 < cost < np.inf for cost in self.cost):
+            raise FedGraphError(f"--cost must be two numbers above 0, a miss and an alert, got {self.cost}")
+
+    def threshold(self, margin: Floats, y: Ints, days: int) -> float:
+        """Return the lowest margin of an alert.
+
+        Args:
+            margin: s of validation items [V].
+            y: 1 for the second class, else 0, [V].
+            days: number of days of these items; 0 if unknown.
+
+        Raises:
+            FedGraphError: a budget without days, or a precision that no threshold reaches.
+        """
+        order = np.argsort(-margin, kind="stable")
+        score, hits = margin[order], np.cumsum(y[order])
+        ends = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)  # equal scores are alerts together
+        count, found = ends + 1, hits[ends]
+        if self.budget:
+            if not days:
+                raise FedGraphError(
+                    "--budget counts alerts per day, and these items carry no time: pass --precision or --cost"
+                )
+            good = np.flatnonzero(count <= self.budget * days)
+            return float(score[ends[good[-1]]]) if good.size else float("inf")
+        if self.precision:
+            good = np.flatnonzero(found / count >= self.precision - 1e-12)
+            if not good.size:
+                raise FedGraphError(
+                    f"no threshold reaches a precision of {self.precision:g} on the validation items: the best is"
+                    f" {(found / count).max():.3g}"
+                )
+            return float(score[ends[good[-1]]])
+        miss, alert = self.cost
+        cost = miss * (y.sum() - found) + alert * count
+        return float(score[ends[cost.argmin()]]) if cost.min() < miss * y.sum() else float("inf")
+
+
+def figures(margin: Floats, y: Ints, day: Ints | None, threshold: float) -> dict[str, Any]:
+    """Return precision, recall and alerts per day of items, each with a 95 % interval.
+
+    Args:
+        margin: s [V].
+        y: 1 for the second class, else 0, [V].
+        day: day of each item [V], or None.
+        threshold: lowest margin of an alert.
+    """
+    alert = (margin >= threshold).astype(np.int64)
+    counts = np.stack([alert, alert * y, y], axis=1)
+    if day is None:
+        kinds, sizes = np.unique(counts, axis=0, return_counts=True)
+        drawn = np.random.default_rng(0).multinomial(len(y), sizes / max(len(y), 1), SAMPLES) @ kinds
+        days = 0
+    else:
+        days = int(day.max() - day.min()) + 1
+        by_day = np.zeros((days, 3), np.int64)
+        np.add.at(by_day, day - day.min(), counts)
+        drawn = np.random.default_rng(0).multinomial(days, np.full(days, 1 / days), SAMPLES) @ by_day
+    found: dict[str, Any] = {"items": len(y), "positives": int(y.sum()), "days": days}
+    whole = counts.sum(0)[None]
+    for name, above, below in (("precision", 1, 0), ("recall", 1, 2), ("alerts_per_day", 0, None)):
+        if below is None and not days:
+            continue
+        low, high = np.nanpercentile(_ratio(drawn, above, below, days), [2.5, 97.5])
+        found[name] = [float(value) for value in (_ratio(whole, above, below, days)[0], low, high)]
+    return found
+
+
+def _ratio(counts: NDArray[Any], above: int, below: int | None, days: int) -> Floats:
+    """Return a ratio of columns of counts [n, 3], 0 of nothing; of the days without ``below``."""
+    total = np.full(len(counts), days) if below is None else counts[:, below]
+    return np.divide(counts[:, above], total, out=np.zeros(len(counts)), where=total > 0)
+
+
+def reliability(chance: Floats, y: Ints) -> dict[str, Any]:
+    """Return the Brier score, and mean probability, share of positives and number of items of `BINS` equal bins that hold any."""
+    at = np.minimum((chance * BINS).astype(np.int64), BINS - 1)
+    rows = [[float(chance[at == b].mean()), float(y[at == b].mean()), int((at == b).sum())] for b in np.unique(at)]
+    return {"brier": float(np.mean((chance - y) ** 2)), "curve": rows}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A party's threshold and calibration for one model.
+
+    Attributes:
+        model: digest of the model's parameters.
+        client: index of the party.
+        positive: name of the second class.
+        rule: how the threshold was chosen.
+        threshold: lowest margin of an alert.
+        calibration: of its probabilities.
+        validation: `figures` of the items that it was chosen on.
+        test: `figures` of test items; empty without any.
+        calibrated: `reliability` on test items before and after.
+    """
+
+    model: str
+    client: int
+    positive: str
+    rule: Rule
+    threshold: float
+    calibration: Calibration
+    validation: Mapping[str, Any]
+    test: Mapping[str, Any]
+    calibrated: Mapping[str, Any]
+
+    def save(self, folder: Path) -> None:
+        """Write it beside the model."""
+        write_bytes(folder / name_of(self.client), json.dumps(asdict(self), indent=1).encode())
+
+    @classmethod
+    def load(cls, folder: Path, predictor: Any) -> "Choice":
+        """Read the choice of a party for a model.
+
+        Raises:
+            FedGraphError: there is none, it is damaged, or it was made for another model.
+        """
+        path = folder / name_of(predictor.client)
+        try:
+            values = json.loads(path.read_bytes())
+            values["rule"]["cost"] = tuple(map(float, values["rule"]["cost"]))
+            points = {key: tuple(map(float, values["calibration"][key])) for key in ("margins", "chances")}
+            calibration = Calibration(float(values["calibration"]["temperature"]), **points)
+            fitted = len(calibration.margins) == len(calibration.chances) >= (not calibration.temperature)
+            if not fitted or calibration.temperature < 0 or np.isnan(float(values["threshold"])):
+                raise ValueError("its calibration or threshold is not valid")
+            found = cls(**values | {"rule": Rule(**values["rule"]), "calibration": calibration})
+        except FileNotFoundError:
+            raise FedGraphError(
+                f"{path.parent} has no threshold for alerts: choose one by --budget K, --precision P or --cost MISS,ALERT"
+            ) from None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise FedGraphError(f"{path} is damaged ({first_line(error)}): choose the threshold again") from error
+        if found.model != digest_of(predictor):
+            raise FedGraphError(f"{path} was chosen for another model: choose the threshold again for this one")
+        return found
+
+
+def name_of(client: int) -> str:
+    """Return the name of a party's file."""
+    return FILE.replace(".", f"_{client}.")
+
+
+def digest_of(predictor: Any) -> str:
+    """Return 16 hexadecimal digits that identify a model's parameters and its method's state."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(predictor.tensors.items()):
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def margins(predictor: Any, graph: Any) -> tuple[Floats, Any]:
+    """Return the margin of each item of a graph [V], and the task.
+
+    Raises:
+        FedGraphError: the model does not predict two classes.
+    """
+    if not predictor.task.classes or len(predictor.input_spec.classes) != 2:
+        raise FedGraphError(
+            f"alerts need a model of two classes, the second of which raises them; {predictor.source} has"
+            f" {len(predictor.input_spec.classes)} (task={predictor.cfg.task.name})"
+        )
+    logits, task = predictor.items(graph)
+    values = logits.double().numpy()
+    return values[:, 1] - values[:, 0], task
+
+
+def days_of(task: Any, rows: NDArray[Any]) -> Ints | None:
+    """Return the day of items, as days since 1970; None if they carry no time."""
+    time = getattr(task, "time", None)
+    return time.numpy()[rows] // DAY if time is not None and time.numel() else None
+
+
+def choose(predictor: Any, rule: Rule, kind: str = "auto") -> Choice:
+    """Choose a threshold and a calibration on the validation items of a party's own graph, and measure them on its test items.
+
+    Raises:
+        FedGraphError: no graph, no validation items of both classes, or a rule that cannot be met.
+    """
+    if predictor.own is None:
+        raise FedGraphError(
+            f"{predictor.source}: a threshold is chosen on a party's own graph: pass --client I or --node DIR"
+        )
+    margin, task = margins(predictor, predictor.own)
+    y = task.y.numpy()
+    rows = {split: np.flatnonzero(task.masks[split].numpy() & (y >= 0)) for split in ("val", "test")}
+    val, test = rows["val"], rows["test"]
+    calibration = calibrate(margin[val], y[val], kind)
+    day = days_of(task, val)
+    days = 0 if day is None else int(day.max() - day.min()) + 1
+    threshold = rule.threshold(margin[val], y[val], days)
+    calibrated = {}
+    if test.size:
+        plain, fitted = expit(margin[test]), calibration.apply(margin[test])
+        calibrated = {"before": reliability(plain, y[test]), "after": reliability(fitted, y[test])}
+    return Choice(
+        model=digest_of(predictor),
+        client=predictor.client,
+        positive=predictor.input_spec.classes[1],
+        rule=rule,
+        threshold=threshold,
+        calibration=calibration,
+        validation=figures(margin[val], y[val], day, threshold),
+        test=figures(margin[test], y[test], days_of(task, test), threshold) if test.size else {},
+        calibrated=calibrated,
+    )
+
+
+def alerts(choice: Choice, found: Any) -> Any:
+    """Return a pandas table of the predictions above the threshold, highest first.
+
+    Columns: ``rank``, those that name the item, ``time``, ``score`` (the margin), ``probability`` (calibrated), ``model``.
+
+    Args:
+        choice: the party's.
+        found: `Predictions` of the items.
+    """
+    import pandas as pd
+
+    frame = found.to_frame()
+    named = frame[[name for name in ("id", "edge", "source", "target") if name in frame]].copy()
+    logits = found.logits.double().numpy()
+    margin = logits[:, 1] - logits[:, 0]
+    time = getattr(found, "time", np.zeros(0))
+    if time.size:
+        named["time"] = pd.to_datetime(time, unit="s").strftime("%Y-%m-%dT%H:%M:%S")
+    named["score"], named["probability"], named["model"] = margin, choice.calibration.apply(margin), choice.model
+    rows = np.flatnonzero(margin >= choice.threshold)
+    rows = rows[np.argsort(-margin[rows], kind="stable")]
+    listed = named.iloc[rows].reset_index(drop=True)
+    listed.insert(0, "rank", np.arange(1, len(listed) + 1))
+    return listed

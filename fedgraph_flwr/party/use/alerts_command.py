@@ -1,0 +1,102 @@
+"""Command ``alerts``: choose a threshold on a party's validation items, and list the items of a file above it."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.tables.options import check_outputs
+from fedgraph_flwr.party.use.predict_command import add_input_arguments, add_model_arguments, load_chosen, predicted
+
+_EPILOG = """\
+The first call chooses a threshold by a rule and stores it beside the model; later calls use it.
+examples:
+  fedgraph-flwr alerts runs/mine --client 0 --budget 20                       # choose: 20 alerts per day
+  fedgraph-flwr alerts runs/mine --client 0 --nodes accounts.csv --edges today.csv --out alerts.csv
+  fedgraph-flwr alerts --node state --precision 0.5                           # at a party, without the server
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``alerts`` to the subparsers."""
+    parser = commands.add_parser(
+        "alerts",
+        help="choose a threshold for alerts, and list the items above it",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_arguments(parser)
+    rule = parser.add_argument_group("rule of the threshold (default: the stored one)")
+    rule.add_argument("--budget", type=float, default=0.0, metavar="K", help="at most K alerts per day")
+    rule.add_argument(
+        "--precision", type=float, default=0.0, metavar="P", help="a share P of the alerts is right, at least"
+    )
+    rule.add_argument(
+        "--cost", default="", metavar="MISS,ALERT", help="the least cost of missed positives and of alerts"
+    )
+    rule.add_argument(
+        "--calibration",
+        default="auto",
+        choices=("auto", "temperature", "isotonic"),
+        help="how scores become probabilities (default: isotonic from 100 positive validation items on, else temperature)",
+    )
+    add_input_arguments(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the alerts")
+    parser.set_defaults(func=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``alerts``."""
+    from fedgraph_flwr.party.use import alerts
+    from fedgraph_flwr.party.use.frames import write_frame
+
+    check_outputs(args, ("out",), ("nodes", "edges", "graph", "schema"))
+    predictor = load_chosen(args)
+    if predictor.client is None:
+        raise FedGraphError("a threshold belongs to a party: pass --client I, or --node DIR")
+    folder = args.run if args.run is not None else args.node
+    if args.budget or args.precision or args.cost:
+        choice = alerts.choose(predictor, alerts.Rule(args.budget, args.precision, _cost(args.cost)), args.calibration)
+        choice.save(folder)
+        _print(choice)
+    else:
+        choice = alerts.Choice.load(folder, predictor)
+    if args.out is None:
+        return 0
+    found = predicted(args, predictor)
+    listed = alerts.alerts(choice, found)
+    write_frame(listed, args.out, args.keep_formulas)
+    print(f"wrote {len(listed)} alerts of {len(found.logits)} items to {args.out}")
+    return 0
+
+
+def _cost(text: str) -> tuple[float, float]:
+    """Read two costs."""
+    if not text:
+        return 0.0, 0.0
+    try:
+        miss, alert = map(float, text.split(","))
+    except ValueError:
+        raise FedGraphError(f"--cost must be two numbers, a miss and an alert, such as 50,1; got {text}") from None
+    return miss, alert
+
+
+def _print(choice: Any) -> None:
+    """Print the choice with its figures."""
+    chance = float(choice.calibration.apply(np.array([choice.threshold]))[0]) if np.isfinite(choice.threshold) else 1.0
+    print(
+        f"alert: '{choice.positive}' with a calibrated probability of at least {chance:.3g} (score {choice.threshold:.4g})"
+    )
+    for split, figures in (("validation", choice.validation), ("test", choice.test)):
+        shown = [
+            f"{name.replace('_', ' ')} {value[0]:.3g} [{value[1]:.3g}, {value[2]:.3g}]"
+            for name, value in figures.items()
+            if isinstance(value, list)
+        ]
+        if shown:
+            print(f"{split}: {', '.join(shown)} ({figures['items']} items, {figures['positives']} '{choice.positive}')")
+    if choice.calibrated:
+        before, after = (choice.calibrated[when]["brier"] for when in ("before", "after"))
+        print(f"calibration: Brier score on test items {before:.4g} before, {after:.4g} after")

@@ -1,0 +1,180 @@
+"""Thresholds, calibration and lists of alerts, against brute force and known laws."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import expit
+
+import fedgraph_flwr as fg
+from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.use.alerts import Rule, calibrate, figures, reliability
+
+
+def items(seed, count=300):
+    """Margins with ties, and labels that follow them."""
+    rng = np.random.default_rng(seed)
+    margin = np.round(rng.normal(-1, 1.5, count), 1)
+    return margin, (rng.random(count) < expit(margin)).astype(np.int64)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "rule", [Rule(budget=2.5), Rule(budget=40), Rule(precision=0.6), Rule(cost=(5, 1)), Rule(cost=(1, 30))], ids=str
+)
+def test_a_threshold_is_the_best_of_all_that_exist(rule, seed):
+    """Brute force over every margin and over no alert at all."""
+    margin, y = items(seed)
+    found = rule.threshold(margin, y, days=10)
+    options = [*np.unique(margin), np.inf]
+
+    def of(t):
+        alert = margin >= t
+        return alert.sum(), (alert & (y == 1)).sum()
+
+    if rule.budget:
+        assert found == min(t for t in options if of(t)[0] <= rule.budget * 10)
+    elif rule.precision:
+        assert found == min(t for t in options[:-1] if of(t)[1] >= rule.precision * of(t)[0])
+    else:
+        miss, alert = rule.cost
+        costs = [miss * (y.sum() - of(t)[1]) + alert * of(t)[0] for t in options]
+        assert miss * (y.sum() - of(found)[1]) + alert * of(found)[0] == min(costs)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({}, "need one rule"),
+        ({"budget": 3, "precision": 0.5}, "need one rule"),
+        ({"budget": -1}, "--budget must be"),
+        ({"precision": 1.5}, "--precision in"),
+        ({"budget": float("nan")}, "--budget must be"),
+        ({"cost": (1, 0)}, "two numbers above 0"),
+    ],
+)
+def test_a_rule_that_means_nothing_is_refused(words, says):
+    with pytest.raises(FedGraphError, match=says):
+        Rule(**words)
+
+
+def test_a_rule_that_cannot_be_met_is_refused():
+    margin, y = items(0)
+    with pytest.raises(FedGraphError, match="carry no time"):
+        Rule(budget=3).threshold(margin, y, days=0)
+    with pytest.raises(FedGraphError, match="no threshold reaches a precision of 1"):
+        Rule(precision=1).threshold(np.array([3.0, 2, 1]), np.array([0, 1, 1]), days=0)
+    with pytest.raises(FedGraphError, match="both classes, got 0 of 300"):
+        calibrate(margin, np.zeros(300, np.int64))
+
+
+def test_a_calibration_finds_what_distorts_scores():
+    """Margins are 3 times too large: the temperature is 3, and isotonic probabilities are near the true ones."""
+    rng = np.random.default_rng(0)
+    true = rng.normal(-1, 1.5, 20_000)
+    y = (rng.random(true.size) < expit(true)).astype(np.int64)
+    assert calibrate(3 * true, y, "temperature").temperature == pytest.approx(3, rel=0.05)
+    isotonic = calibrate(3 * true, y)
+    assert isotonic.temperature == 0
+    chance = isotonic.apply(np.sort(3 * true))
+    assert (np.diff(chance) >= 0).all()
+    assert np.abs(chance - expit(np.sort(true))).mean() < 0.02
+    before, after = reliability(expit(3 * true), y), reliability(isotonic.apply(3 * true), y)
+    assert after["brier"] < before["brier"]
+    assert sum(row[2] for row in after["curve"]) == y.size
+    assert all(abs(mean - share) < 0.05 for mean, share, count in after["curve"] if count > 500)
+    assert calibrate(3 * true[:50], y[:50]).temperature > 0, "too few positives for isotonic regression"
+
+
+def test_intervals_cover_as_often_as_they_say():
+    """Of 200 samples of a known law, about 95 % of the intervals of precision hold the true value."""
+    hits, rng = 0, np.random.default_rng(1)
+    for _ in range(200):
+        y = (rng.random(400) < 0.3).astype(np.int64)
+        margin = np.where(rng.random(400) < 0.5, 1.0, -1.0) + 0 * y
+        low, high = figures(margin, y, None, 0.0)["precision"][1:]
+        hits += low <= 0.3 <= high
+    assert 180 <= hits <= 199
+
+
+def test_days_are_resampled_whole():
+    """Items of one day alike: the interval by days is wider than by items."""
+    day = np.repeat(np.arange(20), 50)
+    y = np.repeat(np.random.default_rng(0).integers(0, 2, 20), 50)
+    margin = np.ones(1000)
+    of_days, of_items = (figures(margin, y, each, 0.0)["precision"] for each in (day, None))
+    assert of_days[0] == of_items[0]
+    assert of_days[2] - of_days[1] > 3 * (of_items[2] - of_items[1])
+    assert figures(margin, y, day, 0.0)["alerts_per_day"][0] == 50
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alerts") / "run"
+    small = {"dataset.accounts": 150, "dataset.background": 1500, "dataset.per_kind": 6, "model.hidden": 8}
+    return fg.run(
+        task="edges",
+        dataset="payments",
+        num_clients=2,
+        rounds=3,
+        progress=False,
+        out=str(out),
+        checkpoint_every=0,
+        **small,
+    )
+
+
+def said(capsys, *words):
+    code = main(list(map(str, words)))
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_a_desk_chooses_once_and_lists_alerts(run, tmp_path, capsys):
+    """The budget of validation days is kept; the stored choice serves later calls, and no other model."""
+    out = tmp_path / "alerts.csv"
+    code, text = said(capsys, "alerts", run.path, "--client", 0)
+    assert code == 2
+    assert "has no threshold for alerts" in text
+    code, text = said(capsys, "alerts", run.path, "--client", 0, "--budget", 5)
+    assert code == 0, text
+    stored = json.loads((run.path / "alerts_0.json").read_text())
+    assert f"alerts per day {stored['validation']['alerts_per_day'][0]:.3g}" in text
+    assert 4 <= stored["validation"]["alerts_per_day"][0] <= 5
+    code, text = said(capsys, "alerts", run.path, "--client", 0, "--out", out)
+    assert code == 0, text
+    listed = pd.read_csv(out)
+    assert list(listed) == ["rank", "edge", "source", "target", "time", "score", "probability", "model"]
+    assert (listed["score"].diff().dropna() <= 0).all()
+    assert listed["probability"].between(0, 1).all()
+    assert len(listed) >= round(stored["validation"]["alerts_per_day"][0] * stored["validation"]["days"])
+    assert (listed["score"] >= stored["threshold"]).all()
+    changed = dict(stored, model="0" * 16)
+    (run.path / "alerts_0.json").write_text(json.dumps(changed))
+    code, text = said(capsys, "alerts", run.path, "--client", 0)
+    assert (code, "was chosen for another model" in text) == (2, True)
+    for damage in (
+        "[]",
+        "{",
+        json.dumps(dict(stored, threshold="nan")),
+        json.dumps(dict(stored, rule={"budget": 1, "x": 2})),
+    ):
+        (run.path / "alerts_0.json").write_text(damage)
+        code, text = said(capsys, "alerts", run.path, "--client", 0)
+        assert (code, "is damaged" in text) == (2, True), damage
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--budget", "5"], "a threshold belongs to a party"),
+        (["--client", "0", "--cost", "5"], "--cost must be two numbers"),
+        (["--client", "0", "--budget", "5", "--precision", "0.5"], "need one rule"),
+        (["--client", "0", "--precision", "1"], "no threshold reaches a precision of 1"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_sentence(words, says, run, capsys):
+    code, text = said(capsys, "alerts", run.path, *words)
+    assert (code, says in text) == (2, True), text
