@@ -103,7 +103,7 @@ def test_nothing_of_the_clients_own_leaves_it(method, run, monkeypatch):
 @pytest.mark.parametrize("method", PERSONAL)
 def test_an_absent_client_keeps_what_is_its_own(method, run, monkeypatch):
     """Rounds that a client does not train in change neither its state nor, by that, any other's; fresh clients know it all."""
-    overrides = [f"strategy={method}", "strategy.fraction=0.34", "rounds=6", "model.norm=batch"]
+    overrides = [f"strategy={method}", "strategy.fraction=0.34", "rounds=4", "model.norm=batch"]
     one = run(*overrides)
     assert {len(r["cohort"]) for r in one.rounds} == {1}
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
