@@ -304,8 +304,12 @@ class BoostingClient(GraphClient):
         reached = leaves(forest, x)
         places = np.full(len(forest["feature"]) + 1, -1)
         places[forest["start"][tree] + node] = np.arange(len(tree))
-        width = max(map(len, edges), default=0) + 2
+        width = boosting.held_bins(edges).shape[1]
         return boosting.histograms(boosting.binned(x, edges), width, g * weights, h * weights, places[reached], tree)
+
+    def sent_sums(self, forest: Arrays, tree: np.ndarray, node: np.ndarray) -> dict[str, Arrays]:
+        """Return the histograms of nodes as they are sent, without bins that a column does not have [Q, bins of all, 3]."""
+        return {HISTOGRAM: {"sums": self.sums(forest, tree, node)[:, boosting.held_bins(self.edges)]}}
 
     @phase
     def grow(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -318,7 +322,7 @@ class BoostingClient(GraphClient):
         valid = tree.dtype == node.dtype == np.int32 and tree.ndim == 1 and tree.shape == node.shape
         if not valid or not ((tree >= 0) & (tree < outputs)).all() or not ((node >= 0) & (node < sizes[tree])).all():
             raise FedGraphError("the server requests histograms of nodes that are not in the trees that it sent")
-        return {HISTOGRAM: {"sums": self.sums(forest, tree, node)}}, {}
+        return self.sent_sums(forest, tree, node), {}
 
     def send(self) -> ReplyContent:
         """Return this round's trees, or the histograms of the roots."""
@@ -329,4 +333,4 @@ class BoostingClient(GraphClient):
         if not self.num_train:
             self.begin_histograms()
         growth = self.growth
-        return {HISTOGRAM: {"sums": self.sums(growth.forest(), growth.tree, growth.node)}}, {}
+        return self.sent_sums(growth.forest(), growth.tree, growth.node), {}

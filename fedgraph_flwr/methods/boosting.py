@@ -286,6 +286,14 @@ def histograms(
     return found / UNIT
 
 
+def held_bins(edges: Edges) -> NDArray[np.bool_]:
+    """Return which bins each column has, the last one for missing values [F, B + 1]; messages hold only these."""
+    sizes = np.array([len(own) for own in edges])
+    held = np.arange(sizes.max(initial=0) + 2) <= sizes[:, None]
+    held[:, -1] = True
+    return held
+
+
 class Growth:
     """K trees of one boosting iteration, grown level by level from histograms.
 
@@ -295,6 +303,7 @@ class Growth:
         params: keys of the method.
 
     Attributes:
+        held: as `held_bins`.
         tree: tree of each node whose histograms come next [Q].
         node: its number in that tree [Q].
     """
@@ -302,7 +311,7 @@ class Growth:
     def __init__(self, outputs: int, edges: Edges, params: BoostingParams):
         self.edges, self.params = edges, params
         self.sizes = np.array([len(own) for own in edges])
-        self.width = int(self.sizes.max(initial=0)) + 2
+        self.held = held_bins(edges)
         self.tree = np.arange(outputs)
         self.node = np.zeros(outputs, np.int64)
         self._depth = 0

@@ -127,7 +127,7 @@ class Boosting(GraphStrategy):
             return {"count": ArrayField((sum(len(own) + 1 for own in self._counted),), "float64")}
         growth = self._growth
         assert growth is not None
-        return {"sums": ArrayField((len(growth.tree), self.columns, growth.width, 3), "float64")}
+        return {"sums": ArrayField((len(growth.tree), int(growth.held.sum()), 3), "float64")}
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Refuse trees that cannot be evaluated."""
@@ -155,10 +155,12 @@ class Boosting(GraphStrategy):
 
     def _sums(self, roots: list[np.ndarray], forest: Arrays, tree: np.ndarray, node: np.ndarray) -> np.ndarray:
         """Return the histograms of nodes: those of the roots came with the replies to ``train``."""
-        if roots:
-            return roots.pop()
+        assert self._growth is not None
         nodes = {"tree": tree.astype(np.int32), "node": node.astype(np.int32)}
-        return self.request(GROW, {FOREST: forest, NODES: nodes})[HISTOGRAM]["sums"]
+        found = roots.pop() if roots else self.request(GROW, {FOREST: forest, NODES: nodes})[HISTOGRAM]["sums"]
+        sums = np.zeros((len(tree), *self._growth.held.shape, 3))
+        sums[:, self._growth.held] = found
+        return sums
 
     def _mean(self, base: Arrays, reduced: Reduced) -> Arrays:
         """Add the trees of this round, and return the weighted mean of the parties' forests."""
@@ -166,22 +168,22 @@ class Boosting(GraphStrategy):
         for reply in reduced:
             name = str(reply.client)
             if reply.metrics[SITS_OUT] and name not in ended:
-                self._sits_out(reply.client)
+                log(WARNING, "client %d sits out: it has %s", reply.client, self._why)
+                self.memory.setdefault(SITS_OUT, {})[name] = np.array(True)
             ended[name] = np.array(bool(reply.metrics[ENDED]))
             if len(reply.groups[FOREST]["start"]):
                 held[name] = joined([held.get(name, empty_forest()), reply.groups[FOREST]])
+        if out := self.memory.get(SITS_OUT):
+            self.recorder.extra["sits_out"] = dict.fromkeys(sorted(out, key=int), self._why)
         parties = sorted(int(name) for name in held)
         weights = self.weights(parties) if parties else []
         total = sum(weights)
         shares = [weight / total for weight in weights]
         return joined([base, *(held[str(party)] for party in parties)], [1.0, *shares])
 
-    def _sits_out(self, client: int) -> None:
-        """Record a party without trees."""
-        least = self.params.min_data_in_leaf
-        why = f"fewer than {least} training items of a class (strategy.min_data_in_leaf)"
-        self.recorder.extra.setdefault("sits_out", {})[str(client)] = why
-        log(WARNING, "client %d sits out: it has %s", client, why)
+    @property
+    def _why(self) -> str:
+        return f"fewer than {self.params.min_data_in_leaf} training items of a class (strategy.min_data_in_leaf)"
 
     @property
     def finished(self) -> bool:

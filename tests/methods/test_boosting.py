@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.boosting import BoostingClient
 from fedgraph_flwr.clients.lightgbm_trees import parsed
 from fedgraph_flwr.config import SplitConfig, compose
@@ -342,7 +343,9 @@ def test_splits_are_the_best_of_all():
 
         places = np.full(len(forest["feature"]), -1)
         places[forest["start"][tree] + node] = np.arange(len(tree))
-        return boosting.histograms(placed, growth.width, g[:, None], h[:, None], places[leaves(forest, x)], tree)
+        return boosting.histograms(
+            placed, growth.held.shape[1], g[:, None], h[:, None], places[leaves(forest, x)], tree
+        )
 
     forest = boosting.grown(growth, sums)
     check_forest(forest, 1, 6, 1, rules.nodes, "the growth")
@@ -583,3 +586,11 @@ def test_a_node_reads_no_folder_for_a_server(run):
 def test_a_folder_without_a_run_is_named(run, tmp_path):
     with pytest.raises((FedGraphError, RunFailed), match="holds no finished run on the graph of client"):
         run(*BAGGING, "strategy.inputs=both", f"strategy.run={tmp_path}", "strategy.on_failure=fail")
+
+
+def test_a_node_starts_without_trees_of_the_servers_choice():
+    """Chosen trees would give each record its own gradient."""
+    client = BoostingClient(compose([*HISTOGRAM, "num_clients=3"]), client_graph(0))
+    session._check_start(client, empty_forest())
+    with pytest.raises(FedGraphError, match="starts this run with other parameters than its seed"):
+        session._check_start(client, constants(np.array([1.0, 2.0, 3.0])))
