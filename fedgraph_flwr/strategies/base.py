@@ -113,6 +113,11 @@ class GraphStrategy(Side, FlowerFedAvg):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_overrides(cls, FINAL, "which applies the protections of a run")
+        if not isinstance(vars(cls).get("verify", GraphStrategy.__dict__["verify"]), staticmethod):
+            raise TypeError(
+                f"{cls.__module__}.{cls.__qualname__} defines 'verify' as a method, which could hand single replies to step:"
+                " define @staticmethod verify(phase, reply, facts), and facts(phase) for what it needs"
+            )
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(
@@ -229,8 +234,18 @@ class GraphStrategy(Side, FlowerFedAvg):
         """
         raise NotImplementedError(f"{type(self).__name__} declares '{group}' of '{phase}' without fields")
 
-    def verify(self, phase: str, reply: Reply) -> None:
-        """Refuse a reply by conditions that a schema cannot express.
+    def facts(self, phase: str) -> Any:
+        """Return what `verify` needs besides a reply to this phase; it gets a copy."""
+        return None
+
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
+        """Refuse a reply by conditions that a schema cannot express: a function of one reply, which stores nothing.
+
+        Args:
+            phase: name of the phase.
+            reply: one client's reply.
+            facts: a copy of what `facts` returns.
 
         Raises:
             FedGraphError: names the client and the condition.

@@ -129,14 +129,21 @@ class Boosting(GraphStrategy):
         assert growth is not None
         return {"sums": ArrayField((len(growth.tree), int(growth.held.sum()), 3), "float64")}
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    def facts(self, phase: str) -> tuple[int, ...]:
+        """Return K, F, the most trees and the most nodes per tree, in phases in which clients send trees."""
+        if FOREST not in self.uplink_of.get(phase, {}):
+            return ()
+        model = self.build_model()
+        assert isinstance(model, Forest)
+        return model.outputs, model.columns, model.outputs * self.params.trees, model.nodes
+
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse trees that cannot be evaluated."""
         if FOREST in reply.groups:
-            model = self.build_model()
-            assert isinstance(model, Forest)
-            most = model.outputs * self.params.trees
             who = f"client {reply.client} replied to phase '{phase}'"
-            check_forest(reply.groups[FOREST], model.outputs, model.columns, most, model.nodes, who)
+            outputs, columns, trees, nodes = facts
+            check_forest(reply.groups[FOREST], outputs, columns, trees, nodes, who)
 
     # --- a round ------------------------------------------------------------------------------------------------------
 

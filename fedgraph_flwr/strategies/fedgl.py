@@ -21,7 +21,7 @@ Cost: N (C + D) numbers up a round, N and up to N k down. The server computes UÂ
 
 from collections.abc import Mapping
 from logging import WARNING
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.common.logger import log
@@ -62,7 +62,8 @@ class FedGL(GraphStrategy):
         z = ArrayField((n, self.agreed("num_classes")), self.cfg.dtype, 0, 1)
         return {"z": z, "h": ArrayField((n, self.agreed(WIDTH)), self.cfg.dtype)}
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse a node that is named twice."""
         if phase == "identify" and (np.diff(reply.groups[IDS]["node"]) <= 0).any():
             raise FedGraphError(f"client {reply.client} replied to phase 'identify' with ids that are not ascending")

@@ -89,10 +89,15 @@ class FedHGN(GraphStrategy):
         types: dict[str, Axis] = {name: len(known[name]) if name in known else up_to(MAX_TYPES) for name in self.names}
         return {name: ArrayField((axis, self.model.num_bases), self.cfg.dtype) for name, axis in types.items()}
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    def facts(self, phase: str) -> dict[str, int]:
+        """Return the number of rows of each shared parameter."""
+        return {name: len(array) for name, array in self.arrays.items()}
+
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Check with a shared schema that a client's rows are distinct types of the schema."""
         for name, rows in reply.groups.get(ROWS, {}).items():
-            types = len(self.arrays[f"{COEFFICIENTS}.{name}"]) if f"{COEFFICIENTS}.{name}" in self.arrays else MAX_TYPES
+            types = facts.get(f"{COEFFICIENTS}.{name}", MAX_TYPES)
             if (
                 len(rows) != len(reply.groups[COEFFICIENTS][name])
                 or (np.diff(rows) <= 0).any()

@@ -34,7 +34,7 @@ A client that fails between two exchanges is dropped from the round. If that hap
 receive ``moments_sum`` about the pooled mean. Moments about any point but their own mean are not central.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -67,11 +67,16 @@ class FedOMD(GraphStrategy):
                 f"{key} protects all moments in one sum: set strategy.exchange=one_phase, not {params.exchange}"
             )
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    def facts(self, phase: str) -> Any:
+        """Return the point about which moments are taken."""
+        return self.point
+
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse impossible moments: even orders are at least 0, and all are within the sent range."""
         group = reply.groups.get(MOMENTS, {}) | reply.groups.get(RANGE, {})
         for name, values in group.items():
-            if problem := impossible(name, values.astype(np.float64), group.get("range"), self.point):
+            if problem := impossible(name, values.astype(np.float64), group.get("range"), facts):
                 raise FedGraphError(
                     f"client {reply.client} replied to phase '{phase}' with impossible {MOMENTS}/{name}: {problem}"
                 )

@@ -16,7 +16,7 @@ Cost: 2 generator_rounds + 1 exchanges before round 1; then FedAvg's.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,7 +52,12 @@ class FedSage(GraphStrategy):
             return {"rows": ArrayField((size,), "int32", 0, LARGEST)}
         return {"rows": ArrayField((size, width), self.cfg.dtype, -1, 1)}
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    def facts(self, phase: str) -> int:
+        """Return P, the most rows per owner."""
+        return self.params.neighbours
+
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse rows without valid owners, which are numbered in order, with at most P rows each."""
         if phase != "generate":
             return
@@ -61,7 +66,7 @@ class FedSage(GraphStrategy):
         named = (
             owner.size == len(rows) and bool(((steps == 0) | (steps == 1)).all()) and (not owner.size or owner[0] == 0)
         )
-        if not named or (owner.size and np.bincount(owner).max() > self.params.neighbours):
+        if not named or (owner.size and np.bincount(owner).max() > facts):
             raise FedGraphError(
                 f"client {reply.client} replied to phase 'generate' with {OWNERS}/rows that do not number the owners of"
                 f" {len(rows)} rows from 0"

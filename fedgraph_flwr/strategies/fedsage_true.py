@@ -8,6 +8,7 @@ Leaves the client: ids of external neighbours, X of nodes with external neighbou
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,8 @@ class FedSageTrue(FedGrad):
         sizes = {str(other): len(ids) for other, ids in self.requested.get(client or 0, {}).items()}
         return {k: ArrayField((size, width)) for k, size in sizes.items()}
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse ids that are requested twice."""
         if any((np.diff(ids) <= 0).any() for ids in reply.groups.get("wanted", {}).values()):
             raise FedGraphError(f"client {reply.client} replied to phase 'wanted' with ids that are not ascending")

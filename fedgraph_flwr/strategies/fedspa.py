@@ -108,7 +108,8 @@ class FedSPA(GraphStrategy):
         channels = {n: a.shape for n, a in self.arrays.items() if parameter_group(n) in ("hom", "het")}
         return {name: ArrayField(tuple(shape), **kind) for name, shape in channels.items()}
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse a public key with which no secret can be shared."""
         if phase == "publish_key" and not is_public_key(reply.groups["key"]["key"].tobytes()):
             raise FedGraphError(

@@ -124,7 +124,12 @@ class FedStruct(FedGrad):
         shape = (len(self.nodes.get(client or 0, ())), width)
         return {"s": ArrayField(shape, self.cfg.dtype, optional=True)}
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    def facts(self, phase: str) -> tuple[int, bool]:
+        """Return the number of nodes of the whole graph, and whether the server collects s_u of all."""
+        return self.num_nodes, self.wants_features
+
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse invalid public keys, and missing or repeated rows at the end of the acquisition."""
         if phase == "announce" and not is_public_key(reply.groups["identity"]["key"].tobytes()):
             raise FedGraphError(
@@ -137,8 +142,8 @@ class FedStruct(FedGrad):
             raise FedGraphError(f"{who} without rows/{missing[0]}")
         support = rows["support"]
         if support.size != rows["reached"].size or (np.diff(support) <= 0).any():
-            raise FedGraphError(f"{who} with rows/support that are not ascending ids of the {self.num_nodes} nodes")
-        if self.wants_features and "s" not in reply.groups.get(STRUCTURE, {}):
+            raise FedGraphError(f"{who} with rows/support that are not ascending ids of the {facts[0]} nodes")
+        if facts[1] and "s" not in reply.groups.get(STRUCTURE, {}):
             raise FedGraphError(f"{who} without {STRUCTURE}/s")
 
     @property

@@ -13,7 +13,7 @@ Leaves the client: its edges (once), gradients of θ_f, residuals of its trainin
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -62,7 +62,8 @@ class FedStructA(FedGrad):
         residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype, -most, most)
         return {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse residuals of nodes that are not ascending."""
         if phase == TRAIN and (np.diff(reply.groups[STRUCTURE]["places"]) <= 0).any():
             raise FedGraphError(f"client {reply.client} replied to phase 'train' with places that are not ascending")

@@ -72,7 +72,8 @@ class FedTAD(GraphStrategy):
                 " remove these overrides"
             )
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Check that Ψ_i has a value per class and sums to at most the number of training nodes, as no cosine exceeds 1."""
         if phase != DESCRIBE:
             return

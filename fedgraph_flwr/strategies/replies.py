@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,8 @@ class ReplyReader:
         known = method.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
         if known and (differs := difference(known.description, numbers)):
             raise FedGraphError(f"{replied} with a different description: {differs}")
-        method.verify(phase, method.secure.unsealed(phase, reply) if method.secure else reply)
+        shown = method.secure.unsealed(phase, reply) if method.secure else reply
+        method.verify(phase, shown, deepcopy(method.facts(phase)))
         if method.privacy:
             self._check_norms(method.privacy, phase, reply)
         return reply

@@ -183,7 +183,7 @@ def test_what_is_not_of_the_clients_nodes_is_refused():
         with pytest.raises(FedGraphError, match="does not match the 16 nodes of client 0"):
             client_of().receive({"pseudo": found})
     with pytest.raises(FedGraphError, match=r"client 1 .*not ascending"):
-        FedGL(compose(WORDS), None).verify("identify", Reply(1, {"ids": {"node": np.array([3, 3])}}, {}))
+        FedGL.verify("identify", Reply(1, {"ids": {"node": np.array([3, 3])}}, {}), None)
 
 
 @pytest.mark.parametrize("word", ["strategy.every=0", "strategy.neighbours=0", "model.layers=1"])

@@ -437,7 +437,7 @@ def test_wrong_owners_are_refused(owner):
     rows = np.zeros((4 if owner == [0, 0, 0, 0] else 3, 5), np.float32)
     reply = Reply(2, {"proposed": {"rows": rows}, "owners": {"rows": np.array(owner, np.int32)}}, {})
     with pytest.raises(FedGraphError, match="client 2 replied to phase 'generate'"):
-        server.verify("generate", reply)
+        server.verify("generate", reply, server.facts("generate"))
 
 
 @pytest.mark.parametrize("word", ["neighbours=-1", "generator_lr=0", "source=odd", "rounding=up"])

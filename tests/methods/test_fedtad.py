@@ -225,9 +225,9 @@ def test_a_wrong_reliability_is_refused(sums):
     """A value per class, and no more in sum than training nodes, here 6."""
     description = {"num_classes": C, "num_train": 6}
     with pytest.raises(FedGraphError, match=r"client 3 .*reliability.* at most its 6 training nodes"):
-        server_of().verify("describe", Reply(3, {}, {"reliability": sums, **description}))
+        FedTAD.verify("describe", Reply(3, {}, {"reliability": sums, **description}), None)
     for accepted in ([6.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.5, 1.5, 1.5]):
-        server_of().verify("describe", Reply(3, {}, {"reliability": accepted, **description}))
+        FedTAD.verify("describe", Reply(3, {}, {"reliability": accepted, **description}), None)
 
 
 @pytest.mark.parametrize("word", ["epochs=-1", "neighbours=1", "lr=0"])

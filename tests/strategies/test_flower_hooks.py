@@ -83,3 +83,10 @@ def test_what_applies_the_protections_is_not_a_methods_to_change(name):
 def test_a_member_of_a_client_that_a_run_never_calls_is_refused(name):
     with pytest.raises(TypeError, match=rf"defines '{name}', which a run never calls: define .* instead"):
         type("Mine", (GraphClient,), {name: lambda self, *args: None})
+
+
+def test_verify_is_a_function_of_one_reply():
+    """A method could hand single replies to `step`, which the uplink hides from it."""
+    with pytest.raises(TypeError, match=r"define @staticmethod verify\(phase, reply, facts\)"):
+        type("Mine", (GraphStrategy,), {"verify": lambda self, phase, reply, facts: None})
+    type("Mine", (GraphStrategy,), {"verify": staticmethod(lambda phase, reply, facts: None)})

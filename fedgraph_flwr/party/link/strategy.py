@@ -5,7 +5,7 @@ It learns each party's key and number of nodes, who wrote to whom and when, and 
 
 from collections.abc import Mapping
 from logging import INFO
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.common.logger import log
@@ -45,7 +45,8 @@ class Link(GraphStrategy):
             }
         return {str(k): ArrayField((up_to(LARGEST),), "uint8", optional=True) for k in self.clients if k != client}
 
-    def verify(self, phase: str, reply: Reply) -> None:
+    @staticmethod
+    def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse invalid public keys."""
         if phase == "announce" and not is_public_key(reply.groups[ANNOUNCED]["key"].tobytes()):
             raise FedGraphError(f"client {reply.client} announced an invalid key: expected X25519")
