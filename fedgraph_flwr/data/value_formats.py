@@ -168,14 +168,40 @@ def since_1970(moments: Any, seconds: int) -> np.ndarray:
     return known
 
 
+def _date_fits(texts: Any) -> dict[str, np.ndarray]:
+    """Return a mask [N] of the texts that have each format of `DATES`.
+
+    Parsing is slow, so texts that an earlier group covers are not tried with later ones, unless some of them have two formats.
+    """
+    fits: dict[str, np.ndarray] = {}
+    covered = np.zeros(len(texts), dtype=bool)
+    for group in DATES:
+        tried = ~covered
+        sample = np.flatnonzero(covered)[:_FEW]
+        if any(read_dates(texts.iloc[sample], form).notna().any() for form in group) if sample.size else False:
+            tried = np.ones(len(texts), dtype=bool)
+        for form in group:
+            fits[form] = np.zeros(len(texts), dtype=bool)
+            fits[form][tried] = read_dates(texts[tried], form).notna().to_numpy() if tried.any() else False
+        covered |= np.logical_or.reduce([fits[form] for form in group])
+    return fits
+
+
+def _near_date(texts: Sequence[str]) -> np.ndarray:
+    """Return a mask [N] of the texts that start like a date: a cheap test."""
+    import pandas as pd
+
+    return np.asarray(pd.Series(texts, dtype=str).str.match(r"\s*\d{1,4}[-./]\d").to_numpy(dtype=bool))
+
+
 def date_like(texts: Sequence[str]) -> np.ndarray:
     """Return a mask of the texts that are dates in some format, bool [N]."""
     import pandas as pd
 
-    found = pd.Series(texts, dtype=str).str.match(r"\s*\d{1,4}[-./]\d").to_numpy(dtype=bool).copy()
+    found = _near_date(texts).copy()
     if found.any():
         tried = pd.Series([word for word, near in zip(texts, found, strict=True) if near])
-        found[found] = read_dates(tried, "|".join(form for group in DATES for form in group)).notna().to_numpy()
+        found[found] = np.logical_or.reduce([*_date_fits(tried).values()])
     return found
 
 
@@ -187,14 +213,13 @@ def date_format(written: Sequence[str], name: str, where: str) -> str:
     """
     import pandas as pd
 
-    if not date_like(written).all():
+    if not _near_date(written).all():
         return ""
-    texts, chosen, unread = pd.Series(written), [], np.ones(len(written), dtype=bool)
+    masks, chosen = _date_fits(pd.Series(written)), []
+    if not np.logical_or.reduce([*masks.values()]).all():
+        return ""
     for group in DATES:
-        some = texts.iloc[:_FEW]
-        if not unread.any() and all(read_dates(some, form).isna().all() for form in group):
-            continue  # the formats found so far read every text
-        fits = {form: read_dates(texts, form).notna().to_numpy() for form in group}
+        fits = {form: masks[form] for form in group}
         covered = np.logical_or.reduce(list(fits.values()))
         if not covered.any():
             continue
@@ -207,5 +232,4 @@ def date_format(written: Sequence[str], name: str, where: str) -> str:
                 f" --date-format {name}={group[1]}, or --kind {name}=ignored"
             )
         chosen.append(full[0])
-        unread &= ~covered
     return "|".join(chosen)

@@ -6,6 +6,7 @@ fields. The encoding is UTF-8, with or without byte-order mark, else Windows-125
 
 import csv
 import gzip
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -109,7 +110,36 @@ def read_columns(path: Path | str, layout: TableLayout, say: Callable[[str], Non
 
 
 def _parsed(path: Path, separator: str, encoding: str, **options: Any) -> Any:
-    return _named(_reader(path, separator, encoding, **options), path)
+    table = None if options else _by_arrow(path, separator, encoding)
+    return _named(_reader(path, separator, encoding, **options) if table is None else table, path)
+
+
+def _by_arrow(path: Path, separator: str, encoding: str) -> Any:
+    """Return the table that `_reader` returns, in a third of its time; None if it might differ, or is a table of one column."""
+    import mmap
+
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+
+    if encoding != "utf-8" or path.suffix == ".gz" or not path.stat().st_size:
+        return None
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        names = content.readline().decode().rstrip("\r\n").split(separator)
+        # Read in another way than by pandas: spaces at the start of fields, quotes, NUL, and single returns.
+        odd = any(content.find(text, 0) >= 0 for text in (f"{separator} ".encode(), b"\n ", b'"', b"\0"))
+        odd = odd or content[:1] == b" " or (content.find(b"\r", 0) >= 0 and bool(re.search(rb"\r(?!\n)", content)))
+    if odd or len(names) < 2 or len({*names}) < len(names) or not all(names):
+        return None
+    form = arrow_csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+    )
+    try:
+        found = arrow_csv.read_csv(
+            path, parse_options=arrow_csv.ParseOptions(delimiter=separator), convert_options=form
+        )
+    except pa.ArrowInvalid:  # such as rows of other lengths
+        return None
+    return found.to_pandas(split_blocks=True, self_destruct=True)
 
 
 def _named(table: Any, path: Path) -> Any:

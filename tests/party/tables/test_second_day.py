@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,8 +39,9 @@ def book(tmp_path, monkeypatch):
         (payments if table is None else table).to_csv(tmp_path / "payments.csv", index=False)
         return ["import", "--nodes", str(tmp_path / "accounts.csv"), "--edges", str(tmp_path / "payments.csv")]
 
-    write.payments, write.folder = payments, tmp_path
-    return write
+    found: Any = write
+    found.payments, found.folder = payments, tmp_path
+    return found
 
 
 PARTIES = ["--party-columns", "from_bank,to_bank", "--own-party", "A", "--client", "0", "--num-clients", "2"]

@@ -12,7 +12,7 @@ from fedgraph_flwr.data.schema import Column, Schema, TableLayout
 from fedgraph_flwr.data.value_formats import FORMATS, NumberFormat, readings
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import Treatment, feature_names, features
-from fedgraph_flwr.party.tables.reading import read_table
+from fedgraph_flwr.party.tables.reading import _by_arrow, _reader, read_table
 from fedgraph_flwr.party.tables.statistics import merge, party_sums
 from fedgraph_flwr.party.use.plain import preprocess
 
@@ -400,3 +400,53 @@ def test_formats_of_numbers_and_names_of_columns_may_differ_between_parties():
     assert "format" in Schema(("a", "b"), {"node": {"v": Column("date", format="%Y")}}).difference(
         Schema(("a", "b"), {"node": {"v": Column("date")}})
     )
+
+
+CELLS = [
+    "",
+    "a",
+    " b",
+    "c ",
+    '"d"',
+    '"e,f"',
+    '""',
+    "NA",
+    "nan",
+    "1e5",
+    "\u00e4",
+    "g\th",
+    "x;y",
+    '"g\nh"',
+    "\x0b",
+    "#",
+    "\\",
+    "'",
+    '"',
+]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_both_readers_of_csv_give_the_same_table(tmp_path, seed):
+    """Pyarrow reads a table only if pandas reads the same one; a table that pandas refuses is refused."""
+    rng = np.random.default_rng(seed)
+    cells = CELLS if seed % 2 else [cell for cell in CELLS if '"' not in cell and not cell.startswith(" ")]
+    columns, separator, end = int(rng.integers(1, 5)), ",;\t|"[seed % 4], ("\n", "\r\n")[seed % 3 == 0]
+    rows = [[str(rng.choice(cells)) for _ in range(columns)] for _ in range(int(rng.integers(0, 8)))]
+    if rows and seed % 5 == 0:
+        rows[-1] = rows[-1][: max(columns - 1, 1)] if seed % 10 else [*rows[-1], "more"]
+    names = [str(rng.choice(["n", "m", "", " k"])) + (str(i) if seed % 7 else "") for i in range(columns)]
+    text = end.join(separator.join(row) for row in [names, *rows]) + (end if seed % 4 else "")
+    (path := tmp_path / "t.csv").write_bytes(text.encode())
+    fast = _by_arrow(path, separator, "utf-8")
+    try:
+        table = _reader(path, separator, "utf-8")
+    except (ValueError, pd.errors.ParserError):
+        assert fast is None
+        return
+    if fast is not None:
+        pd.testing.assert_frame_equal(fast, table)
+
+
+def test_a_plain_table_is_read_by_the_fast_reader(tmp_path):
+    (path := tmp_path / "t.csv").write_text("a,b\n1,\n,x y\n")
+    pd.testing.assert_frame_equal(_by_arrow(path, ",", "utf-8"), _reader(path, ",", "utf-8"))
