@@ -26,6 +26,7 @@ from fedgraph_flwr.secure.secagg import (
     SURVIVORS,
     Member,
     publication,
+    unpacked,
 )
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -68,8 +69,7 @@ def secure_exchange(
         return {SECAGG: member.deal(clients, keys, sizes, server_round, batch_of(cfg, server_round), verify)}
     if phase == AGREE:
         return {SECAGG: member.agree(request[SURVIVORS], server_round)}
-    consents = {int(client): arrays for client, arrays in groups.items() if client.isdecimal()}
-    return {SECAGG: member.reveal(consents, server_round)}
+    return {SECAGG: member.reveal(unpacked(request), server_round)}
 
 
 def sizes_of(description: Mapping[str, Any]) -> list[int]:

@@ -67,6 +67,7 @@ PUBLISH, DEAL, AGREE, UNMASK, SECAGG = "secagg_keys", "secagg_shares", "secagg_a
 term of a sum; survivors and signatures for `AGREE`; signatures and shares for `UNMASK`."""
 STEPS = (PUBLISH, DEAL, AGREE, UNMASK)
 SIGNED = 64  # bytes of a signature on a list of survivors
+SIGNERS, LENGTHS = "signers", "lengths"
 LONGEST_REPORT = 2**20  # bytes of a report of other sums
 _DEALT = {SHARES: ArrayField((2, LIMBS), "uint32", 0, PRIME - 1)}
 
@@ -105,6 +106,23 @@ def self_stream(secret: bytes, step: str, count: int) -> NDArray[np.uint64]:
 
 def _step(server_round: int, agreed: bytes = b"") -> str:
     return f"secagg {server_round} {agreed.hex()}" if agreed else f"secagg {server_round}"
+
+
+def relayed(signed: Mapping[int, Arrays]) -> Arrays:
+    """Pack results of `Member.agree` in few arrays: signers [s], signatures [s, `SIGNED`], reports in turn, their lengths [s]."""
+    return {
+        SIGNERS: np.array(list(signed), np.int64),
+        CONSENT: np.stack([arrays[CONSENT] for arrays in signed.values()]),
+        REPORT: np.concatenate([arrays[REPORT] for arrays in signed.values()]),
+        LENGTHS: np.array([arrays[REPORT].size for arrays in signed.values()], np.int64),
+    }
+
+
+def unpacked(packed: Arrays) -> dict[int, Arrays]:
+    """Return the results of `Member.agree` by client, from `relayed`."""
+    ends = np.cumsum(packed[LENGTHS])[:-1]
+    parts = zip(packed[SIGNERS].tolist(), packed[CONSENT], np.split(packed[REPORT], ends), strict=True)
+    return {client: {CONSENT: consent, REPORT: report} for client, consent, report in parts}
 
 
 def publication(keys: NDArray[np.uint8], sizes: NDArray[np.int64]) -> bytes:
@@ -420,12 +438,16 @@ class Member:
         members, alive = self.state[MEMBERS], self.state[SURVIVORS]
         keys = dict(zip(self.state[CLIENTS].tolist(), self.state[KEYS][:, 3], strict=True))
         reports: dict[int, bytes] = {}
-        for signer in sorted(signed.keys() & set(alive.tolist())):
+        needed, plain = threshold(self.share, len(self.state[CLIENTS])), self._statement(b"")
+        for signer in sorted(signed.keys() & set(alive.tolist()), key=lambda c: (not signed[c][REPORT].size, c)):
+            if len(reports) == needed:
+                break  # a server may withhold the others' signatures and reports anyway
             consent, report = signed[signer][CONSENT].tobytes(), signed[signer][REPORT].tobytes()
             with contextlib.suppress(InvalidSignature, ValueError):
-                Ed25519PublicKey.from_public_bytes(keys[signer].tobytes()).verify(consent, self._statement(report))
+                statement = self._statement(report) if report else plain
+                Ed25519PublicKey.from_public_bytes(keys[signer].tobytes()).verify(consent, statement)
                 reports[signer] = report
-        if len(reports) < (needed := threshold(self.share, len(self.state[CLIENTS]))):
+        if len(reports) < needed:
             raise RunFailed(
                 f"client {self.client} was asked to unmask a sum over clients {alive.tolist()}, a list that {len(reports)} of"
                 f" them signed, expected at least {needed}: the server named other survivors to the others"

@@ -39,6 +39,7 @@ from fedgraph_flwr.secure.secagg import (
     SURVIVORS,
     UNMASK,
     envelope_size,
+    relayed,
     threshold,
     unmasked,
 )
@@ -205,8 +206,8 @@ class SecureSums:
         alive = np.array(survivors, np.int64)
         signed = list(method.request(AGREE, {SECAGG: {SURVIVORS: alive}}, survivors))
         self._enough(AGREE, len(signed), len(self.keys))
-        down = {str(reply.client): reply.groups[SECAGG] for reply in signed}
-        revealed = list(method.request(UNMASK, down, [reply.client for reply in signed]))
+        consents = {reply.client: reply.groups[SECAGG] for reply in signed}
+        revealed = list(method.request(UNMASK, {SECAGG: relayed(consents)}, list(consents)))
         self._enough(UNMASK, len(revealed), len(self.keys))
         shares = {reply.client: reply.groups[SECAGG][SHARES] for reply in revealed}
         masked = {r.client: {g: arrays for g, arrays in r.groups.items() if g in self.ratios} for r in replies}
