@@ -74,6 +74,7 @@ def tables(folder: Path) -> Path:
     for script, name, size in (("make_tables", "banks", "--customers"), ("linked_tables", "crossing", "--accounts")):
         command = [sys.executable, str(HERE / "examples" / "banks" / f"{script}.py"), str(folder / name), size, "60"]
         subprocess.run(command, check=True)
+    (folder / ".link_secret").write_text("0f" * 32)  # a party's, from which the order of its rows follows
     rng, data = np.random.default_rng(0), HeteroData()
     for kind, count in (("author", 60), ("paper", 90)):
         data[kind].num_nodes = count
