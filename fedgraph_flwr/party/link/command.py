@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.options import add_options
 
 _EPILOG = """\
 Parties first import their tables with --own-party and --party-columns (`fedgraph-flwr import`).
@@ -31,67 +32,45 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="on a fleet: engine=CONNECTION num_clients=M ..."
     )
-    parser.add_argument(
-        "--simulate", nargs="+", type=Path, metavar="FILE", help="client files of all parties, on one machine"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder of --simulate")
-    parser.add_argument("--quiet", action="store_true", help="on a fleet: print only the result, not the steps")
-    add_rules(parser)
+    add_options(parser, _RUN, simulate={"nargs": "+"})
+    rules: dict[str, Any] = {"match": "payments", "one_sided": "drop", "entities": "edges", "min_shared": 0}
+    numbers: dict[str, Any] = {
+        "max_ids": {"type": float, "default": 1e6},
+        "max_shared": {"type": float, "default": 1.0},
+    }
+    add_options(parser, _RULES, **{name: {"default": value} for name, value in rules.items()}, **numbers)
     consent = parser.add_argument_group("consent of all parties, for --match ids and --one-sided disclose")
-    consent.add_argument(
-        "--new-consent", type=Path, metavar="FILE", help="write a consent to these rules, not yet signed"
-    )
-    consent.add_argument(
-        "--parties", type=int, metavar="M", help="number of parties that the consent of --new-consent covers"
-    )
-    consent.add_argument("--purpose", default="", metavar="TEXT", help="purpose of the link run")
-    consent.add_argument("--expires", default="", metavar="DAY", help="last day of the consent, such as 2026-12-31")
-    consent.add_argument("--sign-consent", type=Path, metavar="FILE", help="add this party's signature to a consent")
-    consent.add_argument("--key", type=Path, metavar="FILE", help="this party's private key, for --sign-consent")
-    consent.add_argument("--client", type=int, metavar="I", help="this party's client, for --sign-consent")
+    add_options(consent, _CONSENT)
     parser.set_defaults(func=main)
 
 
-def add_rules(parser: argparse.ArgumentParser) -> None:
-    """Add the options that are rules of the run."""
-    parser.add_argument(
-        "--match",
-        default="payments",
-        metavar="payments|routed|ids",
-        help="match records privately (payments), records by hashes (routed), or identities of nodes (ids) (default: payments)",
-    )
-    parser.add_argument(
-        "--one-sided",
-        default="drop",
-        metavar="drop|stub|disclose",
-        help="treatment of records that only one party has: drop, stub (a node without features) or disclose (default: drop)",
-    )
-    parser.add_argument(
-        "--entities",
-        default="edges",
-        metavar="edges|overlap",
-        help="with --match ids: join two nodes by edges, or make them one node of both clients (default: edges)",
-    )
-    parser.add_argument(
-        "--max-ids", type=float, default=1e6, metavar="N", help="maximum records per peer (default: 1e6)"
-    )
-    parser.add_argument(
-        "--min-shared",
-        type=int,
-        default=0,
-        metavar="N",
-        help="minimum shared records of a pair that shares any (default: 0)",
-    )
-    parser.add_argument(
-        "--max-shared",
-        type=float,
-        default=1.0,
-        metavar="S",
-        help="maximum share of a set that a pair shares (default: 1)",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="only count matches and write nothing (not with --match routed)"
-    )
+_RUN = """
+--simulate FILE  client files of all parties, on one machine
+--out DIR  output folder of --simulate
+--quiet  on a fleet: print only the result, not the steps
+"""
+
+_RULES = """
+--match payments|routed|ids  match records privately (payments), records by hashes (routed), or identities of nodes (ids)
+    (default: payments)
+--one-sided drop|stub|disclose  treatment of records that only one party has: drop, stub (a node without features) or disclose
+    (default: drop)
+--entities edges|overlap  with --match ids: join two nodes by edges, or make them one node of both clients (default: edges)
+--max-ids N  maximum records per peer (default: 1e6)
+--min-shared N  minimum shared records of a pair that shares any (default: 0)
+--max-shared S  maximum share of a set that a pair shares (default: 1)
+--dry-run  only count matches and write nothing (not with --match routed)
+"""
+
+_CONSENT = """
+--new-consent FILE  write a consent to these rules, not yet signed
+--parties M  number of parties that the consent of --new-consent covers
+--purpose TEXT  purpose of the link run
+--expires DAY  last day of the consent, such as 2026-12-31
+--sign-consent FILE  add this party's signature to a consent
+--key FILE  this party's private key, for --sign-consent
+--client I  this party's client, for --sign-consent
+"""
 
 
 def main(args: argparse.Namespace) -> int:

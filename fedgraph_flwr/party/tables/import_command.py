@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from fedgraph_flwr.data.schema import (
 )
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables.columns import (
     FLOOR,
@@ -63,152 +63,61 @@ def register(commands: Any) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``import``."""
-    given = parser.add_argument_group("input")
-    given.add_argument("--nodes", type=Path, metavar="FILE", help=f"node table; short for --node-table {NODE}=FILE")
-    given.add_argument("--edges", type=Path, metavar="FILE", help=f"edge table; short for --edge-table {EDGE}=FILE")
-    given.add_argument(
-        "--graph-table",
-        type=Path,
-        metavar="FILE",
-        help="many graphs: table with one row per graph, its label or numbers to predict, split and client; needs --graph-column",
-    )
-    given.add_argument("--data", type=Path, help="PyG Data or HeteroData saved by torch.save, instead of tables")
-    given.add_argument(
-        "--node-table",
-        action="append",
-        default=[],
-        metavar="TYPE=FILE",
-        help="heterogeneous graph: one table per node type, or TYPE= for a type without data",
-    )
-    given.add_argument(
-        "--edge-table",
-        action="append",
-        default=[],
-        metavar="A:RELATION:B=FILE",
-        help="heterogeneous graph: edges from type A to type B; reverse types are added later",
-    )
-    given.add_argument("--target", default="", metavar="TYPE", help="heterogeneous graph: the labelled node type")
-    given.add_argument(
-        "--feature-columns",
-        default="",
-        metavar="NAMES",
-        help="comma-separated names or patterns (x_*) (default: all other columns)",
-    )
-    given.add_argument(
-        "--edge-columns",
-        default="",
-        metavar="NAMES",
-        help="columns of edge tables that become features of edges: names or patterns ('*'), by commas; default: the schema's",
-    )
-    given.add_argument("--client-column", metavar="NAME", help="column with each node's client (partition=planted)")
-    given.add_argument("--classes", default="", metavar="A,B,C", help="class names in label order (default: sorted)")
-    given.add_argument(
-        "--own-party",
-        default="",
-        metavar="NAME",
-        help="this party's name in the edge table, if edges name accounts of other parties",
-    )
-    given.add_argument(
-        "--secret-seed",
-        type=int,
-        metavar="N",
-        help="with --own-party: derive the party's secret from N, for simulations (default: .link_secret next to --out)",
-    )
-    given.add_argument("--edge-classes", default="", metavar="A,B,C", help="class names of edges (default: sorted)")
-    given.add_argument(
-        "--undirected", action="store_true", help="each row of the edge table represents both directions"
-    )
+    add_options(parser.add_argument_group("input"), _INPUT)
     columns = parser.add_argument_group("columns and formats of the tables (stored in the schema)")
     add_table_arguments(columns, parties=True)
     treated = parser.add_argument_group("features (default: from the schema, else detected)")
-    treated.add_argument(
-        "--schema",
-        type=Path,
-        metavar="FILE",
-        help="schema file shared by all parties; created if missing",
-    )
-    treated.add_argument(
-        "--kind",
-        action="append",
-        default=[],
-        metavar="COLUMN=KIND",
-        help=f"kind of a node or edge column: {', '.join(KINDS)} (TYPE.COLUMN or A:RELATION:B.COLUMN in a heterogeneous graph)",
-    )
-    treated.add_argument(
-        "--scale",
-        action="append",
-        default=[],
-        metavar="COLUMN=SCALE",
-        help=f"scale of a number or date: {', '.join(SCALES)}",
-    )
-    for option, values in (("kind", KINDS), ("scale", SCALES)):
-        treated.add_argument(
-            f"--edge-{option}",
-            action="append",
-            default=[],
-            metavar=f"COLUMN={option.upper()}",
-            help=f"for a column of --edges with the same name as a node column: {', '.join(values)}",
-        )
-    treated.add_argument(
-        "--unit", action="append", default=[], metavar="COLUMN=UNIT", help="unit of a number, for display"
-    )
-    treated.add_argument(
-        "--scaling",
-        default="",
-        choices=("", *SCALINGS),
-        metavar="|".join(SCALINGS),
-        help="scale by this table's statistics (local) or the schema's (federated) (default: the schema's, else local for tables,"
-        " none for --data)",
-    )
-    treated.add_argument(
-        "--min-count",
-        type=int,
-        default=FLOOR,
-        metavar="N",
-        help=f"minimum rows of a category; rarer values become 'other' (default: {FLOOR})",
-    )
-    made = parser.add_argument_group("output")
-    made.add_argument(
-        "--statistics",
-        type=Path,
-        metavar="FILE",
-        help="write this party's sums for `schema merge`; no other output is required",
-    )
-    made.add_argument("--name", help="store as a dataset, for dataset=NAME")
-    made.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
-    made.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="output file: a dataset for dataset=file dataset.path=FILE, or with --client a client file",
-    )
-    made.add_argument(
-        "--client",
-        type=int,
-        metavar="I",
-        help="write the file of client I (0..M-1) for one SuperNode; requires --classes or --schema",
-    )
-    made.add_argument("--num-clients", type=int, metavar="M")
-    made.add_argument(
-        "--ratio",
-        default="0.6,0.2,0.2",
-        metavar="T,V,T",
-        help="train, validation and test shares of a client without split column (default: 0.6,0.2,0.2)",
-    )
-    made.add_argument(
-        "--split",
-        default="ratio",
-        choices=("ratio", "temporal"),
-        help="split of a client without split column: at random, or edges by their times (default: ratio)",
-    )
-    made.add_argument(
-        "--until",
-        default="",
-        metavar="T,T",
-        help="--split temporal: last times of training and validation, seconds or dates, the same for all parties (default: by"
-        " --ratio)",
-    )
-    made.add_argument("--seed", type=int, default=0, help="seed of the split (default: 0)")
+    add_options(treated, _TREATED, scaling={"choices": ("", *SCALINGS)}, min_count={"default": FLOOR})
+    output: dict[str, Any] = {"split": {"default": "ratio", "choices": ("ratio", "temporal")}, "seed": {"default": 0}}
+    add_options(parser.add_argument_group("output"), _OUTPUT, ratio={"default": "0.6,0.2,0.2"}, **output)
+
+
+_INPUT = f"""
+--nodes FILE  node table; short for --node-table {NODE}=FILE
+--edges FILE  edge table; short for --edge-table {EDGE}=FILE
+--graph-table FILE  many graphs: table with one row per graph, its label or numbers to predict, split and client; needs
+    --graph-column
+--data FILE  PyG Data or HeteroData saved by torch.save, instead of tables
+--node-table TYPE=FILE...  heterogeneous graph: one table per node type, or TYPE= for a type without data
+--edge-table A:RELATION:B=FILE...  heterogeneous graph: edges from type A to type B; reverse types are added later
+--target TYPE  heterogeneous graph: the labelled node type
+--feature-columns NAMES  comma-separated names or patterns (x_*) (default: all other columns)
+--edge-columns NAMES  columns of edge tables that become features of edges: names or patterns ('*'), by commas; default: the
+    schema's
+--client-column NAME  column with each node's client (partition=planted)
+--classes A,B,C  class names in label order (default: sorted)
+--own-party NAME  this party's name in the edge table, if edges name accounts of other parties
+--secret-seed N  with --own-party: derive the party's secret from N, for simulations (default: .link_secret next to --out)
+--edge-classes A,B,C  class names of edges (default: sorted)
+--undirected  each row of the edge table represents both directions
+"""
+
+_TREATED = f"""
+--schema FILE  schema file shared by all parties; created if missing
+--kind COLUMN=KIND...  kind of a node or edge column: {", ".join(KINDS)} (TYPE.COLUMN or A:RELATION:B.COLUMN in a
+    heterogeneous graph)
+--scale COLUMN=SCALE...  scale of a number or date: {", ".join(SCALES)}
+--edge-kind COLUMN=KIND...  for a column of --edges with the same name as a node column: {", ".join(KINDS)}
+--edge-scale COLUMN=SCALE...  for a column of --edges with the same name as a node column: {", ".join(SCALES)}
+--unit COLUMN=UNIT...  unit of a number, for display
+--scaling {"|".join(SCALINGS)}  scale by this table's statistics (local) or the schema's (federated) (default: the schema's, else
+    local for tables, none for --data)
+--min-count N  minimum rows of a category; rarer values become 'other' (default: {FLOOR})
+"""
+
+_OUTPUT = """
+--statistics FILE  write this party's sums for `schema merge`; no other output is required
+--name NAME  store as a dataset, for dataset=NAME
+--overwrite  replace an existing dataset
+--out FILE  output file: a dataset for dataset=file dataset.path=FILE, or with --client a client file
+--client I  write the file of client I (0..M-1) for one SuperNode; requires --classes or --schema
+--num-clients M  number of clients
+--ratio T,V,T  train, validation and test shares of a client without split column (default: 0.6,0.2,0.2)
+--split ratio|temporal  split of a client without split column: at random, or edges by their times (default: ratio)
+--until T,T  --split temporal: last times of training and validation, seconds or dates, the same for all parties (default: by
+    --ratio)
+--seed N  seed of the split (default: 0)
+"""
 
 
 def main(args: argparse.Namespace) -> int:

@@ -6,93 +6,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.options import add_options
 
 if TYPE_CHECKING:  # imports torch, which the parser does not need
     from fedgraph_flwr.data.schema import TableLayout
 
-_ROLES = {
-    "id": "column of node ids (default: the schema's, else id)",
-    "label": "column of labels (default: the schema's, else label)",
-    "split": "column with train, val or test (default: the schema's, else none)",
-    "source": "column of edge sources (default: the schema's, else source)",
-    "target": "column of edge targets (default: the schema's, else target)",
-    "time": "column of edge times, seconds or dates (default: the schema's, else none)",
-    "amount": "column of edge amounts, for --features (default: the schema's, else amount)",
-    "edge-label": "column of edge labels (default: the schema's, else none)",
-    "graph": "many graphs: column with the graph of each node (default: the schema's, else none)",
-    "edge-id": "column of edge ids, which predictions list (default: the schema's, else row numbers)",
-}
+_ROLES = ("id", "label", "split", "source", "target", "time", "amount", "edge-label", "graph", "edge-id")
+
+_TABLES = """
+--id-column NAME  column of node ids (default: the schema's, else id)
+--label-column NAME  column of labels (default: the schema's, else label)
+--split-column NAME  column with train, val or test (default: the schema's, else none)
+--source-column NAME  column of edge sources (default: the schema's, else source)
+--target-column NAME  column of edge targets (default: the schema's, else target)
+--time-column NAME  column of edge times, seconds or dates (default: the schema's, else none)
+--amount-column NAME  column of edge amounts, for --features (default: the schema's, else amount)
+--edge-label-column NAME  column of edge labels (default: the schema's, else none)
+--graph-column NAME  many graphs: column with the graph of each node (default: the schema's, else none)
+--edge-id-column NAME  column of edge ids, which predictions list (default: the schema's, else row numbers)
+--predict-columns NAMES  columns of the node table with numbers to predict, or 0 and 1 (default: the schema's, else none)
+--windows DAYS  add features that count earlier edges at both ends of an edge within DAYS, such as 2,0.5; needs --time-column
+    (default: the schema's, else none)
+--features RECIPE  add columns that the party computes from its own records, for edges and nodes: payments; payments,-flow_*
+    leaves some out; --windows are then its windows; needs --time-column (default: the schema's, else none)
+--separator SIGN  field separator of CSV files, or its name, such as tab (default: detected)
+--encoding NAME  encoding of CSV files, such as cp1252 or utf-16 (default: detected)
+--decimal [COLUMN=]SIGN...  decimal separator of numbers, such as ',', for one column or all (default: detected per column)
+--thousands [COLUMN=]SIGN...  thousands separator of numbers, such as '.', for one column or all (default: detected per column)
+--date-format COLUMN=FORMAT...  date format such as opened=%d.%m.%Y, several separated by | (default: detected per column)
+"""
+
+_PARTIES = """
+--party-columns SOURCE,TARGET  columns of the edge table with the parties of source and target (default: the schema's, else none)
+--party-prefix SIGN  separator after the party's name at the start of an id, such as : in A:17 (instead of --party-columns)
+--match-columns NAME:KIND,NAME  columns of the edge table that identify a record at both parties:
+    value_date:date,amount:amount,reference
+--id-form text|number  number: parties compare ids without leading zeros (default: the schema's, else text)
+"""
 
 
 def add_table_arguments(group: Any, parties: bool = False) -> None:
     """Add options for column names, file formats and value formats, and with ``parties`` those of edges between parties."""
-    for role, text in _ROLES.items():
-        group.add_argument(f"--{role}-column", metavar="NAME", help=text)
-    group.add_argument(
-        "--predict-columns",
-        metavar="NAME,...",
-        help="columns of the node table with numbers to predict, or 0 and 1 (default: the schema's, else none)",
-    )
-    group.add_argument(
-        "--windows",
-        metavar="DAYS",
-        help="add features that count earlier edges at both ends of an edge within DAYS, such as 2,0.5; needs --time-column"
-        " (default: the schema's, else none)",
-    )
-    group.add_argument(
-        "--features",
-        dest="recipe",
-        metavar="RECIPE",
-        help="add columns that the party computes from its own records, for edges and nodes: payments; payments,-flow_* leaves"
-        " some out; --windows are then its windows; needs --time-column (default: the schema's, else none)",
-    )
-    group.add_argument(
-        "--separator", metavar="SIGN", help="field separator of CSV files, or its name, such as tab (default: detected)"
-    )
-    group.add_argument(
-        "--encoding", metavar="NAME", help="encoding of CSV files, such as cp1252 or utf-16 (default: detected)"
-    )
+    add_options(group, _TABLES, features={"dest": "recipe"})
     if parties:
-        group.add_argument(
-            "--party-columns",
-            default="",
-            metavar="SOURCE,TARGET",
-            help="columns of the edge table with the parties of source and target (default: the schema's, else none)",
-        )
-        group.add_argument(
-            "--party-prefix",
-            default="",
-            metavar="SIGN",
-            help="separator after the party's name at the start of an id, such as : in A:17 (instead of --party-columns)",
-        )
-        group.add_argument(
-            "--match-columns",
-            default="",
-            metavar="NAME:KIND,...",
-            help="columns of the edge table that identify a record at both parties: value_date:date,amount:amount,reference",
-        )
-        group.add_argument(
-            "--id-form",
-            default="",
-            choices=("", "text", "number"),
-            metavar="text|number",
-            help="number: parties compare ids without leading zeros (default: the schema's, else text)",
-        )
-    for option, example in (("decimal", "','"), ("thousands", "'.'")):
-        group.add_argument(
-            f"--{option}",
-            action="append",
-            default=[],
-            metavar="[COLUMN=]SIGN",
-            help=f"{option} separator of numbers, such as {example}, for one column or all (default: detected per column)",
-        )
-    group.add_argument(
-        "--date-format",
-        action="append",
-        default=[],
-        metavar="COLUMN=FORMAT",
-        help="date format such as opened=%%d.%%m.%%Y, several separated by | (default: detected per column)",
-    )
+        add_options(group, _PARTIES, id_form={"choices": ("", "text", "number")})
 
 
 def check_outputs(args: argparse.Namespace, outputs: Sequence[str], inputs: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
 
 _EPILOG = """\
@@ -30,67 +31,51 @@ def register(commands: Any) -> None:
     )
     add_model_arguments(parser)
     add_input_arguments(parser)
-    parser.add_argument(
-        "--pairs", type=Path, metavar="FILE", help="task=links: table of pairs to score, with columns source and target"
-    )
-    parser.add_argument("--threshold", type=float, metavar="P", help=_THRESHOLD)
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file (default: print CSV)")
+    add_options(parser, _OUTPUT)
     parser.set_defaults(func=main)
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options of the items to predict, and of the form of their table."""
     given = parser.add_argument_group("input (default: the client's stored graph)")
-    given.add_argument("--nodes", type=Path, help="node table: .csv, .tsv, .txt (or with .gz) or .parquet")
-    given.add_argument("--edges", type=Path, help="edge table")
-    given.add_argument(
-        "--graph",
-        type=Path,
-        help="graph file, or a PyG object saved by torch.save (.pt); with tables, the stored graph whose nodes --edges may name",
-    )
-    given.add_argument(
-        "--node-table",
-        action="append",
-        default=[],
-        metavar="TYPE=FILE",
-        help="heterogeneous graph: one table per node type, instead of --nodes and --edges",
-    )
-    given.add_argument(
-        "--edge-table",
-        action="append",
-        default=[],
-        metavar="A:RELATION:B=FILE",
-        help="heterogeneous graph: edges from type A to type B, with the edge columns of the training",
-    )
-    given.add_argument("--target", default="", metavar="TYPE", help="heterogeneous graph: the node type to predict")
-    given.add_argument("--schema", type=Path, metavar="FILE", help="schema of the tables, if the run folder has none")
+    add_options(given, _INPUT)
     add_table_arguments(given)
-    given.add_argument(
-        "--undirected", action="store_true", help="each edge row represents both directions (default: as in training)"
-    )
-    parser.add_argument(
-        "--keep-formulas",
-        action="store_true",
-        help="leave CSV cells such as =A1 unchanged (default: a leading ', so that no spreadsheet runs them)",
-    )
+    add_options(parser, _FORMULAS)
 
 
-_THRESHOLD = (
-    "minimum probability of the second of two classes (default: the best F1 on the client's validation nodes, or 0.5 without a"
-    " client)"
+_INPUT = """
+--nodes FILE  node table: .csv, .tsv, .txt (or with .gz) or .parquet
+--edges FILE  edge table
+--graph FILE  graph file, or a PyG object saved by torch.save (.pt); with tables, the stored graph whose nodes --edges may name
+--node-table TYPE=FILE...  heterogeneous graph: one table per node type, instead of --nodes and --edges
+--edge-table A:RELATION:B=FILE...  heterogeneous graph: edges from type A to type B, with the edge columns of the training
+--target TYPE  heterogeneous graph: the node type to predict
+--schema FILE  schema of the tables, if the run folder has none
+--undirected  each edge row represents both directions (default: as in training)
+"""
+
+_FORMULAS = (
+    "--keep-formulas  leave CSV cells such as =A1 unchanged (default: a leading ', so that no spreadsheet runs them)"
 )
+
+_OUTPUT = """
+--pairs FILE  task=links: table of pairs to score, with columns source and target
+--threshold P  minimum probability of the second of two classes (default: the best F1 on the client's validation nodes, or 0.5
+    without a client)
+--out FILE  .csv or .parquet file (default: print CSV)
+"""
+
+_MODEL = """
+--node DIR  state folder of a party, instead of RUN
+--client I  client whose model to use, 0..M-1 (default: the shared model)
+--round best|last  round of the model (default: that of the headline score)
+"""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options that select the model: run, client and round."""
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder, or an exported folder")
-    parser.add_argument("--node", type=Path, metavar="DIR", help="state folder of a party, instead of RUN")
-    parser.add_argument(
-        "--client", type=int, metavar="I", help="client whose model to use, 0..M-1 (default: the shared model)"
-    )
-    parser.add_argument(
-        "--round", default="", metavar="best|last", help="round of the model (default: that of the headline score)"
-    )
+    add_options(parser, _MODEL)
 
 
 def load_chosen(args: argparse.Namespace) -> Any:
