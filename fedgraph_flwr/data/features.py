@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.errors import FedGraphError, unknown
 
-Ints = NDArray[np.int64]
+Ints = NDArray[Any]
 Floats = NDArray[np.float64]
 Values = Iterator[tuple[str, "Form", Any]]
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.data.features import Book, Recipe, node_columns
@@ -76,6 +77,23 @@ def renumbered(book: Tensor, place: Tensor, nodes: int) -> Tensor:
         return book
     far = torch.arange(max(int(book[:2].max()) + 1 - place.numel(), 0))
     return torch.cat([torch.cat([place, nodes + far])[book[:2]], book[2:]])
+
+
+def appended(book: Tensor, new: Tensor) -> tuple[Tensor, NDArray[np.int64]]:
+    """Return a book with new records [4, R] and the place of each in it; those that the book has, copy by copy, count once."""
+    old = book.size(1)
+    _, code = torch.cat([book, new], dim=1).unique(dim=1, return_inverse=True)
+    order = np.argsort(code.numpy(), kind="stable")  # stored ones first
+    group = code.numpy()[order]
+    first = np.searchsorted(group, group)
+    stored = np.bincount(group[order < old], minlength=group.size + 1)[group]
+    copy = np.arange(group.size) - first - stored  # of the new records of a group
+    repeated = (order >= old) & (copy < stored)
+    at = np.empty(group.size, dtype=np.int64)
+    at[order] = np.where(repeated, order[np.where(repeated, first + copy, 0)], -1)
+    fresh = at[old:] < 0
+    at[old:][fresh] = old + np.arange(int(fresh.sum()))
+    return torch.cat([book, new[:, torch.from_numpy(fresh)]], dim=1), at[old:]
 
 
 def records_of(graph: Graph, nodes: Tensor) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.features import Book, Recipe, edge_columns, node_columns
-from fedgraph_flwr.data.own_columns import with_node_columns
+from fedgraph_flwr.data.own_columns import appended, with_node_columns
 from fedgraph_flwr.data.payments import KINDS, PATTERN, PaymentsSpec, generate, passed_on, skeleton
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.errors import FedGraphError
@@ -94,6 +94,18 @@ def test_later_records_change_no_column_and_no_input_of_training():
         assert not torch.equal(first.edge_index, second.edge_index)
         for key in ("x", "edge_index", "edge_attr", "cut_out", "cut_in", "cut_out_edge_attr", "cut_in_edge_attr"):
             assert torch.equal(getattr(a, key), getattr(b, key)), key
+
+
+def test_appended_records_count_once():
+    book = torch.tensor([[0, 0, 1, 0], [1, 1, 2, 1], [5, 5, 6, 5], [9, 9, 9, 8]])
+    new = torch.tensor([[0, 1, 0, 0, 3], [1, 2, 1, 1, 4], [5, 7, 5, 5, 1], [9, 9, 9, 9, 1]])  # the third copy is new
+    joined, at = appended(book, new)
+    assert joined.T.tolist() == [*book.T.tolist(), [1, 2, 7, 9], [0, 1, 5, 9], [3, 4, 1, 1]]
+    assert at.tolist() == [0, 4, 1, 5, 6]
+    none = torch.zeros(4, 0, dtype=torch.int64)
+    assert appended(none, new)[1].tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(appended(book, none)[0], book)
+    assert torch.equal(appended(book, book)[0], book)
 
 
 def test_columns_of_nodes_follow_the_split():

@@ -16,7 +16,7 @@ from fedgraph_flwr.data.features import Book, edge_columns, node_columns
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words, read_header, unpack_words
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.many_graphs import starts
-from fedgraph_flwr.data.own_columns import recipe_of, renumbered, with_node_columns
+from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
@@ -238,10 +238,13 @@ def _joined(
         if recipe:
             cents = amounts_of(links, columns.amount_column, where[1], treatment)
             new = torch.stack([*ends, joined.fields["edge_time"], torch.from_numpy(cents)])
-            book = torch.cat([renumbered(stored.book, torch.arange(n), n + k), new], dim=1)
-            _report_repeated(book, new.size(1), where, treatment)
-            counted = edge_columns(Book.of(book), recipe)[book.size(1) - new.size(1) :]
-            joined = with_columns(joined, torch.from_numpy(counted.copy()))
+            book, at = appended(renumbered(stored.book, torch.arange(n), n + k), new)
+            if repeated := stored.book.size(1) + new.size(1) - book.size(1):
+                treatment.warn(
+                    f"{where[1]}: {repeated} of {new.size(1)} rows repeat records that {where[2]} has (same accounts, time and"
+                    " amount): they are scored, and columns count them once"
+                )
+            joined = with_columns(joined, torch.from_numpy(edge_columns(Book.of(book), recipe)[at]))
             until = stored.own_columns.get("until")
             of_nodes = node_columns(Book.of(book), recipe, n + k, until=until) if made else np.zeros((n + k, 0))
             x = torch.cat([x, torch.from_numpy(of_nodes[rows].astype(np.float32))], dim=1)
@@ -282,17 +285,6 @@ def _joined(
         found = replace(found, graph=_with_cut_edges(graph, stored))
     place = stored.edge_index.size(1) + order.argsort().numpy()
     return replace(found, edges=place, edge_ids=_edge_ids(links, columns, where[1]))
-
-
-def _report_repeated(book: Tensor, new: int, where: tuple[str, str, str], treatment: Treatment) -> None:
-    """Report new records, the last ones of a book [4, R], that are also stored: those of tables that overlap."""
-    _, place = book.unique(dim=1, return_inverse=True)
-    stored, added = place.split([book.size(1) - new, new])
-    if repeated := int(torch.isin(added, stored).sum()):
-        treatment.warn(
-            f"{where[1]}: {repeated} of {new} rows repeat records that {where[2]} has (same accounts, time and amount): they are"
-            " scored, and columns of later records count them twice"
-        )
 
 
 def _ends_elsewhere(stored: Graph, start: int) -> tuple[np.ndarray, np.ndarray]:

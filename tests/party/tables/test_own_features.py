@@ -168,7 +168,11 @@ def test_overlapping_tables_are_counted(tmp_path, capsys, caplog):
     stored = imported(tmp_path, "first.csv")
     schema = Schema.from_dict(stored.schema["fitted"], "x")
     spec = InputSpec(("no", "yes"), stored.num_features, schema, parallel=True)
-    new_nodes(tmp_path / "accounts.csv", tmp_path / "all.csv", Columns.of(schema.tables), spec, stored, "stored")
+    columns, whole = Columns.of(schema.tables), imported(tmp_path, "all.csv")
+    found = new_nodes(tmp_path / "accounts.csv", tmp_path / "all.csv", columns, spec, stored, "stored")
+    attr = found.graph.edge_attr[torch.from_numpy(np.sort(found.edges))]
+    assert sorted(map(tuple, attr.tolist())) == sorted(map(tuple, whole.edge_attr.tolist()))
+    assert torch.equal(found.graph.x[found.rows], whole.x)
     assert "rows repeat records that stored has" in caplog.text + capsys.readouterr().out
 
 
