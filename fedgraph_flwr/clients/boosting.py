@@ -191,6 +191,7 @@ class BoostingClient(GraphClient):
     @phase
     def bins(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Return the number of the training items' values in each bin of each column."""
+        self.check_policy()
         edges = boosting.unpacked_edges(groups.get(BINS, {}), self.model.columns, 4 * CELLS)
         return {COUNTS: {"count": boosting.bin_counts(self.x[self.rows], edges)}}, {}
 
@@ -216,8 +217,29 @@ class BoostingClient(GraphClient):
 
     # --- training -----------------------------------------------------------------------------------------------------
 
+    def check_policy(self) -> None:
+        """Refuse to send statistics of fewer items than the node's policy requires.
+
+        Raises:
+            FedGraphError: leaves of single trees may have fewer, or bins of histograms that the server sees.
+        """
+        least = self.policy.min_nodes
+        if not self.shared or not least:
+            return
+        if self.params.mode == "bagging" and self.params.min_data_in_leaf < least:
+            raise FedGraphError(
+                f"strategy.min_data_in_leaf={self.params.min_data_in_leaf} allows leaves of fewer than {least} items, which this"
+                f" node's policy requires (min_nodes): set at least {least}"
+            )
+        if self.params.mode == "histogram" and not self.cfg.privacy.secagg:
+            raise FedGraphError(
+                f"histograms have bins of fewer than {least} items, which this node's policy requires (min_nodes): set"
+                " privacy.secagg=true, so that the server sees only sums over clients"
+            )
+
     def train(self) -> float:
         """Fit the trees of this round, or the histograms of the roots; return the loss on the training items."""
+        self.check_policy()
         if self.params.mode == "bagging":
             return self.fit_trees()
         loss = self.begin_histograms()
@@ -314,6 +336,7 @@ class BoostingClient(GraphClient):
     @phase
     def grow(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Return the histograms of the nodes that the server may split next."""
+        self.check_policy()
         forest, nodes = groups.get(FOREST, {}), groups.get(NODES, {})
         outputs = self.objective.outputs
         check_forest(forest, outputs, self.model.columns, outputs, self.params.nodes, "the server sent growing trees")
@@ -331,6 +354,7 @@ class BoostingClient(GraphClient):
         if self.params.mode == "bagging":
             return {FOREST: self.new}, {"sits_out": int(self.sits_out), "ended": int(self.ended)}
         if not self.num_train:
+            self.check_policy()
             self.begin_histograms()
         growth = self.growth
         return self.sent_sums(growth.forest(), growth.tree, growth.node), {}

@@ -594,3 +594,32 @@ def test_a_node_starts_without_trees_of_the_servers_choice():
     session._check_start(client, empty_forest())
     with pytest.raises(FedGraphError, match="starts this run with other parameters than its seed"):
         session._check_start(client, constants(np.array([1.0, 2.0, 3.0])))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        (["strategy.min_data_in_leaf=4"], "leaves of fewer than 5 items"),
+        (["strategy.min_data_in_leaf=5"], ""),
+        (["strategy.mode=histogram"], r"bins of fewer than 5 items.*set privacy\.secagg=true"),
+        (["strategy.mode=histogram", *SECURE], ""),
+        (["strategy.mode=histogram", "strategy.shared=[]"], ""),
+    ],
+)
+def test_a_nodes_policy_bounds_the_items_of_leaves_and_bins(overrides, match):
+    client = BoostingClient(compose(["strategy=boosting", "num_clients=3", *overrides]), client_graph(0, 40))
+    client.policy = Policy(min_nodes=5)
+    client.receive({"base": {"score": np.zeros(3)}} if client.shared else {})
+    if client.params.mode == "histogram" and not match:
+        client.check_policy()
+        return
+    if not match:
+        assert np.isfinite(client.train())
+        return
+    with pytest.raises(FedGraphError, match=match):
+        client.train()
+    if client.params.mode == "histogram":
+        with pytest.raises(FedGraphError, match=match):
+            client.bins({}, {})
+        with pytest.raises(FedGraphError, match=match):
+            client.grow({}, {})
