@@ -105,6 +105,7 @@ WRONG = {
     "a child of another tree": ("right", 2, 5),
     "a node with two parents": ("right", 0, 1),
     "a shared child": ("left", 2, 4),
+    "a node without a parent": ("right", 0, 3),
     "a column out of range": ("feature", 0, 2),
     "a negative column": ("feature", 0, -2),
     "a leaf of NaN": ("value", 1, np.nan),

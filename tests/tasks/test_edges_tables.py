@@ -16,7 +16,7 @@ from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.party.tables.roles import Columns
-from fedgraph_flwr.party.use.predict import load_predictor
+from fedgraph_flwr.party.use.predict import EdgePredictions, load_predictor
 from fedgraph_flwr.party.use.prediction_input import new_nodes
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.testing import assert_same_arrays
@@ -93,6 +93,28 @@ def test_new_payments_are_scored_by_their_ids_in_the_order_of_the_table(work):
     turned = scored(work, "--client", "0").iloc[::-1].reset_index(drop=True)
     assert turned["edge"].tolist() == found["edge"].tolist()
     assert np.allclose(turned["p_yes"], found["p_yes"], atol=1e-5)
+
+
+def test_trees_score_new_payments_from_tables(work):
+    """As they score the stored payments of the same columns; the client file is of an import with windows."""
+    keys = {"strategy": "boosting", "strategy.min_data_in_leaf": 5, "strategy.trees": 30}
+    fg.run(task="edges", graph=str(work / "parts"), rounds=1, out=str(work / "trees"), progress=False, **keys)
+    given = [
+        "--nodes",
+        str(work / "accounts.csv"),
+        "--edges",
+        str(work / "payments.csv"),
+        "--out",
+        str(work / "again.csv"),
+    ]
+    assert main(["predict", str(work / "trees"), "--client", "0", *given]) == 0
+    found, predictor = pd.read_csv(work / "again.csv"), load_predictor(work / "trees", 0)
+    stored = predictor.predict(predictor.own)
+    assert isinstance(stored, EdgePredictions)
+    order = predictor.own.edge_time.argsort(stable=True).tolist()
+    assert found["p_yes"].tolist() == pytest.approx([stored.probabilities[i, 1] for i in order], abs=1e-6)
+    assert found["edge"].tolist() == payments(200, 0, 0)["ref"].tolist()
+    assert predictor.column_names[:2] == ["amount", "edge column 1"]
 
 
 def test_new_payments_between_stored_accounts_are_scored_within_the_stored_graph(work):

@@ -468,7 +468,7 @@ class Predictor(TaskPredictor):
         recipe = recipe_of(graph)
         own = (recipe.node_columns, recipe.edge_columns) if recipe else ((), ())
         nodes, edges = (
-            _sized([*feature_names(self.input_spec.columns(kind)), *(column.name for column in more)], width, what)
+            _sized(feature_names(self.input_spec.columns(kind)), [column.name for column in more], width, what)
             for kind, more, width, what in (
                 (NODE, own[0] if "nodes" in graph.own_columns else (), graph.num_features, "node"),
                 (EDGE, own[1], graph.num_edge_features, "edge"),
@@ -756,9 +756,11 @@ def _which(at: str, cfg: RunConfig) -> str:
     return at or (BEST if cfg.evaluation.select in BY_VALIDATION else LAST)
 
 
-def _sized(names: list[str], width: int, what: str) -> list[str]:
-    """Return names of columns, or numbers if they do not name all."""
-    return names if len(names) == width else [f"{what} column {number}" for number in range(width)]
+def _sized(first: list[str], last: list[str], width: int, what: str) -> list[str]:
+    """Return names of columns: the first ones, the last ones, and numbers between them, such as for counts in windows."""
+    if len(first) + len(last) > width:
+        first, last = [], []
+    return [*first, *(f"{what} column {number}" for number in range(len(first), width - len(last))), *last]
 
 
 BLEND = "blend.json"
