@@ -1,12 +1,10 @@
 """Clients whose noise is seeded, so that two engines give the same sums; they travel with the app to the nodes of a fleet."""
 
-import time
 from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.errors import RunFailed
 
 
 class Seeded(GraphClient):
@@ -21,15 +19,3 @@ class Seeded(GraphClient):
 
 class SeededScaffold(Seeded):
     """The same, by the name of the test of ``strategy.variates=scaffold``."""
-
-
-class SeededFalling(Seeded):
-    """Client 1 leaves round 2 when it is to train: on a fleet it waits to be killed, else it gives an error."""
-
-    def train(self) -> float:
-        """Falls, or trains."""
-        if (self.server_round, self.graph.client) == (2, 1):
-            if not self.policy.trusting:
-                time.sleep(3600)
-            raise RunFailed("the power is out")
-        return super().train()

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedgraph_flwr.config import PrivacyConfig
 from fedgraph_flwr.secure.accounting import RELATION, cost
 from tests.conftest import client_graph
-from tests.engine.fleet import ROOT, Fleet, finished
+from tests.engine.fleet import ROOT, Fleet
 from tests.engine.misbehaving import WRONG
 from tests.nodes import party_nodes
 from tests.support import PATIENCE, assert_same_arrays, same_result, wait_for
@@ -101,25 +100,6 @@ def test_distributed_noise_on_a_fleet_is_that_of_the_inline_engine(fleet, inline
 
 @pytest.mark.fleet
 @pytest.mark.faults
-def test_distributed_noise_is_enough_when_a_node_is_killed_between_its_phases(fleet, inline, tmp_path):
-    """Node 1 dies in round 2 when it has dealt its shares: the sum holds the noise of the two others, who are enough."""
-    overrides = [*NOISY, "strategy.client=tests.engine.seeded:SeededFalling"]
-    out, asked = tmp_path / "found", "Receiving: train message"
-    trained = fleet.log("node_1").count(asked)
-    process = fleet.begin(out, *overrides)
-    wait_for(lambda: fleet.log("node_1").count(asked) > trained + 1, "client 1 to be asked for a second term")
-    fleet.kill("node_1")
-    fleet.restart_node(1)
-    assert process.wait(2 * PATIENCE) == 0, fleet.log("run-found")
-    found, expected = finished(out), inline(*overrides)
-    away = [{key for key in r["failed"] if key != "1 (describe)"} for r in found.rounds]
-    assert away == [set(), {"1 (train)"}, set()]
-    assert_same_arrays(found.arrays, expected.arrays)
-    assert found.summary["privacy"] == expected.summary["privacy"]
-
-
-@pytest.mark.fleet
-@pytest.mark.faults
 def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
     overrides = ["rounds=3", "strategy.client=tests.engine.misbehaving:Misbehaving"]
     found, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
@@ -179,24 +159,20 @@ def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_bac
 
 @pytest.mark.fleet
 @pytest.mark.faults
-def test_a_secure_sum_is_right_when_a_node_is_killed_between_its_phases(fleet, inline, tmp_path):
-    """Node 1 has dealt its shares in round 2 when it dies: the others unmask their sum, and round 3 waits for it."""
-    overrides = ["rounds=4", "dtype=float64", "train.optimizer=sgd", "model.dropout=0", "strategy.timeout=120"]
-    overrides += ["strategy.client=tests.engine.misbehaving:Falling"]
-    out = tmp_path / "found"
-    trained = fleet.log("node_1").count("Receiving: train message")
+def test_a_secure_sum_of_three_ends_when_a_node_is_killed_between_its_phases(fleet, tmp_path):
+    """Node 1 has dealt its shares in round 2 when it dies: three clients tolerate no dropout (t = 3)."""
+    overrides = ["rounds=4", "strategy.timeout=120", "strategy.client=tests.engine.misbehaving:Falling"]
+    out, asked = tmp_path / "found", "Receiving: train message"
+    trained = fleet.log("node_1").count(asked)
     process = fleet.begin(out, *overrides, "privacy.secagg=true")
-    asked = "Receiving: train message"
     wait_for(lambda: fleet.log("node_1").count(asked) > trained + 1, "client 1 to be asked for a second term")
     fleet.kill("node_1")
     fleet.restart_node(1)
-    assert process.wait(2 * PATIENCE) == 0, fleet.log("run-found")
-    found, expected = finished(out), inline(*overrides)
-    away = [{key for key in r["failed"] if key != "1 (describe)"} for r in found.rounds]
-    assert away == [set(), {"1 (train)"}, set(), set()]
-    assert "round 3 waits for unresponsive clients [1]" in (out / "flower.log").read_text()
-    for name, array in expected.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-9, err_msg=name)
+    assert process.wait(2 * PATIENCE) == 1
+    message = r"round 2, train: 2 of 3 clients sent a valid reply, expected at least 3 for a secure sum"
+    assert re.search(message, fleet.log("run-found"))
+    assert [record["round"] for record in _rounds(out)] == [1]
+    assert len(list(fleet.folder.glob("state_*/opened_sums_*.json"))) == 3, "ledgers of opened sums"
 
 
 @pytest.mark.fleet
