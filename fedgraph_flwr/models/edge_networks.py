@@ -220,9 +220,12 @@ class EdgeNetwork(Stack):
             read = part.edge_attr
             if e is not None:
                 edge_index = torch.cat([each.edge_index for each in lists[: len(own) - index]], dim=1)
-                e = e[: edge_index.size(1)]
+                e = (
+                    e if len(e) == edge_index.size(1) else e[: edge_index.size(1)]
+                )  # a view sums gradients in another order
                 e = self.updated(e, h, edge_index, index) if index else e
-                read = e[len(e) - part.edge_index.size(1) :]
+                first = len(e) - part.edge_index.size(1)
+                read = e[first:] if first else e
             h = self.convolved(layer, h, part, read, index)
             found.append(h)
         return found, read

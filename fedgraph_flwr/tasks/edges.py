@@ -32,6 +32,9 @@ from fedgraph_flwr.wire.messages import derive_seed
 
 STAGES = ("train", "val", "test")
 
+ENTERING = "entering"
+"""Key of a graph's schema: edges that reach its nodes from others are items, too. In training their owner predicts them."""
+
 AT_ONCE = 1 << 27
 """Numbers of edges' features, over all points, up to which inputs are kept between scorings."""
 
@@ -72,6 +75,9 @@ class Edges(Classification):
         self.graph = self.until(0)
         inner, leaving = self.whole.edge_index, self.whole.cut_out
         ends = torch.cat([graph.node_id[inner], torch.stack([graph.node_id[leaving[0]], leaving[1]])], dim=1)
+        if graph.schema.get(ENTERING):
+            entering = self.whole.cut_in
+            ends = torch.cat([ends, torch.stack([entering[1], graph.node_id[entering[0]]])], dim=1)
         data = {key: _own_rows(self.whole, key) for key in ("edge_y", "edge_split", "edge_time")}
         y = data["edge_y"] if data["edge_y"].numel() else torch.full((ends.size(1),), -1)
         part = graph.part[inner[0]] if graph.part.numel() else graph.part  # the pooled graph has no edges to others
@@ -304,7 +310,8 @@ def _even(groups: np.ndarray) -> np.ndarray:
 
 def _own_rows(graph: ClientGraph, key: str) -> Tensor:
     """Return a field of the client's edges: the inner ones, then those that leave its nodes."""
-    held = [rows for rows in (getattr(graph, key), getattr(graph, f"cut_out_{key}")) if rows.numel()]
+    names = (key, f"cut_out_{key}", *([f"cut_in_{key}"] if graph.schema.get(ENTERING) else []))
+    held = [rows for rows in (getattr(graph, name) for name in names) if rows.numel()]
     return torch.cat(held) if held else getattr(graph, key)
 
 

@@ -150,7 +150,7 @@ def divide(
         FedGraphError: no row names the own party, an own account is unknown, or two own ids have one normal form.
     """
     texts = [as_words(_column(links, name, where[0])) for name in ends]
-    named = _parties(links, texts, rule, where[0])
+    named = parties_of(links, texts, rule, where[0])
     own_name, folded = fold([rule.own])[0], [fold(names) for names in named]
     _report_spellings(named, folded, where[0], treatment)
     own = [names == own_name for names in folded]
@@ -263,7 +263,7 @@ def _column(links: Any, name: str, where: str, what: str = "end of edges") -> An
     return links[name]
 
 
-def _parties(links: Any, texts: Sequence[np.ndarray], rule: PartyRule, where: str) -> list[np.ndarray]:
+def parties_of(links: Any, texts: Sequence[np.ndarray], rule: PartyRule, where: str) -> list[np.ndarray]:
     """Return the party of each row's source and target, as written [E]; "" where it is missing."""
     if rule.columns:
         return [as_words(_column(links, name, where, "party")) for name in rule.columns]

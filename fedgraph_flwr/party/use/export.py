@@ -95,7 +95,10 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     spec, cfg = predictor.input_spec, predictor.cfg
     columns = {} if _needs_package(spec) else spec.columns(NODE)
     stats = predictor.target_stats if predictor.task.targets else torch.zeros(2, 0, dtype=torch.float64)
-    made = Exported(plain, cfg.dtype, spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats)
+    step = cfg.split.step if cfg.split.kind == "temporal" else None
+    made = Exported(
+        plain, cfg.dtype, spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats, step
+    )
     _check(made, predictor)
     source = _source(plain)
     write_bytes(folder / "model.py", _module(source, made).encode())
@@ -107,6 +110,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         "reads_edges": plain.reads_edges,
         "readout": plain.readout,
         "task": asdict(cfg.task),
+        "step": step,
         "target_stats": stats.tolist(),
         "dtype": cfg.dtype,
         "classes": list(spec.classes),
@@ -300,6 +304,7 @@ class Exported(TaskPredictor):
         prediction_task: keys of its task.
         best_threshold: as `Predictor.threshold`.
         stats: as `Predictor.target_stats`.
+        step: ``split.step`` of a run with a temporal split.
     """
 
     name: ClassVar[str] = "exported network"
@@ -313,12 +318,14 @@ class Exported(TaskPredictor):
     prediction_task: TaskConfig
     best_threshold: float | None
     stats: Tensor
+    step: str | None = None
 
     @property
     def cfg(self) -> RunConfig:  # type: ignore[override]
         """The default configuration of its task."""
-        task = self.prediction_task
-        return task_class(task.name).for_prediction(replace(_defaults(task.name), task=task))
+        task, cfg = self.prediction_task, _defaults(self.prediction_task.name)
+        split = replace(cfg.split, kind="temporal", step=self.step) if self.step else cfg.split
+        return task_class(task.name).for_prediction(replace(cfg, task=task, split=split))
 
     @property
     def threshold(self) -> float | None:
@@ -394,6 +401,6 @@ def load_export(folder: Path) -> Exported:
         task = TaskConfig(**vars(typed(TaskConfig, index.get("task", {"name": "nodes"}), f"{folder / INDEX}: task")))
         stats = torch.tensor(index.get("target_stats", [[], []]), dtype=torch.float64)
         client, done = index["client"], index["round"]
-        return Exported(plain, index["dtype"], spec, client, done, task, index["threshold"], stats)
+        return Exported(plain, index["dtype"], spec, client, done, task, index["threshold"], stats, index.get("step"))
     except (AttributeError, OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FedGraphError(f"{folder} contains no exported model ({first_line(error)})") from error

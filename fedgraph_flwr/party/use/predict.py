@@ -320,7 +320,8 @@ class TaskPredictor(ABC):
             raise FedGraphError(
                 f"{self.source} was trained for task={self.cfg.task.name}, which predicts nodes: call predict()"
             )
-        return replace(every.at(found.edges), ids=found.edge_ids)
+        listed = every.at(found.edges)
+        return replace(listed, ids=found.edge_ids, ends=found.ends if found.ends.size else listed.ends)
 
     def predict_pairs(self, graph: Any, pairs: Sequence[Sequence[Any]], ids: Any = None) -> PairPredictions:
         """Score pairs of nodes of a graph, for ``task=links``; the network reads all edges of the graph.

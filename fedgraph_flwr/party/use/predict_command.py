@@ -145,9 +145,30 @@ def predicted(args: argparse.Namespace, predictor: Any) -> Any:
     predictor = _with_options(predictor, args)
     graph, ids, read = _graph(args, predictor)
     if read is not None and getattr(predictor, "predicts_edges", False):
+        _list_left_out(read, args)
         return predictor.predict_edges(read)
     found = predictor.predict(graph, ids)
     return found if read is None else found.at(read.rows)
+
+
+def _list_left_out(read: Any, args: argparse.Namespace) -> None:
+    """Report rows that cannot be scored, and list them beside the output with their reasons."""
+    if not read.left_out:
+        return
+    import pandas as pd
+
+    from fedgraph_flwr.party.use.frames import write_frame
+
+    number, name, *_, reason = read.left_out[0]
+    total = len(read.left_out) + len(read.edges)
+    where = ""
+    if args.out is not None:
+        path = args.out.with_name(f"{args.out.stem}.left-out.csv")
+        columns = ["row", "edge", "source", "target", "reason"]
+        write_frame(pd.DataFrame(read.left_out, columns=columns), path, args.keep_formulas)
+        where = f": see {path}"
+    example = f"such as row {number} ({name}), which {reason}{where}"
+    print(f"{len(read.left_out)} of {total} rows of {args.edges} are not scored, {example}", file=sys.stderr)
 
 
 def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.features import Book, edge_columns, node_columns
-from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words, read_header, unpack_words
+from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words, read_header, rows_of, unpack_words
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
@@ -25,6 +25,8 @@ from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_
 from fedgraph_flwr.party.tables.nodes import Ids
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns, edge_feature_columns, edge_types, feature_columns
+from fedgraph_flwr.party.use.day import Day, divide, global_ids, rule_of
+from fedgraph_flwr.tasks.edges import ENTERING
 
 SAVED = (".pt", ".pth")
 """Suffixes of torch.save files."""
@@ -101,8 +103,10 @@ class NewNodes:
         ids: ids of the graph's nodes [N].
         rows: positions of the table's rows in the graph [K]; of many graphs, of each graph [G].
         note: how they were joined to the stored graph, or "".
-        edges: positions of the edge table's rows among the graph's edges [K'], if the model predicts edges.
+        edges: positions of the edge table's rows among the graph's items [K'], if the model predicts edges.
         edge_ids: ids of these rows, or their numbers from 1 [K'].
+        ends: ids of their sources and targets as the table has them [2, K'].
+        left_out: rows of the edge table that cannot be scored, with the reason: row from 1, id, source, target, reason.
     """
 
     graph: Graph
@@ -111,6 +115,8 @@ class NewNodes:
     note: str = ""
     edges: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     edge_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=object))
+    ends: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), dtype=object))
+    left_out: tuple[tuple[Any, ...], ...] = ()
 
 
 def tables(
@@ -179,6 +185,7 @@ def new_nodes(
     named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target) if end in links.columns]
     outside = [word for texts in named for word in texts[own.index.get_indexer(texts) < 0]]
     known = isinstance(stored, Graph) and stored.book.numel() > 0 and _names(stored, own, named)
+    known = known or (spec.parallel and rule_of(columns, stored) is not None)
     if not outside and not known:
         graph, ids = tables(nodes, edges, columns, spec, treatment)
         found = NewNodes(graph, ids, np.arange(len(ids)))
@@ -214,6 +221,7 @@ def _joined(
     treatment: Treatment | None,
 ) -> NewNodes:
     treatment = treatment or spec.treatment()
+    rule = rule_of(columns, stored) if spec.parallel else None
     columns = _of_new(columns).without([table], "label", "split", "client").without([links], "time", "edge_label")
     names = feature_columns({NODE: table}, (), columns.others, {NODE: where[0]})[NODE]
     carried = edge_feature_columns({EDGE: links}, columns, {EDGE: where[1]}, treatment)[EDGE]
@@ -231,7 +239,13 @@ def _joined(
     n, k = stored.num_nodes, int(fresh.sum())
     rows[fresh] = n + np.arange(k)
     union = Ids.of(np.concatenate([old.index, own.index[fresh]]), f"{where[0]} or {where[2]}")
-    ends = edge_ends(links, columns, where[1], union, union)
+    rows_of_table, day = links, None
+    if spec.parallel:
+        day = divide(links, columns, union.index, rule, stored, (where[1], f"{where[0]} or {where[2]}"))
+        links = links.iloc[day.rows].reset_index(drop=True)
+        ends = torch.from_numpy(day.ends)
+    else:
+        ends = edge_ends(links, columns, where[1], union, union)
     added: Mapping[str, Tensor] = {}
     if stored.has_edge_data:
         joined = edge_data(links, carried, columns, where[1], treatment)
@@ -255,7 +269,10 @@ def _joined(
             counts = log_counts(both, time, columns.seconds)[-ends.size(1) :] if ends.size(1) else np.zeros((0, 0))
             joined = with_columns(joined, torch.from_numpy(counts))
         added = joined.fields
-    ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data)
+    inner = (ends < n + k).all(0).nonzero().view(-1)
+    every, whole = ends, added
+    ends, added = ends[:, inner], {key: rows_of(values, inner) for key, values in added.items()}
+    ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data or spec.parallel)
     data = _joined_data(stored, added, order, where)
     edges = torch.cat([stored.edge_index, ends], dim=1)
     longer = torch.cat([stored.x, torch.zeros(k, stored.num_features)])
@@ -279,12 +296,16 @@ def _joined(
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
     note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
     found = NewNodes(graph, union.index.to_numpy(), rows, note)
-    if not spec.parallel:
+    if day is None:
         return found
+    place = np.zeros(every.size(1), dtype=np.int64)
+    place[inner.numpy()] = stored.edge_index.size(1) + order.argsort().numpy()
     if isinstance(stored, ClientGraph):
-        found = replace(found, graph=_with_cut_edges(graph, stored))
-    place = stored.edge_index.size(1) + order.argsort().numpy()
-    return replace(found, edges=place, edge_ids=_edge_ids(links, columns, where[1]))
+        found = replace(found, graph=_with_cut_edges(graph, stored, day, whole, place))
+    ids = _edge_ids(rows_of_table, columns, where[1])
+    named_ends = np.stack([as_words(rows_of_table[end]).astype(object) for end in (columns.source, columns.target)])
+    left = tuple((row + 1, ids[row], *named_ends[:, row], reason) for row, reason in day.left_out)
+    return replace(found, edges=place, edge_ids=ids[day.rows], ends=named_ends[:, day.rows], left_out=left)
 
 
 def _ends_elsewhere(stored: Graph, start: int) -> tuple[np.ndarray, np.ndarray]:
@@ -303,23 +324,44 @@ def _ends_elsewhere(stored: Graph, start: int) -> tuple[np.ndarray, np.ndarray]:
     return np.where(leaves, [own, far], [far, own]), time
 
 
-def _with_cut_edges(graph: Graph, stored: ClientGraph) -> ClientGraph:
-    """Return a graph joined to a client's as that client's, with the edges to and from other clients as messages."""
+def _with_cut_edges(
+    graph: Graph, stored: ClientGraph, day: Day, added: Mapping[str, Tensor], place: np.ndarray
+) -> ClientGraph:
+    """Return a graph joined to a client's as that client's, with the edges to and from other clients, of which new ones are items.
+
+    Args:
+        graph: the joined graph, own accounts only.
+        stored: the client's.
+        day: the new rows.
+        added: their data.
+        place: receives the positions of rows that name other parties among the graph's items [K].
+    """
     new, count = graph.num_nodes - stored.num_nodes, stored.num_global_nodes
-    fresh = torch.arange(count, count + new)
-    cut: dict[str, Any] = {key: getattr(stored, key) for key in ("cut_out", "cut_in", "cut_out_owner", "cut_in_owner")}
-    cut |= {
-        f"{key}_edge_{name}": getattr(stored, f"{key}_edge_{name}")
-        for key in ("cut_out", "cut_in")
-        for name in ("attr", "time")
-    }
+    fresh, start = torch.arange(count, count + new), graph.edge_index.size(1)
+    far = torch.from_numpy(global_ids(stored, day.far.tolist(), count + new))
+    cut: dict[str, Any] = {}
+    for key, rows in zip(("cut_out", "cut_in"), day.of(graph.num_nodes)[1:], strict=True):
+        at = torch.from_numpy(np.flatnonzero(rows))
+        own, other = (0, 1) if key == "cut_out" else (1, 0)
+        ends = torch.from_numpy(day.ends)[:, at]
+        joined = torch.stack([ends[own], far[ends[other] - graph.num_nodes]])
+        held = getattr(stored, key)
+        cut[key] = torch.cat([held, joined], dim=1)
+        owner = getattr(stored, f"{key}_owner")
+        cut[f"{key}_owner"] = torch.cat([owner, owner.new_full((at.numel(),), -1)]) if owner.numel() else owner
+        for name in ("attr", "time"):
+            old = getattr(stored, f"{key}_edge_{name}")
+            values = rows_of(added.get(f"edge_{name}", old[:0]), at)
+            cut[f"{key}_edge_{name}"] = torch.cat([old, values]) if old.numel() else values
+        place[at.numpy()] = start + held.size(1) + np.arange(at.numel())
+        start += cut[key].size(1)
     return ClientGraph(
-        **{f.name: getattr(graph, f.name) for f in fields(graph)},
+        **{f.name: getattr(graph, f.name) for f in fields(graph)} | {"schema": {**graph.schema, ENTERING: True}},
         **cut,
         node_id=torch.cat([stored.node_id, fresh]),
         client=stored.client,
         num_clients=stored.num_clients,
-        num_global_nodes=count + new,
+        num_global_nodes=count + new + len(day.far),
     )
 
 
