@@ -693,6 +693,8 @@ class StrategyConfig(Section, group="strategy"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if run := self.params.get("run"):  # absolute, since clients run in other folders
+            self.params = {**self.params, "run": str(Path(str(run)).expanduser().absolute())}
         if self.personalization in PERSONAL_PREFIXES:
             self.private = list(dict.fromkeys([*self.private, *PERSONAL_PREFIXES[self.personalization]]))
         elif self.personalization != "none":

@@ -1,5 +1,6 @@
 """Gradient boosting: trees by LightGBM and from histograms, their exchange, and what a malicious party's trees could do."""
 
+import sys
 from typing import Any
 
 import lightgbm
@@ -624,3 +625,20 @@ def test_a_nodes_policy_bounds_the_items_of_leaves_and_bins(overrides, match):
             client.bins({}, {})
         with pytest.raises(FedGraphError, match=match):
             client.grow({}, {})
+
+
+def test_a_folder_of_another_run_is_absolute(monkeypatch, tmp_path):
+    """Clients of other engines run in other folders."""
+    monkeypatch.chdir(tmp_path)
+    cfg = compose(["strategy=boosting", "strategy.inputs=both", "strategy.run=runs/gnn"])
+    assert cfg.strategy.params["run"] == str(tmp_path / "runs/gnn")
+    assert compose(["strategy=boosting"]).strategy.params["run"] == ""
+
+
+def test_without_lightgbm_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(
+        FedGraphError, match=r"needs LightGBM .*install fedgraph-flwr\[trees\], or set strategy\.mode=histogram"
+    ):
+        check_method(compose(["strategy=boosting", "num_clients=3"]))
+    check_method(compose(["strategy=boosting", "strategy.mode=histogram", "num_clients=3"]))
