@@ -32,6 +32,7 @@ from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore
 from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.config.lookup import locate, method_params
 from fedgraph_flwr.errors import FedGraphError, located, sanitize, unknown
+from fedgraph_flwr.methods.cohorts import left_out
 from fedgraph_flwr.methods.uplink import declared, sums
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.numerics.streams import reseed
@@ -232,8 +233,17 @@ def _stored(request: Request, groups: dict[str, Arrays], numbers: dict[str, Any]
 def _starts(client: GraphClient, context: Context, config: Mapping[str, Any]) -> bool:
     """Return whether the parameters in this message must follow from the seed, because nothing was trained before."""
     ledger = _ledger(client, context)
-    early = config["round"] <= 1 and TRAIN not in ledger.asked and not ledger.resumed
+    early = TRAIN not in ledger.asked and not ledger.resumed and not _comes_late(client, config["round"])
     return (early or ledger.suspect) and config["phase"] not in (DESCRIBE, EVALUATE) and "resume" not in config
+
+
+def _comes_late(client: GraphClient, server_round: int) -> bool:
+    """Return whether training may begin here in this round, the first of which the node knows: by the cohorts, or its policy.
+
+    A server that could say "round 2" to a new node would choose the parameters of its first step, which reveal its features.
+    """
+    late = client.policy.late_start or left_out(client.cfg, client.graph.client, server_round)
+    return server_round > 1 and late
 
 
 def _judge_start(
@@ -290,8 +300,9 @@ def _check_start(client: GraphClient, received: Mapping[str, Any]) -> None:
         if not expected.size if not same else not np.allclose(actual, expected, rtol=1e-3, atol=1e-5):
             raise FedGraphError(
                 f"the server starts this run with other parameters than its seed={client.cfg.seed} gives"
-                f" ('{sanitize(name, 60)}'): this node's policy accepts no others as a start (check_start), and after a"
-                " resumption only if its own state folder has the checkpoint (--state)"
+                f" ('{sanitize(name, 60)}'): this node's policy accepts no others as a start (check_start), in a later round only"
+                " if the cohorts left it out before (late_start), and after a resumption only if its own state folder has the"
+                " checkpoint (--state)"
             )
 
 

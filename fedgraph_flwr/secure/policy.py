@@ -19,6 +19,7 @@ purpose: fraud                    # name of that ledger in the state folder
 min_nodes: 20                     # minimum nodes of this node's graph in every statistic
 max_parameters: 1000000           # maximum per model, including additional ones, and of numbers in pairs that a step compares
 max_width: 256                    # maximum width of a layer
+late_start: false                 # a first request may come in a later round even if the cohorts did not leave the client out before
 check_start: true                 # training must start with the parameters of the run's seed, unless the node has the checkpoint
 reveal: [coefficients]            # groups of a method that a server may see for this client despite secure aggregation
 required_config: {privacy.dp: [server_fixed, client_fixed]}   # keys of a run's configuration, and the accepted values
@@ -125,6 +126,7 @@ class Policy:
     max_parameters: int = 100_000_000
     max_width: int = 1024
     check_start: bool = True
+    late_start: bool = False
     reveal: list[str] = field(default_factory=list)
     required_config: dict[str, Any] = field(default_factory=dict)
     link: dict[str, Any] = field(default_factory=dict)

@@ -15,7 +15,7 @@ never from the run's seed. Under ``..._adaptive`` norms follow a quantile of the
 
 Accounting (`fedgraph_flwr.secure.accounting`) covers the sequence of released models, without amplification by sampling, for one
 client whose contribution is replaced by zero. Places of a round are drawn among all ``num_clients``, whoever is there
-(`fedgraph_flwr.strategies.cohorts`), so an absent client changes no other contribution. ε does not cover scores and training
+(`fedgraph_flwr.methods.cohorts`), so an absent client changes no other contribution. ε does not cover scores and training
 losses. ``privacy.scores=none`` keeps them at the clients. ``noised`` releases s_i ∈ [0, 1]^2, each client's
 ``evaluation.metric`` on validation and test nodes, over all K clients of the run,
 

@@ -13,6 +13,7 @@ from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.secure.policy import Policy
@@ -143,6 +144,24 @@ def test_a_run_starts_where_its_seed_says(node):
 
 
 START = "other parameters than its seed=0 gives"
+
+
+@pytest.mark.parametrize(("fraction", "seed", "turn"), [(1, 0, 1), (0.34, 1, 3)])
+def test_a_first_request_in_a_later_round_needs_the_cohorts_or_the_policy(node, fraction, seed, turn):
+    """A server that says "round 2" to a new node chose the parameters of its first step; with cohorts of one, until its turn."""
+    overrides, size = [f"strategy.fraction={fraction}", f"seed={seed}", "rounds=30", *WIDE], 3 if fraction == 1 else 1
+    drawn = [0 in cohorts.draw(range(3), size, seed, "cohort", r) for r in range(1, 30)]
+    assert drawn.index(True) + 1 == turn
+    for server_round in (turn + 1, turn + 5):
+        planted = {"model": binning(model_of(node(*overrides)), 64, 5)[0]}
+        assert "other parameters than its seed" in node(*overrides).request("train", server_round, planted)
+        honest = node(*overrides)
+        assert not isinstance(honest.request("train", server_round, {"model": model_of(honest)}), str)
+    for server_round in range(2, turn + 1):
+        asked = node(*overrides)
+        assert not isinstance(asked.request("train", server_round, {"model": model_of(asked, 1.5)}), str)
+    asked = node(*overrides, policy={"late_start": True})
+    assert not isinstance(asked.request("train", turn + 1, {"model": model_of(asked, 1.5)}), str)
 
 
 @pytest.mark.parametrize("state", [False, True])

@@ -6,8 +6,8 @@ from scipy.special import ndtri
 
 from benchmarks import dp_audit
 from benchmarks.dp_audit import DELTA, MECHANISMS, PLANTED, audited, claimed, sampled, scores, upper
-from fedgraph_flwr.strategies import cohorts
-from fedgraph_flwr.strategies.cohorts import draw
+from fedgraph_flwr.methods import cohorts
+from fedgraph_flwr.methods.cohorts import draw
 
 SURE = 1 - 1e-4  # a correct mechanism fails once in more than ten thousand runs
 

@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import chisquare
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.strategies import cohorts
-from fedgraph_flwr.strategies.cohorts import CHOICE, draw, splitmix64
+from fedgraph_flwr.methods import cohorts
+from fedgraph_flwr.methods.cohorts import CHOICE, draw, splitmix64
 from tests.support import same_result
 
 
