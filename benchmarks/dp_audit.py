@@ -30,11 +30,11 @@ from scipy.special import ndtri
 from scipy.stats import beta, norm
 
 from fedgraph_flwr.config import PrivacyConfig, compose
+from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.secure.accounting import cost, epsilon_at
 from fedgraph_flwr.secure.adaptive import bit, count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import clipped
 from fedgraph_flwr.secure.distributed import DistributedNoise
-from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from fedgraph_flwr.wire.messages import CLIPPED, MODEL
 

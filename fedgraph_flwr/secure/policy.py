@@ -19,7 +19,7 @@ purpose: fraud                    # name of that ledger in the state folder
 min_nodes: 20                     # minimum nodes of this node's graph in every statistic
 max_parameters: 1000000           # maximum per model, including additional ones, and of numbers in pairs that a step compares
 max_width: 256                    # maximum width of a layer
-late_start: false                 # a first request may come in a later round even if the cohorts did not leave the client out before
+late_start: false                 # a first request may come in a later round, although the cohorts did not leave the client out
 check_start: true                 # training must start with the parameters of the run's seed, unless the node has the checkpoint
 reveal: [coefficients]            # groups of a method that a server may see for this client despite secure aggregation
 required_config: {privacy.dp: [server_fixed, client_fixed]}   # keys of a run's configuration, and the accepted values

@@ -15,10 +15,10 @@ from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr.data.schema import check_fingerprints, check_links
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
+from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.methods.uplink import releases, sums
 from fedgraph_flwr.methods.weighting import batch_of
-from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.opened_store import OpenedStore

@@ -327,7 +327,7 @@ def _ends_elsewhere(stored: Graph, start: int) -> tuple[np.ndarray, np.ndarray]:
 def _with_cut_edges(
     graph: Graph, stored: ClientGraph, day: Day, added: Mapping[str, Tensor], place: np.ndarray
 ) -> ClientGraph:
-    """Return a graph joined to a client's as that client's, with the edges to and from other clients, of which new ones are items.
+    """Return a graph joined to a client's as that client's, with the edges to and from other clients; new ones are items.
 
     Args:
         graph: the joined graph, own accounts only.
