@@ -8,6 +8,7 @@ import pytest
 from fedgraph_flwr.config import DatasetConfig, compose
 from fedgraph_flwr.data import aml
 from fedgraph_flwr.data.datasets import load
+from fedgraph_flwr.data.features import Recipe
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.runner import run
@@ -53,6 +54,14 @@ def test_rows_become_payments_in_order_of_time(folder):
     assert graph.edge_attr[:, 3:6].argmax(1).tolist() == [1, 0, 0, 0, 2]
     assert graph.edge_attr.shape == (5, 1 + 2 + 3 + 4)
     assert graph.y.tolist() == [int(n in graph.edge_index[:, 4].tolist()) for n in range(5)]
+
+
+def test_columns_of_own_records(folder):
+    graph = load(dataset("dataset.recipe=payments", "dataset.windows=[1.0]"))
+    width = len(Recipe(windows=(1.0,)).edge_columns)
+    assert graph.own_columns["edges"] == width
+    assert graph.edge_attr.shape == (5, 1 + 2 + 3 + width)
+    assert graph.book[3].tolist() == [369734, 100, 200, 2, 9900]
 
 
 @pytest.mark.parametrize(

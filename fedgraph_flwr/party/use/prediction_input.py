@@ -20,7 +20,7 @@ from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
-from fedgraph_flwr.party.tables.edges import amounts_of, arranged, edge_data, edge_ends, with_columns
+from fedgraph_flwr.party.tables.edges import EdgeData, amounts_of, arranged, edge_data, edge_ends, with_columns
 from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
 from fedgraph_flwr.party.tables.nodes import Ids
 from fedgraph_flwr.party.tables.reading import read_table
@@ -226,8 +226,8 @@ def _joined(
     names = feature_columns({NODE: table}, (), columns.others, {NODE: where[0]})[NODE]
     carried = edge_feature_columns({EDGE: links}, columns, {EDGE: where[1]}, treatment)[EDGE]
     treatment.check_names({NODE: names, EDGE: carried})
-    recipe, made = recipe_of(stored), int(stored.own_columns.get("nodes", 0))
-    x = features(NODE, table, names, where[0], treatment).x if names or not recipe else torch.zeros(len(table), 0)
+    made = int(stored.own_columns.get("nodes", 0))
+    x = features(NODE, table, names, where[0], treatment).x if names or not made else torch.zeros(len(table), 0)
     if x.size(1) != stored.num_features - made:
         raise FedGraphError(
             f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features - made}: pass the table columns of"
@@ -249,25 +249,8 @@ def _joined(
     added: Mapping[str, Tensor] = {}
     if stored.has_edge_data:
         joined = edge_data(links, carried, columns, where[1], treatment)
-        if recipe:
-            cents = amounts_of(links, columns.amount_column, where[1], treatment)
-            new = torch.stack([*ends, joined.fields["edge_time"], torch.from_numpy(cents)])
-            book, at = appended(renumbered(stored.book, torch.arange(n), n + k), new)
-            if repeated := stored.book.size(1) + new.size(1) - book.size(1):
-                treatment.warn(
-                    f"{where[1]}: {repeated} of {new.size(1)} rows repeat records that {where[2]} has (same accounts, time and"
-                    " amount): they are scored, and columns count them once"
-                )
-            joined = with_columns(joined, torch.from_numpy(edge_columns(Book.of(book), recipe)[at]))
-            until = stored.own_columns.get("until")
-            of_nodes = node_columns(Book.of(book), recipe, n + k, until=until) if made else np.zeros((n + k, 0))
-            x = torch.cat([x, torch.from_numpy(of_nodes[rows].astype(np.float32))], dim=1)
-        if columns.seconds:
-            far, far_time = _ends_elsewhere(stored, n + k)
-            both = np.concatenate([stored.edge_index.numpy(), far, ends.numpy()], axis=1)
-            time = np.concatenate([stored.edge_time.numpy(), far_time, joined.fields["edge_time"].numpy()])
-            counts = log_counts(both, time, columns.seconds)[-ends.size(1) :] if ends.size(1) else np.zeros((0, 0))
-            joined = with_columns(joined, torch.from_numpy(counts))
+        joined, of_nodes = _computed(joined, ends, links, columns, stored, k, where, treatment)
+        x = torch.cat([x, of_nodes[torch.from_numpy(rows)]], dim=1)
         added = joined.fields
     inner = (ends < n + k).all(0).nonzero().view(-1)
     every, whole = ends, added
@@ -306,6 +289,53 @@ def _joined(
     named_ends = np.stack([as_words(rows_of_table[end]).astype(object) for end in (columns.source, columns.target)])
     left = tuple((row + 1, ids[row], *named_ends[:, row], reason) for row, reason in day.left_out)
     return replace(found, edges=place, edge_ids=ids[day.rows], ends=named_ends[:, day.rows], left_out=left)
+
+
+def _computed(
+    joined: EdgeData,
+    ends: Tensor,
+    links: Any,
+    columns: Columns,
+    stored: Graph,
+    new: int,
+    where: tuple[str, str, str],
+    treatment: Treatment,
+) -> tuple[EdgeData, Tensor]:
+    """Return the data of new rows with the columns of the party's own records, and those of nodes [N + new, K].
+
+    Args:
+        joined: data of the rows.
+        ends: their ends; accounts of other parties follow the nodes, in the order of the stored book [2, E'].
+        links: the rows.
+        columns: roles of their columns.
+        stored: the party's graph of N nodes.
+        new: number of new nodes.
+        where: files of nodes and edges, and the graph's name.
+        treatment: column options.
+    """
+    nodes = stored.num_nodes + new
+    of_nodes = torch.zeros(nodes, 0)
+    if (recipe := recipe_of(stored)) is not None:
+        cents = amounts_of(links, columns.amount_column, where[1], treatment)
+        rows = torch.stack([*ends, joined.fields["edge_time"], torch.from_numpy(cents)])
+        table, at = appended(renumbered(stored.book, torch.arange(stored.num_nodes), nodes), rows)
+        if repeated := stored.book.size(1) + rows.size(1) - table.size(1):
+            treatment.warn(
+                f"{where[1]}: {repeated} of {rows.size(1)} rows repeat records that {where[2]} has (same accounts, time and"
+                " amount): they are scored, and columns count them once"
+            )
+        book = Book.of(table)
+        joined = with_columns(joined, torch.from_numpy(edge_columns(book, recipe)[at]))
+        if "nodes" in stored.own_columns:
+            found = node_columns(book, recipe, nodes, until=stored.own_columns.get("until"))
+            of_nodes = torch.from_numpy(np.ascontiguousarray(found))
+    elif columns.seconds:
+        far, far_time = _ends_elsewhere(stored, nodes)
+        both = np.concatenate([stored.edge_index.numpy(), far, ends.numpy()], axis=1)
+        time = np.concatenate([stored.edge_time.numpy(), far_time, joined.fields["edge_time"].numpy()])
+        counts = log_counts(both, time, columns.seconds)[-ends.size(1) :] if ends.size(1) else np.zeros((0, 0))
+        joined = with_columns(joined, torch.from_numpy(counts))
+    return joined, of_nodes
 
 
 def _ends_elsewhere(stored: Graph, start: int) -> tuple[np.ndarray, np.ndarray]:

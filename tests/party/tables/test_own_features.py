@@ -156,6 +156,38 @@ def test_later_rows_have_the_columns_of_an_import_of_all_rows(tmp_path, nodes):
     assert found.graph.num_features == stored.num_features == whole.num_features
 
 
+def test_later_rows_that_name_other_parties_have_the_columns_of_an_import_of_all_rows(made):
+    books = dict(made.books)
+    whole = made.client("A")
+    cut = int(np.median(books["A"].time))
+    made.books = {bank: book[book.time < cut] for bank, book in books.items()}
+    parties = [LinkParty(made.client(bank), LinkRules(), Keyring(BANKS.index(bank))) for bank in BANKS]
+    simulate(parties)
+    stored = parties[0].result()
+    later = books["A"][books["A"].time >= cut]
+    later = later[(later.from_bank == "A") | (later.to_bank == "A")]
+    made.nodes["A"].to_csv(made.folder / "n.csv", index=False)
+    later.to_csv(made.folder / "later.csv", index=False)
+    schema = Schema.from_dict(stored.schema["fitted"], "x")
+    spec = InputSpec(("ok", "fraud"), stored.num_features, schema, parallel=True)
+    columns = replace(made.columns, features=(), edge_features=("risk",))
+    found = new_nodes(made.folder / "n.csv", made.folder / "later.csv", columns, spec, stored, "stored").graph
+    assert not found.edge_attr.isnan().any()
+    rows = []
+    for key, count in (
+        ("", stored.num_edges),
+        ("cut_out_", stored.cut_out.size(1)),
+        ("cut_in_", stored.cut_in.size(1)),
+    ):
+        rows += getattr(found, f"{key}edge_attr")[count:, 1:].tolist()
+    late = [
+        getattr(whole, f"{key}edge_attr")[getattr(whole, f"{key}edge_time") >= cut, 1:].tolist()
+        for key in ("", "foreign_")
+    ]
+    assert len(rows) == len(later)
+    assert sorted(rows) == sorted(late[0] + late[1])
+
+
 def by_ends(graph: Graph, values: torch.Tensor) -> dict[tuple, np.ndarray]:
     words = unpack_words(graph.ids)
     keys = zip(*(words[graph.edge_index[i]].tolist() for i in (0, 1)), graph.edge_time.tolist(), strict=True)
