@@ -331,7 +331,9 @@ def _computed(
             of_nodes = torch.from_numpy(np.ascontiguousarray(found))
     elif columns.seconds:
         far, far_time = _ends_elsewhere(stored, nodes)
-        both = np.concatenate([stored.edge_index.numpy(), far, ends.numpy()], axis=1)
+        others = int(far.max(initial=nodes - 1)) + 1 - nodes  # accounts of other parties in the new rows follow them
+        own = ends.where(ends < nodes, ends + others).numpy()
+        both = np.concatenate([stored.edge_index.numpy(), far, own], axis=1)
         time = np.concatenate([stored.edge_time.numpy(), far_time, joined.fields["edge_time"].numpy()])
         counts = log_counts(both, time, columns.seconds)[-ends.size(1) :] if ends.size(1) else np.zeros((0, 0))
         joined = with_columns(joined, torch.from_numpy(counts))
