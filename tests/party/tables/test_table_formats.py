@@ -351,14 +351,14 @@ def test_a_merge_names_the_values_that_only_one_party_has():
     category = Column("category")
     said, warned = [], []
     parties = [
-        sums("a.json", category, ["DE"] * 20 + ["FR"] * 10 + ["IT"] * 2),
+        sums("a.json", category, ["DE"] * 20 + ["FR"] * 10 + ["IT", "ES", "PT"] * 2),
         sums("b.json", category, ["DE"] * 5 + ["de"] * 6 + ["FR"] * 5),
         sums("c.json", category, ["Germany"] * 9 + ["France"] * 8),
     ]
     merged = merge(parties, said.append, warned.append)
     assert set(merged.nodes["node"]["v"].categories) == {"DE", "de", "FR", "Germany", "France"}
     assert said == [
-        "column 'v': 2 of 65 rows become 'other'; their values have too few rows to be shared",
+        "column 'v': 6 of 69 rows become 'other'; their values have too few rows to be shared",
         "column 'v': only b.json has 'de' 6",
     ]
     assert warned == [
