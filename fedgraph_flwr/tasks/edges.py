@@ -78,7 +78,7 @@ class Edges(Classification):
         if graph.schema.get(ENTERING):
             entering = self.whole.cut_in
             ends = torch.cat([ends, torch.stack([entering[1], graph.node_id[entering[0]]])], dim=1)
-        data = {key: _own_rows(self.whole, key) for key in ("edge_y", "edge_split", "edge_time")}
+        data = {key: own_rows(self.whole, key) for key in ("edge_y", "edge_split", "edge_time")}
         y = data["edge_y"] if data["edge_y"].numel() else torch.full((ends.size(1),), -1)
         part = graph.part[inner[0]] if graph.part.numel() else graph.part  # the pooled graph has no edges to others
         if graph.edge_part.numel():
@@ -99,7 +99,7 @@ class Edges(Classification):
     def item_attr(self, point: int) -> Tensor:
         """Return the features of the client's edges that are read at a point, in their order, for the readout [V', D]."""
         read = self.whole.until(*self.points[point])
-        return _own_rows(read, "edge_attr") if self.whole.num_edge_features else self.whole.edge_attr
+        return own_rows(read, "edge_attr") if self.whole.num_edge_features else self.whole.edge_attr
 
     def _points(self, stage: Tensor, time: Tensor) -> tuple[Tensor, list[tuple[int, int | None]]]:
         """Return when each item is scored, as a row [V], and the rows: stages, after training by ``split.step``."""
@@ -175,7 +175,7 @@ class Edges(Classification):
     @property
     def day(self) -> Tensor | None:
         """Day of each edge."""
-        time = _own_rows(self.whole, "edge_time")
+        time = own_rows(self.whole, "edge_time")
         return time[self.order] // DAY if time.numel() else None
 
     def columns(self) -> Tensor:
@@ -189,7 +189,7 @@ class Edges(Classification):
         x[:, graph.num_features - int(graph.own_columns.get("nodes", 0)) :] = 0
         far = x.new_full((leaving.size(1), graph.num_features), torch.nan)
         ends = [torch.cat([x[inner[0]], x[leaving[0]]]), torch.cat([x[inner[1]], far])]
-        own = [_own_rows(graph, "edge_attr")] if graph.num_edge_features else []
+        own = [own_rows(graph, "edge_attr")] if graph.num_edge_features else []
         return torch.cat([*own, *ends], dim=1)[self.order]
 
     @classmethod
@@ -308,7 +308,7 @@ def _even(groups: np.ndarray) -> np.ndarray:
     return np.asarray((rank + 0.5) / size[of.ravel()])
 
 
-def _own_rows(graph: ClientGraph, key: str) -> Tensor:
+def own_rows(graph: ClientGraph, key: str) -> Tensor:
     """Return a field of the client's edges: the inner ones, then those that leave its nodes."""
     names = (key, f"cut_out_{key}", *([f"cut_in_{key}"] if graph.schema.get(ENTERING) else []))
     held = [rows for rows in (getattr(graph, name) for name in names) if rows.numel()]

@@ -454,6 +454,19 @@ class Predictor(TaskPredictor):
         """Number of classes, or of targets."""
         return int(self.target_stats.size(1)) if self.task.targets else len(self.input_spec.classes)
 
+    def feature_names(self, graph: Any) -> tuple[list[str], list[str]]:
+        """Return names of the features of a graph's nodes [F] and edges [D], numbers where unknown."""
+        recipe = recipe_of(graph)
+        own = (recipe.node_columns, recipe.edge_columns) if recipe else ((), ())
+        nodes, edges = (
+            _sized(feature_names(self.input_spec.columns(kind)), [column.name for column in more], width, what)
+            for kind, more, width, what in (
+                (NODE, own[0] if "nodes" in graph.own_columns else (), graph.num_features, "node"),
+                (EDGE, own[1], graph.num_edge_features, "edge"),
+            )
+        )
+        return nodes, edges
+
     @cached_property
     def column_names(self) -> list[str]:
         """Names of the columns that trees read, by the schema and the recipe of the run's graphs; numbers where unknown.
@@ -466,15 +479,7 @@ class Predictor(TaskPredictor):
             raise FedGraphError(
                 f"{self.source}: the columns are those of the clients' files, and none is here: restore them"
             )
-        recipe = recipe_of(graph)
-        own = (recipe.node_columns, recipe.edge_columns) if recipe else ((), ())
-        nodes, edges = (
-            _sized(feature_names(self.input_spec.columns(kind)), [column.name for column in more], width, what)
-            for kind, more, width, what in (
-                (NODE, own[0] if "nodes" in graph.own_columns else (), graph.num_features, "node"),
-                (EDGE, own[1], graph.num_edge_features, "edge"),
-            )
-        )
+        nodes, edges = self.feature_names(graph)
         ends = [f"{end} {name}" for end in ("source", "target") for name in nodes]
         found = [*edges, *ends] if self.predicts_edges else nodes
         inputs = self.cfg.strategy.params.get("inputs", "columns")

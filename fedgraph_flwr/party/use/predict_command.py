@@ -142,8 +142,20 @@ def main(args: argparse.Namespace) -> int:
 
 def predicted(args: argparse.Namespace, predictor: Any) -> Any:
     """Return predictions of the items that the options name."""
+    return predicted_from(args, *chosen_input(args, predictor))
+
+
+def chosen_input(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the predictor with the input specification of the options, the graph to predict, its node ids and its tables.
+
+    The last two are None for a stored graph; tables are `prediction_input.NewNodes`.
+    """
     predictor = _with_options(predictor, args)
-    graph, ids, read = _graph(args, predictor)
+    return predictor, *_graph(args, predictor)
+
+
+def predicted_from(args: argparse.Namespace, predictor: Any, graph: Any, ids: Any, read: Any) -> Any:
+    """Return predictions of the items of `chosen_input`."""
     if read is not None and getattr(predictor, "predicts_edges", False):
         _list_left_out(read, args)
         return predictor.predict_edges(read)

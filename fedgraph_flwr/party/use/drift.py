@@ -1,0 +1,210 @@
+"""Drift: how far a party's new tables are from its stored data, column by column, and in the scores of its model.
+
+    PSI = Σ_b (q_b − p_b) ln(q_b / p_b),     p_b = (stored rows in bin b + 1/2) / (stored rows + B/2),  q_b of the new rows
+
+The bins of a number are the deciles of the stored values, and one bin below and one above all of them; those of a category are
+its values and one for all others. Equal distributions give PSI ≈ χ²_{B−1} (1/n + 1/m) by chance, which is large for few rows:
+``chance`` is its 99 % quantile (Yurdakul, "Statistical Properties of the Population Stability Index", 2018). Nothing leaves the
+party.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.schema import EDGE, NODE, Column
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.tables.columns import NOTHING, as_words, feature_names
+from fedgraph_flwr.party.use.predict import as_client
+from fedgraph_flwr.tasks.edges import ENTERING, own_rows
+
+Floats = NDArray[np.float64]
+Row = dict[str, Any]
+
+WATCH, SHIFTED = 0.1, 0.25
+"""PSI from which a column is to be watched, and above which it has shifted: the usual limits of credit scoring."""
+
+DECILES = np.linspace(0, 1, 11)[1:-1]
+
+
+def psi(stored: Floats, new: Floats) -> tuple[float, float]:
+    """Return the population stability index of numbers of rows by bin [B], and what 99 % of equal distributions stay below.
+
+    Raises:
+        FedGraphError: one side has no rows.
+    """
+    if not stored.sum() or not new.sum():
+        raise FedGraphError(f"no rows to compare: {int(stored.sum())} are stored and {int(new.sum())} are new")
+    p, q = ((counts + 0.5) / (counts.sum() + counts.size / 2) for counts in (stored, new))
+    bins = max(int(((stored + new) > 0).sum()) - 1, 1)
+    chance = chi2.ppf(0.99, bins) * (1 / stored.sum() + 1 / new.sum())
+    return float(((q - p) * np.log(q / p)).sum()), float(chance)
+
+
+def binned(stored: Floats, new: Floats) -> tuple[Floats, Floats]:
+    """Return numbers of stored and new values by bin [B]; those outside the stored range have bins of their own."""
+    deciles = np.quantile(stored, DECILES, method="inverted_cdf")
+    edges = np.unique([np.nextafter(stored.min(), -np.inf), *deciles, stored.max()])
+    counts = (np.bincount(np.searchsorted(edges, side), minlength=edges.size + 1) for side in (stored, new))
+    first, second = (found.astype(np.float64) for found in counts)
+    return first, second
+
+
+def _row(table: str, column: str, what: str, values: tuple[float, float], counts: tuple[Floats, Floats]) -> Row:
+    found, chance = psi(*counts)
+    verdict = "shifted" if found > max(SHIFTED, chance) else "watch" if found >= max(WATCH, chance) else "stable"
+    named = {"table": table, "column": column, "what": what, "stored": values[0], "new": values[1]}
+    return named | {"psi": found, "chance": chance, "verdict": verdict}
+
+
+def _share(table: str, column: str, what: str, stored: tuple[float, int], new: tuple[float, int]) -> Row:
+    """Return the row of a share of rows, each given as its number and that of all."""
+    counts = tuple(np.array([part, whole - part], dtype=np.float64) for part, whole in (stored, new))
+    return _row(table, column, what, (stored[0] / max(stored[1], 1), new[0] / max(new[1], 1)), (counts[0], counts[1]))
+
+
+def of_numbers(table: str, column: str, stored: Floats, new: Floats, unit: Column | None = None) -> Row:
+    """Return the row of a number, with its medians in the unit of a column (a date: days since 1970).
+
+    Args:
+        table: name of what the values belong to.
+        column: name of the number.
+        stored: values of the stored rows [n].
+        new: values of the new rows [m].
+        unit: the column whose features these are; None: values as they are.
+    """
+    medians = [float(np.median(side)) for side in (stored, new)]
+    if unit is not None and "center" in unit.statistics:
+        medians = [m * float(unit.statistics["spread"]) + float(unit.statistics["center"]) for m in medians]
+        if unit.scale == "log":
+            medians = [float(np.sign(m) * np.expm1(abs(m))) for m in medians]
+    return _row(table, column, "median", (medians[0], medians[1]), binned(stored, new))
+
+
+def of_features(
+    table: str, columns: Mapping[str, Column], names: list[str], stored: Floats, new: Floats, gaps: Mapping[str, int]
+) -> Iterator[Row]:
+    """Yield the rows of a table's columns: their values, values of categories that are not listed, and missing values.
+
+    Args:
+        table: name of the table.
+        columns: columns of the schema, the first ones of the features.
+        names: names of the features [F].
+        stored: features of the stored rows [n, F].
+        new: features of the new rows [m, F].
+        gaps: by column, the number of missing values of the new rows, for columns without an indicator.
+    """
+    first, at = feature_names(columns), 0
+    for name, column in columns.items() if names[: len(first)] == first else ():
+        if column.kind == "category":
+            size = len(column.categories) + 1
+            counts = stored[:, at : at + size].sum(axis=0), new[:, at : at + size].sum(axis=0)
+            shares = [count / max(count.sum(), 1) for count in counts]
+            most = int(np.abs(shares[1] - shares[0]).argmax())
+            what = f"share of {(*column.categories, 'others')[most]}"
+            yield _row(table, name, what, (float(shares[0][most]), float(shares[1][most])), counts)
+            yield _share(table, name, "unseen", (counts[0][-1], len(stored)), (counts[1][-1], len(new)))
+        else:
+            size = 1
+            old, now = (
+                side[~side[:, at + 1].astype(bool) if column.missing else slice(None), at] for side in (stored, new)
+            )
+            if old.size and now.size:
+                yield of_numbers(table, name, old, now, column)
+        at += size
+        missing = (
+            stored[:, at].sum() if column.missing else 0.0,
+            new[:, at].sum() if column.missing else gaps.get(name, 0),
+        )
+        at += column.missing
+        if any(missing):
+            yield _share(table, name, "missing", (missing[0], len(stored)), (missing[1], len(new)))
+    for place in range(at, len(names)):
+        yield of_numbers(table, names[place], stored[:, place], new[:, place])
+
+
+def drift(predictor: Any, graph: Any, read: Any, scores: Any, tables: Mapping[str, Any]) -> Any:
+    """Return a pandas table of what changed, the largest PSI first.
+
+    Columns: ``table`` (nodes, edges, scores), ``column``, ``what`` is in ``stored`` and ``new``, ``psi``, ``chance``, ``verdict``
+    (stable, watch, shifted).
+
+    Args:
+        predictor: the model, with the party's stored graph.
+        graph: graph in which the new rows are.
+        read: `prediction_input.NewNodes` of tables; None: all rows of the graph are new.
+        scores: predictions of the new items.
+        tables: the new tables by node or edge type, to count missing values in.
+
+    Raises:
+        FedGraphError: no stored graph, one with several types of nodes, or no rows.
+    """
+    import pandas as pd
+
+    own = predictor.own
+    if not isinstance(own, Graph) or not isinstance(graph, Graph):
+        why = (
+            "the party's stored graph: pass --client I or --node DIR"
+            if own is None
+            else "graphs with one type of nodes"
+        )
+        raise FedGraphError(f"{predictor.source}: drift compares {why}")
+    if graph.schema.get(ENTERING):  # payments from other parties are items of the new tables
+        own = replace(own, schema={**own.schema, ENTERING: True})
+    columns = {kind: predictor.input_spec.columns(kind) for kind in (NODE, EDGE)}
+    names = dict(zip((NODE, EDGE), predictor.feature_names(own), strict=True))
+    rows = slice(None) if read is None else read.rows
+    both = {NODE: (_numbers(own.x), _numbers(graph.x)[rows])}
+    if own.num_edge_features:
+        edges = _numbers(own_rows(as_client(graph, predictor.client), "edge_attr"))
+        inner = own.edge_index.size(1) if read is not None and read.note else 0
+        both[EDGE] = (
+            _numbers(own_rows(as_client(own, predictor.client), "edge_attr")),
+            edges[inner:] if read is None or not read.edges.size else edges[read.edges],
+        )
+    if empty := [kind for kind, (stored, new) in both.items() if not (len(stored) and len(new))]:
+        what = "nodes" if NODE in empty else "edges"
+        raise FedGraphError(f"{predictor.source}: no {what} to compare: pass tables with rows")
+    found: list[Row] = []
+    for kind, (stored, new) in both.items():
+        gaps = {
+            name: _gaps(tables[kind][name], column)
+            for name, column in columns[kind].items()
+            if kind in tables and name in tables[kind].columns
+        }
+        table = "nodes" if kind == NODE else "edges"
+        found += of_features(table, columns[kind], names[kind], stored, new, gaps)
+    for end, direction in ((1, "in"), (0, "out")):
+        between = hasattr(graph, "cut_out")  # else edges to other parties are not read
+        stored, new = _degrees(own, end, between), _degrees(graph, end, between)[rows]
+        found.append(of_numbers("nodes", f"degree {direction}", stored, new))
+    old, now = predictor.predict(own).to_frame(), scores.to_frame()
+    listed = [name for name in old if name not in ("id", "edge", "source", "target", "class")]
+    for name in listed[1:] if len(listed) == 2 and "class" in old else listed:
+        values = [
+            frame[name].to_numpy(np.float64).round(6) for frame in (old, now)
+        ]  # rows in another order round otherwise
+        found.append(of_numbers("scores", name, *values))
+    return pd.DataFrame(found).sort_values("psi", ascending=False, kind="stable", ignore_index=True)
+
+
+def _numbers(x: torch.Tensor) -> Floats:
+    return x.double().numpy()
+
+
+def _degrees(graph: Any, end: int, between: bool) -> Floats:
+    """Return the number of edges at each node as target (1) or source (0), also ``between`` parties [N]."""
+    cut = [(graph.cut_out, graph.cut_in)[end][0]] if between else []
+    return torch.cat([graph.edge_index[end], *cut]).bincount(minlength=graph.num_nodes).numpy().astype(np.float64)
+
+
+def _gaps(column: Any, spec: Column) -> int:
+    """Return the number of missing values of a table's column."""
+    words = np.char.strip(as_words(column))
+    return int((words == "").sum() if spec.kind == "category" else np.isin(np.char.lower(words), list(NOTHING)).sum())

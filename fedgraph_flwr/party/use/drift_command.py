@@ -1,0 +1,74 @@
+"""Command ``drift``: compare new tables with the data that a party's model was trained on."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.tables.options import check_outputs, layout_of
+from fedgraph_flwr.party.use.predict_command import (
+    add_input_arguments,
+    add_model_arguments,
+    chosen_input,
+    load_chosen,
+    predicted_from,
+)
+
+SHIFTED = 3
+"""Exit code if something has shifted."""
+
+_EPILOG = """\
+Exit code: 0 if nothing has shifted, 3 if something has (population stability index above 0.25), 2 for invalid input.
+examples:
+  fedgraph-flwr drift runs/mine --client 0 --nodes accounts.csv --edges march.csv --out drift.csv
+  fedgraph-flwr drift --node state --nodes accounts.csv --edges march.csv      # at a party, without the server
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``drift`` to the subparsers."""
+    parser = commands.add_parser(
+        "drift",
+        help="compare new tables with the data that a model was trained on",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_arguments(parser)
+    add_input_arguments(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of all columns")
+    parser.set_defaults(func=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``drift``."""
+    from fedgraph_flwr.data.schema import EDGE, NODE, TableLayout
+    from fedgraph_flwr.party.tables.reading import read_table
+    from fedgraph_flwr.party.use.drift import drift
+    from fedgraph_flwr.party.use.frames import write_frame
+
+    check_outputs(args, ("out",), ("nodes", "edges", "graph", "schema"))
+    predictor = load_chosen(args)
+    if predictor.client is None or predictor.own is None:
+        raise FedGraphError(
+            "drift compares with the file of a party: pass --client I or --node DIR, and restore its file"
+        )
+    if not (args.nodes or args.graph):
+        raise FedGraphError(
+            "drift compares new items with the stored ones: pass --nodes FILE and --edges FILE, or --graph FILE"
+        )
+    predictor, graph, ids, read = chosen_input(args, predictor)
+    schema = predictor.input_spec.schema
+    layout = layout_of(args).over(schema.tables if schema else TableLayout())
+    tables = {
+        kind: read_table(path, layout) for kind, path in ((NODE, args.nodes), (EDGE, args.edges)) if path and read
+    }
+    found = drift(predictor, graph, read, predicted_from(args, predictor, graph, ids, read), tables)
+    shown = found.assign(**{name: found[name].map(sanitize) for name in ("column", "what")})
+    print(shown.to_string(index=False, float_format="{:.3g}".format))
+    shifted = shown[shown["verdict"] == "shifted"]
+    names = ", ".join(f"{row.table} {row.column} ({row.what})" for row in shifted.itertuples())
+    print(f"{len(shifted)} of {len(found)} rows shifted{': ' if names else ''}{names}")
+    if args.out is not None:
+        write_frame(found, args.out, args.keep_formulas)
+        print(f"wrote {args.out}")
+    return SHIFTED if len(shifted) else 0

@@ -1,0 +1,176 @@
+"""Drift of new tables against the stored ones: PSI by a slow loop, identical data, and planted changes."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedgraph_flwr import cli
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.use.drift import binned, psi
+from tests.party import banks
+from tests.party.use import test_day as day
+
+
+def slow(stored, new):
+    """PSI of two lists of numbers, value by value."""
+    ordered = sorted(stored)
+    edges = sorted({ordered[math.ceil(k * len(ordered) / 10) - 1] for k in range(1, 10)} | {ordered[-1]})
+
+    def place(value):
+        if value < ordered[0]:
+            return -1
+        return next((i for i, edge in enumerate(edges) if value <= edge), len(edges))
+
+    total = 0.0
+    size = len(edges) + 2
+    for b in range(-1, len(edges) + 1):
+        p, q = ((sum(place(v) == b for v in side) + 0.5) / (len(side) + size / 2) for side in (stored, new))
+        total += (q - p) * math.log(q / p)
+    return total
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_psi_is_that_of_a_slow_loop(seed):
+    rng = np.random.default_rng(seed)
+    stored, new = (np.round(rng.normal(shift, 1 + seed / 3, size), seed % 3) for shift, size in ((0, 211), (0.3, 97)))
+    found, _ = psi(*binned(stored, new))
+    assert found == pytest.approx(slow(stored.tolist(), new.tolist()), rel=1e-12)
+    assert psi(*binned(stored, rng.permutation(new)))[0] == found
+    assert psi(*binned(stored, rng.permutation(stored)))[0] == 0
+
+
+def test_equal_distributions_stay_below_chance():
+    """About 99 % of samples of one law, as small as a day's file, are below the limit; a fifth of them would be above 0.25."""
+    rng = np.random.default_rng(0)
+    found = np.array([psi(*binned(rng.normal(size=400), rng.normal(size=40))) for _ in range(400)])
+    assert (found[:, 0] > 0.25).mean() > 0.1
+    assert (found[:, 0] <= found[:, 1]).mean() >= 0.98
+    with pytest.raises(FedGraphError, match="no rows to compare: 0 are stored and 3 are new"):
+        psi(np.zeros(2), np.array([1.0, 2]))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """One bank's client file, and a run on it."""
+    place = tmp_path_factory.mktemp("drift")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDGRAPH_DATA", str(place / "root"))
+        for number, (nodes, edges) in enumerate(banks.write(place, customers=200).values()):
+            words = ["--nodes", nodes, "--edges", edges, "--schema", place / "schema.yaml", "--client", number]
+            words += ["--classes", "ok,fraud", "--split-column", "part", "--scale", "income=log"] if not number else []
+            words += ["--num-clients", 3, "--out", place / f"parts/client_{number:04d}.safetensors"]
+            assert cli.main(["import", *map(str, words)]) == 0
+        words = [f"graph={place / 'parts'}", "rounds=2", f"out={place / 'run'}", "--quiet", "--no-report"]
+        assert cli.main(["run", *words]) == 0
+        yield place
+
+
+@pytest.fixture
+def compare(place, tmp_path, capsys):
+    """Run the command on changed tables of bank a."""
+
+    def run(change=lambda people, payments: (people, payments)):
+        people, payments = change(pd.read_csv(place / "a_customers.csv"), pd.read_csv(place / "a_payments.csv"))
+        files = [tmp_path / name for name in ("nodes.csv", "edges.csv", "drift.csv")]
+        people.to_csv(files[0], index=False)
+        payments.to_csv(files[1], index=False)
+        words = ["drift", place / "run", "--client", 0, "--nodes", files[0], "--edges", files[1], "--out", files[2]]
+        code = cli.main([*map(str, words)])
+        return code, pd.read_csv(files[2]) if files[2].is_file() else None, capsys.readouterr().out
+
+    return run
+
+
+def test_the_stored_data_have_not_drifted(compare):
+    code, found, text = compare()
+    assert (code, found["psi"].abs().max()) == (0, 0.0)
+    assert set(found["verdict"]) == {"stable"}
+    assert {"nodes", "scores"} == set(found["table"])
+    assert "0 of" in text
+    income = found[found["column"] == "income"].iloc[0]
+    assert income["stored"] == income["new"]
+    _, permuted, _ = compare(lambda people, payments: (people.sample(frac=1, random_state=0), payments.iloc[::-1]))
+    pd.testing.assert_frame_equal(
+        permuted.sort_values(["table", "column", "what"], ignore_index=True),
+        found.sort_values(["table", "column", "what"], ignore_index=True),
+    )
+
+
+def test_the_shifted_column_is_named_in_its_unit(compare, place):
+    income = pd.read_csv(place / "a_customers.csv")["income"]
+    code, found, text = compare(lambda people, payments: (people.assign(income=people["income"] * 3), payments))
+    assert code == 3
+    nodes = found[found["table"] == "nodes"]
+    assert nodes.loc[nodes["verdict"] == "shifted", "column"].tolist() == ["income"]
+    first = nodes.iloc[0]
+    assert (first["stored"], first["new"]) == pytest.approx((income.median(), 3 * income.median()), rel=1e-4)
+    assert "nodes income (median)" in text
+
+
+def test_unseen_and_missing_values_and_degrees_are_named(compare):
+    def change(people, payments):
+        rows = np.arange(len(people))
+        people["trade"] = people["trade"].where(rows % 4 > 0, "astronaut")
+        people["balance"] = people["balance"].where(rows % 3 > 0)
+        return people, pd.concat([payments] * 4).assign(target=people["id"].iloc[0])
+
+    code, found, _ = compare(change)
+    assert code == 3
+    named = found.set_index(["table", "column", "what"])
+    assert named.loc[("nodes", "trade", "unseen"), "new"] >= 0.25
+    assert named.loc[("nodes", "trade", "unseen"), "verdict"] == "shifted"
+    missing = named.loc[("nodes", "balance", "missing")]
+    assert missing["new"] == pytest.approx(67 / 200)
+    assert missing["verdict"] == "shifted"
+    assert named.loc[("nodes", "degree out", "median"), "verdict"] == "shifted"
+    assert named.loc[("nodes", "age", "median"), "verdict"] == "stable"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--nodes", "x.csv", "--edges", "y.csv"], "pass --client I or --node DIR"),
+        (["--client", "0"], "pass --nodes FILE and --edges FILE"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_sentence(words, says, place, capsys):
+    assert cli.main(["drift", str(place / "run"), *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_payments_of_a_day_are_compared_with_all_stored_ones(tmp_path, capsys):
+    """A party's payments to, from and within other banks: amounts ten times as large are named, a day like the others is not."""
+    rows = day.payments()
+    history = day.books(tmp_path / "history", rows[:240])
+    words = [
+        "run",
+        "task=edges",
+        f"graph={history}",
+        "rounds=1",
+        "model.hidden=8",
+        f"out={tmp_path / 'run'}",
+        "--quiet",
+    ]
+    assert cli.main([*words, "--no-report"]) == 0
+    new = rows[240:][(rows[240:][["from_bank", "to_bank"]] == "A").any(axis=1)]
+    words = [
+        "drift",
+        tmp_path / "run",
+        "--client",
+        0,
+        "--nodes",
+        tmp_path / "history/a.csv",
+        "--edges",
+        tmp_path / "day.csv",
+    ]
+    for factor, code in ((1, 0), (10, 3)):
+        new.assign(amount=new["amount"] * factor).to_csv(tmp_path / "day.csv", index=False)
+        assert cli.main([*map(str, words), "--out", str(tmp_path / "drift.csv")]) == code, capsys.readouterr()
+        found = pd.read_csv(tmp_path / "drift.csv").set_index(["table", "column"])
+        edges = found.loc["edges"]
+        assert (edges.loc["amount", "verdict"] == "shifted") == (factor == 10)
+        stored = rows[:240][(rows[:240][["from_bank", "to_bank"]] == "A").any(axis=1)]["amount"]
+        assert edges.loc["amount", "new"] == pytest.approx(factor * new["amount"].median(), rel=1e-6)
+        assert edges.loc["amount", "stored"] == pytest.approx(stored.median(), rel=1e-6)
