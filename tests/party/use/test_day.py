@@ -11,67 +11,7 @@ from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.tasks.edges import ENTERING
-
-BANKS, EACH, DAY = ("a", "b"), 12, 86_400
-ROLES = ["--time-column", "at", "--edge-label-column", "fraud", "--edge-id-column", "ref", "--edge-columns", "amount"]
-ROLES += [
-    "--scaling",
-    "none",
-    "--amount-column",
-    "amount",
-    "--party-columns",
-    "from_bank,to_bank",
-    "--match-columns",
-    "at,amount:amount",
-]
-
-
-def payments():
-    """Rows of both banks in order of their times, which differ; the last ones are tomorrow's."""
-    rng = np.random.default_rng(0)
-    bank, account = rng.integers(2, size=(2, 300)), rng.integers(EACH, size=(2, 300))
-    return pd.DataFrame(
-        {
-            "ref": [f"p{i}" for i in range(300)],
-            **{
-                end: [f"{BANKS[b]}{n}" for b, n in zip(bank[k], account[k], strict=True)]
-                for k, end in enumerate(("source", "target"))
-            },
-            **{end: [BANKS[b].upper() for b in bank[k]] for k, end in enumerate(("from_bank", "to_bank"))},
-            "at": 20_000 * DAY + np.arange(300) * 1800,
-            "amount": (rng.lognormal(3, 1, 300)).round(2),
-            "fraud": np.where(rng.random(300) < 0.4, "yes", "no"),
-        }
-    )
-
-
-def books(folder, rows, *recipe):
-    """Import each bank's rows and link them."""
-    folder.mkdir()
-    for number, bank in enumerate(BANKS):
-        pd.DataFrame({"id": [f"{bank}{n}" for n in range(EACH)], "age": range(EACH)}).to_csv(
-            folder / f"{bank}.csv", index=False
-        )
-        mine = rows[(rows[["from_bank", "to_bank"]] == bank.upper()).any(axis=1)]
-        mine.to_csv(folder / f"{bank}_pay.csv", index=False)
-        args = ["import", "--nodes", f"{folder / bank}.csv", "--edges", f"{folder / bank}_pay.csv", *ROLES, *recipe]
-        args += [
-            "--own-party",
-            bank.upper(),
-            "--edge-classes",
-            "no,yes",
-            "--schema",
-            str(folder / "schema.yaml"),
-            "--split",
-            "temporal",
-        ]
-        args += ["--until", f"{20_000 * DAY + 120 * 1800},{20_000 * DAY + 180 * 1800}", "--secret-seed", "1"]
-        assert (
-            main([*args, "--client", str(number), "--num-clients", "2", "--out", f"{folder / bank}.safetensors"]) == 0
-        )
-    files = [f"{folder / bank}.safetensors" for bank in BANKS]
-    assert main(["link", "--simulate", *files, "--out", str(folder / "linked")]) == 0
-    return folder / "linked"
+from tests.party.two_banks import books, payments
 
 
 @pytest.fixture(scope="module", params=["plain", "recipe"])

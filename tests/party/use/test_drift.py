@@ -9,8 +9,7 @@ import pytest
 from fedgraph_flwr import cli
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.use.drift import binned, psi
-from tests.party import banks
-from tests.party.use import test_day as day
+from tests.party import banks, two_banks
 
 
 def slow(stored, new):
@@ -142,8 +141,8 @@ def test_wrong_options_are_refused_in_one_sentence(words, says, place, capsys):
 
 def test_payments_of_a_day_are_compared_with_all_stored_ones(tmp_path, capsys):
     """A party's payments to, from and within other banks: amounts ten times as large are named, a day like the others is not."""
-    rows = day.payments()
-    history = day.books(tmp_path / "history", rows[:240])
+    rows = two_banks.payments()
+    history = two_banks.books(tmp_path / "history", rows[:240])
     words = [
         "run",
         "task=edges",
