@@ -53,7 +53,9 @@ def check_file(graph: Any, where: str, finite: bool = True) -> Any:
 
 def _check_plain(graph: Graph, finite: bool) -> None:
     n = _length(graph.y, "y")
-    _tensor(graph.x, "x", torch.float32, (n, None))
+    # Features of a file with compressed edges, which is mapped, may have half the size.
+    half = graph.compressed is not None and isinstance(graph.x, Tensor) and graph.x.dtype == torch.float16
+    _tensor(graph.x, "x", torch.float16 if half else torch.float32, (n, None))
     if finite:
         _finite(graph.x, "x")
     _whole(graph, "num_edge_classes", 0)

@@ -112,7 +112,8 @@ def test_a_client_with_a_mapped_file_expands_no_edges(tmp_path, monkeypatch, gra
     """Neither its edges as pairs nor a copy of its features, in float16 too; scores are those of the whole pass."""
     monkeypatch.setattr(mapped, "MAPPED_BYTES", 1)
     edges = graph.edge_index[:, graph.edge_index[0].argsort(stable=True)]
-    half = replace(graph, x=graph.x.half(), edge_index=edges, edge_attr=torch.zeros(0, 0), num_classes=3)
+    no_test = torch.zeros(30, dtype=torch.bool)
+    half = replace(graph, x=graph.x.half(), edge_index=edges, edge_attr=torch.zeros(0, 0), test_mask=no_test)
     half.save(tmp_path / "a.safetensors")
     for model in ("sage", "gcn", "gat"):
         stored = store.load(tmp_path / "a.safetensors")
