@@ -233,7 +233,7 @@ def _stored(request: Request, groups: dict[str, Arrays], numbers: dict[str, Any]
 def _starts(client: GraphClient, context: Context, config: Mapping[str, Any]) -> bool:
     """Return whether the parameters in this message must follow from the seed, because nothing was trained before."""
     ledger = _ledger(client, context)
-    early = TRAIN not in ledger.asked and not ledger.resumed and not _comes_late(client, config["round"])
+    early = not ledger.trained and not ledger.resumed and not _comes_late(client, config["round"])
     return (early or ledger.suspect) and config["phase"] not in (DESCRIBE, EVALUATE) and "resume" not in config
 
 

@@ -64,7 +64,7 @@ from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.errors import FedGraphError, line_of, sanitize, unknown
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.opened import RULES, STRICT
-from fedgraph_flwr.wire.messages import DESCRIBE
+from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN
 
 LARGEST = 2**63 - 1
 
@@ -439,6 +439,7 @@ class Ledger:
         suspect: whether the server claimed a resumption that this node does not know, or started with other parameters than the
             seed gives: until training starts with those of the seed, no others are accepted, in whatever round.
         loaded: whether a request without training brought parameters.
+        trained: whether training was requested before, in any round.
         config: digest of the run's configuration; empty before the first message.
     """
 
@@ -447,6 +448,7 @@ class Ledger:
         self.round, self.config = int(stored.get("round", 0)), str(stored.get("config", ""))
         self.resumed = bool(stored.get("resumed", False))
         self.suspect, self.loaded = bool(stored.get("suspect", False)), bool(stored.get("loaded", False))
+        self.trained = bool(stored.get("trained", False))
         columns = (stored.get(key, []) for key in ("phases", "counts", "exchanges"))
         self.asked = {str(phase): (int(n), int(last)) for phase, n, last in zip(*columns, strict=True)}
 
@@ -461,6 +463,7 @@ class Ledger:
             "resumed": self.resumed,
             "suspect": self.suspect,
             "loaded": self.loaded,
+            "trained": self.trained,
         }
 
     def pin(self, items: Sequence[tuple[str, str]]) -> None:
@@ -501,6 +504,7 @@ class Ledger:
                 f"{request} again (exchange {exchange} after {last}): the node has replied to it already"
             )
         self.asked[phase] = (count + 1, max(exchange, last))
+        self.trained = self.trained or phase == TRAIN
 
     def resume(self, server_round: int, known: bool) -> None:
         """Continue after a round.
