@@ -163,6 +163,7 @@ def worth(seeds: int) -> None:
     from fedgraph_flwr import api
     from fedgraph_flwr.config import compose
     from fedgraph_flwr.data.datasets import load
+    from fedgraph_flwr.data.graph import Graph
     from fedgraph_flwr.partition.clients import make
 
     warnings.filterwarnings("ignore")
@@ -176,7 +177,9 @@ def worth(seeds: int) -> None:
             for seed in range(seeds):
                 words = [*RINGS, f"task={task}", "num_clients=3", f"seed={seed}", *columns]
                 cfg = compose(words)
-                clients = make(load(cfg.dataset, seed=seed, num_clients=3), cfg)
+                graph = load(cfg.dataset, seed=seed, num_clients=3)
+                assert isinstance(graph, Graph)
+                clients = make(graph, cfg)
                 rows.append(boosted(clients, task))
                 with tempfile.TemporaryDirectory() as folder:
                     done = api.run(*words, *more, "evaluation.every=10", f"out={folder}/run", progress=False)

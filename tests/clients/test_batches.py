@@ -17,6 +17,7 @@ from fedgraph_flwr.clients.batches import NeighbourBatches, in_order
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.edge_networks import EdgeFeatureBatch
 from fedgraph_flwr.numerics.blocks import batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.runs.checks import check_method
@@ -66,13 +67,17 @@ def test_both_directions_read_edges_that_were_drawn_for_a_layers_nodes(graph):
         block = sampler.sample(seeds, key)
         batch = batch_inputs(graph.x[torch.from_numpy(block.nodes)], neighbours, block)
         for layer, into, out in zip(batch.layers, (2, 3), (3, 1), strict=True):
+            assert isinstance(layer, EdgeFeatureBatch)
+            assert layer.edge_attr is not None
             ends = torch.from_numpy(block.nodes)[layer.edge_index]
             assert [stored[tuple(attr)] for attr in layer.edge_attr.float().tolist()] == ends.T.tolist()
             drawn = layer.edge_index[1, : layer.forward], layer.edge_index[0, layer.forward :]
             for nodes, most in zip(drawn, (into, out), strict=True):
                 assert int(nodes.max()) < layer.targets
                 assert int(nodes.bincount().max()) <= most
-        last, cut = batch.layers[-1], batch.layers[-1].forward
+        last = batch.layers[-1]
+        assert isinstance(last, EdgeFeatureBatch)
+        cut = last.forward
         ends = torch.from_numpy(block.nodes)[last.edge_index]
         sums[0].index_add_(0, ends[1, :cut], last.scale[:cut] * value[ends[0, :cut]])
         sums[1].index_add_(0, ends[0, cut:], last.scale[cut:] * value[ends[1, cut:]])

@@ -47,7 +47,7 @@ from tests.safety.fuzz import typed_client
 from tests.support import assert_same_arrays
 
 PAYMENTS = LinkRules()
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def link(files, rules=PAYMENTS, relay=None):

@@ -15,7 +15,7 @@ from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.schema import Schema
 from tests.party import banks
 
-BANKS = Path(__file__).parents[2] / "examples" / "banks"
+BANKS = Path(__file__).parents[3] / "examples" / "banks"
 ENDINGS = {"a": "csv", "b": "csv", "c": "tsv"}
 GERMAN = ["--id-column", "kunde", "--label-column", "status", "--source-column", "von", "--target-column", "an"]
 

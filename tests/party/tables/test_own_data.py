@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs" / "own-data.md"
+DOCS = Path(__file__).parents[3] / "docs" / "own-data.md"
 
 
 @pytest.mark.slow
