@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,11 @@ COLUMNS = {
 
 TEXTS = {"README.md": ("seconds", "of_bare", "megabytes"), "docs/big-graphs.md": tuple(COLUMNS)}
 """Columns of each text's table."""
+
+SHORT = {
+    "README.md": {"10 of Cora, inline", "1000, ray, stack=auto", "1000 of 100000, ray, actors add, stack=auto"},
+}
+"""Rows of a text that does not have all."""
 
 MARKS = re.compile(r"(<!-- cost: made by python -m benchmarks.scale --write -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -227,8 +232,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(kept.values())
 
 
-def table(columns: Sequence[str]) -> str:
-    """Return the stored rows as Markdown."""
+def table(columns: Sequence[str], rows: Collection[str] = TABLE) -> str:
+    """Return the stored rows of these names as Markdown."""
     with (RESULTS / "scale.csv").open() as file:
         kept = {row["row"]: row for row in csv.DictReader(file)}
     lines = [
@@ -236,7 +241,7 @@ def table(columns: Sequence[str]) -> str:
         "|---" * (len(columns) + 1) + "|",
     ]
     for name in TABLE:
-        if row := kept.get(name):
+        if name in rows and (row := kept.get(name)):
             lines.append("| " + " | ".join([name, *(_told(key, row[key]) for key in columns)]) + " |")
     return "\n".join(lines)
 
@@ -249,7 +254,7 @@ def _told(key: str, value: str) -> str:
 
 def written(name: str, text: str) -> str:
     """Return a text whose table has the current rows."""
-    return MARKS.sub(lambda match: f"{match[1]}{table(TEXTS[name])}\n", text)
+    return MARKS.sub(lambda match: f"{match[1]}{table(TEXTS[name], SHORT.get(name, TABLE))}\n", text)
 
 
 def draw(path: Path) -> None:

@@ -151,8 +151,14 @@ def main_table(paper: str) -> SweepSummary:
     return next(tally for tally in tables(paper) if column(tally, (paper,)))
 
 
+HEAD = ["| | Local | FedAvg | the method | paper |", "|---|---|---|---|---|"]
+
+
 def rows(paper: str) -> dict[str, tuple[list[str], float]]:
-    """Return a paper's main table by setting: Local, FedAvg, the method, its published score; and our score minus that one."""
+    """Return a paper's main table by setting: Local, FedAvg, the method, its published score; and our score minus that one.
+
+    Scores have the 95 % interval of their mean. Bold: the best, and scores whose paired difference to it includes 0.
+    """
     tally = main_table(paper)
     names = [column(tally, kinds) for kinds in (*BASELINES.values(), (paper,))]
     found = {}
@@ -160,15 +166,30 @@ def rows(paper: str) -> dict[str, tuple[list[str], float]]:
         means = [tally.mean(setting, name) if name else None for name in names]
         match = PRINTED.match(str(printed.get(names[-1], "")))
         if match and means[-1]:
-            scores = [f"{mean.mean:.1f}" if mean else "" for mean in means]
+            best = max((mean.mean, name) for mean, name in zip(means, names, strict=True) if mean)[1]
+            scores = []
+            for mean, name in zip(means, names, strict=True):
+                text = f"{mean.mean:.1f} ± {mean.half:.1f}" if mean and mean.n > 1 else f"{mean.mean:.1f}" if mean else ""
+                gap = paired(tally.shown(setting, best), tally.shown(setting, name)) if mean else None
+                level = name == best or (gap is not None and gap.n > 1 and gap.mean <= gap.half)
+                scores.append(f"**{text}**" if text and level else text)
             found[setting] = [*scores, f"{float(match[1]):.1f}"], means[-1].mean - float(match[1])
     return found
 
 
+def wins(paper: str) -> tuple[int, int, float]:
+    """Return in how many settings of its main table a method is ahead of FedAvg, of how many, and its largest gain in points."""
+    tally = main_table(paper)
+    names = [column(tally, kinds) for kinds in ((paper,), BASELINES["FedAvg"])]
+    gaps = [paired(*(tally.shown(setting, name) for name in names)) for setting in tally.sweep.settings]
+    known = [gap for gap in gaps if gap and gap.n > 1]
+    return sum(gap.mean > gap.half for gap in known), len(known), max(gap.mean for gap in known)
+
+
 def glance() -> str:
-    """Return two rows per main table: lowest and highest relative to the published score."""
-    lines = ["| | Local | FedAvg | the method | paper |", "|---|---|---|---|---|"]
-    for paper in papers():
+    """Return two rows per main table, lowest and highest relative to the published score; first the method with most gain."""
+    lines = list(HEAD)
+    for paper in sorted(papers(), key=lambda paper: (wins(paper)[0] / wins(paper)[1], wins(paper)[2]), reverse=True):
         found = rows(paper)
         name = column(main_table(paper), (paper,))
         chosen = [choose(found, key=lambda setting: found[setting][1]) for choose in (min, max)]
@@ -179,7 +200,7 @@ def glance() -> str:
 
 def whole() -> str:
     """Return all rows of the papers' main tables."""
-    lines = ["| | Local | FedAvg | the method | paper |", "|---|---|---|---|---|"]
+    lines = list(HEAD)
     for paper in papers():
         name = column(main_table(paper), (paper,))
         lines += [f"| {name}, {setting} | " + " | ".join(scores) + " |" for setting, (scores, _) in rows(paper).items()]
