@@ -1,6 +1,6 @@
 """Compare the stored runs with the papers' tables: ``python -m simulations.reproduction [PAPER ...]``.
 
-With ``--write`` the command updates the README's table between its marks.
+With ``--write`` the command updates the tables of README and docs/start.md between their marks.
 
 A cell is a setting and a method with a published score. It is within a deviation if our mean over the seeds differs from that
 score by at most the published standard deviation, or by at most ours if none is published. A method is ahead of another if the
@@ -24,8 +24,9 @@ from fedgraph_flwr.sweeps.spec import load
 from fedgraph_flwr.sweeps.summary import SweepSummary
 
 FOLDER = Path(__file__).parent
-README = FOLDER.parent / "README.md"
+README, START = FOLDER.parent / "README.md", FOLDER.parent / "docs" / "start.md"
 GLANCE = re.compile(r"(<!-- glance: .*? -->\n).*?(?=<!-- end -->)", re.S)
+DEMO = re.compile(r"(<!-- demo: .*? -->\n).*?(?=<!-- end -->)", re.S)
 PRINTED = re.compile(r"([\d.]+)(?: \(([\d.]+)\))?")
 BASELINES = {"Local": ("local",), "FedAvg": ("fedavg", "fedgrad")}  # FedGrad averages gradients: FedStruct's FL-GNN
 
@@ -169,7 +170,9 @@ def rows(paper: str) -> dict[str, tuple[list[str], float]]:
             best = max((mean.mean, name) for mean, name in zip(means, names, strict=True) if mean)[1]
             scores = []
             for mean, name in zip(means, names, strict=True):
-                text = f"{mean.mean:.1f} ± {mean.half:.1f}" if mean and mean.n > 1 else f"{mean.mean:.1f}" if mean else ""
+                text = (
+                    f"{mean.mean:.1f} ± {mean.half:.1f}" if mean and mean.n > 1 else f"{mean.mean:.1f}" if mean else ""
+                )
                 gap = paired(tally.shown(setting, best), tally.shown(setting, name)) if mean else None
                 level = name == best or (gap is not None and gap.n > 1 and gap.mean <= gap.half)
                 scores.append(f"**{text}**" if text and level else text)
@@ -207,9 +210,21 @@ def whole() -> str:
     return "\n".join(lines)
 
 
+def demo() -> str:
+    """Return the stored first comparison, with 95 % intervals."""
+    tally = _tally(FOLDER / "demo.yaml")
+    methods = list(tally.sweep.methods)
+    lines = ["| | " + " | ".join(methods) + " |", "|---" * (1 + len(methods)) + "|"]
+    for setting in tally.sweep.settings:
+        means = [tally.mean(setting, method) for method in methods]
+        lines.append(f"| {setting} | " + " | ".join(f"{m.mean:.1f} ± {m.half:.1f}" for m in means if m) + " |")
+    return "\n".join(lines)
+
+
 def written(text: str) -> str:
-    """Return a README whose table has the current rows."""
-    return GLANCE.sub(lambda match: f"{match[1]}{glance()}\n", text)
+    """Return a page whose tables have the current rows."""
+    text = GLANCE.sub(lambda match: f"{match[1]}{glance()}\n", text)
+    return DEMO.sub(lambda match: f"{match[1]}{demo()}\n", text)
 
 
 def picture(paper: str) -> str:
@@ -231,7 +246,8 @@ def picture(paper: str) -> str:
 def main(args: list[str]) -> None:
     """Run the command."""
     if "--write" in args:
-        README.write_text(written(README.read_text()))
+        for page in (README, START):
+            page.write_text(written(page.read_text()))
         return
     for name in args or papers():
         if name not in papers():

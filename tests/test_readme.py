@@ -12,7 +12,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 import yaml
+from scipy import stats
 
+import fedgraph_flwr as fg
 from benchmarks import baselines, scale
 from fedgraph_flwr.cli.app import COMMANDS
 from fedgraph_flwr.config import compose, group_names
@@ -43,7 +45,7 @@ def test_all_commands_are_told_and_every_method_that_is_named_is_one():
 
 
 def test_it_is_read_in_three_minutes():
-    prose = re.sub(r"```.*?```|<!--.*?-->|\]\([^)]*\)", "", TEXT, flags=re.S)
+    prose = re.sub(r"```.*?```|<!--.*?-->|\]\([^)]*\)| ± [\d.]+", "", TEXT, flags=re.S)
     assert len(re.findall(r"\w[\w'.-]*", prose)) < 900
 
 
@@ -137,7 +139,85 @@ def test_results_at_a_glance_are_those_that_the_rule_chooses():
     }
     for row, setting in zip(listed, (min(gaps, key=gaps.get), max(gaps, key=gaps.get)), strict=True):
         assert row[0] == f"{method}, {setting}"
-        assert row[1:4] == [ours(main.name, setting, column) for column in ("Local-GNN", "FL-GNN", method)]
+        means = [re.match(r"(?:\*\*)?([\d.]+)", cell)[1] for cell in row[1:4]]
+        assert means == [ours(main.name, setting, column) for column in ("Local-GNN", "FL-GNN", method)]
+        assert [cell.startswith("**") for cell in row[1:4]] == [False, False, True]
+
+
+def by_seed(table: str, setting: str, column: str) -> dict[str, float]:
+    """A column's scores in percent by seed, from their CSV."""
+    return {
+        row["seed"]: 100 * float(row["value"])
+        for row in read(RESULTS / f"{table}.csv")
+        if (row["setting"], row["method"]) == (setting, column) and row["value"]
+    }
+
+
+def gain(table: str, setting: str, column: str, other: str) -> tuple[float, float]:
+    """The mean difference of two columns over seeds, and the half-width of its 95 % interval by scipy."""
+    scores, others = by_seed(table, setting, column), by_seed(table, setting, other)
+    found = stats.ttest_rel([scores[seed] for seed in sorted(scores)], [others[seed] for seed in sorted(scores)])
+    low, high = found.confidence_interval(0.95)
+    return (low + high) / 2, (high - low) / 2
+
+
+STORY = {  # table, method, its FedAvg
+    "fedomd_table4": ("FedOMD", "FedAvg-GCN"),
+    "fedspa_table1": ("FedSPA", "FedAvg"),
+    "fedhgn_table3": ("FedHGN", "FedAvg"),
+    "fedhero_table3": ("FedHERO", "FedAvg"),
+    "fedstruct_table1": ("FedStruct-H2V", "FL-GNN"),
+}
+
+
+def test_the_story_of_the_results_is_in_their_tables():
+    text = " ".join(TEXT.split())
+    gains = {
+        table: [
+            gain(table, setting, *pair)
+            for setting in dict.fromkeys(r["setting"] for r in read(RESULTS / f"{table}.csv"))
+        ]
+        for table, pair in STORY.items()
+    }
+    ahead = {table: (sum(mean > half for mean, half in found), len(found)) for table, found in gains.items()}
+    assert ahead["fedomd_table4"][0] == ahead["fedspa_table1"][0] == 0
+    assert "FedOMD and FedSPA are ahead of FedAvg in no setting of their main tables" in text
+    assert f"FedHGN in {ahead['fedhgn_table3'][0]} of {ahead['fedhgn_table3'][1]}." in text
+    assert ahead["fedhero_table3"][0] == ahead["fedhero_table3"][1]
+    wins, of = ahead["fedstruct_table1"]
+    most = max(mean for mean, _ in gains["fedstruct_table1"])
+    assert f"FedStruct is ahead of FedAvg in {wins} of {of} settings, by up to {most:.1f} points" in text
+    mean, half = gain("payments_edges", "all", "FedAvg", "Local")
+    assert f"{mean:.1f} ± {half:.1f} points more average precision" in text
+    assert "rounds=40" in (ROOT / "simulations" / "payments_edges.yaml").read_text()
+    with (RESULTS / "scale.csv").open(newline="") as file:
+        flower = next(row for row in csv.DictReader(file) if row["row"] == "1000, Flower's simulation")
+    assert f"Flower's simulation {float(flower['seconds']):.1f} s for the second" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_the_first_comparison_is_as_it_is_stored(page):
+    """`python -m simulations.reproduction --write` writes it anew; the first row gains, and many labels make it vanish."""
+    text = (ROOT / page).read_text()
+    assert text.count("<!-- demo:") == 1
+    shown = {
+        row[0]: [cell.partition(" ± ")[0] for cell in row[1:]] for row in rows(text.partition("<!-- demo:")[2])[:4]
+    }
+    columns = ["Majority", "Local", "FedAvg", "FedProx", "Central"]
+    assert shown.pop("") == columns
+    assert shown == {setting: [ours("demo", setting, column) for column in columns] for setting in shown}
+    few, many, _ = (gain("demo", setting, "FedAvg", "Local") for setting in shown)
+    assert few[0] - few[1] > 2
+    assert many[0] < 0.5
+
+
+def test_the_demo_gains_on_two_seeds_within_eight_rounds(tmp_path):
+    for seed in (0, 1):
+        local, fedavg = (
+            fg.run(strategy=name, dataset="demo", rounds=8, seed=seed, out=str(tmp_path / f"{name}{seed}")).summary
+            for name in ("local", "fedavg")
+        )
+        assert fedavg["test_accuracy"] > local["test_accuracy"] + 0.02
 
 
 def test_the_page_of_results_tells_the_first_table_as_it_is_stored():
