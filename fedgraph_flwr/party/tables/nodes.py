@@ -59,13 +59,16 @@ class Ids:
         Raises:
             FedGraphError: an id is unknown.
         """
-        texts = as_words(column_of(table, column, where, "end of edges"))
-        found = self.index.get_indexer(texts)
+        import pandas as pd
+
+        codes, distinct = pd.factorize(column_of(table, column, where, "end of edges"))  # -1 where missing
+        texts = np.append(as_words(pd.Series(distinct)), "")
+        found = self.index.get_indexer(texts)[codes]
         if (found < 0).any():
             row = int((found < 0).argmax())
             raise FedGraphError(
-                f"{where}: row {first + row + 1} names '{texts[row]}' in column '{column}', which is not an id of {self.where}:"
-                " add the node, or remove the row"
+                f"{where}: row {first + row + 1} names '{texts[codes[row]]}' in column '{column}', which is not an id of"
+                f" {self.where}: add the node, or remove the row"
             )
         return found.astype(np.int64)
 
