@@ -70,7 +70,7 @@ class Edges(Classification):
             own = (graph.part[graph.edge_index[0]] == graph.part[graph.edge_index[1]]) | bool(graph.edge_part.numel())
             kept = own.nonzero().view(-1)
             graph = graph.with_edges(graph.edge_index[:, kept], kept)
-        self.whole = graph if cfg.task.between else _without_cut_edges(graph)
+        self.whole = _without_totals(graph if cfg.task.between else _without_cut_edges(graph))
         self.points: list[tuple[int, int | None]] = [(0, None)]
         self.graph = self.until(0)
         inner, leaving = self.whole.edge_index, self.whole.cut_out
@@ -179,14 +179,9 @@ class Edges(Classification):
         return time[self.order] // DAY if time.numel() else None
 
     def columns(self) -> Tensor:
-        """Those of the edges, then of their sources and of their targets; missing at the ends that another client owns.
-
-        Columns of nodes from all records of the training time (``own_columns``) are 0: they look ahead of a training edge.
-        """
+        """Those of the edges, then of their sources and of their targets; missing at the ends that another client owns."""
         graph = self.whole
-        inner, leaving = graph.edge_index, graph.cut_out
-        x = graph.x.clone()
-        x[:, graph.num_features - int(graph.own_columns.get("nodes", 0)) :] = 0
+        (inner, leaving), x = (graph.edge_index, graph.cut_out), graph.x
         far = x.new_full((leaving.size(1), graph.num_features), torch.nan)
         ends = [torch.cat([x[inner[0]], x[leaving[0]]]), torch.cat([x[inner[1]], far])]
         own = [own_rows(graph, "edge_attr")] if graph.num_edge_features else []
@@ -313,6 +308,18 @@ def own_rows(graph: ClientGraph, key: str) -> Tensor:
     names = (key, f"cut_out_{key}", *([f"cut_in_{key}"] if graph.schema.get(ENTERING) else []))
     held = [rows for rows in (getattr(graph, name) for name in names) if rows.numel()]
     return torch.cat(held) if held else getattr(graph, key)
+
+
+def _without_totals(graph: ClientGraph) -> ClientGraph:
+    """Return a graph whose columns of nodes from a client's own records are 0.
+
+    They hold all records of the training time and so look ahead of a training edge; later edges would have no such columns.
+    """
+    if not (made := int(graph.own_columns.get("nodes", 0))):
+        return graph
+    x = graph.x.clone()
+    x[:, graph.num_features - made :] = 0
+    return replace(graph, x=x)
 
 
 def _without_cut_edges(graph: ClientGraph) -> ClientGraph:

@@ -448,3 +448,17 @@ def test_a_sweep_counts_the_chance_level_of_edges(inline):
     run = fg.load_run(inline)
     overrides = [f"{key}={value}" for key, value in PAYMENTS.items() if key != "progress"]
     assert majority(overrides) == pytest.approx(run.summary["metrics"]["best_val"]["test_chance_average_precision"])
+
+
+def test_totals_of_nodes_over_the_training_time_are_not_read():
+    """They count payments after a training payment: two graphs that differ in them alone give the same bits."""
+    graph = clients_of(timed(random_graph()))[0]
+    graphs = [
+        replace(graph, x=torch.cat([graph.x, column], dim=1), own_columns={"nodes": 2})
+        for column in (torch.ones(NODES, 2), torch.randn(NODES, 2))
+    ]
+    runs = [client(own, "model=gine", "split.kind=temporal") for own in graphs]
+    assert_same_arrays(trained(runs[0]), trained(runs[1]))
+    assert torch.equal(runs[0].predict(), runs[1].predict())
+    assert torch.equal(task_of(runs[0]).columns(), task_of(runs[1]).columns())
+    assert torch.equal(runs[0].graph.x[:, :5], graph.x)
