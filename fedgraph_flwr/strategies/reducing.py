@@ -13,6 +13,7 @@ from fedgraph_flwr.config import StrategyConfig
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.uplink import ARRAYS, Groups, LateMean, Mean, Public, Reducer, Sum, sums
 from fedgraph_flwr.methods.weighting import private_factors
+from fedgraph_flwr.secure.keyring import SIGNATURE
 from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.privacy import Terms
@@ -166,8 +167,9 @@ def _public_values(reply: Reply, group: str, reducer: Reducer) -> Hashable:
         fields = reducer.fields if isinstance(reducer.fields, dict) else {}
         return tuple((name, reply.metrics.get(name)) for name in sorted(fields))
     arrays = reply.groups.get(group, {}).items()
-    keys = ((np.dtype("uint8"), (32,)), (np.dtype("uint8"), (64,)))  # public keys, and their signatures
-    return tuple((name, a.shape, a.tobytes()) for name, a in sorted(arrays) if (a.dtype, a.shape) not in keys)
+    key = np.dtype("uint8"), (32,)
+    compared = [(name, a) for name, a in sorted(arrays) if (a.dtype, a.shape) != key and name != SIGNATURE]
+    return tuple((name, a.shape, a.tobytes()) for name, a in compared)
 
 
 def _sampled(method: GraphStrategy) -> int:
