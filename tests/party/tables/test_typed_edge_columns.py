@@ -320,6 +320,6 @@ def test_tables_become_a_run_and_predictions_of_new_tables(tables, tmp_path, cap
     assert main(["predict", str(out), "--client", "1", *given, "--edge-table", f"customer:owns:product={bare}"]) == 2
     assert "edge type 'customer:owns:product' is unknown (--edge-table)" in capsys.readouterr().err
     assert main(["predict", str(out), "--client", "1", *given, "--graph", str(bare)]) == 2
-    assert "--node-table and --edge-table replace --nodes, --edges and --graph" in capsys.readouterr().err
+    assert "pass --node-table and --edge-table, or --graph" in capsys.readouterr().err
     with pytest.raises(FedGraphError, match="heterogeneous graphs, which cannot be exported yet"):
         fg.load_run(out).export(tmp_path / "exported")
