@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(args_list: list[str]) -> int:
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    previous = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         args = _parse(args_list)
         return int(args.func(args))
@@ -70,6 +70,8 @@ def _main(args_list: list[str]) -> int:
     except MemoryError as error:
         print(f"error: not enough memory on this machine ({first_line(error)})", file=sys.stderr)
         return 1
+    finally:
+        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
 
 @contextlib.contextmanager

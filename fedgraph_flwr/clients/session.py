@@ -23,6 +23,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.logger import log
 
+from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import messages_of
 from fedgraph_flwr.clients.replies import Received, plain_reply, protected, received, sum_request
@@ -38,6 +39,7 @@ from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
+from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.opened import OpenedSums
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.secure.secagg import STEPS
@@ -190,14 +192,14 @@ def _permitted(message: Message, context: Context) -> Request:
         FedGraphError: an error message for the server and the node's log.
     """
     config = _config(message)
-    phase, server_round, earlier = config["phase"], config["round"], config["exchange"]
+    phase, server_round, exchange = config["phase"], config["round"], config["exchange"]
     own = tuple(sorted((str(k), str(v)) for k, v in context.run_config.items()))
     cfg = _run_config(own, foreign=not _simulated(context))
     if torch.get_num_threads() != (threads := _threads(cfg, context)):
         torch.set_num_threads(threads)
     client, version = _find(cfg, context)
     _check_protocol(config)
-    fresh = _starts(client, context, config)
+    untrained, fresh = _starts(client, context, config)
     checkpoints = _checkpoint_folder(cfg, context, client, str(config["run"])) if "run" in config else None
     _permit(client, context, config, own, checkpoints)
     if "resume" in config:
@@ -205,10 +207,14 @@ def _permitted(message: Message, context: Context) -> Request:
         version += 1
         _keep(client, version, context)
     groups = received(groups_of(message.content), phase)
+    if untrained and (cfg.init or cfg.evaluate) and (phase != DESCRIBE or MODEL in groups):
+        earlier.take(client, _earlier_model(client, context, groups.get(MODEL, {})))
+        version += 1
+        _keep(client, version, context)
     if client.policy.check_start:
         _judge_start(client, context, phase, fresh, groups)
     # The first exchange of a phase in a round keeps the stream that it had before exchanges were counted.
-    seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
+    seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([exchange] if exchange else []))
     reseed(seed, client.device)
     client.server_round = server_round
     scalars = Received(config, f"number of phase '{phase}'")
@@ -222,7 +228,8 @@ def _stored(request: Request, groups: dict[str, Arrays], numbers: dict[str, Any]
     if phase not in (DESCRIBE, EVALUATE) or (phase == EVALUATE and client.saved_models.state):
         _keep(client, version + 1, context)
     if config.get("keep") and checkpoints:
-        _keep_models(client, checkpoints, config)
+        ledger = _ledger(client, context)
+        _keep_models(client, checkpoints, config, ledger.trained and not ledger.suspect)
     if config.get("checkpoint") and checkpoints:
         checkpoints.write_checkpoint(flatten(checkpointed_state(client)), config["round"])
     reply = pack(groups)
@@ -230,11 +237,20 @@ def _stored(request: Request, groups: dict[str, Arrays], numbers: dict[str, Any]
     return reply
 
 
-def _starts(client: GraphClient, context: Context, config: Mapping[str, Any]) -> bool:
-    """Return whether the parameters in this message must follow from the seed, because nothing was trained before."""
+def _starts(client: GraphClient, context: Context, config: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether nothing was trained before this message, and whether its parameters must therefore be those of a start."""
     ledger = _ledger(client, context)
-    early = not ledger.trained and not ledger.resumed and not _comes_late(client, config["round"])
-    return (early or ledger.suspect) and config["phase"] not in (DESCRIBE, EVALUATE) and "resume" not in config
+    untrained = not (ledger.trained or ledger.resumed or "resume" in config)
+    early = untrained and not _comes_late(client, config["round"])
+    return untrained, (early or ledger.suspect) and config["phase"] not in (DESCRIBE, EVALUATE)
+
+
+def _earlier_model(client: GraphClient, context: Context, received: Mapping[str, Any]) -> Path | None:
+    """Return the file with this client's part of the model of the run in ``init`` or ``evaluate``."""
+    cfg, root = client.cfg, context.node_config.get("state")
+    if _simulated(context):
+        return earlier.in_run(Path(cfg.init or cfg.evaluate), client.graph.client)
+    return earlier.in_node(Path(str(root)), client.graph.client, received) if root else None
 
 
 def _comes_late(client: GraphClient, server_round: int) -> bool:
@@ -262,7 +278,7 @@ def _judge_start(
         ):  # an earlier message may have brought parameters
             received = {name: tensor.detach().cpu().numpy() for name, tensor in client.shared.items()}
         if fresh:
-            _check_start(client, received)
+            _check_start(client, received, str(context.node_config.get("state", "")))
             _check_variates(groups.get(VARIATES, {}))
             ledger.suspect = ledger.suspect and not (received and phase == TRAIN)
         elif received and phase in (DESCRIBE, EVALUATE):
@@ -283,13 +299,24 @@ def _store(ledger: Ledger, client: GraphClient, context: Context) -> None:
         folder.write_asked(ledger.record())
 
 
-def _check_start(client: GraphClient, received: Mapping[str, Any]) -> None:
+def _check_start(client: GraphClient, received: Mapping[str, Any], state: str = "") -> None:
     """Refuse first parameters that do not follow from the run's seed: a malicious server could choose some that leak data.
+
+    A run with ``init`` starts with a model of a run in which this node trained, or one that its policy lists.
 
     Raises:
         FedGraphError: names the tensor.
     """
     if not received:
+        return
+    if client.cfg.init:
+        found = digest(received).hex()
+        known = state and earlier.in_node(Path(state), client.graph.client, received, trained=True)
+        if not known and found not in client.policy.start_models:
+            raise FedGraphError(
+                f"the server starts this run with the model {found} (init): this node's policy accepts only models of runs in"
+                " which the node trained, in its state folder (--state), or listed in the policy (start_models)"
+            )
         return
     reseed(derive_seed(client.cfg.seed, "model"), client.device)
     first = client.build_model().to(client.device, client.dtype).state_dict()
@@ -521,14 +548,14 @@ def _keep(client: GraphClient, version: int, context: Context) -> None:
         folder.write_last(state, version)
 
 
-def _keep_models(client: GraphClient, folder: StateFolder, config: Mapping[str, Any]) -> None:
+def _keep_models(client: GraphClient, folder: StateFolder, config: Mapping[str, Any], trained: bool) -> None:
     """Store the models that the client will predict with; a party's own node stores their configuration and schema too."""
     client.saved_models.update_best(int(config["best"]))
     values: dict[str, Any] = {}
     if client.saved_models.what == WHOLE:
         values = {"config": dataclasses.asdict(client.cfg), "file": str(client.file.absolute()) if client.file else ""}
         values |= {key: getattr(client.graph, key) for key in ("schema", "num_features")}
-        values["num_classes"] = client.task.num_classes(client.graph)
+        values |= {"num_classes": client.task.num_classes(client.graph), earlier.TRAINED: trained}
     for name, tree in client.saved_models.state.items():
         parts = flatten({key: tree[key] for key in ("model", "method") if key in tree})
         folder.write_model(name, parts, values | {"round": int(tree["round"])})

@@ -173,7 +173,7 @@ def _upon(resolved: dict[str, Any], source: str, given: dict[str, Any]) -> list[
 def configuration(
     overrides: Sequence[str], keys: Mapping[str, Any] | None = None, defaults: Sequence[str] = ()
 ) -> RunConfig:
-    """Compose the configuration of a command line, including ``config=``, ``resume=`` and ``evaluate=``.
+    """Compose the configuration of a command line, including ``config=``, ``resume=``, ``evaluate=`` and ``init=``.
 
     Args:
         overrides: ``key=value`` overrides.
@@ -184,12 +184,14 @@ def configuration(
         FedGraphError: as for `compose`.
     """
     keys = keys or {}
-    named = ("config", "resume", "evaluate")
+    named = ("config", "resume", "evaluate", "init")
     given = dict(word.partition("=")[::2] for word in overrides) | {k: keys[k] for k in named if k in keys}
-    earlier = given.get("resume") or given.get("evaluate")
+    earlier = given.get("resume") or given.get("evaluate") or given.get("init")
     base = given.get("config") or (str(Path(earlier) / "config.yaml") if earlier else None)
     overrides = [word for word in overrides if not word.startswith("config=")]
     cfg = compose(overrides, base, defaults, {key: value for key, value in keys.items() if key != "config"})
+    if cfg.evaluate:  # nothing is trained, whatever the evaluated run started from
+        cfg = dataclasses.replace(cfg, init="")
     if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():
         raise FedGraphError(f"resume={cfg.resume} writes to its own folder: remove out={cfg.out}")
     return dataclasses.replace(cfg, out=cfg.resume) if cfg.resume else cfg

@@ -950,6 +950,7 @@ class RunConfig(Section):
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
     overwrite: bool = False  # replace the finished run in `out`
     resume: str = ""  # result folder of a run to resume
+    init: str = ""  # result folder of a finished run, whose trained model this run starts from
     evaluate: str = (
         ""  # result folder of a finished run, whose model this run scores and stores at the clients, without training
     )

@@ -1,7 +1,9 @@
 """Scores of a model on a client's nodes, and their means over clients."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -460,3 +462,9 @@ class OwnRounds:
 
     def _waiting(self, server_round: int) -> np.ndarray:
         return np.logical_or(not self.cfg.patience, server_round - self._since < self.cfg.patience)
+
+
+def reports_best(run: Path) -> bool:
+    """Return whether the headline score of a finished run is that of its best model, and not of the last one."""
+    selected = " at best_val" in json.loads((run / "summary.json").read_bytes())["headline"]
+    return selected and (run / "model_best.safetensors").is_file()

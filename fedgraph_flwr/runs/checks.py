@@ -47,11 +47,13 @@ def check_method(cfg: RunConfig) -> None:
     protections.check(cfg, uplink)
     model_group = uplink[TRAIN].get(MODEL)
     adversaries.check(cfg, model_group is not None and not isinstance(model_group, Sum))
-    if cfg.evaluate and not rebuilds(cfg):
+    if cfg.evaluate and sides[1].needs_others(cfg) and not rebuilds(cfg):
         raise FedGraphError(
             f"evaluate={cfg.evaluate}: strategy={cfg.strategy.name} with this configuration cannot predict new nodes by another"
             " set-up: use `fedgraph-flwr predict` with its run, or repeat the run"
         )
+    if cfg.init:
+        _check_init(cfg, *sides)
     if cfg.privacy.secagg:
         _check_secagg(cfg)
     if (cfg.privacy.dp != "none" or cfg.privacy.secagg) and not inherits(sides[0], ["weights"]):
@@ -122,6 +124,27 @@ def _side(cfg: RunConfig, key: str, base: type) -> Any:
     if not (isinstance(side, type) and issubclass(side, base)):
         raise FedGraphError(f"strategy.{key}={target} is not a {key}: expected a subclass of {base.__name__}")
     return side
+
+
+def _check_init(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphClient]) -> None:
+    """Refuse ``init`` where the model of a run is more than parameters, since methods start with fresh state.
+
+    Raises:
+        FedGraphError: names the method.
+    """
+    own = (*client.predicts_with, *Parts(cfg.strategy).predicts_with)
+    if own and not rebuilds(cfg):
+        why = f"predicts with state of its method as well ({', '.join(own)})"
+    elif server.accepted is not GraphStrategy.accepted:
+        why = "grows its model, round by round"
+    elif not cfg.strategy.shared and cfg.on_fleet:
+        why = "shares no parameters, by which nodes find their own"
+    else:
+        return
+    raise FedGraphError(
+        f"init={cfg.init}: strategy={cfg.strategy.name} with this configuration {why}, so it cannot start from a trained model:"
+        " train from the beginning, or score that model by evaluate="
+    )
 
 
 def _check_secagg(cfg: RunConfig) -> None:

@@ -20,17 +20,19 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.wire.trees import Tree, unflatten
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.trees import Tree, as_arrays, unflatten
 
 CONFIG = "config.yaml"
 CHECKPOINT = "checkpoint.safetensors"
@@ -56,6 +58,7 @@ FREE = {
     "rounds",
     "checkpoint_every",
     "resume",
+    "init",  # the checkpoint holds what it became
     "out",
     "overwrite",
     "attack.name",  # studied at the end
@@ -198,6 +201,8 @@ class Checkpoint:
         fingerprint: fingerprint of the configuration and, if the files were available, of the data.
         descriptions: reply of each client to phase ``describe``, by index; ``told`` in the file.
         nodes: node id of each client, by index.
+        seconds: duration of the run so far; 0 in files of older versions.
+        start: run, digest and scores of the model in ``init``.
         tree: ``arrays`` (shared parameters), ``best``, and the strategy's state.
         rounds: records of the previous rounds.
     """
@@ -210,6 +215,8 @@ class Checkpoint:
     fingerprint: dict[str, Any]
     descriptions: dict[str, Any]
     nodes: dict[str, Any]
+    seconds: float = 0.0
+    start: dict[str, Any] = dataclasses.field(default_factory=dict)
     tree: Tree = dataclasses.field(default_factory=dict)
     rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
@@ -231,6 +238,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "fingerprint": (dict,),
     "told": (dict,),
     "nodes": (dict,),
+    "seconds": (int, float),
+    "start": (dict,),
 }
 
 _FIELDS = {"told": "descriptions"}
@@ -247,6 +256,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not path.is_file():
         raise FedGraphError(f"resume={folder} has no {CHECKPOINT}; set checkpoint_every=N to write one every N rounds")
     tensors, values = read_tensors(path)
+    values.setdefault("seconds", 0.0)  # missing in files of older versions
+    values.setdefault("start", {})
     for key, types in _TYPES.items():
         if not isinstance(values.get(key), types) or isinstance(values[key], bool):
             raise FedGraphError(
@@ -312,17 +323,49 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
         )
 
 
-def headline_model(folder: Path) -> Path:
+def headline_model(folder: Path, key: str = "evaluate") -> Path:
     """Return the file of a finished run's shared parameters, of the round of its headline score.
 
     Raises:
         FedGraphError: the folder holds no finished run.
     """
     if not (folder / SUMMARY).is_file():
-        raise FedGraphError(f"evaluate={folder} holds no finished run: expected a folder with {SUMMARY}")
-    best = folder / "model_best.safetensors"
-    selected = " at best_val" in json.loads((folder / SUMMARY).read_bytes())["headline"]
-    return best if selected and best.is_file() else folder / "model_final.safetensors"
+        raise FedGraphError(f"{key}={folder} holds no finished run: expected a folder with {SUMMARY}")
+    return folder / ("model_best.safetensors" if metrics.reports_best(folder) else "model_final.safetensors")
+
+
+class EarlierModel(NamedTuple):
+    """Model of a finished run, at the round of its headline score.
+
+    Attributes:
+        path: file of the shared parameters.
+        arrays: the shared parameters.
+        models: those of clients that have their own.
+    """
+
+    path: Path
+    arrays: Arrays
+    models: dict[int, Arrays]
+
+
+def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) -> EarlierModel:
+    """Return the model of a finished run for clients with these fingerprints of their schemas.
+
+    Raises:
+        FedGraphError: the folder holds no finished run, or its files had another schema.
+    """
+    path = headline_model(folder, key)
+    spec = folder / INPUT_SPEC
+    known = json.loads(spec.read_bytes()).get("fingerprint") if spec.is_file() else None
+    for client, found in schemas.items():
+        if known and list(found) != known:
+            raise FedGraphError(
+                f"client {client} has another schema than the run {key}={folder}, so its columns would mean something else to"
+                " the model: import its tables with that run's schema (--schema)"
+            )
+    own = folder / path.name.replace("model_", "models_")
+    models = as_arrays(unflatten(read_tensors(own)[0])) if own.is_file() else {}
+    return EarlierModel(path, as_arrays(read_tensors(path)[0]), {int(client): tree for client, tree in models.items()})
 
 
 def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folder: str) -> None:

@@ -97,10 +97,17 @@ def check_unused(cfg: RunConfig) -> None:
     Raises:
         InUse: the folder holds a finished run.
     """
-    if cfg.evaluate:
-        headline_model(Path(cfg.evaluate))  # refuses a folder without a finished run
-        if Path(cfg.evaluate).resolve() == Path(cfg.out).resolve():
-            raise FedGraphError(f"evaluate={cfg.evaluate} reads the folder that out= would replace: pass another out=")
+    for key, run in (("evaluate", cfg.evaluate), ("init", "" if cfg.resume else cfg.init)):
+        if not run:
+            continue
+        path = headline_model(Path(run), key)  # refuses a folder without a finished run
+        if Path(run).resolve() == Path(cfg.out).resolve():
+            raise FedGraphError(f"{key}={run} reads the folder that out= would replace: pass another out=")
+        if key == "init" and path.with_name(path.name.replace("model_", "models_")).is_file():
+            raise FedGraphError(
+                f"init={run}: its server kept parameters of each client, which belong to the state of"
+                f" strategy={cfg.strategy.name}: start from a run of another strategy, or train from the beginning"
+            )
     if not cfg.resume and not cfg.overwrite and (Path(cfg.out) / SUMMARY).is_file():
         raise InUse(
             f"out={cfg.out} holds a finished run, whose model and report would be lost: pass another out=, or overwrite=true to"
@@ -115,8 +122,9 @@ def with_folder(cfg: RunConfig) -> RunConfig:
         data = cfg.engine if cfg.on_fleet else cfg.dataset.name
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{data}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
-    out, resume, evaluate = (str(Path(path).absolute()) if path else "" for path in (cfg.out, cfg.resume, cfg.evaluate))
-    return dataclasses.replace(cfg, out=out, resume=resume, evaluate=evaluate)
+    folders = (cfg.out, cfg.resume, cfg.evaluate, cfg.init)
+    out, resume, evaluate, init = (str(Path(path).absolute()) if path else "" for path in folders)
+    return dataclasses.replace(cfg, out=out, resume=resume, evaluate=evaluate, init=init)
 
 
 def _unused(folder: Path) -> Path:

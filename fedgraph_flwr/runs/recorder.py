@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from fedgraph_flwr.config import RunConfig, to_yaml
-from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
+from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.runs.folder import (
@@ -27,11 +27,12 @@ from fedgraph_flwr.runs.folder import (
     ROUNDS,
     SUMMARY,
     Checkpoint,
+    EarlierModel,
     check_descriptions,
     check_resumable,
     clear,
+    earlier_model,
     fingerprint,
-    headline_model,
     read_checkpoint,
 )
 from fedgraph_flwr.wire.messages import Arrays
@@ -83,8 +84,8 @@ class Recorder:
         self.nodes: dict[int, int] = self.restored.of_clients() if self.restored else {}
         # Random, and kept when the run is resumed: clients store their private state under it.
         self.run_name = self.restored.run if self.restored else secrets.token_hex(8)
-        self._began = time.perf_counter()
-        self._round_began = self._began
+        self._began = self._round_began = time.perf_counter()
+        self._before = self.restored.seconds if self.restored else 0.0  # of the processes before
         if self.folder:
             if not self.restored:
                 clear(self.folder)
@@ -160,8 +161,8 @@ class Recorder:
 
     @property
     def scoring(self) -> dict[str, int]:
-        """Values sent to clients with a request for scores: the scored round and the best round so far."""
-        return {"scored": self._pending["round"] if self._pending else 0, "best": self.best_round}
+        """Values sent to clients with a request for scores of a round: its number and the best round so far."""
+        return {"scored": self._pending["round"], "best": self.best_round} if self._pending else {}
 
     def begin_end(self) -> None:
         """Record the following events outside of any round."""
@@ -189,6 +190,8 @@ class Recorder:
             best_score=self.best_score,
             pending=self._pending or {},
             fingerprint=self.fingerprint,
+            seconds=self._total_seconds(),
+            start=self.extra.get("start", {}),
             nodes={str(client): node for client, node in self.nodes.items()},
             descriptions={str(client): dict(what) for client, what in descriptions.items()},
         )
@@ -231,6 +234,7 @@ class Recorder:
         self.best_arrays = as_arrays(found.tree.get("best", {}))
         self.best_models = {int(client): own for client, own in as_arrays(found.tree.get("best_models", {})).items()}
         self._pending = found.pending
+        self.extra |= {"start": found.start} if found.start else {}
         self.rounds = found.rounds
         for record in self.rounds:
             if "clients" in record:
@@ -242,14 +246,14 @@ class Recorder:
         self.final_arrays = as_arrays(found.tree.get("arrays", {}))
         return found.round, self.final_arrays, found.tree.get("server", {})
 
-    def finished_model(self) -> tuple[Arrays, str]:
-        """Return the shared parameters of the run in ``cfg.evaluate``, at the round of its headline score, and their file.
+    def earlier_model(self, key: str) -> EarlierModel:
+        """Return the model of the run in ``cfg.init`` or ``cfg.evaluate``, by the key's name, for this run's clients.
 
         Raises:
-            FedGraphError: it holds no finished run.
+            FedGraphError: it holds no finished run, or its files had another schema.
         """
-        path = headline_model(Path(self.cfg.evaluate))
-        return as_arrays(read_tensors(path)[0]), f"{path}:"
+        schemas = {client: description.get("schema", [0]) for client, description in self.described.items()}
+        return earlier_model(Path(getattr(self.cfg, key)), key, schemas)
 
     def finish(self, models: Mapping[int, Arrays] | None = None) -> dict[str, Any]:
         """Write summary and parameters, and return the summary.
@@ -264,8 +268,8 @@ class Recorder:
         ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``, ``setup_exchanges``,
         ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``, ``failures`` (client and phase → reason), ``peak_rss_mb``
         (this process and its largest child), ``versions``, ``commit``, ``nodes`` (node id of each client). Optional keys:
-        ``privacy`` (ε, δ and releases of the run), ``attack``, ``adversary`` (success rate of a backdoor) and ``classes``
-        (names, for imported graphs).
+        ``privacy`` (ε, δ and releases of the run), ``start`` (run, digest and scores of the incoming model), ``attack``,
+        ``adversary`` (success rate of a backdoor) and ``classes`` (names, for imported graphs).
         """
         if self._pending is not None:
             self._write(self._pending)
@@ -292,7 +296,7 @@ class Recorder:
             "metrics": at,
             "seconds_per_round": float(np.median([r["seconds"] for r in self.rounds])) if self.rounds else 0.0,
             "setup_seconds": self.setup_record["seconds"],
-            "total_seconds": time.perf_counter() - self._began,
+            "total_seconds": self._total_seconds(),
             "exchanges_per_round": _exchanges_per_round(self.rounds),
             "setup_exchanges": sum(e["exchanges"] for e in self.setup_record["phases"].values()),
             "bytes_up": sum(e["bytes_up"] for _, e in phases),
@@ -309,6 +313,10 @@ class Recorder:
         if self.folder:
             self._write_end(self.folder, models)
         return summary
+
+    def _total_seconds(self) -> float:
+        """Return the duration of the run so far: of this process, and of those before it up to the checkpoints."""
+        return self._before + time.perf_counter() - self._began
 
     def _averages(self, scored: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         """Return every score and mean at the rounds that a headline may choose."""

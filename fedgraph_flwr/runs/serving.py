@@ -58,6 +58,7 @@ def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None
                 "num_features": strategy.described.size("num_features"),
                 "schema": {},
                 "undirected": False,
+                "fingerprint": list(next(iter(strategy.clients.values())).description.get("schema", [0])),
             }
             write_bytes(out / INPUT_SPEC, json.dumps(plain | known, indent=1).encode())
             studies = {}

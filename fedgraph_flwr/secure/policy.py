@@ -20,6 +20,7 @@ min_nodes: 20                     # minimum nodes of this node's graph in every 
 max_parameters: 1000000           # maximum per model, including additional ones, and of numbers in pairs that a step compares
 max_width: 256                    # maximum width of a layer
 late_start: false                 # a first request may come in a later round, although the cohorts did not leave the client out
+start_models: []                  # digests of models that a run may start with (init), besides those of runs of this node
 check_start: true                 # training must start with the parameters of the run's seed, unless the node has the checkpoint
 reveal: [coefficients]            # groups of a method that a server may see for this client despite secure aggregation
 required_config: {privacy.dp: [server_fixed, client_fixed]}   # keys of a run's configuration, and the accepted values
@@ -127,6 +128,7 @@ class Policy:
     max_width: int = 1024
     check_start: bool = True
     late_start: bool = False
+    start_models: list[str] = field(default_factory=list)
     reveal: list[str] = field(default_factory=list)
     required_config: dict[str, Any] = field(default_factory=dict)
     link: dict[str, Any] = field(default_factory=dict)
@@ -146,6 +148,9 @@ class Policy:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise FedGraphError(f"policy.{name} must be at least 0 and finite, got {getattr(self, name)}")
         file_name(self.purpose, "policy.purpose")
+        for model in self.start_models:
+            if not re.fullmatch("[0-9a-f]{64}", model):
+                raise FedGraphError(f"policy.start_models must list digests of 64 hexadecimal digits, got {model!r}")
         for task in self.tasks:
             one_of(task, tuple(TASKS), "policy.tasks")
         for sampler in self.samplers:

@@ -19,6 +19,7 @@ from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.methods.uplink import releases, sums
 from fedgraph_flwr.methods.weighting import batch_of
+from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.opened_store import OpenedStore
@@ -98,12 +99,16 @@ class Loop:
         method, recorder = self.strategy, self.recorder
         self._connect()
         method.arrays = method.initial_arrays()
+        if self.cfg.init:
+            method.arrays = self._earlier("init")[0]
         if self.cfg.train.class_weights == "federated":
             method.class_weights = self._class_weights()
         method.setup()
         if self.cfg.evaluate:
             return self._evaluate_finished()
         first = self._resume() + 1
+        if self.cfg.init and first == 1:
+            self._score_start()
         recorder.setup_done()
         STOP.requested, STOP.enabled = False, bool(self.cfg.checkpoint_every)
         try:
@@ -115,13 +120,38 @@ class Loop:
     def _evaluate_finished(self) -> Result:
         """Score the model of a finished run, which clients store with what they received in the set-up."""
         method, recorder = self.strategy, self.recorder
-        given, where = recorder.finished_model()
-        method.arrays = self._fitting(given, where, "evaluate the run with its own strategy, model and schema")
+        method.arrays, method.models = self._earlier("evaluate")
         recorder.setup_done()
         self._next_round(1)
         recorder.begin_round(1, [])
         recorder.end_round({}, method.arrays)
         return self._finish()
+
+    def _earlier(self, key: str) -> tuple[Arrays, dict[int, Arrays]]:
+        """Return the shared parameters of a finished run, and those that are a client's own.
+
+        Raises:
+            FedGraphError: they do not fit this run's model, or the files have another schema.
+        """
+        found = self.recorder.earlier_model(key)
+        fix = (
+            f"{key} the run with its own strategy, model and schema"
+            if key == "evaluate"
+            else "keep that run's model keys"
+        )
+        shared = self._fitting(found.arrays, f"{found.path}:", fix)
+        return shared, {client: self._fitting(own, f"{found.path}:", fix) for client, own in found.models.items()}
+
+    def _score_start(self) -> None:
+        """Score the incoming model before round 1, where scores are exact: others would need a further release."""
+        method, recorder = self.strategy, self.recorder
+        start: dict[str, Any] = {"run": self.cfg.init, "model": digest(method.arrays).hex()}
+        log(INFO, "this run starts with the model %s of %s", start["model"], self.cfg.init)
+        if self.cfg.privacy.scores == "exact":
+            method.judges = self._judges()
+            sent = method.configure_evaluate(0, to_record(method.arrays), ConfigRecord(), self.grid)
+            start["metrics"] = self._scores(enough_replies(method, EVALUATE, sent))["metrics"]
+        recorder.extra["start"] = start
 
     def _finish(self) -> Result:
         """Score the last model, and end the run."""
@@ -428,8 +458,8 @@ class Loop:
         sent = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
         self._scored(enough_replies(method, EVALUATE, sent))
 
-    def _scored(self, replies: list[Reply]) -> None:
-        """Complete the previous round's record with the scores in these replies."""
+    def _scores(self, replies: list[Reply]) -> dict[str, Any]:
+        """Return the scores in these replies."""
         method, evaluation = self.strategy, self.cfg.evaluation
         for reply in replies:
             method.counted.setdefault(reply.client, counts_of(reply.metrics))
@@ -442,6 +472,11 @@ class Loop:
             scores |= confusion_of(replies, method.agreed("num_classes"))
         if evaluation.clients != "all":
             scores["scored_by"] = [reply.client for reply in replies]
+        return scores
+
+    def _scored(self, replies: list[Reply]) -> None:
+        """Complete the previous round's record with the scores in these replies."""
+        method, nodes, scores = self.strategy, self._nodes_of(replies), self._scores(replies)
         if method.privacy and self.cfg.privacy.scores == "noised":
             scores = {"metrics": method.privacy.release_scores(scores["clients"]), "clients": {}, **self._spent()}
         self.recorder.scored(scores, method.arrays, nodes, method.models)

@@ -254,3 +254,10 @@ def test_what_the_machine_cannot_do_is_a_sentence_wherever_it_happens(error, mes
     monkeypatch.setattr("fedgraph_flwr.runs.prepare.with_folder", fails)
     assert main(["run"]) == 1
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_the_handlers_of_signals_are_those_before_a_command(capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["keys"]) == 0
+    assert main(["nonsense"]) != 0
+    assert signal.getsignal(signal.SIGTERM) is before

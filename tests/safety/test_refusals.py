@@ -3,6 +3,7 @@
 import contextlib
 import json
 import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.secure.policy import Policy
 from tests.methods.small_runs import METHODS, sampled
-from tests.nodes import SGD, binning, model_of
-from tests.support import honest_reply, patch_replies
+from tests.nodes import SGD, binning, model_of, party_nodes
+from tests.support import assert_same_arrays, honest_reply, patch_replies
 
 WIDE = ["model.hidden=64", "train.local_steps=1", *SGD]
 
@@ -360,3 +361,13 @@ def test_scalars_of_a_message_have_their_types(node, scalars, message):
     """Some were tracebacks at the node."""
     asked = node()
     assert message in asked.request("train", 1, {"model": model_of(asked)}, **scalars)
+
+
+def test_a_separate_exchange_between_two_trainings_is_no_start(run, tmp_path, monkeypatch):
+    """Round 2 may begin with scores: the parameters that train after them are trained ones."""
+    words = ["train.lr=0.5", "strategy.min_clients=3", "evaluation.clients=2"]
+    expected = run(*words)
+    (tmp_path / "policy.yaml").write_text("min_nodes: 0\n")
+    files = sorted(Path(expected.cfg.graph).glob("*.safetensors"))
+    party_nodes(monkeypatch, files, tmp_path / "policy.yaml", tmp_path / "state")
+    assert_same_arrays(run(*words).arrays, expected.arrays)

@@ -1,0 +1,170 @@
+"""Runs on a model of an earlier run: ``init`` trains it on, ``evaluate`` scores it, on the same files or on new ones."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.config.composition import configuration
+from fedgraph_flwr.data.graph import read_tensors, write_tensors
+from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.engine.ray import run_ray
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition import load
+from fedgraph_flwr.party.use.predict import load_predictor
+from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.runs.prepare import with_folder
+from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.wire.messages import MODEL
+from tests.nodes import model_of, party_nodes
+from tests.support import Finished, assert_same_arrays
+
+PLAIN = ["train.optimizer=sgd", "model.dropout=0", "evaluation.select=last", "train.local_steps=2"]
+"""No draw and no state of an optimiser: 4 rounds are 2 rounds, and 2 more from their model."""
+
+
+def later(key, before, *overrides):
+    """A run on the model of an earlier one, as a command line starts it."""
+    out = before.out.with_name(f"{before.out.name}-{key}-{len(overrides)}")
+    cfg = with_folder(configuration([f"{key}={before.out}", f"out={out}", *overrides]))
+    return Finished(cfg, run_ray(cfg) if cfg.engine == "ray" else run_inline(cfg))
+
+
+FORMS = {
+    "": [],
+    "head": ["strategy.personalization=head"],
+    "local": ["strategy.shared=[]"],
+    "fedgcn": ["strategy=fedgcn"],
+    "ray": pytest.param(["strategy.personalization=head", "engine=ray"], marks=pytest.mark.slow),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_run_from_a_trained_model_is_the_longer_run(run, form):
+    engine = [word for word in form if word.startswith("engine=")]
+    form = [word for word in form if word not in engine]
+    whole, first = run(*PLAIN, *form, "rounds=4"), run(*PLAIN, *form, "rounds=2")
+    second = later("init", first, *engine)
+    assert_same_arrays(second.arrays, whole.arrays)
+    assert second.rounds[-1]["clients"] == whole.rounds[-1]["clients"]
+    start = second.summary["start"]
+    assert start["run"] == str(first.out)
+    assert start["model"] == digest(first.arrays).hex()
+    assert start["metrics"] == first.summary["metrics"]["last"]
+
+
+def test_a_partys_node_starts_only_with_models_of_its_own_runs_or_of_its_policy(run, tmp_path, monkeypatch):
+    """The same run as in a simulation, at nodes with state folders; without them, the policy must list the model."""
+    words = [*PLAIN, "strategy.personalization=head", "strategy.min_clients=3"]
+    simulated = later("init", run(*words, "rounds=2"), "rounds=2")
+    files = sorted(Path(simulated.cfg.graph).glob("*.safetensors"))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("min_nodes: 0\n")
+    state = tmp_path / "state"
+    party_nodes(monkeypatch, files, policy, state)
+    first = run(*words, "rounds=2")
+    again = later("init", first, "rounds=2")
+    assert_same_arrays(again.arrays, simulated.arrays)
+    assert again.summary["start"] == simulated.summary["start"] | {"run": str(first.out)}
+    assert again.rounds[-1]["clients"] == simulated.rounds[-1]["clients"]
+    shutil.rmtree(state)
+    with pytest.raises(
+        FedGraphError, match=f"starts this run with the model {digest(first.arrays).hex()} .*start_models"
+    ):
+        later("init", first)
+    policy.write_text(f"min_nodes: 0\nstart_models: [{digest(first.arrays).hex()}]\n")
+    shutil.rmtree(first.out.with_name(f"{first.out.name}-init-0"), ignore_errors=True)
+    assert later("init", first).summary["start"]["metrics"] != again.summary["start"]["metrics"]  # heads of the seed
+
+
+def test_a_node_takes_no_start_from_a_run_in_which_it_did_not_train(node):
+    """Scored once, planted parameters are in the node's folder, and no start for that."""
+    planted = model_of(node(), scale=2.0)
+    scored = node(state=True)
+    assert not isinstance(scored.request("evaluate", 1, {MODEL: planted}, scored=1, best=1), str)
+    assert not isinstance(scored.request("describe", 1, keep=True, run="0" * 16, best=1), str)
+    another = node("init=runs/mine", state=True)
+    another.context.run_id = another.grid.run_id = scored.grid.run_id + 1
+    assert "starts this run with the model" in another.request("train", 1, {MODEL: planted})
+
+
+@pytest.mark.parametrize("form", [[], ["strategy.personalization=head"], ["strategy.personalization=ditto"]])
+def test_new_files_are_scored_by_the_model_of_any_method(run, client_files, form):
+    trained, new = run(*form, "evaluation.select=last"), client_files((14, 18, 22), seed=1)
+    found = later("evaluate", trained, new)
+    assert "train" not in found.summary["bytes_by_phase"]
+    for client in range(3):
+        graph = load(Path(new.partition("=")[2]) / f"client_{client:04d}.safetensors")
+        codes = load_predictor(trained.out, client).predict(graph).codes
+        right = (codes == graph.y.numpy())[graph.test_mask.numpy()]
+        assert found.rounds[-1]["clients"]["test-accuracy"][client] == pytest.approx(right.mean(), abs=1e-12)
+    if not form:
+        assert "start" not in later("evaluate", later("init", trained)).summary
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ("strategy.personalization=ditto", r"predicts with state of its method as well \(model\)"),
+        ("strategy=fedstruct", r"predicts with state of its method as well \(structure\)"),
+        ("strategy=boosting", "grows its model"),
+    ],
+)
+def test_a_method_whose_state_belongs_to_its_model_does_not_start_from_one(form, why):
+    with pytest.raises(FedGraphError, match=why):
+        check_method(compose([form, "init=runs/mine"]))
+
+
+def test_wrong_runs_are_refused(run, tmp_path):
+    first = run("rounds=1")
+    with pytest.raises(FedGraphError, match=f"init={tmp_path} holds no finished run"):
+        run(f"init={tmp_path}")
+    with pytest.raises(FedGraphError, match="reads the folder that out= would replace"):
+        run(f"init={first.out}", f"out={first.out}", "overwrite=true")
+    with pytest.raises(FedGraphError, match=r"the model's is .*: keep that run's model keys"):
+        run(f"init={first.out}", "model.hidden=9")
+    spec = json.loads((first.out / "input_spec.json").read_bytes())
+    (first.out / "input_spec.json").write_text(json.dumps(spec | {"fingerprint": [1, 2]}))
+    for key in ("init", "evaluate"):
+        with pytest.raises(FedGraphError, match="client 0 has another schema than the run"):
+            later(key, first)
+    clients = run("strategy=fedgta", "rounds=1")
+    with pytest.raises(FedGraphError, match="its server kept parameters of each client"):
+        later("init", clients)
+
+
+def test_clients_that_a_cohort_left_out_start_from_their_own_state(run, tmp_path, monkeypatch):
+    words = [*PLAIN, "strategy.personalization=head", "strategy.fraction=0.4", "seed=1"]
+    first = run(*words, "rounds=1", "strategy.fraction=1.0")
+    simulated = later("init", first, "rounds=3", "strategy.fraction=0.4")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("min_nodes: 0\n")
+    party_nodes(monkeypatch, sorted(Path(first.cfg.graph).glob("*.safetensors")), policy, tmp_path / "state")
+    again = run(*words, "rounds=1", "strategy.fraction=1.0")
+    again = later("init", again, "rounds=3", "strategy.fraction=0.4")
+    assert_same_arrays(again.arrays, simulated.arrays)
+    assert again.rounds[-1]["clients"] == simulated.rounds[-1]["clients"]
+    assert again.summary["failures"] == {}
+
+
+def test_a_client_without_its_private_state_is_not_scored(run):
+    trained = run("strategy.personalization=head", "rounds=1")
+    shutil.rmtree(trained.out / "state")
+    with pytest.raises(FedGraphError, match=r"client 0 has no private state .* or use init= to train it"):
+        later("evaluate", trained)
+    assert later("init", trained).summary["rounds"] == 1
+
+
+def test_a_resumed_run_counts_the_time_of_all_its_processes_and_keeps_its_start(run):
+    first = run("rounds=1")
+    second = later("init", first, "rounds=2", "checkpoint_every=1")
+    path = second.out / "checkpoint.safetensors"
+    tensors, values = read_tensors(path)
+    assert 0 < values["seconds"] < second.summary["total_seconds"]
+    write_tensors(path, tensors, values | {"seconds": 1000.0})
+    third = run_inline(with_folder(configuration([f"resume={second.out}", "rounds=3"])))
+    assert 1000 < third["total_seconds"] < 1600
+    assert third["setup_seconds"] < 600
+    assert third["start"] == second.summary["start"]
