@@ -58,7 +58,7 @@ def _no_ids() -> Tensor:
 
 
 def _no_features() -> Tensor:
-    return torch.zeros(0, 0)
+    return torch.zeros(0, 0, dtype=torch.float32)
 
 
 def _no_stats() -> Tensor:

@@ -54,7 +54,7 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
     none = torch.zeros(count, dtype=torch.bool)
     stage = np.repeat(np.arange(3, dtype=np.int8), [len(rows) for rows, _ in found])
     return Graph(
-        x=torch.ones(count, 1),
+        x=torch.ones(count, 1, dtype=torch.float32),
         edge_index=torch.from_numpy(np.ascontiguousarray(ends)),
         y=torch.full((count,), -1),
         train_mask=none,

@@ -92,7 +92,7 @@ def from_graphs(
     offset = (size.cumsum(0) - size).tolist()
     edges = [index.to(torch.int64) + start for (_, index), start in zip(graphs, offset, strict=True)]
     attr = None if edge_attr is None else torch.cat([own.to(torch.float32) for own in edge_attr])
-    x = torch.cat([own.to(torch.float32) for own, _ in graphs]) if graphs else torch.zeros(0, 0)
+    x = torch.cat([own.to(torch.float32) for own, _ in graphs]) if graphs else torch.zeros(0, 0, dtype=torch.float32)
     whole = torch.cat(edges, dim=1) if edges else torch.zeros(2, 0, dtype=torch.int64)
     return side_by_side(x, whole, size, edge_attr=attr, name=name, **more)
 

@@ -218,7 +218,7 @@ def as_graph(p: Payments, spec: ColumnKeys, edge_attr: NDArray[np.float64], name
     y[np.concatenate([p.source[p.label], p.target[p.label]])] = 1
     none = torch.zeros(n, dtype=torch.bool)
     graph = Graph(
-        x=torch.from_numpy(activity(p, spec)) if spec.features == "activity" else torch.ones(n, 1),
+        x=torch.from_numpy(activity(p, spec)) if spec.features == "activity" else torch.ones(n, 1, dtype=torch.float32),
         edge_index=torch.from_numpy(np.stack([p.source, p.target])),
         y=torch.from_numpy(y),
         train_mask=none,

@@ -215,7 +215,7 @@ def _many(
 ) -> Graph:
     """Return graphs of ``size`` nodes [G] with constant features, as many for each client."""
     return side_by_side(
-        torch.ones(int(size.sum()), 1),
+        torch.ones(int(size.sum()), 1, dtype=torch.float32),
         torch.from_numpy(np.ascontiguousarray(edges[:, np.lexsort(edges[::-1])])),
         torch.from_numpy(size),
         y=None if y is None else torch.from_numpy(y),

@@ -180,7 +180,7 @@ def tu(folder: Path, params: dict[str, Any]) -> Graph:
     edges = data.edge_index + (size.cumsum(0) - size).repeat_interleave(counts)
     reads = params["attributes"] if params["attributes"] is not None else not sizes["num_node_labels"]
     attributes = slice(None) if reads else slice(sizes["num_node_attributes"], None)
-    x = torch.zeros(len(of), 0) if data.x is None else data.x[:, attributes]
+    x = torch.zeros(len(of), 0, dtype=torch.float32) if data.x is None else data.x[:, attributes]
     if not x.size(1):
         degree = torch.bincount(edges[1], minlength=len(of))
         most = int(degree.max()) if params["degrees"] is None else int(params["degrees"])

@@ -12,7 +12,7 @@ import torch
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.cli.partition import rows
-from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.config import RunConfig, compose, configuration
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph
@@ -405,3 +405,31 @@ def test_command_replaces_an_earlier_partition_and_nothing_else(parts, tmp_path,
 def test_command_on_wrong_input(overrides, sentence, capsys):
     assert cli.main(["partition", *SMALL, *overrides]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["dataset=csbm", "dataset.nodes_per_client=[20,30]"],
+        ["dataset=payments", "dataset.accounts=60", "dataset.background=200", "dataset.per_kind=1"],
+        ["dataset=cycles", "task=graphs"],
+        ["dataset=planted-regression", "task=nodes-regression"],
+        ["dataset=planted-triples", "task=triples"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_torchs_default_type_does_not_reach_client_files(overrides, tmp_path, monkeypatch):
+    """Files of a process with float64 as default are those of any other; they were refused and stayed in the cache."""
+    cfg = configuration([*overrides, "num_clients=2"])
+    found = []
+    for kind in (torch.float64, torch.float32):
+        monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / str(kind)))
+        torch.set_default_dtype(kind)
+        try:
+            found.append(vars(load_client(cfg, 0)))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for name, value in found[1].items():
+        if isinstance(value, torch.Tensor):
+            assert found[0][name].dtype == value.dtype, name
+            assert torch.equal(found[0][name], value), name
