@@ -149,6 +149,14 @@ def test_clients_that_a_cohort_left_out_start_from_their_own_state(run, tmp_path
     assert again.summary["failures"] == {}
 
 
+def test_a_party_that_joins_trains_on_and_is_left_out_of_an_evaluation(run, client_files):
+    before, joined = run(*PLAIN, "strategy.personalization=head", "rounds=2"), client_files((12, 16, 20, 24))
+    trained, scored = later("init", before, joined), later("evaluate", before, joined)
+    assert len(trained.rounds[-1]["clients"]["test-accuracy"]) == 4
+    assert scored.rounds[-1]["clients"]["test-accuracy"] == before.rounds[-1]["clients"]["test-accuracy"]
+    assert "client 3 has no private state" in scored.summary["failures"]["3 (evaluate)"]
+
+
 def test_a_client_without_its_private_state_is_not_scored(run):
     trained = run("strategy.personalization=head", "rounds=1")
     shutil.rmtree(trained.out / "state")
