@@ -257,14 +257,24 @@ class Edges(Classification):
         attr = attr[edges] if graph.num_edge_features else attr
         return replace(inputs, **items_of(graph.edge_index[:, edges], attr, client.device, client.dtype))
 
+    def inputs_of_item(self, row: int, client: Learner) -> tuple[ClientGraph, Any, Tensor]:
+        """Return the graph in which an item is scored, inputs with only this item, and the item of each edge, -1 without one."""
+        point = int(self.point[row])
+        graph, rows = self.until(point) if point else self.graph, self._seen(point).nonzero().view(-1)
+        items = torch.full((graph.edge_index.size(1),), -1)
+        items[self._places(point, rows)] = rows
+        return graph, self._reading(client.inputs_of(graph), graph, point, torch.tensor([row]), client), items
+
+    def _seen(self, point: int) -> Tensor:
+        """Return whether each item is an edge that is read at a point, bool [V]."""
+        stage, last = self.points[point]
+        seen = torch.tensor([number for number, _ in self.points])[self.point] <= stage
+        return seen if last is None else seen & (self.time <= last)
+
     def _places(self, point: int, rows: Tensor) -> Tensor:
         """Return the places of items among the edges that are read at a point."""
-        stage, last = self.points[point]
-        of = torch.tensor([number for number, _ in self.points])
-        seen = of[self.point] <= stage
-        seen = seen if last is None else seen & (self.time <= last)
         read = torch.ones(self.order.numel(), dtype=torch.int64)
-        read[self.order] = seen.to(torch.int64)
+        read[self.order] = self._seen(point).to(torch.int64)
         return (read.cumsum(0) - 1)[self.order[rows]]
 
     @classmethod

@@ -277,7 +277,7 @@ class PlainInputs:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class PlainReader:
     """What a task needs of a client to prepare the inputs of its items."""
 
     plain: Plain
@@ -348,7 +348,7 @@ class Exported(TaskPredictor):
         if not isinstance(own, ClientGraph):
             raise FedGraphError("exported models read graphs with one type of nodes, got a heterogeneous graph")
         task, net = self.task(self.cfg, own), module_of(self.plain, self.dtype)
-        reader: Any = _Reader(self.plain, getattr(torch, self.dtype))
+        reader: Any = PlainReader(self.plain, getattr(torch, self.dtype))
 
         def compute(inputs: PlainInputs) -> Tensor:
             given = (inputs.x, inputs.edge_index)

@@ -454,6 +454,13 @@ class Predictor(TaskPredictor):
         """Number of classes, or of targets."""
         return int(self.target_stats.size(1)) if self.task.targets else len(self.input_spec.classes)
 
+    def inputs_of_trees(self, graph: Any) -> np.ndarray:
+        """Return what trees read of a graph's items, in the order of `outputs`, NaN where missing [V, F]."""
+        with same_process_state():
+            client: Any = self._ready(graph)
+            found: np.ndarray = client.x
+        return found
+
     def feature_names(self, graph: Any) -> tuple[list[str], list[str]]:
         """Return names of the features of a graph's nodes [F] and edges [D], numbers where unknown."""
         recipe = recipe_of(graph)

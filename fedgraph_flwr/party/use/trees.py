@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.numerics.forest import empty_forest, gains
+from fedgraph_flwr.numerics.forest import empty_forest, gains, leaves
 from fedgraph_flwr.party.use.card import escaped, scores
 from fedgraph_flwr.party.use.predict import Predictor
 from fedgraph_flwr.tasks.trees import objective_of
@@ -100,11 +100,54 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
     return folder
 
 
+def shapley(forest: Mapping[str, NDArray], x: NDArray, background: NDArray, outputs: int) -> NDArray:
+    """Return SHAP values of columns, and the mean score last, by LightGBM: [V, K, F + 1], whose sum is the raw score.
+
+    Args:
+        forest: the trees.
+        x: columns of the rows to explain [V, F].
+        background: columns of the rows by which nodes are weighed [V', F]; each leaf counts one row more, so that none is empty.
+        outputs: K.
+
+    Raises:
+        FedGraphError: LightGBM is not installed.
+    """
+    try:
+        from lightgbm import Booster
+    except ImportError:
+        raise FedGraphError("explain of trees needs LightGBM: pip install 'fedgraph-flwr[trees]'") from None
+    names = list(map(str, range(x.shape[1])))
+    kind = f"multiclass num_class:{outputs}" if outputs > 1 else "regression"
+    text = lightgbm_text({**forest, "count": node_counts(forest, background)}, outputs, names, kind)
+    return np.asarray(Booster(model_str=text).predict(x, pred_contrib=True)).reshape(len(x), outputs, -1)
+
+
+def node_counts(forest: Mapping[str, NDArray], x: NDArray) -> NDArray[np.int64]:
+    """Return how many rows reach each node, and one more for each leaf below it [S]."""
+    split, size = forest["feature"] >= 0, len(forest["feature"])
+    start = np.repeat(forest["start"], np.diff(np.append(forest["start"], size)))
+    parent = np.full(size, -1)
+    for side in ("left", "right"):
+        parent[(start + forest[side])[split]] = np.flatnonzero(split)
+    count = np.bincount(leaves(forest, x).ravel(), minlength=size) + ~split
+    at = np.flatnonzero(~split)
+    rows = count[at]
+    while at.size:
+        inner = parent[at] >= 0
+        at, rows = parent[at[inner]], rows[inner]
+        np.add.at(count, at, rows)
+    return count
+
+
 def lightgbm_text(forest: Mapping[str, NDArray], outputs: int, names: Sequence[str], objective: str) -> str:
-    """Return the forest as the text of a LightGBM model, whose iterations have one tree per output."""
+    """Return the forest as the text of a LightGBM model, whose iterations have one tree per output.
+
+    Rows at each node are its ``count``, 0 without this array.
+    """
+    forest = {"count": np.zeros(len(forest["feature"]), np.int64), **forest}
     ends = np.append(forest["start"][1:], len(forest["feature"]))
     trees = [
-        {key: forest[key][first:end] for key in empty_forest() if key not in ("start", "output")}
+        {key: forest[key][first:end] for key in forest if key not in ("start", "output")}
         for first, end in zip(forest["start"], ends, strict=True)
     ]
     of = [[tree for tree, k in zip(trees, forest["output"], strict=True) if k == output] for output in range(outputs)]
@@ -134,7 +177,11 @@ def lightgbm_text(forest: Mapping[str, NDArray], outputs: int, names: Sequence[s
 
 def _block(number: int, tree: Mapping[str, NDArray] | None) -> str:
     """Return one tree as LightGBM's text, splits and leaves numbered apart; None: a tree of score 0."""
-    tree = tree if tree is not None else {**empty_forest(), "feature": np.array([-1]), "value": np.zeros(1)}
+    tree = (
+        tree
+        if tree is not None
+        else {**empty_forest(), "feature": np.array([-1]), "value": np.zeros(1), "count": np.ones(1, int)}
+    )
     split = tree["feature"] >= 0
     leaf_values = tree["value"][~split]
     lines: dict[str, Sequence[Any]] = {"num_leaves": [len(leaf_values)], "num_cat": [0]}
@@ -151,8 +198,8 @@ def _block(number: int, tree: Mapping[str, NDArray] | None) -> str:
     lines["leaf_value"] = [f"{value:.17g}" for value in leaf_values]
     if split.any():
         zeros, inner = [0] * len(leaf_values), [0] * int(split.sum())
-        lines |= {"leaf_weight": zeros, "leaf_count": zeros}
-        lines |= {"internal_value": inner, "internal_weight": inner, "internal_count": inner}
+        lines |= {"leaf_weight": zeros, "leaf_count": tree["count"][~split].tolist()}
+        lines |= {"internal_value": inner, "internal_weight": inner, "internal_count": tree["count"][split].tolist()}
     lines |= {"is_linear": [0], "shrinkage": [1]}
     text = "\n".join(f"{key}={' '.join(map(str, values))}" for key, values in lines.items())
     return f"Tree={number}\n{text}\n\n\n"

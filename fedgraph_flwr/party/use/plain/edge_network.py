@@ -14,7 +14,17 @@ def mlp(num_in: int, num_out: int) -> nn.Module:
     return nn.Sequential(nn.Linear(num_in, num_out), nn.ReLU(), nn.Linear(num_out, num_out))
 
 
-class GINE(nn.Module):
+class Masked(nn.Module):
+    """A layer whose messages an explanation scales by ``edge_mask`` [E]; None: as they are."""
+
+    edge_mask: Tensor | None = None
+
+    def masked(self, message: Tensor) -> Tensor:
+        """Messages [E, H]."""
+        return message if self.edge_mask is None else message * self.edge_mask.unsqueeze(1)
+
+
+class GINE(Masked):
     """MLP((1 + eps) h_v + sum of ReLU(h_u + e W)): [N, F] -> [N, H]."""
 
     def __init__(self, num_in: int, num_out: int, num_edge_features: int):
@@ -27,10 +37,10 @@ class GINE(nn.Module):
         """Nodes [N, F], edges [2, E] and their features [E, D]."""
         source, target = edge_index
         message = h[source] if e is None or self.edge is None else h[source] + e @ self.edge
-        return self.mlp(((1 + self.eps) * h).index_add(0, target, message.relu()))
+        return self.mlp(((1 + self.eps) * h).index_add(0, target, self.masked(message.relu())))
 
 
-class PNA(nn.Module):
+class PNA(Masked):
     """Mean, minimum, maximum and deviation of messages, each times 1, ln(d + 1) / delta and its inverse."""
 
     def __init__(self, num_in: int, num_out: int, num_edge_features: int, delta: float):
@@ -43,7 +53,7 @@ class PNA(nn.Module):
         """Nodes [N, F], edges [2, E] and their features [E, D]."""
         source, target = edge_index
         message = self.pre(torch.cat([h[target], h[source]], dim=1))
-        message = message if e is None or self.edge is None else message + e @ self.edge
+        message = self.masked(message if e is None or self.edge is None else message + e @ self.edge)
         index, shape = target.unsqueeze(1).expand_as(message), (h.size(0), message.size(1))
         degree = target.bincount(minlength=h.size(0)).to(h.dtype).clamp(min=1).unsqueeze(1)
         mean, squares = (h.new_zeros(shape).index_add(0, target, m) / degree for m in (message, message.square()))

@@ -1,0 +1,380 @@
+"""Reasons: the columns and payments that carry the score of an item, from the party's own stored graph and new rows.
+
+Networks: integrated gradients (Sundararajan et al., ICML 2017; captum) from columns at their mean and without messages to the
+item's actual inputs. Each edge has a factor on its messages, whose contribution is that of the edge. Contributions sum to the
+score less that of the start, up to the error of ``STEPS`` points.
+
+Trees: SHAP values (Lundberg et al., 2020; LightGBM), with the party's stored items as background.
+
+    score = z_1 − z_0 of two classes,  z_c − mean of the others of more, c the predicted one;  the number itself for a target
+
+Two checks come with each item: the score without its first reasons, and the rank correlation with the contributions in a model
+with random parameters (Adebayo et al., NeurIPS 2018), which is near 1 if they follow from the data and not from the model.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.numerics.forest import raw_scores
+from fedgraph_flwr.party.use.export import PlainInputs, PlainReader, module_of
+from fedgraph_flwr.party.use.predict import Predictor, as_client, names_of
+from fedgraph_flwr.party.use.trees import shapley
+from fedgraph_flwr.tasks.edges import Edges
+from fedgraph_flwr.tasks.trees import objective_of
+
+Floats = NDArray[np.float64]
+
+STEPS = 32
+"""Points of integrated gradients."""
+
+WITHOUT = 5
+"""Reasons that the second score of an item leaves out."""
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """Contributions to the score of one item.
+
+    Attributes:
+        item: its id.
+        score: of the item.
+        base: score at the start of the path, or the mean score of the stored items.
+        without: score without its first `WITHOUT` reasons.
+        columns: names of the columns [F].
+        of_columns: their contributions [F].
+        values: their values [F]; NaN for a sum over other nodes, and for an account of another party.
+        random: contributions of columns and edges in a model with random parameters [F + E].
+        of_edges: contributions of the edges of the graph [E].
+        ends: ids of their sources and targets [2, E].
+        edges: ids or numbers of these edges, "" for those that other parties predict [E].
+        time: their times in seconds [E]; empty if unknown.
+    """
+
+    item: Any
+    score: float
+    base: float
+    without: float
+    columns: list[str]
+    of_columns: Floats
+    values: Floats
+    random: Floats
+    of_edges: Floats = field(default_factory=lambda: np.zeros(0))
+    ends: NDArray[Any] = field(default_factory=lambda: np.zeros((2, 0), dtype=object))
+    edges: NDArray[Any] = field(default_factory=lambda: np.zeros(0, dtype=object))
+    time: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @property
+    def alike(self) -> float:
+        """Rank correlation of sizes of contributions with those in the random model, where either has any; NaN below three."""
+        own = np.concatenate([self.of_columns, self.of_edges])
+        some = (own != 0) | (self.random != 0)
+        if some.sum() < 3:
+            return float("nan")
+        return float(spearmanr(np.abs(own[some]), np.abs(self.random[some])).statistic)
+
+    def to_frame(self, top: int) -> Any:
+        """Return a pandas table of the ``top`` largest contributions, without those that are 0."""
+        import pandas as pd
+
+        both = np.concatenate([self.of_columns, self.of_edges])
+        rows = np.argsort(-np.abs(both), kind="stable")[:top]
+        rows = rows[both[rows] != 0]
+        split = len(self.columns)
+        is_edge, at = rows >= split, np.where(rows >= split, rows - split, 0)
+        empty = np.full(len(rows), "", dtype=object)
+
+        def of_edge(values: NDArray[Any]) -> NDArray[Any]:
+            return np.where(is_edge, values[at], "") if values.size else empty
+
+        named = np.array([*self.columns, ""], dtype=object)[np.where(is_edge, split, rows)]
+        seconds = pd.to_datetime(self.time, unit="s").strftime("%Y-%m-%dT%H:%M:%S").to_numpy(dtype=object)
+        return pd.DataFrame(
+            {
+                "item": self.item,
+                "rank": np.arange(1, len(rows) + 1),
+                "kind": np.where(is_edge, "payment", "column"),
+                "name": np.where(is_edge, of_edge(self.edges).astype(str), named),
+                "source": of_edge(self.ends[0]),
+                "target": of_edge(self.ends[1]),
+                "time": of_edge(seconds),
+                "contribution": both[rows],
+                "value": np.append(self.values, np.nan)[np.where(is_edge, split, rows)],
+                "score": self.score,
+                "score_without_first": self.without,
+                "random_model_correlation": self.alike,
+            }
+        )
+
+
+def _margin(outputs: Any, chosen: int) -> Any:
+    """Return the score of outputs [V, W] as the module describes it: that of class ``chosen``, -1 for a number."""
+    if chosen < 0:
+        return outputs[:, 0]
+    width = outputs.shape[1]
+    return outputs[:, chosen] * width / (width - 1) - outputs.sum(1) / (width - 1)
+
+
+def explain(predictor: Any, graph: Any, ids: Any, read: Any, items: Sequence[str]) -> list[Reasons]:
+    """Return the reasons of items.
+
+    Args:
+        predictor: the model of a party.
+        graph: as for `TaskPredictor.predict`.
+        ids: ids of the graph's nodes.
+        read: `prediction_input.NewNodes` of tables; None for a stored graph.
+        items: ids of nodes, or ids or numbers of edges as `predict` lists them.
+
+    Raises:
+        FedGraphError: an id is unknown, or the task, the method or the model has no scores of single items that follow from the
+            party's own data.
+    """
+    if not isinstance(predictor, Predictor) or predictor.task.ITEMS not in ("nodes", "edges"):
+        raise FedGraphError(
+            f"{predictor.source}: explain needs the folder of a run or a node, of a task that scores nodes or edges"
+        )
+    if (predictor.task.targets and predictor.width > 1) or not (predictor.task.classes or predictor.task.targets):
+        raise FedGraphError(f"{predictor.source}: explain needs classes or one target (task={predictor.cfg.task.name})")
+    graph = predictor.as_graph(graph)
+    if not isinstance(graph, Graph):
+        raise FedGraphError(f"{predictor.source}: explain reads graphs with one type of nodes")
+    if predictor.task.targets:
+        stats = predictor.target_stats
+        graph = replace(graph, targets=torch.full((graph.num_nodes, 1), torch.nan), target_stats=stats)
+    outputs, task = predictor.outputs(graph)
+    names = names_of(graph, ids)
+    numbers = _numbered(task, names, read)
+    known = {str(name): row for row, name in zip(*numbers, strict=True)}
+    if unknown := [item for item in items if item not in known]:
+        raise FedGraphError(
+            f"--items names '{sanitize(unknown[0], 60)}', which is not among the {len(known)} {task.ITEMS}: expected ids as"
+            " `predict` lists them"
+        )
+    rows = np.array([known[item] for item in items])
+    chosen = _classes(predictor, outputs[torch.from_numpy(rows)])
+    if predictor.forest:
+        return _of_trees(predictor, graph, task, list(items), rows, chosen)
+    return _of_network(predictor, graph, outputs, names, numbers, list(items), rows, chosen)
+
+
+def _numbered(task: Any, names: NDArray[Any], read: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Return places of the items among the outputs, and their ids; with tables, those of their rows."""
+    if not isinstance(task, Edges):
+        rows = np.arange(len(names)) if read is None else read.rows
+        return rows, names[rows]
+    place = task.order.argsort().numpy()
+    return (place, np.arange(place.size).astype(object)) if read is None else (place[read.edges], read.edge_ids)
+
+
+def _classes(predictor: Predictor, outputs: Tensor) -> list[int]:
+    """Return the class whose score is explained, by item: the second of two, else the predicted one; -1 for a number."""
+    if not predictor.task.classes:
+        return [-1] * len(outputs)
+    return [1] * len(outputs) if outputs.size(1) == 2 else outputs.argmax(1).tolist()
+
+
+def _of_trees(
+    predictor: Predictor, graph: Any, task: Any, items: list[str], rows: NDArray[np.int64], chosen: list[int]
+) -> list[Reasons]:
+    """Return the reasons of items by trees, whose columns they read; replaced ones are missing in the second score."""
+    x, background = predictor.inputs_of_trees(graph), predictor.inputs_of_trees(predictor.own)
+    objective = objective_of(predictor.cfg, predictor.width)
+    forest = dict(predictor.forest)
+    leaf = np.flatnonzero(forest["feature"] < 0)
+    value = forest["value"].copy()
+    value[leaf] = np.random.default_rng(0).permutation(value[leaf])
+    names = predictor.column_names
+
+    def score(raw: Floats, which: int) -> float:
+        return float(_margin(raw[None], -1 if objective.binary else which)[0])
+
+    found, random = (
+        shapley(trees, x[rows], background, objective.outputs) for trees in (forest, forest | {"value": value})
+    )
+    listed = []
+    for item, row, which, own, other in zip(items, rows, chosen, found, random, strict=True):
+        parts, others = (_margin(both.T, -1 if objective.binary else which) for both in (own, other))
+        without = x[row].copy()
+        without[np.argsort(-np.abs(parts[:-1]), kind="stable")[:WITHOUT]] = np.nan
+        raw = raw_scores(forest, np.stack([x[row], without]), objective.outputs)
+        scores = [score(values, which) for values in raw]
+        listed.append(Reasons(item, scores[0], float(parts[-1]), scores[1], names, parts[:-1], x[row], others[:-1]))
+    return listed
+
+
+@dataclass
+class _Network:
+    """An exported model on the inputs of one item; the first ``known`` nodes are the party's, of others it has no columns."""
+
+    net: torch.nn.Module
+    inputs: PlainInputs
+    known: int
+    place: int
+    chosen: int
+    reads_edges: bool
+    reads_out: bool
+
+    def __call__(self, x: Tensor, mask: Tensor, attr: Tensor) -> Tensor:
+        """Return the score [1] for features [1, N, F], factors of messages [1, E], and features of the item [1, D]."""
+        from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
+
+        own, edges = self.inputs, self.inputs.edge_index
+        set_masks(self.net, mask[0], edges, apply_sigmoid=False)
+        masked: list[Any] = [module for module in self.net.modules() if hasattr(module, "edge_mask")]
+        for module in masked:
+            module.edge_mask = mask[0]
+        try:
+            if self.reads_out:
+                held = None if own.item_attr is None else attr
+                found = self.net(x[0], edges, own.edge_attr, own.item_index, held, **own.known)
+            else:
+                found = self.net(x[0], edges, *([own.edge_attr] if self.reads_edges else []), **own.known)
+                found = found[self.place : self.place + 1]
+        finally:
+            clear_masks(self.net)
+            for module in masked:
+                module.edge_mask = None
+        score: Tensor = _margin(found, self.chosen) + 0 * (x.sum() + mask.sum() + attr.sum())  # all have a gradient
+        return score
+
+    def starts(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the actual arguments of a call, and those at the start: columns at their mean, no messages."""
+        own = self.inputs
+        attr = own.x.new_zeros(1, 0) if own.item_attr is None else own.item_attr
+        mean = attr if own.edge_attr is None or not attr.numel() else own.edge_attr.mean(0, keepdim=True)
+        mask = own.x.new_ones(1, own.edge_index.size(1))
+        x = own.x.clone()
+        x[: self.known] = x[: self.known].mean(0)
+        return (own.x[None], mask, attr), (x[None], torch.zeros_like(mask), mean)
+
+    @property
+    def nodes(self) -> list[int]:
+        """The item's node, or its source and target; both once if they are the same."""
+        if self.inputs.item_index is None:
+            return [self.place]
+        return list(dict.fromkeys(self.inputs.item_index[:, 0].tolist()))
+
+    @property
+    def ends(self) -> list[str]:
+        """Start of the names of columns of each of `nodes`."""
+        return [""] if self.inputs.item_index is None else ["source ", "target "][: len(self.nodes)]
+
+    def columns_of(self, x: Floats, attr: Floats, others: Floats) -> Floats:
+        """Return numbers of the item's columns, of the columns of its nodes, and of the others' columns, as one vector."""
+        return np.concatenate([attr, *x[self.nodes], others])
+
+    def contributions(self) -> tuple[Floats, Floats]:
+        """Return contributions of columns, as `columns_of` has them, and of edges [E]."""
+        try:
+            from captum.attr import IntegratedGradients
+        except ImportError:
+            raise FedGraphError("explain of a network needs captum: pip install 'fedgraph-flwr[explain]'") from None
+        actual, start = self.starts()
+        found = IntegratedGradients(self).attribute(actual, start, n_steps=STEPS, internal_batch_size=1)
+        x, mask, attr = (part[0].detach().double().numpy() for part in found)
+        return self.columns_of(x, attr, x.sum(0) - x[self.nodes].sum(0)), mask
+
+    def values(self) -> Floats:
+        """Return values of the columns as `columns_of` has them, NaN for those of other nodes and unknown ones."""
+        x, _, attr = (part[0].double().numpy() for part in self.starts()[0])
+        x[self.known :] = np.nan
+        return self.columns_of(x, attr, np.full(x.shape[1], np.nan))
+
+    def without(self, found: tuple[Floats, Floats]) -> float:
+        """Return the score without the first `WITHOUT` contributions: edges without message, columns at their mean."""
+        (x, mask, attr), (mean, _, mean_attr) = ([part[0].clone() for part in given] for given in self.starts())
+        first = np.argsort(-np.abs(np.concatenate(found)), kind="stable")[:WITHOUT]
+        columns = torch.zeros(len(found[0]), dtype=torch.bool)
+        columns[torch.from_numpy(first[first < len(columns)])] = True
+        mask[torch.from_numpy(first[first >= len(columns)] - len(columns))] = 0
+        d, width = attr.numel(), x.size(1)
+        of_nodes = columns[d:].view(-1, width)
+        cleared = of_nodes[-1].repeat(len(x), 1)
+        cleared[self.nodes] = of_nodes[:-1]
+        attr = torch.where(columns[:d], mean_attr, attr)
+        with torch.no_grad():
+            return float(self(torch.where(cleared, mean, x)[None], mask[None], attr[None]))
+
+
+def _randomised(net: torch.nn.Module) -> torch.nn.Module:
+    """Return the model with random parameters of the same spread."""
+    random, draw = copy.deepcopy(net), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in random.parameters():
+            spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
+            if spread:  # scales of a normalisation that are all 1 stay
+                parameter.copy_(torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype) * spread)
+    return random
+
+
+def _of_network(
+    predictor: Predictor,
+    graph: Any,
+    outputs: Tensor,
+    names: NDArray[Any],
+    numbers: tuple[NDArray[np.int64], NDArray[Any]],
+    items: list[str],
+    rows: NDArray[np.int64],
+    chosen: list[int],
+) -> list[Reasons]:
+    """Return the reasons of items by a network, as plain PyG computes it."""
+    plain, dtype = predictor.plain(), predictor.cfg.dtype
+    net = module_of(plain, dtype)
+    random = _randomised(net)
+    own = as_client(graph, predictor.client, len(predictor.input_spec.classes) if predictor.predicts_edges else 0)
+    task: Any = predictor.task(predictor.task.for_prediction(predictor.cfg), own)
+    reader: Any = PlainReader(plain, getattr(torch, dtype))
+    of_nodes, of_edges = predictor.feature_names(own)
+    known = dict(zip(own.node_id.tolist(), names, strict=True))
+    edge_names = np.full(len(outputs) + 1, "", dtype=object)  # the last one: predicted by another party
+    edge_names[numbers[0]] = numbers[1]
+    listed = []
+    for item, row, which in zip(items, rows.tolist(), chosen, strict=True):
+        if isinstance(task, Edges):
+            read, inputs, numbered = task.inputs_of_item(row, reader)
+            edges = edge_names[numbered.numpy()]
+        else:
+            read = own if own.until(0) is own else own.until(int(own.val_mask[row]) or 2 * int(not own.train_mask[row]))
+            inputs, edges = reader.inputs_of(read), np.arange(read.edge_index.size(1)).astype(object)
+        made = _Network(net, inputs, own.num_nodes, row, which, plain.reads_edges, bool(plain.readout[0]))
+        actual, start = made.starts()
+        with torch.no_grad():
+            score, base = (float(made(*given)) for given in (actual, start))
+        expected = float(_margin(outputs[row : row + 1].double(), which))
+        if abs(score - expected) > 1e-3 * max(1.0, abs(expected)):
+            raise FedGraphError(
+                f"strategy={predictor.name} cannot be explained: it predicts with more than its model, which gives item"
+                f" '{sanitize(item, 40)}' a score of {score:.4g} and not {expected:.4g}"
+            )
+        found, other = made.contributions(), replace(made, net=random).contributions()
+        columns = [
+            *(of_edges if actual[2].numel() else []),
+            *(f"{end}{name}" for end in made.ends for name in of_nodes),
+        ]
+        ends = [[known.get(node, node) for node in side] for side in read.node_id[read.edge_index].tolist()]
+        listed.append(
+            Reasons(
+                item=item,
+                score=score,
+                base=base,
+                without=made.without(found),
+                columns=[*columns, *(f"{name} of other nodes" for name in of_nodes)],
+                of_columns=found[0],
+                values=made.values(),
+                random=np.concatenate(other),
+                of_edges=found[1],
+                ends=np.array(ends, dtype=object).reshape(2, -1),
+                edges=edges,
+                time=read.edge_time.numpy(),
+            )
+        )
+    return listed

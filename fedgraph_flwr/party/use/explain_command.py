@@ -1,0 +1,67 @@
+"""Command ``explain``: list the columns and payments that carry the score of items."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.tables.options import check_outputs
+from fedgraph_flwr.party.use.predict_command import add_input_arguments, add_model_arguments, chosen_input, load_chosen
+
+SHOWN = 5
+"""Reasons of an item that the terminal shows."""
+
+_EPILOG = """\
+Items are ids as `predict` lists them: of nodes, or of edges (their numbers without --edges). Networks need `pip install
+'fedgraph-flwr[explain]'`, trees `pip install 'fedgraph-flwr[trees]'`.
+examples:
+  fedgraph-flwr explain runs/mine --client 0 --items 17,23 --out reasons.csv
+  fedgraph-flwr explain --node state --nodes accounts.csv --edges today.csv --items p204    # at a party, without the server
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``explain`` to the subparsers."""
+    parser = commands.add_parser(
+        "explain",
+        help="list the columns and payments that carry an item's score",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_arguments(parser)
+    add_input_arguments(parser)
+    parser.add_argument("--items", required=True, metavar="IDS", help="ids of the items, separated by commas")
+    parser.add_argument("--top", type=int, default=20, metavar="K", help="reasons per item (default: 20)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the reasons")
+    parser.set_defaults(func=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``explain``."""
+    import pandas as pd
+
+    from fedgraph_flwr.party.use.explain import WITHOUT, explain
+    from fedgraph_flwr.party.use.frames import write_frame
+
+    check_outputs(args, ("out",), ("nodes", "edges", "graph", "schema"))
+    items = [item.strip() for item in args.items.split(",") if item.strip()]
+    if not items or args.top < 1:
+        raise FedGraphError(f"--items needs ids and --top a number above 0, got '{args.items}' and {args.top}")
+    predictor = load_chosen(args)
+    if predictor.client is None or predictor.own is None:
+        raise FedGraphError("explain reads the file of a party: pass --client I or --node DIR, and restore its file")
+    found = explain(*chosen_input(args, predictor), items)
+    frames = [reasons.to_frame(args.top) for reasons in found]
+    for reasons, frame in zip(found, frames, strict=True):
+        print(
+            f"item {sanitize(reasons.item, 60)}: score {reasons.score:.3g}, {reasons.without:.3g} without its first"
+            f" {WITHOUT} reasons; rank correlation with a random model {reasons.alike:.2f}"
+        )
+        shown = frame[["kind", "name", "source", "target", "contribution", "value"]].head(SHOWN)
+        for name in ("name", "source", "target"):
+            shown = shown.assign(**{name: shown[name].map(sanitize)})
+        print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep=""))
+    if args.out is not None:
+        write_frame(pd.concat(frames, ignore_index=True), args.out, args.keep_formulas)
+        print(f"wrote {args.out}")
+    return 0
