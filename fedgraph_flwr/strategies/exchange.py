@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from logging import WARNING
 
@@ -16,6 +16,9 @@ from fedgraph_flwr.wire.messages import REFUSED, Reply, record_bytes
 
 SIMULATED = 128
 """Most unanswered messages in Flower's simulation, whose engine scans all of them for each node at each poll."""
+
+NAMED = 10
+"""Most clients that a warning lists."""
 
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 """Errors that the SuperLink sends instead of a node."""
@@ -95,10 +98,23 @@ def exchange(
         time.sleep(max(pause, min(4 * took, 1.0)))
     outcome.seconds = time.perf_counter() - started
     outcome.replies.sort(key=lambda reply: reply.client)
-    known = set(clients.values())
-    for who, reason in outcome.failures.items():
-        log(WARNING, "%s: %s %s failed: %s", name, "client" if who in known else "node", who, reason)
+    for line in failure_lines(outcome.failures, set(clients.values())):
+        log(WARNING, "%s: %s", name, line)
     return outcome
+
+
+def failure_lines(failures: Mapping[int, str], known: Set[int]) -> list[str]:
+    """Return one line per reason, with the clients that failed for it (nodes, if not ``known``), at most `NAMED` of them."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for who, reason in failures.items():
+        kind = "client" if who in known else "node"
+        groups.setdefault((kind, reason.removeprefix(f"client {who} ")), []).append(who)
+    lines = []
+    for (kind, reason), found in groups.items():
+        named = ", ".join(map(str, found[:NAMED])) + (f" and {len(found) - NAMED} more" if len(found) > NAMED else "")
+        plural = len(found) > 1
+        lines.append(f"{kind}{'s' * plural} {named} failed: {reason if plural else failures[found[0]]}")
+    return lines
 
 
 def _bytes_of(messages: list[Message]) -> int:

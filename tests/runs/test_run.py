@@ -20,6 +20,7 @@ from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.secure import secagg
 from fedgraph_flwr.strategies import secagg as strategies_secagg
+from fedgraph_flwr.strategies.exchange import failure_lines
 from fedgraph_flwr.strategies.requests import collect, messages
 from fedgraph_flwr.wire.messages import METRICS, PROTOCOL, from_record
 from tests.conftest import client_graph
@@ -549,6 +550,18 @@ def test_waiting_looks_often_at_first_then_every_second_and_often_again_after_an
     assert sum(first[:8]) < 1  # so that a quick exchange does not wait
     assert second[0] == 0
     assert max(second) < 0.05
+
+
+def test_clients_that_fail_for_one_reason_are_one_warning():
+    failures = {i: f"client {i} sent infinity" for i in range(12)} | {
+        12: "client 12 sent nothing",
+        77: "no reply within 30 s",
+    }
+    assert failure_lines(failures, set(range(13))) == [
+        "clients 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more failed: sent infinity",
+        "client 12 failed: client 12 sent nothing",
+        "node 77 failed: no reply within 30 s",
+    ]
 
 
 def test_a_client_that_never_answers_is_named_after_the_timeout(monkeypatch):
