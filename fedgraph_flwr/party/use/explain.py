@@ -89,31 +89,21 @@ class Reasons:
         both = np.concatenate([self.of_columns, self.of_edges])
         rows = np.argsort(-np.abs(both), kind="stable")[:top]
         rows = rows[both[rows] != 0]
-        split = len(self.columns)
-        is_edge, at = rows >= split, np.where(rows >= split, rows - split, 0)
-        empty = np.full(len(rows), "", dtype=object)
-
-        def of_edge(values: NDArray[Any]) -> NDArray[Any]:
-            return np.where(is_edge, values[at], "") if values.size else empty
-
-        named = np.array([*self.columns, ""], dtype=object)[np.where(is_edge, split, rows)]
-        seconds = pd.to_datetime(self.time, unit="s").strftime("%Y-%m-%dT%H:%M:%S").to_numpy(dtype=object)
-        return pd.DataFrame(
-            {
-                "item": self.item,
-                "rank": np.arange(1, len(rows) + 1),
-                "kind": np.where(is_edge, "payment", "column"),
-                "name": np.where(is_edge, of_edge(self.edges).astype(str), named),
-                "source": of_edge(self.ends[0]),
-                "target": of_edge(self.ends[1]),
-                "time": of_edge(seconds),
-                "contribution": both[rows],
-                "value": np.append(self.values, np.nan)[np.where(is_edge, split, rows)],
-                "score": self.score,
-                "score_without_first": self.without,
-                "random_model_correlation": self.alike,
-            }
-        )
+        is_edge = rows >= len(self.columns)
+        columns, edges = rows[~is_edge], rows[is_edge] - len(self.columns)
+        parts: dict[str, Any] = {
+            name: np.full(len(rows), "", dtype=object) for name in ("name", "source", "target", "time")
+        }
+        parts["name"][~is_edge] = np.array(self.columns, dtype=object)[columns]
+        parts["name"][is_edge], value = self.edges[edges], np.full(len(rows), np.nan)
+        parts["source"][is_edge], parts["target"][is_edge] = self.ends[:, edges]
+        if self.time.size:
+            parts["time"][is_edge] = pd.to_datetime(self.time[edges], unit="s").strftime("%Y-%m-%dT%H:%M:%S")
+        value[~is_edge] = self.values[columns]
+        kind = np.where(is_edge, "payment", "column")
+        frame = pd.DataFrame({"item": self.item, "rank": np.arange(1, len(rows) + 1), "kind": kind, **parts})
+        scores = {"score": self.score, "score_without_first": self.without, "random_model_correlation": self.alike}
+        return frame.assign(contribution=both[rows], value=value, **scores)
 
 
 def _margin(outputs: Any, chosen: int) -> Any:
@@ -334,7 +324,6 @@ def _of_network(
     task: Any = predictor.task(predictor.task.for_prediction(predictor.cfg), own)
     reader: Any = PlainReader(plain, getattr(torch, dtype))
     of_nodes, of_edges = predictor.feature_names(own)
-    known = dict(zip(own.node_id.tolist(), names, strict=True))
     edge_names = np.full(len(outputs) + 1, "", dtype=object)  # the last one: predicted by another party
     edge_names[numbers[0]] = numbers[1]
     listed = []
@@ -360,7 +349,7 @@ def _of_network(
             *(of_edges if actual[2].numel() else []),
             *(f"{end}{name}" for end in made.ends for name in of_nodes),
         ]
-        ends = [[known.get(node, node) for node in side] for side in read.node_id[read.edge_index].tolist()]
+        far = read.node_id[own.num_nodes :].numpy().astype(object)
         listed.append(
             Reasons(
                 item=item,
@@ -372,7 +361,7 @@ def _of_network(
                 values=made.values(),
                 random=np.concatenate(other),
                 of_edges=found[1],
-                ends=np.array(ends, dtype=object).reshape(2, -1),
+                ends=np.concatenate([names, far])[read.edge_index.numpy()],
                 edges=edges,
                 time=read.edge_time.numpy(),
             )
