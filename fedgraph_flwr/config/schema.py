@@ -175,7 +175,7 @@ class DatasetConfig(Section, group="dataset"):
     reversed: bool = False  # reverse every edge
     undirected: bool = False  # add the reverse of every edge
     drop_featureless: bool = False  # drop nodes whose features are all 0
-    largest_component: bool = False  # keep only its nodes
+    largest_component: bool = False  # keep only nodes of the largest connected component
     remove_self_loops: bool = False  # drop edges from a node to itself
     normalize_features: bool = False  # scale rows of x to sum 1
     edge_flip: float = number(0.0, high=1)  # probability that a client's edge is replaced by a random one
@@ -201,7 +201,7 @@ class SplitConfig(Section, group="split"):
     val: float = number(0.2, high=1)  # share for validation, which selects the round
     test: float = number(0.2, high=1)  # share for testing
     folds: int = 5  # kfold: number of node groups; fold i tests on group i, validates on group i+1, trains on the rest
-    fold: int = number(-1, low=-1)  # -1: seed modulo folds
+    fold: int = number(-1, low=-1)  # kfold: group to test on; -1: seed modulo folds
     # kfold with fold -1: each seed draws its own partition and groups; otherwise seeds 0 to folds - 1 share them, and so on
     resample: bool = False
     # temporal: last times of training and of validation, in seconds as edges have them; empty: quantiles of the edges' times
@@ -247,7 +247,7 @@ class PartitionConfig(Section, group="partition"):
         50  # random_merge: smaller groups are merged into a random larger one; dirichlet: minimum nodes per client
     )
     alpha: float = number(0.5, without_low=True)  # dirichlet: concentration; small values put each class at few clients
-    delta: int = 20  # first_fit: slack over N / M
+    delta: int = 20  # first_fit: nodes that a client may hold above N / M
     overlap: float = number(0.0, high=1)  # overlapping: share of a part's nodes drawn by each of its clients
     clients_per_part: int = number(1, low=1)  # overlapping: number of clients per part
     params: dict[str, Any] = field(default_factory=dict)  # keys of this partitioner only
@@ -510,7 +510,7 @@ class TaskConfig(Section, group="task"):
     margin: float = 6.0  # triples: γ of log_sigmoid
     # triples: weight of a negative in log_sigmoid ∝ exp(temperature · its score); 0: equal weights
     temperature: float = 1.0
-    pool: str = choice("sum", ("sum", "mean", "max"))  # graphs: what a graph's nodes become
+    pool: str = choice("sum", ("sum", "mean", "max"))  # graphs: how a graph's node embeddings become one
 
     @property
     def scores(self) -> str:
@@ -933,7 +933,7 @@ class RunConfig(Section):
     attack: AttackConfig = field(default_factory=AttackConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
-    protocol: str = "none"  # applied conf/protocol file
+    protocol: str = "none"  # conf/protocol file to apply
     num_clients: int = number(10, low=1, high=MAX_CLIENTS)  # number of clients
     rounds: int = number(100, low=1)  # maximum number of rounds (see evaluation.patience)
     seed: int = number(0, high=2**63 - 1)  # seed of all random draws
