@@ -16,6 +16,7 @@ from fedgraph_flwr.numerics.forest import leaves, raw_scores
 from fedgraph_flwr.party.use.explain import explain
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.party.use.trees import node_counts, shapley
+from fedgraph_flwr.tasks.edges import Edges
 from tests.party import two_banks
 
 SMALL = {"model.hidden": 8, "dataset.features": 8, "dataset.nodes": 80}
@@ -60,6 +61,7 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
     run, pattern = rings
     predictor = load_predictor(run.path, 0)
     logits, task = predictor.items(predictor.own)
+    assert isinstance(task, Edges)
     score = (logits[:, 1] - logits[:, 0]).double().numpy()
     rows = np.flatnonzero(task.y.numpy() == 1)
     rows = rows[np.argsort(-score[rows], kind="stable")][:7]
