@@ -21,8 +21,8 @@ from tests.party import two_banks
 
 SMALL = {"model.hidden": 8, "dataset.features": 8, "dataset.nodes": 80}
 RINGS = {
-    "accounts": 200,
-    "background": 800,
+    "accounts": 300,
+    "background": 1200,
     "per_kind": 8,
     "kinds": ("cycle",),
     "decoy_dir": 0,
@@ -39,7 +39,7 @@ def rings(tmp_path_factory):
         task="edges",
         dataset="payments",
         num_clients=1,
-        rounds=12,
+        rounds=25,
         progress=False,
         out=str(tmp_path_factory.mktemp("explain") / "run"),
         checkpoint_every=0,
@@ -64,27 +64,32 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
     assert isinstance(task, Edges)
     score = (logits[:, 1] - logits[:, 0]).double().numpy()
     rows = np.flatnonzero(task.y.numpy() == 1)
-    rows = rows[np.argsort(-score[rows], kind="stable")][:7]
+    rows = rows[np.argsort(-score[rows], kind="stable")][:8]
     items = task.order[torch.from_numpy(rows)].tolist()
     found = explain(predictor, predictor.own, None, None, [str(item) for item in items])
     hits, random, chance = [], [], []
     for item, expected, reasons in zip(items, score[rows], found, strict=True):
         assert reasons.score == pytest.approx(expected, rel=1e-3)
-        assert reasons.of_columns.sum() + reasons.of_edges.sum() == pytest.approx(reasons.score - reasons.base, abs=0.1)
+        assert reasons.of_columns.sum() + reasons.of_edges.sum() == pytest.approx(
+            reasons.score - reasons.base, abs=0.05 * max(abs(reasons.score - reasons.base), 1)
+        )
         numbers = reasons.edges.astype(int)
         others = (reasons.of_edges != 0) & (numbers != item)
         same = pattern[numbers] == pattern[item]
         for counts, sizes in ((hits, reasons.of_edges), (random, reasons.random[len(reasons.columns) :])):
             first = np.argsort(-np.where(others, np.abs(sizes), -1), kind="stable")[:5]
-            counts.append(same[first].any())
+            counts.append(same[first].mean())
         reach, planted = int(others.sum()), int((others & same).sum())
         chance.append(1 - comb(reach - planted, 5) / comb(reach, 5))
         # numbers, ends and times of the edges are those of the stored graph
         stored = predictor.own
         assert reasons.ends.T.tolist() == stored.node_id[stored.edge_index[:, numbers]].T.tolist()
         assert reasons.time.tolist() == stored.edge_time[numbers].tolist()
-    assert np.mean(hits) >= 2 * np.mean(chance), (np.mean(hits), np.mean(chance))
-    assert np.mean(hits) > np.mean(random), (np.mean(hits), np.mean(random))
+    assert np.mean(np.array(hits) > 0) >= 2 * np.mean(chance)
+    assert np.mean(np.array(hits) > 0) >= np.mean(np.array(random) > 0)
+    assert np.mean(hits) > 1.2 * np.mean(random), (
+        "payments next to the item are often near by chance: how many are planted"
+    )
     assert np.mean([r.score - r.without for r in found]) > 0, "without its reasons, a payment is less suspicious"
     # the same as a command
     words = [
