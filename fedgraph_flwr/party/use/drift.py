@@ -149,49 +149,58 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any, tables: Mapping[st
 
     own = predictor.own
     if not isinstance(own, Graph) or not isinstance(graph, Graph):
-        why = (
-            "the party's stored graph: pass --client I or --node DIR"
-            if own is None
-            else "graphs with one type of nodes"
+        known = (
+            "graphs with one type of nodes"
+            if own is not None
+            else "the party's stored graph: pass --client I or --node DIR"
         )
-        raise FedGraphError(f"{predictor.source}: drift compares {why}")
+        raise FedGraphError(f"{predictor.source}: drift compares {known}")
     if graph.schema.get(ENTERING):  # payments from other parties are items of the new tables
         own = replace(own, schema={**own.schema, ENTERING: True})
-    columns = {kind: predictor.input_spec.columns(kind) for kind in (NODE, EDGE)}
     names = dict(zip((NODE, EDGE), predictor.feature_names(own), strict=True))
-    rows = slice(None) if read is None else read.rows
-    both = {NODE: (_numbers(own.x), _numbers(graph.x)[rows])}
-    if own.num_edge_features:
-        edges = _numbers(own_rows(as_client(graph, predictor.client), "edge_attr"))
-        inner = own.edge_index.size(1) if read is not None and read.note else 0
-        both[EDGE] = (
-            _numbers(own_rows(as_client(own, predictor.client), "edge_attr")),
-            edges[inner:] if read is None or not read.edges.size else edges[read.edges],
-        )
-    if empty := [kind for kind, (stored, new) in both.items() if not (len(stored) and len(new))]:
-        what = "nodes" if NODE in empty else "edges"
-        raise FedGraphError(f"{predictor.source}: no {what} to compare: pass tables with rows")
     found: list[Row] = []
-    for kind, (stored, new) in both.items():
-        gaps = {
-            name: _gaps(tables[kind][name], column)
-            for name, column in columns[kind].items()
-            if kind in tables and name in tables[kind].columns
-        }
-        table = "nodes" if kind == NODE else "edges"
-        found += of_features(table, columns[kind], names[kind], stored, new, gaps)
+    for kind, (stored, new) in _sides(predictor, own, graph, read).items():
+        columns, table = predictor.input_spec.columns(kind), tables.get(kind, {})
+        gaps = {name: _gaps(table[name], column) for name, column in columns.items() if name in table}
+        found += of_features("nodes" if kind == NODE else "edges", columns, names[kind], stored, new, gaps)
+    rows, between = _new_nodes(read), hasattr(graph, "cut_out")  # else edges to other parties are not read
     for end, direction in ((1, "in"), (0, "out")):
-        between = hasattr(graph, "cut_out")  # else edges to other parties are not read
         stored, new = _degrees(own, end, between), _degrees(graph, end, between)[rows]
         found.append(of_numbers("nodes", f"degree {direction}", stored, new))
-    old, now = predictor.predict(own).to_frame(), scores.to_frame()
-    listed = [name for name in old if name not in ("id", "edge", "source", "target", "class")]
-    for name in listed[1:] if len(listed) == 2 and "class" in old else listed:
-        values = [
-            frame[name].to_numpy(np.float64).round(6) for frame in (old, now)
-        ]  # rows in another order round otherwise
-        found.append(of_numbers("scores", name, *values))
+    found += _of_scores(predictor.predict(own).to_frame(), scores.to_frame())
     return pd.DataFrame(found).sort_values("psi", ascending=False, kind="stable", ignore_index=True)
+
+
+def _new_nodes(read: Any) -> Any:
+    """Return the rows of new nodes among a graph's."""
+    return slice(None) if read is None else read.rows
+
+
+def _sides(predictor: Any, own: Graph, graph: Graph, read: Any) -> dict[str, tuple[Floats, Floats]]:
+    """Return the features of stored and of new rows, of nodes and, if they have any, of edges.
+
+    Raises:
+        FedGraphError: no rows of one of them.
+    """
+    both = {NODE: (_numbers(own.x), _numbers(graph.x)[_new_nodes(read)])}
+    if own.num_edge_features:
+        stored, edges = (_numbers(own_rows(as_client(each, predictor.client), "edge_attr")) for each in (own, graph))
+        inner = own.edge_index.size(1) if read is not None and read.note else 0
+        both[EDGE] = stored, edges[inner:] if read is None or not read.edges.size else edges[read.edges]
+    if empty := [kind for kind, sides in both.items() if not all(map(len, sides))]:
+        what = "nodes" if NODE in empty else "edges"
+        raise FedGraphError(f"{predictor.source}: no {what} to compare: pass tables with rows")
+    return both
+
+
+def _of_scores(old: Any, new: Any) -> list[Row]:
+    """Return the rows of predicted numbers; of two classes, of the second one's probability."""
+    listed = [name for name in old if name not in ("id", "edge", "source", "target", "class")]
+    listed = listed[1:] if len(listed) == 2 and "class" in old else listed
+    pairs = (
+        [frame[name].to_numpy(np.float64).round(6) for frame in (old, new)] for name in listed
+    )  # other orders round otherwise
+    return [of_numbers("scores", name, *values) for name, values in zip(listed, pairs, strict=True)]
 
 
 def _numbers(x: torch.Tensor) -> Floats:
