@@ -70,6 +70,9 @@ VERSION = "fedgraph-version"
 
 ASKED = "fedgraph-asked"
 
+TRAINED_ON = "fedgraph-trained-on"
+"""Model of the last training request, if the policy bounds how far it moves."""
+
 NODE_KEYS = ("graph", "state", "policy", "key", "peers", "device", "threads")
 """Keys of a SuperNode's ``--node-config``; docs/fleet.md documents them."""
 
@@ -213,6 +216,10 @@ def _permitted(message: Message, context: Context) -> Request:
         _keep(client, version, context)
     if client.policy.check_start:
         _judge_start(client, context, phase, fresh, groups)
+    if client.policy.max_step and phase == TRAIN and MODEL in groups:
+        if (last := context.state.array_records.get(TRAINED_ON)) is not None:
+            client.policy.check_move(groups[MODEL], from_record(last))
+        context.state[TRAINED_ON] = to_record(groups[MODEL])
     # The first exchange of a phase in a round keeps the stream that it had before exchanges were counted.
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([exchange] if exchange else []))
     reseed(seed, client.device)

@@ -19,6 +19,7 @@ purpose: fraud                    # name of that ledger in the state folder
 min_nodes: 20                     # minimum nodes of this node's graph in every statistic
 max_parameters: 1000000           # maximum per model, including additional ones, and of numbers in pairs that a step compares
 max_width: 256                    # maximum width of a layer
+max_step: 0.5                     # largest ‖θ − θ'‖ / ‖θ'‖ between the models of two training requests; 0: no bound
 late_start: false                 # a first request may come in a later round, although the cohorts did not leave the client out
 start_models: []                  # digests of models that a run may start with (init), besides those of runs of this node
 check_start: true                 # training must start with the parameters of the run's seed, unless the node has the checkpoint
@@ -43,6 +44,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 from torch import nn
@@ -127,6 +129,7 @@ class Policy:
     max_parameters: int = 100_000_000
     max_width: int = 1024
     check_start: bool = True
+    max_step: float = 0.0
     late_start: bool = False
     start_models: list[str] = field(default_factory=list)
     reveal: list[str] = field(default_factory=list)
@@ -144,7 +147,7 @@ class Policy:
         one_of(self.opened_sums, RULES, "policy.opened_sums")
         if not 0 <= self.model_distance < float("inf"):
             raise FedGraphError(f"policy.model_distance must be at least 0 and finite, got {self.model_distance}")
-        for name in ("min_noise_multiplier", "max_clipping_norm", "max_epsilon"):
+        for name in ("min_noise_multiplier", "max_clipping_norm", "max_epsilon", "max_step"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise FedGraphError(f"policy.{name} must be at least 0 and finite, got {getattr(self, name)}")
         file_name(self.purpose, "policy.purpose")
@@ -252,6 +255,21 @@ class Policy:
         """
         if count > self.max_parameters:
             raise _refused(f"{what} of {count} parameters", f"at most {self.max_parameters} (max_parameters)")
+
+    def check_move(self, model: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> None:
+        """Refuse a model that is too far from the one of the training request before: one that a server made up usually is.
+
+        Raises:
+            FedGraphError: names the distance, relative to the norm of the model before.
+        """
+        names = model.keys() & before.keys()
+        moved = float(np.sqrt(sum(np.square(model[name] - before[name], dtype=np.float64).sum() for name in names)))
+        size = float(np.sqrt(sum(np.square(before[name], dtype=np.float64).sum() for name in names)))
+        if not moved <= self.max_step * size:
+            raise _refused(
+                f"a model that moved by {moved / max(size, 1e-300):.3g} of its norm since the last training request",
+                f"at most {self.max_step:g} (max_step)",
+            )
 
     def check_step(self, client: int, nodes: int, items: str) -> None:
         """Refuse a step on so few training items that its gradient could reveal them.

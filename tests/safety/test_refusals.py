@@ -371,3 +371,22 @@ def test_a_separate_exchange_between_two_trainings_is_no_start(run, tmp_path, mo
     files = sorted(Path(expected.cfg.graph).glob("*.safetensors"))
     party_nodes(monkeypatch, files, tmp_path / "policy.yaml", tmp_path / "state")
     assert_same_arrays(run(*words).arrays, expected.arrays)
+
+
+def test_a_policy_bounds_how_far_a_model_moves_between_training_requests(node):
+    """‖θ − θ'‖ / ‖θ'‖ by hand; a refused model is not the one that the next is compared with."""
+    asked = node(*WIDE, "rounds=30", policy={"max_step": 0.2})
+    first = model_of(asked)
+    assert not isinstance(asked.request("train", 1, {"model": first}), str), "the seed's"
+    size = np.sqrt(sum(np.square(array).sum() for array in first.values()))
+    moved = {name: array + 0.19 * size / np.sqrt(sum(a.size for a in first.values())) for name, array in first.items()}
+    assert not isinstance(asked.request("train", 2, {"model": moved}), str)
+    planted = binning(first, 64, 5)[0]
+    far = np.sqrt(sum(np.square(planted[name] - moved[name]).sum() for name in moved))
+    far /= np.sqrt(sum(np.square(array).sum() for array in moved.values()))
+    assert f"moved by {far:.3g} of its norm" in asked.request("train", 3, {"model": planted})
+    assert "(max_step)" in asked.request("train", 4, {"model": planted})
+    assert not isinstance(asked.request("train", 5, {"model": moved}), str)
+    free = node(*WIDE, "rounds=30")
+    assert not isinstance(free.request("train", 1, {"model": first}), str)
+    assert not isinstance(free.request("train", 2, {"model": planted}), str)
