@@ -197,7 +197,7 @@ def test_the_story_of_the_results_is_in_their_tables():
 
 @pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
 def test_the_first_comparison_is_as_it_is_stored(page):
-    """`python -m simulations.reproduction --write` writes it anew; the first row gains, and many labels make it vanish."""
+    """`python -m simulations.reproduction --write` writes it; the first row gains, and many labels make it vanish."""
     text = (ROOT / page).read_text()
     assert text.count("<!-- demo:") == 1
     shown = {

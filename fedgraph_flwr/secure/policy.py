@@ -260,11 +260,14 @@ class Policy:
         """Refuse a model that is too far from the one of the training request before: one that a server made up usually is.
 
         Raises:
-            FedGraphError: names the distance, relative to the norm of the model before.
+            FedGraphError: names the distance, relative to the norm of the model before; or other tensors than before, by which
+                a server could escape the bound.
         """
-        names = model.keys() & before.keys()
-        moved = float(np.sqrt(sum(np.square(model[name] - before[name], dtype=np.float64).sum() for name in names)))
-        size = float(np.sqrt(sum(np.square(before[name], dtype=np.float64).sum() for name in names)))
+        shapes, earlier = ({name: array.shape for name, array in each.items()} for each in (model, before))
+        if shapes != earlier:
+            raise _refused("a model of other tensors than in the last training request", "the same ones (max_step)")
+        moved = float(np.sqrt(sum(np.square(model[name] - before[name], dtype=np.float64).sum() for name in before)))
+        size = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in before.values())))
         if not moved <= self.max_step * size:
             raise _refused(
                 f"a model that moved by {moved / max(size, 1e-300):.3g} of its norm since the last training request",

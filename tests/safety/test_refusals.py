@@ -387,6 +387,9 @@ def test_a_policy_bounds_how_far_a_model_moves_between_training_requests(node):
     assert f"moved by {far:.3g} of its norm" in asked.request("train", 3, {"model": planted})
     assert "(max_step)" in asked.request("train", 4, {"model": planted})
     assert not isinstance(asked.request("train", 5, {"model": moved}), str)
+    for server_round, odd in enumerate(({}, {"head.bias": moved["head.bias"]}, {**moved, "head.bias": np.zeros(1)}), 6):
+        assert "other tensors than in the last training request" in asked.request("train", server_round, {"model": odd})
+    assert "of its norm" in asked.request("train", 9, {"model": planted}), "no message in between lifts the bound"
     free = node(*WIDE, "rounds=30")
     assert not isinstance(free.request("train", 1, {"model": first}), str)
     assert not isinstance(free.request("train", 2, {"model": planted}), str)
