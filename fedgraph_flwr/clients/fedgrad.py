@@ -27,14 +27,15 @@ class FedGradClient(GraphClient):
     Params: ClassVar[type] = FedGradParams
     uplink = staticmethod(fedgrad.uplink)
     stacks: ClassVar[tuple[str, ...] | None] = ()
+    losses: ClassVar[tuple[str, ...]] = ("cross_entropy", "weighted")
     gradients: dict[str, Tensor]
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require cross-entropy: only its sum adds up over clients to the loss of all nodes."""
-        if cfg.train.loss != "cross_entropy":
+        """Require cross-entropy, weighted by class or not: its sums add up over clients to the loss of all nodes."""
+        if cfg.train.loss not in cls.losses:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs train.loss=cross_entropy, got train.loss={cfg.train.loss}"
+                f"strategy={cfg.strategy.name} needs train.loss={' or '.join(cls.losses)}, got train.loss={cfg.train.loss}"
             )
 
     def leaves(self) -> dict[str, Tensor]:
@@ -46,9 +47,10 @@ class FedGradClient(GraphClient):
         return self.summed_loss(self.model(self.batch.inputs)[self.batch.nodes])
 
     def summed_loss(self, logits: Tensor) -> Tensor:
-        """Compute the summed cross-entropy of the logits [|V~_i|, C] of the training nodes."""
+        """Compute Σ_v w_v CE(y_v, ŷ_v) of the logits [|V~_i|, C] of the training nodes; Σ_v w_v is their number."""
         outputs = logits.softmax(1) if self.params.double_softmax else logits
-        return F.cross_entropy(outputs, self.batch.y, reduction="sum")
+        weights = None if self.class_weights is None else self.class_weights.to(outputs)
+        return F.cross_entropy(outputs, self.batch.y, weights, reduction="sum")
 
     def train(self) -> float:
         """Compute `gradients`, and return the mean loss at the incoming parameters."""

@@ -1064,6 +1064,11 @@ class RunConfig(Section):
         return UNKNOWN_DATA if self.on_fleet else self.dataset.name
 
     @property
+    def data_text(self) -> str:
+        """Name of the data for display."""
+        return "the graphs of a fleet" if self.on_fleet else self.dataset.name
+
+    @property
     def at_once(self) -> int:
         """Maximum number of clients of one process computed as one; see `checks.at_once` for the actual number."""
         return AT_ONCE if self.stack == AUTO else int(self.stack)

@@ -74,7 +74,7 @@ def display_name(metric: str) -> str:
 
 def title(groups: Sequence[RunGroup]) -> str:
     """Return the title of the page."""
-    data = dict.fromkeys(group.runs[0].data_text for group in groups)
+    data = dict.fromkeys(group.runs[0].cfg.data_text for group in groups)
     methods = list(dict.fromkeys(method_name(group.runs[0].cfg.strategy.name) for group in groups))
     named = listed(methods) if len(methods) <= 4 else f"{len(methods)} methods"
     return f"{named} on {listed(list(data))}"
@@ -105,8 +105,8 @@ def _summary(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Marku
     run, metric = top.runs[0], metric_of(top.runs[0])
     if top.mean is None:
         kept = f"privacy.scores={run.cfg.privacy.scores}"
-        return render("no_scores", name=top.name, data=run.data_text, setting=kept)
-    where = f"test {display_name(metric)} on {run.data_text} over {run.cfg.num_clients} clients"
+        return render("no_scores", name=top.name, data=run.cfg.data_text, setting=kept)
+    where = f"test {display_name(metric)} on {run.cfg.data_text} over {run.cfg.num_clients} clients"
     others = f", the best of {len(groups)} settings," if len(groups) > 1 else ""
     more = f"{_trust(top, metric)}. The score is {_AVERAGED[run.cfg.evaluation.average]}, {_WHEN[run.cfg.evaluation.select]}."
     more += _without(run)

@@ -60,14 +60,9 @@ class FinishedRun:
         return sizes if all(isinstance(one, dict) for one in sizes) else []
 
     @property
-    def data_text(self) -> str:
-        """Name of the data for display."""
-        return "the graphs of a fleet" if self.cfg.on_fleet else self.cfg.dataset.name
-
-    @property
     def label(self) -> str:
         """Short name for legends."""
-        return f"{self.cfg.strategy.name} · {self.data_text} · seed {self.cfg.seed}"
+        return f"{self.cfg.strategy.name} · {self.cfg.data_text} · seed {self.cfg.seed}"
 
     @property
     def value(self) -> float:

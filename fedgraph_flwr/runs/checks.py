@@ -14,6 +14,7 @@ from fedgraph_flwr.config.composition import unknown_method_key
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import locate, method_params, own_keys
 from fedgraph_flwr.config.schema import AUTO, RunConfig
+from fedgraph_flwr.data import datasets
 from fedgraph_flwr.engine.stacking import refusal
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
@@ -181,6 +182,16 @@ def startup_notes(cfg: RunConfig) -> list[str]:
     if cfg.privacy.dp != "none" and equal:
         notes.append(
             f"privacy.dp={cfg.privacy.dp}: clients count the same in {', '.join(equal)}, whose weights are private"
+        )
+    own = cfg.graph or cfg.on_fleet or datasets.own_path(cfg.dataset)
+    if (
+        own
+        and models.network(cfg.model).heterogeneous
+        and (learnt := cfg.model.params.get("type_embedding")) != "decoupled"
+    ):
+        notes.append(
+            f"model.type_embedding={learnt or 'entity'} learns a vector of each training node, so `fedgraph-flwr predict` cannot"
+            " predict new nodes: set model.type_embedding=decoupled to predict them"
         )
     if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
         notes.append(f"stack={cfg.stack} has no effect with {reason}: clients train separately")

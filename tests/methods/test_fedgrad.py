@@ -6,7 +6,9 @@ import torch
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.optim import NamedOptimizer
+from fedgraph_flwr.runs.checks import check_method
 from tests.conftest import client_graph
 from tests.support import recorded_messages
 
@@ -32,12 +34,38 @@ def test_three_rounds_are_three_adam_steps_on_the_union(run, overrides):
         np.testing.assert_allclose(finished.arrays[name], parameter.detach(), atol=1e-9, err_msg=name)
 
 
-def test_one_client_trains_as_alone(run):
+@pytest.mark.parametrize("loss", ["cross_entropy", "weighted"])
+def test_one_client_trains_as_alone(run, loss):
     """With one client and one step a round the server's Adam is the client's."""
-    pair = (run(f"strategy={name}", *EXACT, sizes=(16,)).arrays for name in ("fedgrad", "fedavg"))
+    pair = (run(f"strategy={name}", *EXACT, f"train.loss={loss}", sizes=(16,)).arrays for name in ("fedgrad", "fedavg"))
     averaged, alone = pair
     for name in averaged:
         np.testing.assert_allclose(averaged[name], alone[name], atol=1e-12)
+
+
+def test_a_weighted_sum_over_clients_is_the_weighted_loss_of_all_nodes(run):
+    """With weights of all clients' labels: Σ_v w_v is the number of training nodes, so the mean is torch's weighted mean."""
+    weighted = [
+        "train.loss=weighted",
+        "train.class_weights=federated",
+        "rounds=1",
+        "train.optimizer=sgd",
+        "train.lr=0.05",
+    ]
+    finished = run("strategy=fedgrad", *EXACT, *weighted, "train.weight_decay=0")
+    clients = [GraphClient(finished.cfg, client_graph(i, n)) for i, n in enumerate((12, 16, 20))]
+    model, labels = clients[0].model, torch.cat([c.y[c.train_nodes] for c in clients])
+    count = torch.bincount(labels).double()
+    logits = torch.cat([model(c.inputs)[c.train_nodes] for c in clients])
+    torch.nn.functional.cross_entropy(logits, labels, labels.numel() / (len(count) * count)).backward()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(finished.arrays[name], parameter.detach() - 0.05 * parameter.grad, atol=1e-12)
+
+
+@pytest.mark.parametrize(("strategy", "loss"), [("fedgrad", "focal"), ("fedstruct_a", "weighted")])
+def test_a_loss_that_no_sum_serves_is_refused(strategy, loss):
+    with pytest.raises(FedGraphError, match=f"needs train.loss=cross_entropy.*got train.loss={loss}"):
+        check_method(compose([f"strategy={strategy}", f"train.loss={loss}", "dataset=csbm"]))
 
 
 def test_gradients_travel_up_and_parameters_down(run, monkeypatch):

@@ -1,6 +1,7 @@
 """Command ``link``: match records of edges between parties, and write client files with cut edges."""
 
 import argparse
+import json
 import math
 import sys
 from pathlib import Path
@@ -73,6 +74,10 @@ _CONSENT = """
 """
 
 
+_OF_SCORES = ("test_accuracy", "headline", "chance", "metrics", "best_round")
+"""Entries of a run's summary that a link run, which trains nothing, does not have."""
+
+
 def main(args: argparse.Namespace) -> int:
     """Handle ``link``."""
     from fedgraph_flwr.party.link.rules import LinkRules
@@ -120,6 +125,8 @@ def _consent(args: argparse.Namespace, rules: Any) -> int:
 def _fleet(overrides: list[str], rules: Any, quiet: bool) -> int:
     """Run the phases on a fleet; each node writes its own file."""
     from fedgraph_flwr.config import configuration
+    from fedgraph_flwr.data.graph import write_bytes
+    from fedgraph_flwr.runs.folder import SUMMARY
     from fedgraph_flwr.runs.prepare import with_folder
     from fedgraph_flwr.runs.runner import run
 
@@ -128,7 +135,9 @@ def _fleet(overrides: list[str], rules: Any, quiet: bool) -> int:
         raise FedGraphError(
             f"engine={cfg.engine} is not a fleet: pass engine=CONNECTION, or link files with --simulate"
         )
-    run(cfg, on_wait=None if quiet else lambda what: print(what, file=sys.stderr, flush=True))
+    summary = run(cfg, on_wait=None if quiet else lambda what: print(what, file=sys.stderr, flush=True))
+    kept = {key: value for key, value in summary.items() if key not in _OF_SCORES}
+    write_bytes(Path(cfg.out) / SUMMARY, json.dumps(kept, indent=1).encode())
     done = "every node logged its numbers" if rules.dry_run else "every node wrote linked_FILE next to its graph FILE"
     print(f"{done} and its report; the server saw sizes of envelopes only ({cfg.out})")
     return 0
@@ -145,7 +154,12 @@ def link_overrides(rules: Any) -> list[str]:
         f"strategy.{key}": str(value).lower() if isinstance(value, bool) else value
         for key, value in asdict(rules).items()
     }
-    values |= {"strategy.server": SERVER, "strategy.client": LINK_CLIENT, "strategy.on_failure": "fail"}
+    values |= {
+        "strategy.name": "link",
+        "strategy.server": SERVER,
+        "strategy.client": LINK_CLIENT,
+        "strategy.on_failure": "fail",
+    }
     values |= {"rounds": 1, "privacy.scores": "none", "checkpoint_every": 0, "model": "gcn", "model.hidden": 8}
     return [f"{key}={value}" for key, value in values.items()]
 

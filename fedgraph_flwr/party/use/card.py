@@ -64,7 +64,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
     if "privacy" in found:
         private = accounting.spent_text(found["privacy"], cfg.privacy.scores)
     lines = [
-        f"# {cfg.strategy.name} on {escaped(cfg.data_name)}: {whose}",
+        f"# {cfg.strategy.name} on {escaped(cfg.data_text)}: {whose}",
         "",
         f"A {escaped(cfg.model.name)} of {cfg.model.layers} layers, {cfg.model.hidden} wide, for {_task(predictor)}.",
         "",

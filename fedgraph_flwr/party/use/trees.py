@@ -63,7 +63,7 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
     write_bytes(folder / "metrics.json", json.dumps(found, indent=1).encode())
     largest = list(importance(predictor).items())[:20]
     card = [
-        f"# {cfg.strategy.name} on {escaped(cfg.data_name)}",
+        f"# {cfg.strategy.name} on {escaped(cfg.data_text)}",
         "",
         f"{len(forest['start'])} trees on {len(names)} columns, task={cfg.task.name}, {cfg.num_clients} clients, seed {cfg.seed},"
         f" strategy.mode={cfg.strategy.params.get('mode')}. Columns, in order, are in `{index}`.",

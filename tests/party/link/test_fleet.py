@@ -306,8 +306,16 @@ def test_a_party_that_leaves_is_named_and_nothing_is_lost(left, lost, run, tmp_p
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_the_command_prints_a_line_per_step(quiet, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "run", lambda cfg, on_wait: on_wait and on_wait("link mask (4 of 11): clients 0, 1"))
-    assert cli.main(["link", "engine=fleet", "num_clients=2", f"out={tmp_path}", *["--quiet"] * quiet]) == 0
+    def linked(cfg, on_wait):
+        if on_wait:
+            on_wait("link mask (4 of 11): clients 0, 1")
+        assert "-link-fleet-" in cfg.out
+        return {"test_accuracy": float("nan"), "headline": "test_accuracy at best_val", "seed": 0}
+
+    monkeypatch.setattr(runner, "run", linked)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["link", "engine=fleet", "num_clients=2", *["--quiet"] * quiet]) == 0
+    assert json.loads(next(tmp_path.glob("runs/*/summary.json")).read_bytes()) == {"seed": 0}
     assert capsys.readouterr().err == ("" if quiet else "link mask (4 of 11): clients 0, 1\n")
 
 

@@ -17,6 +17,7 @@ from fedgraph_flwr.partition.hetero import make, pool, share_schema
 from fedgraph_flwr.party.tables.columns import Treatment
 from fedgraph_flwr.party.tables.importing import from_tables
 from fedgraph_flwr.party.tables.roles import Columns
+from fedgraph_flwr.runs.checks import startup_notes
 
 PAYS, BUYS = ("customer", "pays", "customer"), ("customer", "buys", "product")
 NODES = {
@@ -266,6 +267,14 @@ def informative(seed: int) -> HeteroGraph:
 
 
 SHARED = {"model.bases": 0, "model.type_embedding": "decoupled", "model.hidden": 8, "model.layers": 2, "train.lr": 0.05}
+
+
+def test_a_run_on_imported_types_says_before_training_that_its_model_predicts_no_new_nodes(tmp_path):
+    notes = startup_notes(compose([f"graph={tmp_path}", "model=rgcn"]))
+    assert [note.partition(" ")[0] for note in notes] == ["model.type_embedding=entity"]
+    assert "set model.type_embedding=decoupled" in notes[0]
+    assert not startup_notes(compose([f"graph={tmp_path}", "model=rgcn", "model.type_embedding=decoupled"]))
+    assert not startup_notes(compose(["dataset=acm", "model=rgcn"]))  # no table has new nodes
 
 
 @pytest.mark.slow
