@@ -19,6 +19,7 @@ from fedgraph_flwr.config import RunConfig, to_yaml
 from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.runs.code import digest
 from fedgraph_flwr.runs.folder import (
     CHECKPOINT,
     CONFIG,
@@ -267,7 +268,8 @@ class Recorder:
         ``best_round``, ``metrics`` (every score and mean at ``best_val``, ``own_best_val``, ``last`` and ``last5``),
         ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``, ``setup_exchanges``,
         ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``, ``failures`` (client and phase → reason), ``peak_rss_mb``
-        (this process and its largest child), ``versions``, ``commit``, ``nodes`` (node id of each client). Optional keys:
+        (this process and its largest child), ``versions``, ``commit``, ``code`` (its
+        `digest`), ``nodes`` (node id of each client). Optional keys:
         ``privacy`` (ε, δ and releases of the run), ``start`` (run, digest and scores of the incoming model), ``attack``,
         ``adversary`` (success rate of a backdoor) and ``classes`` (names, for imported graphs).
         """
@@ -306,6 +308,7 @@ class Recorder:
             "peak_rss_mb": _peak_rss_mb(),
             "versions": dict(_versions()),
             "commit": _commit(),
+            "code": digest(self.cfg),
             "nodes": self.nodes,
             **self.extra,
         }

@@ -1,0 +1,126 @@
+"""Which stored rows still hold: their commit is in this history, and the code of their run is unchanged since.
+
+    python -m benchmarks.rows [--write]            # list rows that do not; --write stores the list
+    python -m benchmarks.same_bits OTHER --renew   # give rows of OTHER's code the digest of this one, where all bits are equal
+
+A row stores the digest of its run's code (`fedgraph_flwr.runs.code`). Older rows have none, and are listed as such.
+"""
+
+import argparse
+import csv
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+RESULTS = HERE / "simulations" / "results"
+STORED = HERE / "simulations" / "base" / "stale.csv"
+
+DIGESTS = """
+import json, sys
+from fedgraph_flwr.config import configuration
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.code import digest
+def code(words):
+    try:
+        return digest(configuration(words.split()))
+    except FedGraphError as error:
+        return f"refused: {error}"
+print(json.dumps({words: code(words) for words in json.load(sys.stdin)}))
+"""
+
+
+def digests(words: Iterable[str], checkout: Path = HERE) -> dict[str, str]:
+    """Return the digest of each run's code in a checkout, by its overrides."""
+    given = json.dumps(sorted(set(words)))
+    env = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(
+        [sys.executable, "-c", DIGESTS], input=given, env=env, cwd=checkout, capture_output=True, text=True, check=True
+    )
+    return dict(json.loads(done.stdout))
+
+
+def seedless(words: str) -> str:
+    """Return overrides without the seed, on which no code depends."""
+    return " ".join(word for word in words.split() if not word.startswith("seed="))
+
+
+def rows(folder: Path = RESULTS) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of every table that sweeps wrote."""
+    found = {}
+    for path in sorted(folder.glob("*.csv")):
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            if {"words", "commit", "method"} <= set(reader.fieldnames or ()):
+                found[path.stem] = list(reader)
+    return found
+
+
+@functools.cache
+def ancestor(commit: str) -> bool:
+    """Whether a commit is one of this history."""
+    words = ["git", "-C", str(HERE), "merge-base", "--is-ancestor", commit, "HEAD"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+def stale(tables: dict[str, list[dict[str, str]]]) -> list[list[str]]:
+    """Return table, reason and number of the rows that no longer hold; runs that were never started have no commit."""
+    ran = [(table, row) for table, each in tables.items() for row in each if row["commit"]]
+    now = digests(seedless(row["words"]) for _, row in ran if row.get("code"))
+    count: Counter[tuple[str, str]] = Counter()
+    for table, row in ran:
+        if not ancestor(row["commit"]):
+            count[table, f"commit {row['commit'][:12]} is not in this history"] += 1
+        elif not row.get("code"):
+            count[table, "written before rows had a digest"] += 1
+        elif row["code"] != now[seedless(row["words"])]:
+            count[table, "the code has changed"] += 1
+    return [[table, reason, str(number)] for (table, reason), number in sorted(count.items())]
+
+
+def renew(other: Path, differing: set[str], folder: Path = RESULTS) -> int:
+    """Give rows with the digest of ``other`` that of this checkout, but for methods that differ. Return how many."""
+    tables, renewed = rows(folder), 0
+    words = [seedless(row["words"]) for each in tables.values() for row in each if row.get("code")]
+    before, now = digests(words, other), digests(words)
+    for table, each in tables.items():
+        changed = 0
+        for row in each:
+            key = seedless(row["words"])
+            method = next((w.partition("=")[2] for w in key.split() if w.startswith("strategy=")), "fedavg")
+            if row.get("code") and method not in differing and row["code"] == before[key] != now[key]:
+                row["code"], changed = now[key], changed + 1
+        if changed:
+            with (folder / f"{table}.csv").open("w", newline="") as file:
+                writer = csv.DictWriter(file, list(each[0]), lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(each)
+        renewed += changed
+    return renewed
+
+
+def listed() -> list[list[str]]:
+    """Return the stored list."""
+    with STORED.open(newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
+def main() -> None:
+    """Print the list, and store it if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    args, found = parser.parse_args(), stale(rows())
+    for table, reason, number in found:
+        print(f"{table:32} {number:>5}  {reason}")
+    if args.write:
+        with STORED.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([["table", "reason", "rows"], *found])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""A digest of the code on which a run's result depends: its method, network, task, partition and engine."""
+
+import ast
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr import models, tasks
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.engines import FLEET, SIMULATIONS
+from fedgraph_flwr.config.lookup import locate
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("methods", "models", "numerics", "tasks")
+"""Rooms of which a digest also covers the modules that a run's own modules import."""
+
+
+def digest(cfg: RunConfig) -> str:
+    """Return 16 hexadecimal digits over the syntax trees of the modules of a run's parts.
+
+    The parts are the server and client class, the network and the task (with their base classes in this package), the methods,
+    models, numerics and tasks that these modules import, all partitions, and the engine. Names of modules, imports, docstrings
+    and comments do not count, so a module that only moves keeps the digest.
+    """
+    sides = (locate(cfg.strategy.server), locate(cfg.strategy.client))
+    classes = [each for part in (*sides, models.network(cfg.model), tasks.kind_of(cfg)) for each in part.__mro__]
+    own = {each.__module__ for each in classes} & _files().keys()
+    named = {name for module in own for name in _imported(module) if name.split(".")[1] in ROOMS}
+    placed = {name for name in _files() if name.split(".")[1] == "partition"}
+    engine = SIMULATIONS.get(cfg.engine, FLEET).partition(":")[0]
+    trees = sorted(_tree(name) for name in own | named | placed | {engine})
+    return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:16]
+
+
+@cache
+def _files() -> dict[str, Path]:
+    """Return the files of this package by module; not those of the package itself."""
+    inside = ((path, path.relative_to(ROOT.parent).with_suffix("").parts) for path in ROOT.rglob("*.py"))
+    return {".".join(parts): path for path, parts in inside if len(parts) > 2}
+
+
+def _parsed(module: str) -> ast.Module:
+    return ast.parse(_files()[module].read_bytes())
+
+
+@cache
+def _imported(module: str) -> frozenset[str]:
+    """Return the modules of this package that a module imports."""
+    lines = [node for node in ast.walk(_parsed(module)) if isinstance(node, ast.ImportFrom)]
+    names = {f"{line.module}{end}" for line in lines for end in ("", *(f".{each.name}" for each in line.names))}
+    return frozenset(names & _files().keys())
+
+
+@cache
+def _tree(module: str) -> str:
+    """Return the digest of a module's syntax tree without imports and docstrings."""
+    return hashlib.sha256(ast.dump(_Bare().visit(_parsed(module))).encode()).hexdigest()
+
+
+class _Bare(ast.NodeTransformer):
+    """Takes imports, and strings that stand alone, out of a syntax tree."""
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        alone = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
+        return None if alone or isinstance(node, ast.Import | ast.ImportFrom) else super().generic_visit(node)
