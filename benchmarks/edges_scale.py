@@ -1,13 +1,15 @@
 """Memory and CPU time of payments that do not fit one step: one bank, `multi_gine` in sampled batches, scores in blocks.
 
-    python -m benchmarks.edges_scale [--payments 4000000] [--accounts 500000] [key=value ...]
+    python -m benchmarks.edges_scale [--payments 4000000] [--accounts 500000] [--write] [key=value ...]
 
-One epoch over the training payments and one scoring of all payments, in a process of its own. Prints its peak memory, the CPU
-seconds of the set-up (data, partition and inputs), of the epoch and of the scoring, and the latter two per million payments.
-Overrides change the run, such as ``train.fanout=[8,4]``.
+One epoch over the training payments and one scoring of all payments, in a process of its own. Prints the CPU seconds of the
+set-up (data, partition and inputs), of the epoch and of the scoring as each ends, with the peak memory so far, and the latter two
+per million payments. ``--write`` appends them to ``simulations/results/edges_scale.csv``. Overrides change the run, such as
+``train.fanout=[8,4]``.
 """
 
 import argparse
+import csv
 import json
 import os
 import resource
@@ -18,6 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "simulations" / "results" / "edges_scale.csv"
 RUN = [
     *(
         "task=edges",
@@ -39,27 +42,33 @@ def child(out: str, overrides: list[str]) -> None:
     from fedgraph_flwr.config import configuration
     from fedgraph_flwr.runs.runner import run
 
-    spent = dict.fromkeys(("train", "score"), 0.0)
+    spent: dict[str, float] = {}
+
+    def report() -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        spent["peak_gb"] = round(usage.ru_maxrss / 2**20, 2)
+        print(json.dumps({key: round(value, 4) for key, value in spent.items()}), file=sys.stderr, flush=True)
 
     def timed(name: str, owner: object, method: str) -> None:
         plain = getattr(owner, method)
 
         def measured(*arguments: object) -> object:
             began = time.process_time()
-            try:
-                return plain(*arguments)
-            finally:
-                spent[name] += time.process_time() - began
+            spent.setdefault("set_up", began)
+            report()
+            found = plain(*arguments)
+            spent[name] = spent.get(name, 0.0) + time.process_time() - began
+            report()
+            return found
 
         setattr(owner, method, measured)
 
-    timed("train", GraphClient, "train")
-    timed("score", base, "scores")
+    timed("epoch", GraphClient, "train")
+    timed("scoring", base, "scores")
     summary = run(configuration([*overrides, f"out={out}/run", "overwrite=true"]))
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    found = {"peak_gb": usage.ru_maxrss / 2**20, "cpu": usage.ru_utime + usage.ru_stime, **spent}
-    found["average_precision"] = summary["test_average_precision"]
-    Path(out, "figures.json").write_text(json.dumps(found))
+    spent["average_precision"] = summary["test_average_precision"]
+    report()
+    Path(out, "figures.json").write_text(json.dumps(spent))
 
 
 def main() -> None:
@@ -67,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--payments", type=int, default=4_000_000)
     parser.add_argument("--accounts", type=int, default=500_000)
+    parser.add_argument("--write", action="store_true", help=f"append the row to {RESULT.name}")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
@@ -79,16 +89,28 @@ def main() -> None:
         environment = {**os.environ, "FEDGRAPH_DATA": f"{folder}/data", "OMP_NUM_THREADS": "1"}
         subprocess.run(words, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
         found = json.loads(Path(folder, "figures.json").read_text())
-    millions = given.payments / 1e6
-    rest = found["cpu"] - found["train"] - found["score"]
-    print(
-        f"peak memory {found['peak_gb']:.1f} GB; CPU seconds: set-up {rest:.0f}, epoch {found['train']:.0f}, scoring"
-        f" {found['score']:.0f}"
+    head = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     )
-    print(
-        f"per million payments: epoch {found['train'] / (0.6 * millions):.0f} (of training payments), scoring"
-        f" {found['score'] / millions:.0f}; test average precision {found['average_precision']:.3f}"
-    )
+    row = {
+        "payments": given.payments,
+        "accounts": given.accounts,
+        "peak_gb": f"{found['peak_gb']:.2f}",
+        "set_up_cpu_seconds": f"{found['set_up']:.0f}",
+        "epoch_cpu_seconds": f"{found['epoch']:.0f}",
+        "scoring_cpu_seconds": f"{found['scoring']:.0f}",
+        "epoch_per_million": f"{found['epoch'] / (0.6e-6 * given.payments):.0f}",  # of training payments
+        "scoring_per_million": f"{found['scoring'] / (1e-6 * given.payments):.0f}",
+        "average_precision": f"{found['average_precision']:.4f}",
+        "overrides": " ".join(given.overrides),
+        "commit": head.stdout.strip(),
+    }
+    if given.write:
+        new = not RESULT.is_file()
+        with RESULT.open("a", newline="") as file:
+            writer = csv.DictWriter(file, row, lineterminator="\n")
+            writer.writerows([dict(zip(row, row, strict=True)), row] if new else [row])
+    print(json.dumps(row, indent=1))
 
 
 if __name__ == "__main__":

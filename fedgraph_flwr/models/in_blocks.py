@@ -46,19 +46,29 @@ class Step(NamedTuple):
 
 
 def in_blocks(steps: Sequence[Step], inputs: GraphInputs) -> Tensor:
-    """Compute the outputs [N, C] of all nodes by these steps, without gradients."""
+    """Compute the outputs [N, C] of all nodes by these steps, without gradients.
+
+    If the items of ``inputs`` are edges, the last layer that reads neighbours and those after it compute only their ends; rows of
+    other nodes hold no values.
+    """
     neighbours, back = inputs.neighbours, inputs.neighbours.back
     indptr = neighbours.indptr
     sampler = NeighbourSampler(indptr, neighbours.indices, [-1], back=back)
     rows = FeatureRows(inputs.x, inputs.device, inputs.dtype)
     held: list[FeatureRows] = []  # of earlier steps
     bounds = list(row_blocks(indptr if back is None else indptr + back.indptr, BLOCK))
+    chosen = [np.arange(first, last) for first, last in bounds]
+    final = max((place for place, step in enumerate(steps) if step.reads), default=0)
     made = torch.empty(0, 0, dtype=inputs.dtype)
     with torch.no_grad():
-        for step in steps:
+        for place, step in enumerate(steps):
+            items = inputs.item_index
+            if place == final and items is not None and items.dim() == 2 and items.numel():
+                ends = np.unique(items.cpu().numpy())
+                parts = np.split(ends, np.searchsorted(ends, [first for first, _ in bounds[1:]]))
+                chosen = [nodes for nodes in parts if nodes.size]
             made = torch.empty(0, 0, dtype=inputs.dtype)
-            for first, last in bounds:
-                nodes = np.arange(first, last)
+            for nodes in chosen:
                 if step.reads:
                     block = sampler.sample(nodes, 0)
                     layer = neighbours.layer(block.nodes, block.hops[0], block.ends[1], *block.back)
@@ -66,9 +76,9 @@ def in_blocks(steps: Sequence[Step], inputs: GraphInputs) -> Tensor:
                     found = step.apply(rows.take(block.nodes), layer, *older)
                 else:
                     found = step.apply(rows.take(nodes), inputs)
-                if not first:
+                if not made.size(0):
                     made = _room(len(indptr) - 1, found.size(1), inputs.dtype)
-                made[first:last] = found
+                made[torch.from_numpy(nodes)] = found
             held.append(rows)
             rows = FeatureRows(made, inputs.device, inputs.dtype)
     return made.to(inputs.device)

@@ -136,3 +136,25 @@ def test_a_method_with_statistics_of_the_whole_pass_prepares_it(graph):
         depth = models.probe(compose([f"strategy={strategy}"]).model).sampled_hops
         cfg = compose([f"strategy={strategy}", *EVERY[:2], f"train.fanout={[-1] * depth}"])
         assert isinstance(client_class(cfg)(cfg, simple).inputs, GraphInputs) is not whole, strategy
+
+
+@pytest.mark.parametrize("name", ["sage", "gine both", "mlp"])
+def test_the_last_layer_computes_only_the_ends_of_items(name, graph, monkeypatch):
+    """Edges are scored day by day, so most nodes are no end of a scored edge."""
+    model = built(name, graph, 3).eval()
+    ends = torch.tensor([[3, 29, 3], [17, 0, 2]])
+    inputs = replace(model.graph_inputs(graph, **DOUBLE), item_index=ends)
+    computed = []
+    plain = in_blocks.NeighbourSampler.sample
+    monkeypatch.setattr(
+        in_blocks.NeighbourSampler,
+        "sample",
+        lambda self, nodes, key: computed.append(len(nodes)) or plain(self, nodes, key),
+    )
+    with torch.no_grad():
+        expected = model(model.prepare(graph, **DOUBLE))
+        found = model(inputs)
+        assert sum(computed) == (0 if name == "mlp" else 30 + 30 + 5)
+        none = model(replace(inputs, item_index=ends[:, :0]))
+    torch.testing.assert_close(found[ends], expected[ends], rtol=0, atol=1e-12)
+    torch.testing.assert_close(none, expected, rtol=0, atol=1e-12)
