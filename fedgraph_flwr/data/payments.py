@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedgraph_flwr.config import DatasetConfig, number, one_of, typed
+from fedgraph_flwr.data import deep_payments
 from fedgraph_flwr.data.edge_columns import ports, window_counts
 from fedgraph_flwr.data.features import WINDOWS, Book, Recipe, cents_of, edge_columns
 from fedgraph_flwr.data.graph import Graph
@@ -30,10 +31,12 @@ PERSON, MERCHANT, PAYROLL = 0, 1, 2
 SHARES = (0.90, 0.08, 0.02)
 """Shares of persons, merchants and payrolls among accounts."""
 
-BACKGROUND, PATTERN, DIRECTION_DECOY, TIME_DECOY = 0, 1, 2, 3
+BACKGROUND, PATTERN, DIRECTION_DECOY, TIME_DECOY, CHAIN = 0, 1, 2, 3, 4
 CONTACTS, OWN_BANK = 6, 0.6
 """Number of standing contacts per account, and the share of them in its own bank."""
 
+UNREAD = ("kinds", "cross", "decoy_dir", "decoy_time", "amounts")
+"""Keys that ``depth`` does not read."""
 KINDS = ("fan_in", "fan_out", "cycle", "scatter_gather", "gather_scatter", "bipartite", "stack")
 
 
@@ -68,8 +71,9 @@ class Payments:
         amount: [E].
         form: format of the payment, 0 to 3 [E].
         label: whether it belongs to a laundering pattern [E].
-        role: `BACKGROUND`, `PATTERN`, `DIRECTION_DECOY` or `TIME_DECOY`, before label noise [E].
-        pattern: number of the pattern or decoy, -1 for the background [E].
+        role: `BACKGROUND`, `PATTERN`, `DIRECTION_DECOY`, `TIME_DECOY` or `CHAIN` (other payments of a chain), before label
+            noise [E].
+        pattern: number of the pattern, decoy or chain, -1 for the background [E].
     """
 
     bank: Ints
@@ -147,6 +151,7 @@ class PaymentsSpec(ColumnKeys):
         "independent"  # independent | passed: a member of a pattern passes on 90 to 99 % of what arrived, decoys too
     )
     label_noise: float = number(0.0, 0, 1)  # share of payments whose label is flipped
+    depth: int | None = number(None, low=2)  # null: patterns of kinds; d: chains whose labels lie 2 to d payments away
     seed: int | None = None  # null: the run's seed
 
     def __post_init__(self) -> None:
@@ -155,6 +160,11 @@ class PaymentsSpec(ColumnKeys):
         for kind in self.kinds or ():
             if kind not in KINDS:
                 raise unknown("dataset.kinds", kind, KINDS)
+        unread = [k for k in UNREAD if getattr(self, k) != PaymentsSpec.__dataclass_fields__[k].default]
+        if self.depth and unread:
+            raise FedGraphError(
+                f"dataset.depth={self.depth} plants chains, which do not read dataset.{unread[0]}: leave it out"
+            )
         low, high = self.sizes if self.size is None or len(self.size) == 2 else (0, 0)
         if not 2 <= low <= high:
             raise FedGraphError(f"dataset.size must be [low, high] with 2 <= low <= high, got {self.size}")
@@ -205,7 +215,8 @@ def keys_of(spec: type[Spec], params: dict[str, Any], name: str) -> Spec:
 def as_graph(p: Payments, spec: ColumnKeys, edge_attr: NDArray[np.float64], name: str) -> Graph:
     """Return accounts and payments as a graph whose groups are banks, with the columns of the recipe for payments.
 
-    An account's label is 1 if a laundering payment leaves or reaches it; a payment's label is in ``edge_y``.
+    An account's label is 1 if a laundering payment leaves or reaches it, of chains (``depth``) one each; a payment's label is in
+    ``edge_y``.
 
     Args:
         p: the payments.
@@ -214,8 +225,9 @@ def as_graph(p: Payments, spec: ColumnKeys, edge_attr: NDArray[np.float64], name
         name: the dataset's name.
     """
     n = p.bank.size
+    ends = p.source[p.label], p.target[p.label]
     y = np.zeros(n, dtype=np.int64)
-    y[np.concatenate([p.source[p.label], p.target[p.label]])] = 1
+    y[np.intersect1d(*ends) if getattr(spec, "depth", None) else np.concatenate(ends)] = 1
     none = torch.zeros(n, dtype=torch.bool)
     graph = Graph(
         x=torch.from_numpy(activity(p, spec)) if spec.features == "activity" else torch.ones(n, 1, dtype=torch.float32),
@@ -327,7 +339,8 @@ def generate(spec: PaymentsSpec, *, seed: int, banks: int) -> Payments:
     """
     bank, kind, activity, contacts = _accounts(spec, banks, np.random.default_rng([seed, 0]))
     own = _background(spec, kind, activity, contacts, np.random.default_rng([seed, 1]))
-    *planted, passed = _patterns(spec, bank, kind, np.random.default_rng([seed, 2]), np.random.default_rng([seed, 4]))
+    draws = np.random.default_rng([seed, 2]), np.random.default_rng([seed, 4])
+    *planted, passed = _chains(spec, kind, seed) if spec.depth else _patterns(spec, bank, kind, *draws)
     source, target, time, role, pattern = (np.concatenate(pair) for pair in zip(own, planted, strict=True))
     order = np.argsort(time, kind="stable")
     fixed = np.concatenate([np.zeros(own[0].size), passed])[order]
@@ -349,7 +362,8 @@ def _accounts(spec: PaymentsSpec, banks: int, rng: np.random.Generator) -> tuple
     first, count = np.searchsorted(bank, bank), np.bincount(bank, minlength=banks)[bank]
     own = first[:, None] + (rng.random((n, CONTACTS)) * count[:, None]).astype(np.int64)
     anyone = rng.integers(n, size=(n, CONTACTS))
-    return bank, kind, activity, np.where(rng.random((n, CONTACTS)) < OWN_BANK, own, anyone)
+    near = rng.random((n, CONTACTS)) < (0 if spec.depth else OWN_BANK)
+    return bank, kind, activity, np.where(near, own, anyone)
 
 
 def _background(
@@ -378,6 +392,20 @@ def _background(
     kept = source != target
     none = np.zeros(int(kept.sum()), dtype=np.int64)
     return source[kept], target[kept], time[kept], none + BACKGROUND, none - 1
+
+
+def drawn_chains(spec: PaymentsSpec, kind: Ints, seed: int) -> deep_payments.Chains:
+    """Return the chains of ``dataset.depth``: as many as there would be patterns of all kinds."""
+    count, rng = len(KINDS) * spec.per_kind, np.random.default_rng([seed, 2])
+    return deep_payments.chains(np.flatnonzero(kind == PERSON), count, spec.depth or 0, rng)
+
+
+def _chains(spec: PaymentsSpec, kind: Ints, seed: int) -> tuple[NDArray[Any], ...]:
+    """Return source, target, time, role, pattern and amount of payments of chains, as `_patterns` does."""
+    found, sizes = drawn_chains(spec, kind, seed), spec.sizes if spec.size else deep_payments.SIZES
+    people, rng = np.flatnonzero(kind == PERSON), np.random.default_rng([seed, 4])
+    source, target, time, label, *rest = deep_payments.planted(found, people, (spec.days, spec.window), sizes, rng)
+    return source, target, time, np.where(label, PATTERN, CHAIN), *rest
 
 
 def _patterns(

@@ -1,10 +1,14 @@
 """Generated payments against their specification, and the scores that no blind model can exceed."""
 
+import itertools
+
 import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.metrics import f1_score, precision_recall_curve, roc_auc_score
+from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, roc_auc_score
 
+from benchmarks import depth as depth_ceilings
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.edge_columns import ports, window_counts
 from fedgraph_flwr.data.payments import (
     BACKGROUND,
@@ -19,7 +23,9 @@ from fedgraph_flwr.data.payments import (
     Payments,
     PaymentsSpec,
     activity,
+    drawn_chains,
     generate,
+    load,
     skeleton,
 )
 from fedgraph_flwr.errors import FedGraphError
@@ -256,3 +262,89 @@ def test_activity_by_hand():
     found = np.expm1(activity(p, PaymentsSpec(windows=[1.0]))).round().astype(int)
     assert found.tolist() == [[3, 0, 1, 0, 2, 0, 0], [1, 3, 1, 1, 1, 2, 2], [0, 1, 0, 1, 0, 1, 0]]
     np.testing.assert_array_equal(activity(p, PaymentsSpec(window=1.0)), activity(p, PaymentsSpec(windows=[1.0])))
+
+
+DEEP = {"accounts": 1500, "background": 500, "per_kind": 20}
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_chains_and_their_labels(depth):
+    """Labels follow from the fans that stand in the payments; all chains look alike around the account in the middle."""
+    spec = PaymentsSpec(**DEEP, depth=depth)
+    p = generate(spec, seed=1, banks=5)
+    chains = drawn_chains(spec, p.kind, 1)
+    assert np.unique(chains.members).size == chains.members.size == 140 * (2 * depth - 1)
+    laundering = p.role == PATTERN
+    np.testing.assert_array_equal(p.label, laundering)
+    large = p.amount > 1500
+    for i, (members, label) in enumerate(zip(chains.members, chains.label, strict=True)):
+        own = (p.pattern == i) & np.isin(p.source, members) & np.isin(p.target, members) & large
+        assert own.sum() == 2 * depth - 2
+        others = (p.pattern == i) & ~own
+        fans = np.bincount(p.target[others], minlength=1500)[members[: depth - 1]].tolist()
+        fans += [0, *np.bincount(p.source[others], minlength=1500)[members[depth:]]]
+        fans = [size if size > 2 else 0 for size in fans]  # a fan's other end may be a member too
+        near, far = (fans[depth - 2], fans[depth]), (fans[0], fans[-1])
+        assert set(fans) <= {0, *range(8, 18)}
+        votes = [2 * (n > 0) for n in near] + [f > 0 for f in far] if depth == 3 else [n > 0 for n in near]
+        assert label == (sum(votes) > (3 if depth == 3 else 1))
+        middle = members[depth - 1]
+        assert (laundering & (p.pattern == i)).sum() == 2 * label
+        assert (laundering & ((p.source == middle) | (p.target == middle))).sum() == 2 * label
+        own_times = p.time[own]
+        assert p.time[others].max(initial=0) <= own_times.min()
+        assert own_times.max() - p.time[p.pattern == i].min() <= 2 * DAY
+        np.testing.assert_array_equal(p.source[own], members[:-1])  # payments are sorted by time
+    assert (p.bank[p.source] != p.bank[p.target]).mean() > 0.7
+
+
+@pytest.mark.parametrize("item", ["accounts", "payments"])
+def test_ceilings_of_chains_equal_enumeration(item):
+    """Second derivation: walk along payments that the observer sees, then count the chains that agree with what it saw."""
+    spec = PaymentsSpec(**DEEP, depth=3)
+    p = generate(spec, seed=2, banks=3)
+    chains = drawn_chains(spec, p.kind, 2)
+    every = [bits for bits in itertools.product([0, 1], repeat=5) if bits[2] == 0]
+    laundering = {bits: 2 * (bits[1] + bits[3]) + bits[0] + bits[4] > 3 for bits in every}
+    scores = {"local": [], "far ends": [], "pooled": []}
+    labels = []
+    for start in [(2, 2)] if item == "accounts" else [(1, 2), (2, 3)]:
+        for members, fan, label in zip(*chains, strict=True):
+            home = p.bank[members] == p.bank[members[start[0]]]
+            reached = set(start)
+            while more := {
+                j for i in reached for j in (i - 1, i + 1) if 0 <= j < 5 and j not in reached and (home[i] or home[j])
+            }:
+                reached |= more
+            beside = {j for j in reached if any(home[k] for k in (j - 1, j, j + 1) if 0 <= k < 5)}
+            for name, seen in (
+                ("local", {j for j in reached if home[j]}),
+                ("far ends", beside),
+                ("pooled", set(range(5))),
+            ):
+                agreeing = [laundering[b] for b in every if all(b[j] == fan[j] for j in seen)]
+                scores[name].append(sum(agreeing) / len(agreeing))
+            labels.append(label)
+    for name, value in depth_ceilings.ceilings(chains, p.bank, item).items():
+        assert value == pytest.approx(average_precision_score(labels, scores[name]), abs=1e-12)
+
+
+def test_accounts_of_chains_are_labelled_in_their_middle():
+    cfg = compose(["dataset=payments", "dataset.depth=3", *(f"dataset.{key}={value}" for key, value in DEEP.items())])
+    graph = load(cfg.dataset, seed=1, num_clients=5)
+    spec = PaymentsSpec(**DEEP, depth=3)
+    p = generate(spec, seed=1, banks=5)
+    chains = drawn_chains(spec, p.kind, 1)
+    assert set(np.flatnonzero(graph.y.numpy())) == set(chains.members[chains.label, 2])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"depth": 3, "cross": 0.1}, "dataset.depth=3 plants chains, which do not read dataset.cross: leave it out"),
+        ({"depth": 9, "per_kind": 60}, "\\d+ persons are too few for 420 chains of 17 members: raise dataset.accounts"),
+    ],
+)
+def test_chains_refuse_other_keys(keys, message):
+    with pytest.raises(FedGraphError, match=message):
+        draw(**keys, accounts=600)

@@ -1,0 +1,104 @@
+"""Best possible average precision on `dataset=payments dataset.depth=d`: alone, with columns of far ends, and with pooled data.
+
+    python -m benchmarks.depth [dataset.KEY=VALUE ...] [num_clients=5] [--seeds 5]
+
+An observer recognises chains and knows the generator's law: its score is the exact probability of the label, given the fans that
+it sees. An observer sees a fan whose account is its own (`local`), or pays or is paid by an account of its own (`far ends`), and
+which payments that it sees join to the item; `pooled` sees all fans. Accounts are scored by their bank and payments by the bank
+that pays. All other accounts and payments rank last. Label noise is not read. Scores are over all items of all banks.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.deep_payments import Chains, weights
+from fedgraph_flwr.data.payments import PaymentsSpec, drawn_chains, generate, keys_of
+
+Ints = NDArray[np.int64]
+
+
+def ceilings(found: Chains, bank: Ints, item: str = "accounts") -> dict[str, float]:
+    """Return the average precision of the three observers.
+
+    Args:
+        found: chains.
+        bank: bank of each account [N].
+        item: ``accounts`` or ``payments``.
+
+    Returns:
+        ``local`` without exchange, ``far ends`` with columns of the accounts at the other end of own payments, and ``pooled``.
+    """
+    places = found.members.shape[1]
+    middle = places // 2
+    home = bank[found.members]
+    items = [(middle, middle)] if item == "accounts" else [(middle - 1, middle), (middle, middle + 1)]
+    scores: dict[str, list[NDArray[np.float64]]] = {"local": [], "far ends": [], "pooled": []}
+    for first, last in items:
+        own = home == home[:, first, None]
+        padded = np.pad(own, ((0, 0), (1, 1)))
+        beside = own | padded[:, :-2] | padded[:, 2:]
+        joined = np.ones_like(own)  # whether payments that the observer sees join a place to the item
+        hop = own[:, :-1] | own[:, 1:]
+        joined[:, :first] = np.logical_and.accumulate(hop[:, :first][:, ::-1], axis=1)[:, ::-1]
+        joined[:, last + 1 :] = np.logical_and.accumulate(hop[:, last:], axis=1)
+        for name, seen in (("local", own & joined), ("far ends", beside & joined), ("pooled", np.ones_like(own))):
+            scores[name].append(_probability(found.fan, seen))
+    label = np.tile(found.label, len(items))
+    return {name: _average_precision(label, np.concatenate(score)) for name, score in scores.items()}
+
+
+def _probability(fan: NDArray[np.bool_], seen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the probability that each chain is laundering, given the fans that are seen [C]."""
+    places = fan.shape[1]
+    weight = weights((places + 1) // 2)
+    total = int(weight.sum())
+    law = np.zeros((len(fan), total + 1))  # of the weight of all fans
+    law[np.arange(len(fan)), (fan & seen) @ weight] = 1
+    for place in np.flatnonzero(weight):
+        moved = np.zeros_like(law)
+        moved[:, weight[place] :] = law[:, : total + 1 - weight[place]]
+        law = np.where(seen[:, place, None], law, (law + moved) / 2)
+    more: NDArray[np.float64] = law[:, 2 * np.arange(total + 1) > total].sum(axis=1)
+    return more
+
+
+def _average_precision(label: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
+    """Return the average precision, ties as one step."""
+    value, place, size = np.unique(-score, return_inverse=True, return_counts=True)
+    hits = np.bincount(place, label, value.size)
+    return float((hits / label.sum() * hits.cumsum() / size.cumsum()).sum())
+
+
+def main() -> None:
+    """Print a row for accounts and one for payments, as mean and standard deviation over seeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="dataset.KEY=VALUE or num_clients=N")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0")
+    args = parser.parse_args()
+    cfg = compose(["dataset=payments", "dataset.depth=3", "num_clients=5", *args.overrides])
+    spec = keys_of(PaymentsSpec, cfg.dataset.params, "payments")
+    rows: dict[str, list[dict[str, float]]] = {"accounts": [], "payments": []}
+    for seed in range(args.seeds):
+        drawn = generate(spec, seed=seed, banks=spec.banks or cfg.num_clients)
+        found = drawn_chains(spec, drawn.kind, seed)
+        for item, results in rows.items():
+            results.append(ceilings(found, drawn.bank, item))
+    print("| items | local | far ends | pooled |\n|---|---|---|---|")
+    for item, results in rows.items():
+        table = np.array([[row[name] for name in ("local", "far ends", "pooled")] for row in results])
+        print(
+            f"| {item} |",
+            " | ".join(f"{m:.3f} ± {s:.3f}" for m, s in zip(table.mean(0), table.std(0), strict=True)),
+            "|",
+        )
+
+
+if __name__ == "__main__":
+    main()
