@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.config.lookup import function
-from fedgraph_flwr.data import aml, csbm, hetero, knowledge, molecules, payments, planted, raw, typed
+from fedgraph_flwr.data import csbm, hetero, knowledge, molecules, payment_files, payments, planted, raw, typed
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
@@ -278,7 +278,23 @@ SOURCES: dict[str, Source] = {
         origin="https://www.kaggle.com/datasets/ealtman2019/ibm-transactions-for-anti-money-laundering-aml",
         folder="aml",
         files=("{name}_Trans.csv",),
-        read=aml.read,
+        read=payment_files.aml,
+    ),
+    "amlgentex": Source(
+        "files",
+        (0, 0, 4, 2),
+        origin="experiments/{name} of https://github.com/aidotse/AMLGentex after scripts/generate.py",
+        folder="amlgentex/{name}",
+        files=(payment_files.TX_LOG, payment_files.ACCOUNTS),
+        read=payment_files.amlgentex,
+    ),
+    "paysim": Source(
+        "files",
+        (0, 0, 1, 2),
+        origin="https://www.kaggle.com/datasets/ealaxi/paysim1",
+        folder="paysim",
+        files=("{name}.csv",),
+        read=payment_files.paysim,
     ),
     "aifb": _entities("aifb", (7262, 24405, 0, 4)),
     "mutag": _entities("mutag", (0, 0, 0, 2)),
@@ -318,8 +334,9 @@ def source_of(cfg: DatasetConfig) -> Source | None:
     if source.names and cfg.name not in source.names:
         raise unknown("dataset.name", cfg.name, source.names, f"dataset={collection}")
     source = replace(source, files=source.names.get(cfg.name, source.files))
-    folder, more, *files = (text.replace("{name}", cfg.name) for text in (source.folder, source.more, *source.files))
-    return replace(source, folder=folder, more=more, files=tuple(files))
+    texts = source.folder, source.more, source.origin, *source.files
+    folder, more, origin, *files = (text.replace("{name}", cfg.name) for text in texts)
+    return replace(source, folder=folder, more=more, origin=origin, files=tuple(files))
 
 
 def is_several(cfg: DatasetConfig) -> bool:
