@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.clients.epochs import Epochs, Places
-from fedgraph_flwr.clients.subgraph_batches import ClusterBatches, SaintBatches
+from fedgraph_flwr.clients.subgraph_batches import ClusterBatches, EdgeClusterBatches, SaintBatches
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
@@ -24,6 +24,7 @@ from fedgraph_flwr.models.stack import OVER_NODES
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows, GraphInputs, Neighbours, batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
+from fedgraph_flwr.tasks.edges import Edges
 
 if TYPE_CHECKING:
     from fedgraph_flwr.clients.base import GraphClient
@@ -198,7 +199,10 @@ def of(client: GraphClient) -> NeighbourBatches | ClusterBatches | SaintBatches 
     check_model(cfg, model)
     items = client.inputs, client.train_nodes, client.batch.y
     if cfg.train.sampler == "clusters":
-        return ClusterBatches(cfg, graph, model, *items, client.file)
+        parts = cfg, graph, model, *items, client.file
+        if isinstance(client.task, Edges):
+            return EdgeClusterBatches(*client.task.train_items, *parts)
+        return ClusterBatches(*parts)
     if cfg.train.sampler == "saint":
         return SaintBatches(cfg, graph, model, *items)
     kind = TypedBatches if model.heterogeneous else NeighbourBatches

@@ -135,7 +135,8 @@ def check_sampler(cfg: RunConfig, client: Any) -> None:
         raise FedGraphError(
             f"{what} does not support task={cfg.task.name}: set train.sampler=none, or task to one of {', '.join(served)}"
         )
-    if cfg.train.sampler in ("clusters", "saint") and kind_of(cfg).ITEMS != "nodes":
+    parts = cfg.train.sampler == "saint" or (cfg.train.sampler == "clusters" and cfg.task.name != "edges")
+    if parts and kind_of(cfg).ITEMS != "nodes":
         raise FedGraphError(f"{what} does not support task={cfg.task.name} yet: set train.sampler=none or neighbors")
     if cfg.train.sampler == "saint" and not kind_of(cfg).classes:
         raise FedGraphError(

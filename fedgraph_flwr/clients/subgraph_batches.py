@@ -15,6 +15,7 @@ from fedgraph_flwr.data.graph import ClientGraph, rows_of
 from fedgraph_flwr.data.many_graphs import MASKS
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.readout import items_of
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows
 from fedgraph_flwr.numerics.prepared import derived
 from fedgraph_flwr.numerics.saint import EdgeSampler, ScaledEntries
@@ -82,9 +83,8 @@ class ClusterBatches(Epochs):
             )
         self.graph, self.model, self.device = graph, model, nodes.device
         self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
-        self.training = TrainingRows(graph.num_nodes, nodes, y)
         label = parts_of(cfg, graph, file).numpy()
-        held, trained = np.unique(label), np.unique(label[nodes.cpu().numpy()])
+        held, trained = np.unique(label), self.open(graph, nodes, y, label)
         self.members = {part: np.flatnonzero(label == part) for part in held.tolist()}
         self.trained, self.others = trained, np.setdiff1d(held, trained)
         batches = -(-len(held) // cfg.train.clusters_per_batch)
@@ -95,6 +95,11 @@ class ClusterBatches(Epochs):
         indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=graph.num_nodes))])
         self.edges = Subgraphs(indptr, source[self.order])
 
+    def open(self, graph: ClientGraph, nodes: Tensor, y: Tensor, label: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Take the training items, and return the parts that hold some, ascending; ``label`` is the part of each node [N]."""
+        self.training = TrainingRows(graph.num_nodes, nodes, y)
+        return np.unique(label[nodes.cpu().numpy()])
+
     def deal(self, random: np.random.Generator) -> Places:
         """Return the parts of each batch."""
         order = np.concatenate([random.permutation(self.trained), random.permutation(self.others)])
@@ -104,11 +109,15 @@ class ClusterBatches(Epochs):
         """Return the batch of a step, by the arguments of `key`; its features are valid until the next batch."""
         parts = self.part(server_round, index)
         nodes = np.sort(np.concatenate([self.members[part] for part in parts.tolist()]))
-        inputs = self.model.prepare(self.subgraph(nodes), self.device, self.dtype)
+        graph, edges = self.subgraph(nodes)
+        return self.batch(self.model.prepare(graph, self.device, self.dtype), graph, nodes, edges)
+
+    def batch(self, inputs: Any, graph: ClientGraph, nodes: NDArray[np.int64], edges: NDArray[np.int64]) -> Batch:
+        """Return the batch of the subgraph of some nodes, with the place of each of its edges among all."""
         return Batch(inputs, *self.training.among(nodes))
 
-    def subgraph(self, nodes: NDArray[np.int64]) -> ClientGraph:
-        """Return the graph of some nodes, ascending, with their edges in the order of the whole graph's."""
+    def subgraph(self, nodes: NDArray[np.int64]) -> tuple[ClientGraph, NDArray[np.int64]]:
+        """Return the graph of some nodes, ascending, with their edges in the order of the whole graph's, and these edges."""
         found = self.edges.between(nodes)
         position = self.order[found.position]
         kept = np.argsort(position)
@@ -116,7 +125,39 @@ class ClusterBatches(Epochs):
         graph = self.graph.with_edges(edge_index, torch.from_numpy(position[kept]))
         held = torch.from_numpy(nodes)
         fields = {key: rows_of(getattr(graph, key), held) for key in ("y", *MASKS)}
-        return replace(graph, x=self.rows.take(nodes), **fields)  # type: ignore[arg-type]
+        return replace(graph, x=self.rows.take(nodes), **fields), position[kept]  # type: ignore[arg-type]
+
+
+class EdgeClusterBatches(ClusterBatches):
+    """The same for items that are edges: a batch predicts the training edges that its subgraph has.
+
+    An edge between two parts is predicted only where a batch holds both.
+
+    Args:
+        train_edges: place of each training edge among the edges that training reads [V].
+        attr: features of these edges for the readout [V, D].
+        more: as of `ClusterBatches`.
+    """
+
+    def __init__(self, train_edges: Tensor, attr: Tensor, *more: Any):
+        self.train_edges, self.attr = train_edges, attr
+        super().__init__(*more)
+
+    def open(self, graph: ClientGraph, nodes: Tensor, y: Tensor, label: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Take the training edges; parts hold those between their own nodes."""
+        self.y, self.item = y, np.full(graph.num_edges, -1)
+        self.item[self.train_edges.numpy()] = np.arange(len(self.train_edges))
+        source, target = label[graph.edge_index[:, self.train_edges].numpy()]
+        return np.unique(source[source == target])
+
+    def batch(self, inputs: Any, graph: ClientGraph, nodes: NDArray[np.int64], edges: NDArray[np.int64]) -> Batch:
+        """With the training edges of the subgraph as items, in their order."""
+        item = self.item[edges]
+        rows = np.flatnonzero(item >= 0)
+        rows = torch.from_numpy(rows[np.argsort(item[rows])])
+        chosen = torch.from_numpy(item)[rows]
+        inputs = replace(inputs, **items_of(graph.edge_index[:, rows], self.attr[chosen], self.device, self.dtype))
+        return Batch(inputs, None, self.y[chosen.to(self.device)])
 
 
 def parts_of(cfg: RunConfig, graph: ClientGraph, file: Path | None) -> Tensor:
@@ -128,7 +169,7 @@ def parts_of(cfg: RunConfig, graph: ClientGraph, file: Path | None) -> Tensor:
         label = metis(undirected(source, target, graph.num_nodes), cfg.train.clusters, seed)
         return torch.from_numpy(label.astype(np.int32))
 
-    settings = {"task": cfg.task.name, "seed": cfg.seed, "clusters": cfg.train.clusters}
+    settings = {"task": cfg.task.name, "seed": cfg.seed, "clusters": cfg.train.clusters, "nodes": graph.num_nodes}
     return make() if file is None else derived(file, "clusters", settings, make)
 
 

@@ -203,8 +203,8 @@ class Edges(Classification):
 
     def step(self, whole: Batch, index: int, client: Learner) -> Batch:
         """All training edges; with ``train.sampler``, some, whose ends are the seeds. Edges to predict stay messages."""
-        if client.sampled is None:
-            return whole
+        if client.sampled is None or self.cfg.train.sampler == "clusters":
+            return super().step(whole, index, client)
         places, key = client.sampled.drawn(client.server_round, client.exchange, index)
         edges = self._train_edges[torch.from_numpy(places)]
         seeds, ends = np.unique(self.graph.edge_index[:, edges].numpy(), return_inverse=True)
@@ -214,6 +214,14 @@ class Edges(Classification):
         )
         inputs = replace(client.sampled.around(seeds, key), **items)
         return Batch(inputs, None, whole.y[torch.from_numpy(places).to(client.device)])
+
+    @property
+    def train_items(self) -> tuple[Tensor, Tensor]:
+        """Places of the training edges in `graph` [V], and their features [V, D]."""
+        attr = self._train_attr
+        return self._train_edges, attr[self._train_edges] if attr.size(1) else attr.new_zeros(
+            self._train_edges.numel(), 0
+        )
 
     @cached_property
     def _train_edges(self) -> Tensor:

@@ -30,6 +30,7 @@ from tests.methods.small_runs import serving
 WORDS = ["task=edges", "model.hidden=8", "num_clients=1", "rounds=2", "dtype=float64", "model.dropout=0"]
 
 NODES, EDGES, FIRST, SECOND = 40, 300, 599, 799
+CLUSTERS = ["train.sampler=clusters", "train.clusters=5", "train.clusters_per_batch=2"]
 
 
 def random_graph(seed: int = 0) -> Graph:
@@ -232,6 +233,57 @@ def test_training_reads_no_edge_after_the_cut(model, parts):
     assert runs[0].num_train == int((clients_of(timed(graph), parts)[0].edge_split == 0).sum()) + int(
         (clients_of(timed(graph), parts)[0].cut_out_edge_split == 0).sum()
     )
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_parts_of_the_graph_read_no_edge_after_the_cut(parts):
+    overrides = ["model=multi_gine", "split.kind=temporal", *CLUSTERS, "train.local_epochs=2"]
+    runs = [
+        trained(client(clients_of(timed(g), parts)[0], *overrides))
+        for g in (random_graph(), with_noise_after(random_graph(), FIRST))
+    ]
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("model", ["gine", "multi_gine", "gcn"])
+def test_all_parts_in_one_batch_are_the_full_batch(model, parts):
+    """Items, loss and gradients, to 1e-12; inner edges and those to and from others."""
+    overrides = [f"model={model}", "split.kind=temporal", *CLUSTERS, "train.clusters_per_batch=5"]
+    made = client(clients_of(timed(random_graph()), parts)[0], *overrides)
+    made.model.eval()
+    found = []
+    for batch in (next(made.batches()), made.batch):
+        made.model.zero_grad()
+        made.batch = batch
+        loss = made.loss()
+        loss.backward()
+        found.append((batch.y, loss, *(p.grad for p in made.model.parameters())))
+    assert torch.equal(found[0][0], found[1][0])
+    assert len(found[0][0]) > 20
+    for one, other in zip(found[0][1:], found[1][1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_an_epoch_predicts_each_training_edge_within_a_part_once():
+    """Those between parts where a batch holds both; a batch reads the edges between its own nodes only."""
+    made = client(timed(random_graph()), "model=multi_gine", "split.kind=temporal", *CLUSTERS)
+    task, sampled = task_of(made), made.sampled
+    ends = task.graph.edge_index[:, task.train_items[0]].numpy()
+    part = np.empty(NODES, dtype=np.int64)
+    for number, nodes in sampled.members.items():
+        part[nodes] = number
+    seen = []
+    for index in range(sampled.per_epoch):
+        held = np.isin(part, sampled.part(1, index))
+        expected = held[ends].all(axis=0)
+        batch = sampled.step(1, 0, index)
+        assert batch.y.tolist() == made.batch.y.numpy()[expected].tolist()
+        places = np.flatnonzero(held)
+        np.testing.assert_array_equal(places[batch.inputs.item_index.numpy()], ends[:, expected])
+        seen += np.flatnonzero(expected & (part[ends[0]] == part[ends[1]])).tolist()
+    assert sorted(seen) == np.flatnonzero(part[ends[0]] == part[ends[1]]).tolist()
+    assert sampled.per_epoch == 3
 
 
 @pytest.mark.parametrize("parts", [1, 3])
