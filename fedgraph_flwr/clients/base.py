@@ -34,6 +34,7 @@ from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.clients.stages import later_inputs
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.side import Side, refuse_overrides
@@ -110,6 +111,8 @@ class GraphClient(Side, NumPyClient):
         stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
             or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
             overrides `loss`, `logits` or `task_loss` must declare it again.
+        reads_far_ends: whether far ends with shared columns are nodes of its graph (`data.far_ends`). False for methods that
+            exchange rows of single nodes or read cut edges themselves: far ends are another party's.
         real: for stacked clients, which rows of the inputs are nodes, bool [N]; None: all rows.
     """
 
@@ -121,6 +124,7 @@ class GraphClient(Side, NumPyClient):
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     samples: ClassVar[str] = "blocks"
     stacks: ClassVar[tuple[str, ...] | None] = ()
+    reads_far_ends: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -134,7 +138,8 @@ class GraphClient(Side, NumPyClient):
         self.file = file
         self.params = method_params(type(self), cfg)
         self.uplink_of = declared(type(self), cfg)
-        whole = graph
+        sees = self.reads_far_ends and kind_of(cfg).far_ends and getattr(graph, "far", None)
+        whole = with_far_ends(graph) if sees else graph
         self.task = kind_of(cfg)(cfg, whole)
         self.scorer = cache(self.task.scorer)
         self.graph: ClientGraph = self.task.graph

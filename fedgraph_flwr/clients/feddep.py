@@ -44,6 +44,7 @@ class FedDEPClient(GraphClient):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(feddep.uplink)
+    reads_far_ends: ClassVar[bool] = False
     predicts_with: ClassVar[tuple[str, ...]] = ("z", "at")
     model: FusedSAGE
 

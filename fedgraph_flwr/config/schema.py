@@ -250,6 +250,9 @@ class PartitionConfig(Section, group="partition"):
     delta: int = 20  # first_fit: nodes that a client may hold above N / M
     overlap: float = number(0.0, high=1)  # overlapping: share of a part's nodes drawn by each of its clients
     clients_per_part: int = number(1, low=1)  # overlapping: number of clients per part
+    # columns of nodes that far ends of cut edges carry: NAME | PATTERN | NUMBER, each with :buckets (default) | :exact | :eps=E
+    share: list[str] = field(default_factory=list)
+    min_records: int = number(1, low=1)  # share: fewest edges of a node whose columns are shared
     params: dict[str, Any] = field(default_factory=dict)  # keys of this partitioner only
 
 

@@ -46,6 +46,7 @@ def check_file(graph: Any, where: str, finite: bool = True) -> Any:
         if isinstance(graph, ClientGraph):
             _check_cuts(graph, finite)
             _check_foreign(graph)
+            _check_far(graph)
     except FedGraphError as error:
         raise FedGraphError(f"{where}: {error}") from None
     return graph
@@ -119,6 +120,30 @@ def _check_cuts(graph: ClientGraph, finite: bool) -> None:
         _tensor(owner, f"{key}_owner", torch.int64, (cut.size(1),))
         _within(owner, f"{key}_owner", graph.num_clients)
         _edge_data(graph, f"{key}_edge_", cut.size(1), graph.num_edge_features, finite)
+
+
+def _check_far(graph: ClientGraph) -> None:
+    """Check what the client knows of accounts of other clients."""
+    count, far = graph.far_id.numel(), graph.far
+    _labelled(graph.far_id, "far_id", count, graph.num_global_nodes)
+    if count and bool((graph.far_id.diff() <= 0).any()):
+        raise FedGraphError("far_id must ascend, without repetitions")
+    _tensor(graph.far_name, "far_name", torch.uint8, (count if graph.far_name.numel() else 0, None))
+    if not isinstance(far, dict) or set(far) not in (set(), {"names", "forms", "places", "marks"}):
+        raise FedGraphError(f"far must have the keys names, forms, places and marks, got {far!r}")
+    if not far:
+        return
+    width, places = graph.num_features, far["places"]
+    if not isinstance(places, list) or any(type(place) is not int or not 0 <= place < width for place in places):
+        raise FedGraphError(f"far has places {places!r}, expected columns from 0 to {width - 1}")
+    if type(far["marks"]) is not int or not 0 <= far["marks"] <= width - 2:
+        raise FedGraphError(f"far has marks {far['marks']!r}, expected a column from 0 to {width - 2}")
+    for key in ("names", "forms"):
+        if not isinstance(far[key], list) or len(far[key]) != len(places):
+            raise FedGraphError(f"far has {key} {far[key]!r}, expected a text for each of {len(places)} columns")
+    _tensor(graph.far_x, "far_x", torch.float32, (count, len(places)))
+    if bool(graph.far_x.isinf().any()):
+        raise FedGraphError("far_x must hold numbers, or NaN where an account has none; it has an infinite value")
 
 
 def _check_foreign(graph: ClientGraph) -> None:

@@ -83,6 +83,12 @@ COUNT, SUM, SECONDS, HOURS, STEPS, SHARE = (
 """Forms of columns. 0 is an ordinary value of each, as accounts without columns have it."""
 
 
+def form_of(column: Column) -> Form:
+    """Return the transform of a column of accounts, which its unit names."""
+    logs = {"ln(1 + amount)": SUM, "ln(1 + seconds)": SECONDS, "ln(1 + hours)": HOURS}
+    return logs.get(column.unit, COUNT if column.unit.startswith("ln(1 + ") else SHARE)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Which columns a party computes from its records.

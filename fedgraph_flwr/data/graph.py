@@ -108,7 +108,7 @@ def check_dtypes(tensors: Any, where: str) -> None:
 
 
 _VERSION_2 = (*EDGE_FIELDS, "targets", "target_stats", "graph_id", "edge_part", "book", "book_ids")
-_OPTIONAL = ("name", "group", "schema", "part", "ids", "linking", "own_columns", *_VERSION_2)
+_OPTIONAL = ("name", "group", "schema", "part", "ids", "linking", "own_columns", "far_id", "far_x", "far", *_VERSION_2)
 
 
 def _by_row(near: Tensor, far: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
@@ -315,6 +315,7 @@ class Graph:
         empty += [
             "book",
             "book_ids",
+            "far_name",
             *(key for key in ("num_edge_classes", "shared") if key in content and not content[key]),
         ]
         return Data(**{key: value for key, value in content.items() if key not in empty})
@@ -329,12 +330,12 @@ class Graph:
         tensors |= held
         values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
         empty = [key for key in tensors if key.endswith(_VERSION_2) and not sum(tensors[key].shape)]
-        empty += [key for key in tensors if key.startswith(("foreign", "book")) and not tensors[key].numel()]
+        empty += [key for key in tensors if key.startswith(("foreign", "book", "far")) and not tensors[key].numel()]
         tensors = {key: tensor for key, tensor in tensors.items() if key not in empty}
         values = {
             key: value
             for key, value in values.items()
-            if value or key not in ("linking", "num_edge_classes", "shared", "own_columns")
+            if value or key not in ("linking", "num_edge_classes", "shared", "own_columns", "far")
         }
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
 
@@ -440,6 +441,11 @@ class ClientGraph(Graph):
         foreign_key: values that identify the record, in normal form (`parties`), uint8 [R, width].
         foreign_edge_attr: features of foreign records, float32 [R, D]; likewise ``_time`` and ``_y``.
         linking: ``party``, ``parties`` and ``form`` of the records, or of linked files ``link``: the same text at all parties.
+        far_id: global ids of accounts of other clients at cut edges, ascending, int64 [K]; empty where nothing is known of them.
+        far_name: of linked files, their party and id (`pack_words`), uint8 [K, width]. They stay in the party's file.
+        far_x: columns that their owners share, float32 [K, S], NaN where an account has none (`far_ends`).
+        far: ``names`` and ``forms`` of these columns, their ``places`` in ``x``, and ``marks``, the first of the columns of ``x``
+            that mark far ends. Empty without any.
     """
 
     node_id: Tensor = field(default_factory=_no_ids)
@@ -469,6 +475,10 @@ class ClientGraph(Graph):
     foreign_edge_time: Tensor = field(default_factory=_no_ids)
     foreign_edge_y: Tensor = field(default_factory=_no_ids)
     linking: dict[str, Any] = field(default_factory=dict)
+    far_id: Tensor = field(default_factory=_no_ids)
+    far_name: Tensor = field(default_factory=_no_words)
+    far_x: Tensor = field(default_factory=_no_features)
+    far: dict[str, Any] = field(default_factory=dict)
 
     def with_edges(self, edge_index: Tensor, order: Tensor) -> Self:
         """As `Graph.with_edges`, with the client of each edge."""

@@ -423,6 +423,21 @@ def to_text(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list | tuple) else str(value)
 
 
+def feature_names(columns: Mapping[str, Column]) -> list[str]:
+    """Return the names [F] of the features that `encode` creates from a table's columns, in order."""
+    names: list[str] = []
+    for name, column in columns.items():
+        if column.kind == "category":
+            names += [f"{name}={word}" for word in (*column.categories, "other")]
+        elif column.width > 1:
+            names += [f"{name}_{i}" for i in range(column.width)]
+        elif column.kind != "ignored":
+            names.append(name)
+        if column.missing and column.kind != "ignored":
+            names.append(f"{name} missing")
+    return names
+
+
 def stored(
     agreed: Schema, fitted: Types, undirected: bool = False, tables: TableLayout | None = None
 ) -> dict[str, Any]:

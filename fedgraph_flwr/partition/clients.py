@@ -11,6 +11,7 @@ from torch import Tensor
 from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
+from fedgraph_flwr.data.far_ends import with_shares
 from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, rows_of
 from fedgraph_flwr.data.many_graphs import MASKS, nodes_of, one_per_graph
 from fedgraph_flwr.data.own_columns import records_of, with_node_columns
@@ -42,6 +43,8 @@ def make(graph: Graph | list[Graph], cfg: RunConfig) -> list[ClientGraph]:
         clients = by_relation(graph, cfg.partition, cfg.num_clients, seed)
     else:
         clients = cut(graph, assign(graph, cfg.partition, cfg.num_clients, seed))
+    if cfg.partition.share:
+        clients = with_shares(clients, cfg.partition.share, cfg.partition.min_records, cfg.seed)
     clients = with_target_stats([split_client(client, cfg) for client in clients])
     return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
 

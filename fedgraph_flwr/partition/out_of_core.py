@@ -43,6 +43,7 @@ def applies(graph: Any, cfg: RunConfig) -> bool:
         and not graph.num_targets
         and not cfg.dataset.edge_flip
         and cfg.partition.name != "overlapping"
+        and not cfg.partition.share
         and cfg.split.kind != "temporal"
     )
 

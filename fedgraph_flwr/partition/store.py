@@ -32,6 +32,7 @@ from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.graph import (
     FORMAT_VERSION,
     ClientGraph,
+    Graph,
     Piece,
     Source,
     check_client_fields,
@@ -126,6 +127,11 @@ def _given(cfg: RunConfig) -> Path:
     """Return the user's folder after checking it."""
     folder = Path(cfg.graph).expanduser()
     check(folder)
+    if cfg.partition.share:
+        raise FedGraphError(
+            f"partition.share does not apply to graph={folder}, whose client files already exist: pass it to `fedgraph-flwr"
+            " partition`, which writes them, or share columns with `fedgraph-flwr link --share`"
+        )
     if cfg.dataset.edge_flip:
         raise FedGraphError(
             f"dataset.edge_flip={cfg.dataset.edge_flip} does not apply to graph={folder}, whose client files already"
@@ -537,6 +543,10 @@ def make(graph: Any, cfg: RunConfig) -> Sequence[Any]:
     Raises:
         FedGraphError: the partition or the split is impossible.
     """
+    if cfg.partition.share and type(graph) is not Graph:
+        raise FedGraphError(
+            "partition.share needs one graph with one type of nodes, whose edges between clients have far ends: leave it out"
+        )
     clients: Sequence[Any] = _module(graph).make(graph, cfg)
     return clients
 

@@ -102,6 +102,7 @@ class Task:
         passes: whether ``train.local_epochs`` counts passes over its own batches of items.
         typed: whether its graphs may have typed nodes and edges.
         reads_edges: whether it reads edge features, whatever the network does.
+        far_ends: whether it predicts nodes of a graph to which far ends of cut edges are added, as nodes without labels.
         graph: what the network may read in training: without the edges of later stages, and without those that are predicted.
         y: targets of all items [V], or [V, T].
         masks: training, validation and test items, bool [V], by split.
@@ -117,6 +118,7 @@ class Task:
     passes: ClassVar[bool] = False
     typed: ClassVar[bool] = False
     reads_edges: ClassVar[bool] = False
+    far_ends: ClassVar[bool] = False
 
     graph: ClientGraph
     y: Tensor
@@ -155,6 +157,12 @@ class Task:
     def compared(self) -> int:
         """Numbers of pairs that a step or a scoring compares at once, which a node's policy bounds; 0: it compares none."""
         return 0
+
+    def first(self, count: int) -> "Task":
+        """Return the task with its first items only, whose outputs are the first ones."""
+        if count < len(self.y):
+            self.y, self.masks = self.y[:count], {split: mask[:count] for split, mask in self.masks.items()}
+        return self
 
     @property
     def num_rows(self) -> int:

@@ -1,10 +1,10 @@
 """Edge classification: one class per stored edge, such as whether a payment is laundering.
 
 An edge is an item of one client, the owner of its source. With ``task.between`` a client reads the edges between its nodes and
-those of others. The other ends become nodes without features, because the client knows nothing else of them. It predicts the
-edges that leave its nodes. Labels are not features, so all edges stay messages. With ``split.kind=temporal``, training reads no
-edge after the first cut, and validation none after the second. A later edge is scored on the edges until the end of its own day
-(``split.step``), so that its score is one that could have been given then.
+those of others. The other ends become nodes with the columns that their owners share (`data.far_ends`), else without features.
+It predicts the edges that leave its nodes. Labels are not features, so all edges stay messages. With ``split.kind=temporal``,
+training reads no edge after the first cut, and validation none after the second. A later edge is scored on the edges until the
+end of its own day (``split.step``), so that its score is one that could have been given then.
 
 The ratio split orders each client's edges by a keyed hash of the global ids of their ends, so that a client and the pooled graph
 agree on it. With ``split.kind=public`` the data assign edges to stages (``edge_split``). A stage reads its own edges and those of
@@ -22,7 +22,8 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import TASKS, RunConfig
-from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph
+from fedgraph_flwr.data.far_ends import far_rows, with_far_ends, without_cut_edges, without_far_columns
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
 from fedgraph_flwr.tasks import pairs
@@ -70,7 +71,7 @@ class Edges(Classification):
             own = (graph.part[graph.edge_index[0]] == graph.part[graph.edge_index[1]]) | bool(graph.edge_part.numel())
             kept = own.nonzero().view(-1)
             graph = graph.with_edges(graph.edge_index[:, kept], kept)
-        self.whole = _without_totals(graph if cfg.task.between else _without_cut_edges(graph))
+        self.whole = _without_totals(graph if cfg.task.between else without_cut_edges(graph))
         self.points: list[tuple[int, int | None]] = [(0, None)]
         self.graph = self.until(0)
         inner, leaving = self.whole.edge_index, self.whole.cut_out
@@ -94,7 +95,7 @@ class Edges(Classification):
 
     def until(self, point: int) -> ClientGraph:
         """Return the graph read at a point, whose edges between clients carry no columns of a client's own records."""
-        return with_foreign_ends(without_own_columns(self.whole.until(*self.points[point])))
+        return with_far_ends(without_own_columns(self.whole.until(*self.points[point])))
 
     def item_attr(self, point: int) -> Tensor:
         """Return the features of the client's edges that are read at a point, in their order, for the readout [V', D]."""
@@ -179,10 +180,10 @@ class Edges(Classification):
         return time[self.order] // DAY if time.numel() else None
 
     def columns(self) -> Tensor:
-        """Those of the edges, then of their sources and of their targets; missing at the ends that another client owns."""
+        """Those of the edges, then of their sources and of their targets, without what another client owns and does not share."""
         graph = self.whole
         (inner, leaving), x = (graph.edge_index, graph.cut_out), graph.x
-        far = x.new_full((leaving.size(1), graph.num_features), torch.nan)
+        far = far_rows(graph, leaving[1], torch.nan)
         ends = [torch.cat([x[inner[0]], x[leaving[0]]]), torch.cat([x[inner[1]], far])]
         own = [own_rows(graph, "edge_attr")] if graph.num_edge_features else []
         return torch.cat([*own, *ends], dim=1)[self.order]
@@ -335,18 +336,15 @@ def _without_totals(graph: ClientGraph) -> ClientGraph:
     """
     if not (made := int(graph.own_columns.get("nodes", 0))):
         return graph
+    start = graph.num_features - made
+    if graph.far and all(place >= start for place in graph.far["places"]):
+        raise FedGraphError(
+            f"task=edges does not read columns of accounts from a client's own records, which look ahead of a training edge, and"
+            f" share names no others ({', '.join(graph.far['names'][:5])}): name another column, or leave it out"
+        )
     x = graph.x.clone()
-    x[:, graph.num_features - made :] = 0
-    return replace(graph, x=x)
-
-
-def _without_cut_edges(graph: ClientGraph) -> ClientGraph:
-    """Return a client's graph with its inner edges only."""
-    empty: dict[str, Any] = {}
-    for cut in ("cut_out", "cut_in"):
-        empty[cut] = getattr(graph, cut)[:, :0]
-        empty |= {key: getattr(graph, key)[:0] for key in (f"{cut}_owner", *(f"{cut}_{name}" for name in EDGE_FIELDS))}
-    return replace(graph, **empty)
+    x[:, start:] = 0
+    return replace(without_far_columns(graph, start), x=x)
 
 
 def without_own_columns(graph: ClientGraph) -> ClientGraph:
@@ -368,44 +366,3 @@ def without_own_columns(graph: ClientGraph) -> ClientGraph:
         source, target = graph.part[graph.edge_index]
         found["edge_attr"] = cleared(graph.edge_attr, source != target)
     return replace(graph, **found)
-
-
-def with_foreign_ends(graph: ClientGraph) -> ClientGraph:
-    """Return a client's graph with its cut edges, whose other ends are nodes without features and labels.
-
-    The edges are its inner ones, then those that leave its nodes, then those that reach them.
-
-    Raises:
-        FedGraphError: some cut edges have no data, but the inner edges do.
-    """
-    if not graph.cut_out.size(1) + graph.cut_in.size(1):
-        return graph
-    n = graph.num_nodes
-    far = torch.cat([graph.cut_out[1], graph.cut_in[1]])
-    foreign, place = far.unique(return_inverse=True)
-    out, into = (n + place).split([graph.cut_out.size(1), graph.cut_in.size(1)])
-    edges = torch.cat(
-        [graph.edge_index, torch.stack([graph.cut_out[0], out]), torch.stack([into, graph.cut_in[0]])], dim=1
-    )
-    data: dict[str, Any] = {}
-    for key in EDGE_FIELDS:
-        parts = [getattr(graph, name) for name in (key, f"cut_out_{key}", f"cut_in_{key}")]
-        if held := [part for part in parts if part.numel()]:
-            data[key] = torch.cat(held)
-            if len(data[key]) != edges.size(1):
-                raise FedGraphError(
-                    f"client {graph.client}: only some of its edges have {key}: import its edges with the same columns, or set"
-                    " task.between=false"
-                )
-    count = foreign.numel()
-    none = torch.zeros(count, dtype=torch.bool)
-    masks = ("train_mask", "val_mask", "test_mask")
-    data |= {mask: torch.cat([getattr(graph, mask), none]) for mask in masks}
-    return replace(
-        _without_cut_edges(graph),
-        x=torch.cat([graph.x, graph.x.new_zeros(count, graph.num_features)]),
-        edge_index=edges,
-        y=torch.cat([graph.y, torch.full((count,), -1)]),
-        node_id=torch.cat([graph.node_id, foreign]),
-        **data,
-    )

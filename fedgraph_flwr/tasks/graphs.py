@@ -38,6 +38,7 @@ class OfGraphs(Task):
 
     ITEMS: ClassVar = "graphs"
     samples: ClassVar = False
+    far_ends: ClassVar = False
     passes: ClassVar = True
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):

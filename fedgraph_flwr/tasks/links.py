@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.config import TASKS, RunConfig
+from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
@@ -60,6 +61,8 @@ class Links(Task):
         self.y = torch.ones(self.items["train"].shape[1])
         self.masks = {"train": torch.ones(len(self.y), dtype=torch.bool)}
         self.graph = without(graph, np.concatenate([self.items["val"], self.items["test"]], axis=1))
+        if graph.far:
+            self.graph = with_far_ends(self.graph)
 
     @property
     def variant(self) -> dict[str, Any]:

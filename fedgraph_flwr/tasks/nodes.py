@@ -15,6 +15,7 @@ class Nodes(Classification):
     METRICS: ClassVar = TASKS["nodes"]
     typed: ClassVar = True
     samples: ClassVar = True
+    far_ends: ClassVar = True
 
     def __init__(self, cfg: RunConfig, graph: Any):
         super().__init__(cfg, graph)

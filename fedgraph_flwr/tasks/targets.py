@@ -25,6 +25,7 @@ class Targets(Task):
 
     targets: ClassVar = True
     samples: ClassVar = True
+    far_ends: ClassVar = True
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         super().__init__(cfg, graph)

@@ -14,6 +14,7 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.scoring import score
 from fedgraph_flwr.config import SplitConfig, compose
+from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.errors import FedGraphError
@@ -23,7 +24,7 @@ from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.runs.checks import check_method, client_class
 from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks import edges
-from fedgraph_flwr.tasks.edges import Edges, with_foreign_ends
+from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.testing import assert_same_arrays
 from tests.methods.small_runs import serving
 
@@ -199,7 +200,7 @@ def test_each_edge_is_an_item_of_the_owner_of_its_source(overrides):
 
 def test_foreign_ends_are_nodes_without_features():
     one = clients_of(random_graph(), 3)[0]
-    whole = with_foreign_ends(one)
+    whole = with_far_ends(one)
     assert whole.edge_index.size(1) == sum(cut.size(1) for cut in (one.edge_index, one.cut_out, one.cut_in))
     assert not whole.x[one.num_nodes :].any()
     leaving = whole.edge_index[:, one.edge_index.size(1) :][:, : one.cut_out.size(1)]

@@ -1,8 +1,9 @@
 """One party's node in `fedgraph-flwr link`: it matches its records with those of other parties and writes its linked file.
 
 The protocol and what it reveals are in `protocol`. Leaves the client, for the server: a public key (signed if the node has a
-long-lived key) and the number of nodes. For other clients, sealed: masks, and of shared records the row of the own end and the
-data of edges that start there. The node's policy (``link``) decides whether and how it takes part.
+long-lived key) and the number of nodes. For other clients, sealed: masks; of shared records the row of the own end and the data
+of edges that start there; and of the accounts in shared records the columns that rules, policy and consent name. The node's
+policy (``link``) decides whether and how it takes part.
 """
 
 from collections.abc import Mapping
@@ -16,11 +17,12 @@ from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.far_ends import shared_columns
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.party.link import uplink as link
-from fedgraph_flwr.party.link.policy import book_link, check_consent, needs_consent
+from fedgraph_flwr.party.link.policy import book_link, book_share, check_consent, needs_consent, peer_name
 from fedgraph_flwr.party.link.protocol import LinkParty
-from fedgraph_flwr.party.link.rules import ANNOUNCE, COUNT, WRITE, LinkRules
+from fedgraph_flwr.party.link.rules import ANNOUNCE, COUNT, SHARE, WRITE, LinkRules
 from fedgraph_flwr.party.link.uplink import ANNOUNCED, ENVELOPES, STEP
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.wire.messages import Arrays, check_arrays
@@ -35,7 +37,7 @@ class LinkClient(GraphClient):
 
     Params: ClassVar[type] = LinkRules
     uplink = staticmethod(link.uplink)
-    repeats: ClassVar[Mapping[str, int]] = {STEP: 11}
+    repeats: ClassVar[Mapping[str, int]] = {STEP: 12}
     secrets: ClassVar[tuple[str, ...]] = ("link",)
 
     @classmethod
@@ -59,6 +61,7 @@ class LinkClient(GraphClient):
         consent, names = b"", list[str]()
         if not self.policy.trusting:
             rules, names = self.policy.linking.bounded(rules), self.policy.linking.names
+            self.policy.linking.check_share(shared_columns(self.graph, rules.share))
             if needs_consent(rules):
                 clients = self.graph.num_clients
                 consent = check_consent(self.policy.linking.consent, rules, self.keyring, clients)
@@ -82,6 +85,8 @@ class LinkClient(GraphClient):
         sent = self.party.step(step, received, before)
         if step in SETS and not self.policy.trusting:
             self.book()  # before the reply leaves, and after the introductions were checked: a refused one costs no day
+        if step == SHARE and not self.policy.trusting:
+            self.book_share()
         if step in (WRITE, COUNT):
             self.finish(step)
             self.finished = True
@@ -108,6 +113,18 @@ class LinkClient(GraphClient):
             )
         peers = {peer: self.party.names.get(peer, "") for peer in self.party.peers}
         book_link(Path(self.policy.path), peers, self.keyring, self.policy.linking.hours)
+
+    def book_share(self) -> None:
+        """Enter what the peers are told of accounts in the ledger next to the policy, or refuse.
+
+        Raises:
+            FedGraphError: the local ε of an account would exceed the policy's.
+        """
+        party, linking = self.party, self.policy.linking
+        for peer in party.peers:
+            name, (digest, accounts) = peer_name(peer, self.keyring), party.told_digest(peer)
+            spent = book_share(Path(self.policy.path), name, party.columns, digest, accounts, linking.epsilon)
+            log(INFO, "link: local ε of an account towards client %d is %g", peer, spent)
 
     def finish(self, step: str) -> None:
         """Write the linked file next to the party's own, and log the report."""

@@ -34,13 +34,20 @@ def register(commands: Any) -> None:
         "overrides", nargs="*", metavar="key=value", help="on a fleet: engine=CONNECTION num_clients=M ..."
     )
     add_options(parser, _RUN, simulate={"nargs": "+"})
-    rules: dict[str, Any] = {"match": "payments", "one_sided": "drop", "entities": "edges", "min_shared": 0}
+    rules: dict[str, Any] = {
+        "match": "payments",
+        "one_sided": "drop",
+        "entities": "edges",
+        "min_shared": 0,
+        "min_records": 1,
+        "share": "",
+    }
     numbers: dict[str, Any] = {
         "max_ids": {"type": float, "default": 1e6},
         "max_shared": {"type": float, "default": 1.0},
     }
     add_options(parser, _RULES, **{name: {"default": value} for name, value in rules.items()}, **numbers)
-    consent = parser.add_argument_group("consent of all parties, for --match ids and --one-sided disclose")
+    consent = parser.add_argument_group("consent of all parties, for --match ids, --one-sided disclose and --share")
     add_options(consent, _CONSENT)
     parser.set_defaults(func=main)
 
@@ -60,6 +67,9 @@ _RULES = """
 --max-ids N  maximum records per peer (default: 1e6)
 --min-shared N  minimum shared records of a pair that shares any (default: 0)
 --max-shared S  maximum share of a set that a pair shares (default: 1)
+--share COLUMNS  columns of own accounts in shared records that the party at the other end may read: NAME or PATTERN, each with
+    :buckets (default), :exact or :eps=E, separated by commas (default: none)
+--min-records N  with --share: minimum records of an account (default: 1)
 --dry-run  only count matches and write nothing (not with --match routed)
 """
 
@@ -80,12 +90,14 @@ _OF_SCORES = ("test_accuracy", "headline", "chance", "metrics", "best_round")
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``link``."""
+    from fedgraph_flwr.data.far_ends import parse_share
     from fedgraph_flwr.party.link.rules import LinkRules
 
     if not math.isfinite(args.max_ids) or args.max_ids != int(args.max_ids):
         raise FedGraphError(f"--max-ids must be a whole number, got {args.max_ids}")
-    names = ("match", "one_sided", "entities", "min_shared", "max_shared", "dry_run")
-    rules = LinkRules(**{name: getattr(args, name) for name in names}, max_ids=int(args.max_ids))
+    names = ("match", "one_sided", "entities", "min_shared", "min_records", "max_shared", "dry_run")
+    share = [str(entry) for entry in parse_share(args.share)]
+    rules = LinkRules(**{name: getattr(args, name) for name in names}, max_ids=int(args.max_ids), share=share)
     if args.new_consent or args.sign_consent:
         return _consent(args, rules)
     if args.overrides and not args.simulate:
@@ -110,7 +122,9 @@ def _consent(args: argparse.Namespace, rules: Any) -> int:
     if args.new_consent:
         if args.parties is None:
             raise FedGraphError("--new-consent needs --parties M, --purpose TEXT and --expires DAY")
-        kept = {key: getattr(rules, key) for key in ("match", "one_sided", "entities", "max_ids")}
+        kept = {
+            key: getattr(rules, key) for key in ("match", "one_sided", "entities", "max_ids", "share", "min_records")
+        }
         consent = Consent(parties=args.parties, purpose=args.purpose, expires=args.expires, **kept)
         write_consent(args.new_consent, consent)
         print(f"wrote {args.new_consent}: each party signs it with --sign-consent, then all store the same file")
@@ -151,7 +165,7 @@ def link_overrides(rules: Any) -> list[str]:
     from fedgraph_flwr.party.link.uplink import SERVER
 
     values = {
-        f"strategy.{key}": str(value).lower() if isinstance(value, bool) else value
+        f"strategy.{key}": json.dumps(value) if isinstance(value, bool | list) else value
         for key, value in asdict(rules).items()
     }
     values |= {

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgraph_flwr.data.far_ends import far_ends
 from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, pack_words, rows_of, unpack_words
 from fedgraph_flwr.data.own_columns import renumbered
 from fedgraph_flwr.errors import FedGraphError
@@ -121,12 +122,14 @@ class Edges:
         node: own end, as a row of the party's file [E].
         outgoing: whether the own end is the source [E].
         far: global id of the other end [E].
+        name: party and id of the other end, "" where the party does not know it [E].
         data: ``edge_attr``, ``edge_time`` and ``edge_y`` by edge, as far as there are any.
     """
 
     node: Ints
     outgoing: NDArray[np.bool_]
     far: Ints
+    name: NDArray[np.str_]
     data: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -183,7 +186,13 @@ def linked(graph: ClientGraph, numbers: Numbering, edges: Mapping[int, Edges]) -
     rows |= {key: rows_of(getattr(graph, key), order) for key in ("targets", "graph_id")}
     rows["ids"] = graph.ids[order] if len(graph.ids) else graph.ids
     rows["book"] = renumbered(graph.book, new, graph.num_nodes)
-    return replace(own, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=numbers.total)
+    made = replace(own, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=numbers.total)
+    far = far_ends(made)
+    ends = np.concatenate([far[:0].numpy(), *(found.far for found in edges.values())])
+    names = np.concatenate([np.zeros(0, dtype=str), *(found.name for found in edges.values())])
+    known = np.zeros(far.numel(), dtype=names.dtype)
+    known[np.searchsorted(far.numpy(), ends[names != ""])] = names[names != ""]
+    return replace(made, far_id=far, far_name=pack_words(known))
 
 
 def _no_records() -> dict[str, Any]:
@@ -252,7 +261,7 @@ class _Carrier:
     num_shared_edge_features: int
 
 
-def shared_columns(graph: ClientGraph, key: str, values: Any) -> Any:
+def record_columns(graph: ClientGraph, key: str, values: Any) -> Any:
     """Return the part of edge data that both parties have alike: of features, without the columns of own records."""
     return values[:, : graph.num_shared_edge_features] if key == "edge_attr" else values
 
@@ -274,7 +283,7 @@ def cut_digest(graph: ClientGraph, client: int) -> bytes:
     for _, pair, cut, rows in sorted(pieces, key=lambda piece: piece[0]):
         digest.update(f"{pair.size(1)};".encode() + pair.contiguous().numpy().tobytes())
         for key in DATA:
-            values = shared_columns(graph, key, rows_of(getattr(graph, f"{cut}_{key}"), rows))
+            values = record_columns(graph, key, rows_of(getattr(graph, f"{cut}_{key}"), rows))
             digest.update(values.contiguous().numpy().tobytes() if rows.numel() else b"")
     return digest.digest()
 
@@ -282,10 +291,16 @@ def cut_digest(graph: ClientGraph, client: int) -> bytes:
 def file_digest(graph: ClientGraph, secret: bytes) -> bytes:
     """Return a hash of a linked graph, keyed by the party's secret: its nodes, edges and cut edges."""
     digest = hashlib.sha256(b"fedgraph linked file" + secret)
-    for key in ("node_id", "x", "y", "edge_index", "cut_out", "cut_in"):
+    for key in ("node_id", "x", "y", "edge_index", "cut_out", "cut_in", "far_x"):
         digest.update(f"{key}{list(getattr(graph, key).shape)}".encode())
         digest.update(getattr(graph, key).contiguous().numpy().tobytes())
     return digest.digest()
+
+
+def told_rows(graph: ClientGraph, client: int) -> Ints:
+    """Return the own nodes at cut edges with one other client, ascending [K]."""
+    ends = [getattr(graph, cut)[0, getattr(graph, f"{cut}_owner") == client] for cut in ("cut_out", "cut_in")]
+    return torch.cat(ends).unique().numpy()
 
 
 def with_stubs(graph: ClientGraph, rows: Ints) -> tuple[ClientGraph, int]:

@@ -7,17 +7,20 @@
       max_ratio: 4.0                 # largest padded set of records of a peer, relative to the own records for it
       min_shared: 5                  # refuse a pair that shares fewer, unless it shares none
       max_shared: 1.0                 # refuse a pair that shares more of the own set
+      share: ["n_*", "flag:eps=1"]   # accepted columns of own accounts, each with the form that tells most; default: none
+      min_records: 5                 # tell nothing of an account with fewer records
+      epsilon: 10                    # largest local ε of an account towards one peer, over all link runs
       hours: 24                      # least time between two runs with the same peer
       names: [a, b, c]               # names that the parties must have, by client; default: any
-      consent: consent.json          # needed for match=ids and one_sided=disclose: signed by all parties
+      consent: consent.json          # needed for match=ids, one_sided=disclose and share: signed by all parties
 
-The record of runs is a file next to the policy. A run counts from the first message that depends on records,
-also a dry run and one that fails.
+The record of runs is a file next to the policy, and so is the ledger of what each peer was told of accounts. A run counts from
+the first message that depends on records, also a dry run and one that fails.
 """
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, date, datetime
 from hashlib import sha256
@@ -31,6 +34,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from filelock import FileLock, Timeout
 
 from fedgraph_flwr.config import at_least, one_of, typed
+from fedgraph_flwr.data.far_ends import Column, parse_share
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.party.link.rules import MATCHES, ONE_SIDED, LinkRules
@@ -53,6 +57,9 @@ class LinkPolicy:
     max_ratio: float = 4.0
     min_shared: int = 5
     max_shared: float = 1.0
+    share: list[str] = field(default_factory=list)
+    min_records: int = 5
+    epsilon: float = 10.0
     hours: float = 24.0
     names: list[str] = field(default_factory=list)
     consent: str = ""
@@ -66,6 +73,9 @@ class LinkPolicy:
         at_least(self.min_shared, 0, "policy.link.min_shared")
         at_least(self.max_ratio, 1, "policy.link.max_ratio")
         at_least(self.hours, 0, "policy.link.hours")
+        at_least(self.min_records, 1, "policy.link.min_records")
+        at_least(self.epsilon, 0, "policy.link.epsilon")
+        parse_share(self.share)
         if not 0 < self.max_shared <= 1:
             raise FedGraphError(f"policy.link.max_shared must be above 0 and at most 1, got {self.max_shared}")
 
@@ -90,7 +100,22 @@ class LinkPolicy:
             max_ratio=min(rules.max_ratio, self.max_ratio),
             min_shared=max(rules.min_shared, self.min_shared),
             max_shared=min(rules.max_shared, self.max_shared),
+            min_records=max(rules.min_records, self.min_records),
         )
+
+    def check_share(self, columns: Sequence[Column]) -> None:
+        """Refuse to tell columns that the policy does not name, or in a form that tells more.
+
+        Raises:
+            FedGraphError: names the column.
+        """
+        accepted = parse_share(self.share)
+        for column in columns:
+            if not any(entry.covers(column.name, column.form) for entry in accepted):
+                raise FedGraphError(
+                    f"this node's policy does not share column '{column.name}' as {column.form}: it accepts"
+                    f" {', '.join(map(str, accepted)) or 'none'}; to take part, add it to link: {{share: [...]}} in its policy"
+                )
 
 
 def link_policy(values: Mapping[str, Any]) -> LinkPolicy:
@@ -108,7 +133,7 @@ def link_policy(values: Mapping[str, Any]) -> LinkPolicy:
 
 def needs_consent(rules: LinkRules) -> bool:
     """Return whether a run reveals more than records that both parties have."""
-    return rules.match == "ids" or rules.one_sided == "disclose"
+    return rules.match == "ids" or rules.one_sided == "disclose" or bool(rules.share)
 
 
 @dataclass(frozen=True)
@@ -120,6 +145,7 @@ class Consent:
         purpose: why they link.
         match: as in `LinkRules`; likewise ``one_sided``, ``entities`` and ``max_ids``.
         expires: last day, such as 2026-12-31.
+        share: as in `LinkRules`; likewise ``min_records``.
     """
 
     parties: int
@@ -129,6 +155,8 @@ class Consent:
     entities: str
     max_ids: int
     expires: str
+    share: list[str] = field(default_factory=list)
+    min_records: int = 1
 
     def __post_init__(self) -> None:
         if type(self.parties) is not int or type(self.max_ids) is not int or not str(self.purpose).strip():
@@ -136,7 +164,10 @@ class Consent:
                 f"a consent needs a whole number of parties, a purpose and a whole number max_ids, got {self.parties!r},"
                 f" {self.purpose!r} and {self.max_ids!r}"
             )
-        LinkRules(match=self.match, one_sided=self.one_sided, entities=self.entities, max_ids=self.max_ids)
+        kept = {
+            key: getattr(self, key) for key in ("match", "one_sided", "entities", "max_ids", "share", "min_records")
+        }
+        LinkRules(**kept)
         try:
             date.fromisoformat(self.expires)
         except (TypeError, ValueError) as error:
@@ -199,16 +230,16 @@ def check_consent(path: str, rules: LinkRules, keyring: Keyring, clients: int, t
     where = f"consent {path}"
     if date.fromisoformat(consent.expires) < (today or datetime.now(UTC).date()):
         raise FedGraphError(f"{where} expired on {consent.expires}: sign a new one")
-    for key in ("match", "one_sided", "entities"):
+    for key in ("match", "one_sided", "entities", "share"):
         if getattr(consent, key) != getattr(rules, key):
             raise FedGraphError(
                 f"{where} is for {key}={getattr(consent, key)}, but the run has {key}={getattr(rules, key)}: change the run, or"
                 " sign a new consent"
             )
-    if rules.max_ids > consent.max_ids or consent.parties != clients:
+    if rules.max_ids > consent.max_ids or consent.parties != clients or rules.min_records < consent.min_records:
         raise FedGraphError(
-            f"{where} is for {consent.parties} parties and max_ids={consent.max_ids}, but the run has {clients} and"
-            f" {rules.max_ids}: change the run, or sign a new consent"
+            f"{where} is for {consent.parties} parties, max_ids={consent.max_ids} and min_records={consent.min_records}, but the"
+            f" run has {clients}, {rules.max_ids} and {rules.min_records}: change the run, or sign a new consent"
         )
     if keyring.own is None or keyring.pins is None:
         raise FedGraphError(f"{where} can be verified only with pinned keys: start this node with --key and --peers")
@@ -250,7 +281,7 @@ def book_link(policy: Path, peers: Mapping[int, str], keyring: Keyring, hours: f
             now = time.time() if now is None else now
             record = _read_record(path, hours)
             for client in peers:
-                name = _peer(client, keyring)
+                name = peer_name(client, keyring)
                 if (passed := now - record.get(name, 0.0)) < 3600 * hours:
                     raise FedGraphError(
                         f"the last link run with client {client} ('{sanitize(peers[client], 60)}') was {passed / 3600:.1f} hours"
@@ -262,6 +293,48 @@ def book_link(policy: Path, peers: Mapping[int, str], keyring: Keyring, hours: f
         raise FedGraphError(
             f"cannot lock {path}, the record of link runs: the folder of the policy must be writable, and no other process may"
             f" hold the lock for {LOCK_TIMEOUT:g} s"
+        ) from error
+
+
+def book_share(policy: Path, peer: str, columns: Sequence[Column], digest: str, accounts: int, most: float) -> float:
+    """Record what a peer is told of accounts, next to the policy, and return its local ε of an account over all runs.
+
+    Columns of accounts that were told before with the same values and draws add nothing. One account with another value counts
+    as all accounts.
+
+    Args:
+        policy: the node's policy file.
+        peer: name of the peer (`peer_name`).
+        columns: the columns.
+        digest: of the accounts and their values.
+        accounts: number of accounts.
+        most: largest ε that is accepted.
+
+    Raises:
+        FedGraphError: ε would be larger, or the ledger cannot be read or written.
+    """
+    path = policy.with_name(f"{policy.stem}.shares.json")
+    try:
+        with FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT):
+            ledger: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+            told = ledger.setdefault(peer, {})
+            for column in columns:
+                entry = told.setdefault(f"{column.name}:{column.form}", {"epsilon": column.epsilon, "values": []})
+                entry["accounts"] = accounts
+                if digest not in entry["values"]:
+                    entry["values"].append(digest)
+            spent = float(sum(entry["epsilon"] * len(entry["values"]) for entry in told.values()))
+            if spent > most:
+                raise FedGraphError(
+                    f"sharing {', '.join(column.name for column in columns)} with {peer} would raise the local ε of an account to"
+                    f" {spent:g}, above {most:g} of this node's policy (link: epsilon)"
+                )
+            write_bytes(path, (json.dumps(ledger, indent=1) + "\n").encode())
+            return spent
+    except (OSError, Timeout, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FedGraphError(
+            f"cannot read, lock or write {path}, the ledger of what peers were told of accounts ({error}): restore it; without it"
+            " the ε that was spent is unknown"
         ) from error
 
 
@@ -279,7 +352,7 @@ def _read_record(path: Path, hours: float) -> dict[str, float]:
         ) from error
 
 
-def _peer(client: int, keyring: Keyring) -> str:
+def peer_name(client: int, keyring: Keyring) -> str:
     """Return the name of a peer in the record: a hash of its pinned key, else its client."""
     key = (keyring.pins or {}).get(client)
     if key is None:

@@ -12,6 +12,7 @@
     ask         (routed) hashes of the keys, padded and shuffled
     match       for each shared record: row of the own end; data of edges that start here
     resolve     (one_sided=disclose) rows of the accounts that the other party's one-sided records name
+    share       (share) of the own accounts in shared records: the columns that the rules name, in the form that they say
     confirm     hash of the cut edges between the two, and of the linked file
     write       nothing: the party writes its file
 
@@ -28,7 +29,8 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
+from fedgraph_flwr.data.far_ends import EXACT, Column, encoded, shared_columns, widened
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.schema import Schema, agreed_schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
@@ -51,8 +54,9 @@ from fedgraph_flwr.party.link.files import (
     linked,
     numbering,
     own_order,
+    record_columns,
     record_keys,
-    shared_columns,
+    told_rows,
     undirected,
     with_stubs,
 )
@@ -71,7 +75,7 @@ from fedgraph_flwr.party.link.matching import (
 )
 from fedgraph_flwr.party.link.rules import ANNOUNCE, LinkRules
 from fedgraph_flwr.party.secret import is_secret
-from fedgraph_flwr.party.tables.parties import fold, normal_ids
+from fedgraph_flwr.party.tables.parties import BETWEEN, fold, normal_ids
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.wire.messages import Arrays
@@ -148,6 +152,7 @@ class LinkParty:
         self.absent: dict[str, int] = {}
         self._values: dict[int, tuple[Ints, list[bytes]]] = {}
         self._done: ClientGraph | None = None
+        self._linked: ClientGraph | None = None
         self._files: dict[int, bytes] = {}
         self._prepared: tuple[ClientGraph, Ints, int] | None = None
         self._intersections: dict[int, tuple[Ints, Ints]] = {}
@@ -302,6 +307,7 @@ class LinkParty:
             "schema": schema.to_dict() if schema else {},
             "undirected": undirected(graph),
             "consent": self.consent.hex(),
+            "share": [[column.name, column.form] for column in self.columns],
             "own columns": {key: value for key, value in graph.own_columns.items() if key != "until"},
             "data": [key for key in DATA if _has(graph, key)]
             if graph.edge_index.numel() or graph.foreign.numel()
@@ -315,7 +321,7 @@ class LinkParty:
         own = self.introduction()
         found = {k: json.loads(arrays["introduction"].tobytes()) for k, arrays in inbox.items()}
         for peer, other in found.items():
-            for key in ("rules", "form", "undirected", "consent", "own columns", "data"):
+            for key in ("rules", "form", "undirected", "consent", "share", "own columns", "data"):
                 if self.rules.match == "ids" and key in ("form", "data"):
                     continue
                 if other[key] != own[key] and None not in (other[key], own[key]):
@@ -676,7 +682,7 @@ class LinkParty:
         """Return the data of records, under the names of the message."""
         chosen = torch.from_numpy(rows)
         held = (key for key in DATA if getattr(self.graph, f"foreign_{key}").numel())
-        found = {key: shared_columns(self.graph, key, getattr(self.graph, f"foreign_{key}")[chosen]) for key in held}
+        found = {key: record_columns(self.graph, key, getattr(self.graph, f"foreign_{key}")[chosen]) for key in held}
         return {f"{prefix}{key}": values.numpy() for key, values in found.items()}
 
     def _take_match(self, inbox: Mapping[int, Arrays]) -> None:
@@ -707,7 +713,7 @@ class LinkParty:
         _shape(arrays["alone_out"], (size,), "b")
         _shape(arrays["alone_id"], (size, REPLY), "u")
         for key in (key for key in DATA if _has(self.graph, key)):
-            own = shared_columns(self.graph, key, getattr(self.graph, f"foreign_{key}").numpy())
+            own = record_columns(self.graph, key, getattr(self.graph, f"foreign_{key}").numpy())
             values = _shape(arrays[f"alone_{key}"], (size, *own.shape[1:]), own.dtype.kind)
             if values.dtype != own.dtype:
                 raise RunFailed(
@@ -740,11 +746,80 @@ class LinkParty:
                 raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
             self.pairs[peer]["resolve"] = {"row": rows}
 
+    # --- columns of far ends ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The columns of accounts that the parties tell each other."""
+        return shared_columns(self.graph, self.rules.share) if self.rules.share else []
+
+    def told(self, peer: int) -> tuple[Ints, list[NDArray[Any]], list[bytes]]:
+        """Return what this party tells a peer: rows of the linked graph [K], codes or values by column, and the accounts' ids."""
+        graph = self.linked()
+        rows = told_rows(graph, peer)
+        names = [str(name).encode() for name in normal_ids(unpack_words(graph.ids)[rows], id_form(self.graph))]
+        kept, codes = encoded(graph, self.columns, self.rules.min_records, self.secret, names, rows)
+        return rows[kept], codes, [name for name, told in zip(names, kept.tolist(), strict=True) if told]
+
+    def told_digest(self, peer: int) -> tuple[str, int]:
+        """Return a keyed hash of the accounts of which a peer is told and their values, and their number."""
+        rows, _, names = self.told(peer)
+        values = self.linked().x.numpy()[np.ix_(rows, [column.place for column in self.columns])]
+        keyed = hashlib.sha256(b"fedgraph told" + self.secret + BETWEEN.encode().join(names) + values.tobytes())
+        return keyed.hexdigest(), rows.size
+
+    def _make_share(self, peer: int) -> Arrays:
+        rows, codes, _ = self.told(peer)
+        return {"account": self.linked().node_id.numpy()[rows], **{str(i): values for i, values in enumerate(codes)}}
+
+    def _take_share(self, inbox: Mapping[int, Arrays]) -> None:
+        graph = self.linked()
+        for peer, arrays in inbox.items():
+            ids = arrays["account"]
+            _shape(ids, (ids.shape[0],), "i")
+            known = [getattr(graph, cut)[1, getattr(graph, f"{cut}_owner") == peer] for cut in ("cut_out", "cut_in")]
+            if (np.diff(ids) <= 0).any() or not np.isin(ids, torch.cat(known).numpy()).all():
+                raise RunFailed(
+                    f"client {peer} sent columns of accounts that are in no record shared with client {self.client}, or of one"
+                    " account twice: nothing is written"
+                )
+            if extra := sorted(arrays.keys() - {"account", *map(str, range(len(self.columns)))}):
+                raise RunFailed(
+                    f"client {peer} sent a column '{sanitize(extra[0], 40)}' that the rules do not name: nothing is written"
+                )
+            for place, column in enumerate(self.columns):
+                values = arrays[str(place)]
+                exact = column.form == EXACT
+                _shape(values, (ids.shape[0],), "f" if exact else "i")
+                low, high = (-3e38, 3e38) if exact else column.codes
+                if values.dtype != (np.float32 if exact else np.int8) or not ((values >= low) & (values <= high)).all():
+                    raise RunFailed(
+                        f"client {peer} sent values of column '{column.name}' ({column.form}) outside its range, {low:g} to"
+                        f" {high:g}, or of another type: nothing is written"
+                    )
+            self.pairs[peer]["share"] = arrays
+
+    def _with_shares(self, graph: ClientGraph) -> ClientGraph:
+        """Return the linked graph with the columns that the peers told of their accounts."""
+        values = np.full((graph.far_id.numel(), len(self.columns)), np.nan, dtype=np.float32)
+        for peer in self.peers:
+            arrays = self.pairs[peer]["share"]
+            rows = np.searchsorted(graph.far_id.numpy(), arrays["account"])
+            for place, column in enumerate(self.columns):
+                values[rows, place] = column.decode(arrays[str(place)])
+        return replace(widened(graph, self.columns), far_x=torch.from_numpy(values))
+
     # --- the linked file ----------------------------------------------------------------------------------------------
 
     def result(self) -> ClientGraph:
-        """Return the linked graph."""
+        """Return the linked graph, with the columns of far ends that the peers shared."""
         if self._done is None:
+            self._done = self._with_shares(self.linked()) if self.columns else self.linked()
+        return self._done
+
+    def linked(self) -> ClientGraph:
+        """Return the linked graph."""
+        if self._linked is None:
             graph, places, count = self._prepare()
             counts = [
                 int(self.pairs[k]["match"]["count"][0]) if k != self.client else count for k in range(graph.num_clients)
@@ -763,8 +838,8 @@ class LinkParty:
                     f"client {self.client} received inconsistent owners of shared nodes: two nodes have one number, or one has"
                     " none; nothing is written"
                 )
-            self._done = linked(graph, numbers, edges)
-        return self._done
+            self._linked = linked(graph, numbers, edges)
+        return self._linked
 
     def _identities(self, peer: int, start: int, given: dict[int, int], edges: dict[int, Edges]) -> None:
         own, far = self._ordered(peer), self.pairs[peer]["match"]["row"]
@@ -779,7 +854,12 @@ class LinkParty:
                 "edges of these files carry data, but the edges that link equal identities have none: pass --entities overlap"
             )
         directions = np.repeat([True, False], own.size)
-        edges[peer] = Edges(np.tile(own, 2), directions, start + np.tile(far, 2))
+        ids = normal_ids(unpack_words(self.graph.ids)[own], id_form(self.graph))
+        edges[peer] = Edges(np.tile(own, 2), directions, start + np.tile(far, 2), np.tile(self._names(peer, ids), 2))
+
+    def _names(self, peer: int, ids: NDArray[Any]) -> NDArray[np.str_]:
+        """Return party and id of accounts of a peer, as the own tables name them [E]."""
+        return np.char.add(f"{fold([self.names[peer]])[0]}{BETWEEN}", ids) if ids.size else np.zeros(0, dtype=str)
 
     def _ordered(self, peer: int) -> Ints:
         """Return the own shared values in the order in which the peer sends its rows."""
@@ -796,7 +876,7 @@ class LinkParty:
             if not _has(graph, key):
                 continue
             whole = getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)]
-            values = shared_columns(graph, key, whole).clone()
+            values = record_columns(graph, key, whole).clone()
             received = torch.from_numpy(np.array(arrays[key])) if key in arrays else values[:0]
             taken = torch.from_numpy(~sends)
             if received.shape != values[taken].shape or received.dtype != values.dtype:
@@ -810,14 +890,19 @@ class LinkParty:
             values[taken] = received
             data[key] = values if key != "edge_attr" else torch.cat([values, whole[:, values.size(1) :]], dim=1)
         node, outgoing = graph.foreign[0].numpy()[rows], graph.foreign_out.numpy()[rows]
-        parts = [Edges(node, outgoing, start + far, data)]
+        parts = [Edges(node, outgoing, start + far, self._names_at(peer, rows), data)]
         if self.rules.discloses:
             parts += self._disclosed(peer, start)
         joined = _joined(parts)
         if not undirected(graph):
             return joined
         both = {key: torch.cat([values, values]) for key, values in joined.data.items()}
-        return Edges(np.tile(joined.node, 2), np.repeat([True, False], joined.node.size), np.tile(joined.far, 2), both)
+        directions = np.repeat([True, False], joined.node.size)
+        return Edges(np.tile(joined.node, 2), directions, np.tile(joined.far, 2), np.tile(joined.name, 2), both)
+
+    def _names_at(self, peer: int, rows: Ints) -> NDArray[np.str_]:
+        """Return party and id of the far ends of records [E]."""
+        return self._names(peer, normal_ids(unpack_words(self.graph.foreign_id)[rows], id_form(self.graph)))
 
     def _check_data(self, peer: int, key: str, values: NDArray[Any]) -> None:
         """Refuse data of edges that would break training at this party.
@@ -844,7 +929,11 @@ class LinkParty:
         chosen = torch.from_numpy(alone[known])
         data = {key: getattr(graph, f"foreign_{key}")[chosen] for key in DATA if _has(graph, key)}
         local = Edges(
-            graph.foreign[0].numpy()[alone[known]], graph.foreign_out.numpy()[alone[known]], start + far[known], data
+            graph.foreign[0].numpy()[alone[known]],
+            graph.foreign_out.numpy()[alone[known]],
+            start + far[known],
+            self._names_at(peer, alone[known]),
+            data,
         )
         named = self._named(peer)
         held = named >= 0
@@ -853,7 +942,8 @@ class LinkParty:
         if "edge_attr" in data:  # records of the other party only, of which this one computed no columns
             width = graph.num_edge_features - graph.num_shared_edge_features
             data["edge_attr"] = torch.cat([data["edge_attr"], torch.zeros(int(rest.sum()), width)], dim=1)
-        remote = Edges(named[held], ~arrays["alone_out"][held], start + arrays["alone_row"][held], data)
+        far = start + arrays["alone_row"][held]
+        remote = Edges(named[held], ~arrays["alone_out"][held], far, np.zeros(far.size, dtype=str), data)
         return [local, remote]
 
     def _make_confirm(self, peer: int) -> Arrays:
@@ -895,6 +985,8 @@ class LinkParty:
             more = f", {count.conflicts} with another label there (the source's counts)" if count.conflicts else ""
             more += f", {count.unknown} name accounts that it does not have" if count.unknown else ""
             lines.append(f"{name}: {records} {what}, {found} shared{alone}{more}")
+            if self.columns and not self.rules.dry_run:
+                lines.append(f"{name}: {self._share_line(peer)}")
         if self.rules.match != "ids":
             parties, known = self.graph.linking["parties"], set(self.names.values())
             counts = torch.bincount(self.graph.foreign[1], minlength=len(parties)).tolist()
@@ -906,6 +998,15 @@ class LinkParty:
                         f" ({'drop' if self.rules.discloses else self.rules.one_sided})"
                     )
         return lines
+
+    def _share_line(self, peer: int) -> str:
+        told, got = self.told(peer)[0].size, len(self.pairs[peer]["share"]["account"])
+        few = told_rows(self.linked(), peer).size - told
+        withheld = f", {few} of fewer than {self.rules.min_records} records withheld" if few else ""
+        listing = ", ".join(f"{column.name} ({column.form})" for column in self.columns)
+        epsilon = sum(column.epsilon for column in self.columns)
+        local = f"; local ε of an account {epsilon:g}, without a bound for other forms" if epsilon else ""
+        return f"told {listing} of {told} accounts{withheld}, received those of {got}{local}"
 
 
 def simulate(parties: Sequence[LinkParty], relay: Callable[[str, dict[Any, Any]], None] | None = None) -> None:
@@ -960,10 +1061,8 @@ def _has(graph: ClientGraph, key: str) -> bool:
 def _joined(parts: Sequence[Edges]) -> Edges:
     keys = {key for part in parts for key in part.data}
     data = {key: torch.cat([part.data[key] for part in parts if key in part.data]) for key in keys}
-    node, outgoing, far = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("node", "outgoing", "far")
-    )
-    return Edges(node, outgoing, far, data)
+    rows = (np.concatenate([getattr(part, key) for part in parts]) for key in ("node", "outgoing", "far", "name"))
+    return Edges(*rows, data)
 
 
 def _text(value: object) -> str:

@@ -1,16 +1,17 @@
 """Rules of a link run (`linking`)."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.data.far_ends import parse_share
 from fedgraph_flwr.errors import FedGraphError
 
 MATCHES = ("payments", "routed", "ids")
 ONE_SIDED = ("drop", "stub", "disclose")
 ENTITIES = ("edges", "overlap")
 
-ANNOUNCE, WRITE, COUNT = "announce", "write", "count"
+ANNOUNCE, SHARE, WRITE, COUNT = "announce", "share", "write", "count"
 
 
 @dataclass
@@ -27,6 +28,8 @@ class LinkRules:
         min_shared: fewest shared ones of a pair; a pair that shares fewer, but at least one, is refused.
         max_ratio: largest padded set of records of a peer, relative to the own records for it; a set of 64 is always accepted.
         max_shared: largest share of the own set that may be shared.
+        share: columns of its own accounts in shared records that each party tells the party at the other end (`data.far_ends`).
+        min_records: fewest records of an account of which a party tells.
         dry_run: whether only numbers are learnt; not with ``routed``, whose hashes show which records are shared.
     """
 
@@ -37,6 +40,8 @@ class LinkRules:
     max_ratio: float = 4.0
     min_shared: int = 0
     max_shared: float = 1.0
+    share: list[str] = field(default_factory=list)
+    min_records: int = 1
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -46,6 +51,11 @@ class LinkRules:
         at_least(self.max_ids, 1, "max_ids")
         at_least(self.min_shared, 0, "min_shared")
         at_least(self.max_ratio, 1, "max_ratio")
+        at_least(self.min_records, 1, "min_records")
+        if parse_share(self.share) and self.entities == "overlap":
+            raise FedGraphError(
+                "share needs edges between parties, but entities=overlap makes two nodes one: leave out share or entities"
+            )
         if not 0 < self.max_shared <= 1:
             raise FedGraphError(f"max_shared must be above 0 and at most 1, got {self.max_shared}")
         if self.match == "ids" and self.one_sided != "drop":
@@ -64,7 +74,14 @@ class LinkRules:
         """The phases in order; each is named for what a party sends in it."""
         sets = ["ask_commit", "ask"] if self.match == "routed" else ["commit", "mask", "seal", "double"]
         proof = [] if self.match == "routed" else ["prove", "agree"]
-        rows = [*proof, "match", *(["resolve"] if self.discloses else []), "confirm", WRITE]
+        rows = [
+            *proof,
+            "match",
+            *(["resolve"] if self.discloses else []),
+            *([SHARE] if self.share else []),
+            "confirm",
+            WRITE,
+        ]
         return [ANNOUNCE, "introduce", *sets, *([COUNT] if self.dry_run else rows)]
 
     @property
@@ -76,4 +93,4 @@ class LinkRules:
     def common(self) -> dict[str, Any]:
         """The rules that all parties must have alike; the others are limits of each party."""
         values = asdict(self)
-        return {key: values[key] for key in ("match", "one_sided", "entities", "dry_run")}
+        return {key: values[key] for key in ("match", "one_sided", "entities", "share", "dry_run")}

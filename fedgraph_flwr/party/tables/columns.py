@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.pyg import Features
-from fedgraph_flwr.data.schema import Column, Schema
+from fedgraph_flwr.data.schema import Column, Schema, feature_names
 from fedgraph_flwr.data.value_formats import (
     ANY,
     FORMATS,
@@ -630,21 +630,6 @@ def encode(column: Column, read: np.ndarray) -> np.ndarray:
     if column.missing:
         blocks.append(gaps[:, None])
     return np.concatenate(blocks, axis=1, dtype=np.float64)
-
-
-def feature_names(columns: Mapping[str, Column]) -> list[str]:
-    """Return the names [F] of the features that `encode` creates from a table's columns, in order."""
-    names: list[str] = []
-    for name, column in columns.items():
-        if column.kind == "category":
-            names += [f"{name}={word}" for word in (*column.categories, "other")]
-        elif column.width > 1:
-            names += [f"{name}_{i}" for i in range(column.width)]
-        elif column.kind != "ignored":
-            names.append(name)
-        if column.missing and column.kind != "ignored":
-            names.append(f"{name} missing")
-    return names
 
 
 def warn_unscaled(x: Tensor, names: Sequence[str], say: Callable[[str], None]) -> None:

@@ -36,10 +36,10 @@ from fedgraph_flwr.data.pyg import (
     schema_of,
 )
 from fedgraph_flwr.data.root import imported_path
-from fedgraph_flwr.data.schema import EDGE, NODE, Column
+from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.party.tables import edge_stream, graph_tables
-from fedgraph_flwr.party.tables.columns import AS_FOUND, Treatment, feature_names, features, warn_unscaled
+from fedgraph_flwr.party.tables.columns import AS_FOUND, Treatment, features, warn_unscaled
 from fedgraph_flwr.party.tables.edges import TableEdges, read_edges
 from fedgraph_flwr.party.tables.nodes import (
     Ids,

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.data.schema import EDGE, NODE, Column
+from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.columns import NOTHING, as_words, feature_names
+from fedgraph_flwr.party.tables.columns import NOTHING, as_words
 from fedgraph_flwr.party.use.predict import as_client
 from fedgraph_flwr.tasks.edges import ENTERING, own_rows
 

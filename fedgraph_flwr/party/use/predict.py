@@ -31,18 +31,18 @@ from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, GRAPH, LAST
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
 from fedgraph_flwr.data.datasets import is_several
+from fedgraph_flwr.data.far_ends import MARKS, widened
 from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tensors, unpack_words
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import recipe_of
-from fedgraph_flwr.data.schema import EDGE, NODE, Schema, TableLayout, fitted_schema
+from fedgraph_flwr.data.schema import EDGE, NODE, Schema, TableLayout, feature_names, fitted_schema
 from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.forest import empty_forest
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.party.tables.columns import feature_names
 from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
@@ -506,7 +506,11 @@ class Predictor(TaskPredictor):
         with same_process_state():
             client = self._ready(graph)
             shared = self.client is None and self.cfg.strategy.personal
-            return (client.predict_shared() if shared else client.predict()).detach().cpu(), client.task
+            found = (client.predict_shared() if shared else client.predict()).detach().cpu()
+        if not self.task.far_ends:
+            return found, client.task
+        count = self.as_graph(graph).y.size(0)  # without far ends
+        return found[:count], client.task.first(count)
 
     def plain(self) -> Plain:
         """Return the model as a module of plain PyG, with the parameters used for predictions.
@@ -636,6 +640,11 @@ class Predictor(TaskPredictor):
             kinds = ("homogeneous", "heterogeneous")
             raise FedGraphError(f"{self.source} expects a {kinds[typed]} graph, got a {kinds[not typed]} one")
         self._check_edge_features(own)
+        shares = getattr(self._example, "far", None)
+        if (
+            shares and own.num_features + MARKS == self.input_spec.num_features
+        ):  # a graph without edges to other parties
+            own = widened(own, ())
         client = kind(self.task.for_prediction(self.cfg), own)
         client.model.load_state_dict(self._fitting(client.model, own), strict=False)
         if memory := {key: tree for key, tree in self.memory.items() if key != GRAPH}:

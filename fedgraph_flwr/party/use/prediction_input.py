@@ -12,6 +12,7 @@ from torch import Tensor
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.edge_columns import log_counts
+from fedgraph_flwr.data.far_ends import MARKS
 from fedgraph_flwr.data.features import Book, edge_columns, node_columns
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words, read_header, rows_of, unpack_words
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
@@ -228,6 +229,8 @@ def _joined(
     treatment.check_names({NODE: names, EDGE: carried})
     made = int(stored.own_columns.get("nodes", 0))
     x = features(NODE, table, names, where[0], treatment).x if names or not made else torch.zeros(len(table), 0)
+    if getattr(stored, "far", None):
+        made, x = made + MARKS, torch.cat([x, x.new_zeros(len(x), MARKS)], dim=1)
     if x.size(1) != stored.num_features - made:
         raise FedGraphError(
             f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features - made}: pass the table columns of"
@@ -279,8 +282,11 @@ def _joined(
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
     note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
     found = NewNodes(graph, union.index.to_numpy(), rows, note)
-    if day is None:
+    if day is None and not getattr(stored, "far", None):
         return found
+    if day is None:  # stored nodes keep their far ends
+        none = Day(rows[:0], np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=str), ())
+        return replace(found, graph=_with_cut_edges(graph, stored, none, {}, rows[:0]))
     place = np.zeros(every.size(1), dtype=np.int64)
     place[inner.numpy()] = stored.edge_index.size(1) + order.argsort().numpy()
     if isinstance(stored, ClientGraph):
@@ -391,8 +397,7 @@ def _with_cut_edges(
         **{f.name: getattr(graph, f.name) for f in fields(graph)} | {"schema": {**graph.schema, ENTERING: True}},
         **cut,
         node_id=torch.cat([stored.node_id, fresh]),
-        client=stored.client,
-        num_clients=stored.num_clients,
+        **{key: getattr(stored, key) for key in ("client", "num_clients", "far", "far_id", "far_x")},
         num_global_nodes=count + new + len(day.far),
     )
 

@@ -56,7 +56,9 @@ def link(files, rules=PAYMENTS, relay=None):
     return sorted(parties, key=lambda party: party.client)
 
 
-def assert_equal(actual, expected, skip=()):
+def assert_equal(
+    actual, expected, skip=("far_id", "far_name")
+):  # a partition knows far ends only where they share columns
     for f in fields(expected):
         left, right = getattr(actual, f.name), getattr(expected, f.name)
         if isinstance(right, Tensor) and f.name not in skip:

@@ -1,0 +1,385 @@
+"""Columns of far ends: what a party knows of accounts of other parties at the other end of its edges.
+
+    partition.share=[n_in, "sum_*:exact", "flag:eps=1"]         link --share n_in,sum_*:exact,flag:eps=1
+
+Each entry names columns of nodes (a pattern, or a column's number) and how their owner protects the values:
+
+    buckets    (default) rounded down to a power of two: 1 + value of columns that are ln(1 + value), else the size of the value
+    exact      unchanged
+    eps=E      one of `LEVELS`, drawn by k-ary randomised response: the true one with probability e^E / (e^E + k − 1), else any
+               other. One account's value of one column is E-differentially private towards the receiver; ε of an account is the
+               sum over such columns. The draw depends on the owner's secret, the account and the true level only, so that a
+               repetition tells nothing new.
+
+A party's file lists its far ends (``far_id``) with these values (``far_x``; NaN for an account of fewer records than its owner's
+floor). `with_far_ends` adds them to the graph as nodes: unknown columns are 0, and two more columns mark a far end, and a far end
+without values. Both are 0 for all own nodes. So whatever reads node columns reads those of far ends.
+"""
+
+import fnmatch
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgraph_flwr.data.features import Form, form_of
+from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph
+from fedgraph_flwr.data.own_columns import recipe_of
+from fedgraph_flwr.data.schema import NODE, agreed_schema, feature_names
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+EXACT, BUCKETS, EPSILON = "exact", "buckets", "eps="
+
+MARKS = 2
+"""Number of columns that mark far ends: any, and those without values."""
+
+LEVELS = np.array([-1, 0, 1, 2], dtype=np.float32)
+"""Values that randomised response draws from; a value's level is the closest. Columns are centred and scaled, or are flags."""
+
+SMALLEST, LARGEST = -4, 10
+"""Powers of two of the smallest and largest bucket of a column that is not ln(1 + value); smaller values are 0."""
+
+MOST_LOG = 62
+"""Power of two of the largest bucket of 1 + value."""
+
+MOST_EPSILON = 50.0
+
+_LN2 = float(np.log(2))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Columns that are shared alike.
+
+    Attributes:
+        pattern: names of columns, or a column's number.
+        form: `EXACT`, `BUCKETS` or ``eps=E``.
+    """
+
+    pattern: str
+    form: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Entry":
+        """Build from ``PATTERN`` or ``PATTERN:FORM``.
+
+        Raises:
+            FedGraphError: an unknown form, or an ε that is not a number above 0 and at most `MOST_EPSILON`.
+        """
+        pattern, sign, form = str(text).strip().rpartition(":")
+        pattern, form = (pattern, form.strip()) if sign else (form, BUCKETS)
+        if not pattern.strip():
+            raise FedGraphError(f"share: '{text}' names no column, expected COLUMN or COLUMN:FORM")
+        made = cls(pattern.strip(), form)
+        if form not in (EXACT, BUCKETS) and not 0 < made.epsilon <= MOST_EPSILON:
+            raise FedGraphError(
+                f"share: '{text}' has form '{form}', expected {EXACT}, {BUCKETS} or eps=E with E above 0 and at most"
+                f" {MOST_EPSILON:g}"
+            )
+        return made
+
+    @property
+    def epsilon(self) -> float:
+        """Local ε per column: 0 where the form has none, NaN where it is no number."""
+        try:
+            return float(self.form.removeprefix(EPSILON)) if self.form.startswith(EPSILON) else 0.0
+        except ValueError:
+            return float("nan")
+
+    def covers(self, name: str, form: str) -> bool:
+        """Return whether the entry names a column, and its form tells at least as much as another."""
+        if not fnmatch.fnmatchcase(name, self.pattern):
+            return False
+        order, other = [EXACT, BUCKETS], Entry(name, form)
+        if self.form in order:
+            return form not in order or order.index(form) >= order.index(self.form)
+        return 0 < other.epsilon <= self.epsilon
+
+    def __str__(self) -> str:
+        return f"{self.pattern}:{self.form}"
+
+
+def parse_share(texts: Sequence[str] | str) -> list[Entry]:
+    """Return the entries of ``share``, a list or texts separated by commas.
+
+    Raises:
+        FedGraphError: as `Entry.parse`.
+    """
+    listed = texts.split(",") if isinstance(texts, str) else list(texts)
+    return [Entry.parse(text) for text in listed if str(text).strip()]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One shared column.
+
+    Attributes:
+        name: of the column; its number where it has no name.
+        place: its position in ``x``.
+        form: as in `Entry`.
+        log: how ``x`` was made of ln(1 + value); None for other columns.
+    """
+
+    name: str
+    place: int
+    form: str
+    log: Form | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """Local ε of the column, 0 without randomised response."""
+        return Entry(self.name, self.form).epsilon
+
+    @property
+    def codes(self) -> tuple[int, int]:
+        """Smallest and largest code of a column that is not exact."""
+        if self.form == BUCKETS:
+            return (0, MOST_LOG) if self.log else (SMALLEST - LARGEST - 1, LARGEST - SMALLEST + 1)
+        return 0, len(LEVELS) - 1
+
+    def encode(self, x: NDArray[np.float32], key: bytes, accounts: Sequence[bytes]) -> NDArray[Any]:
+        """Return what the owner tells of its values: codes int8 [K], or the values float32 [K].
+
+        Args:
+            x: values of accounts [K].
+            key: secret of their owner.
+            accounts: identifies each for its owner [K].
+        """
+        if self.form == EXACT:
+            return np.ascontiguousarray(x, dtype=np.float32)
+        if self.form == BUCKETS and self.log:
+            exponent = (x.astype(np.float64) * self.log.scale + self.log.center) / _LN2
+            return np.clip(np.floor(exponent + 1e-6), 0, MOST_LOG).astype(np.int8)
+        if self.form == BUCKETS:
+            _, exponent = np.frexp(np.abs(x))  # |x| = m 2^e with m in [1/2, 1)
+            size = np.clip(exponent - 1, SMALLEST - 1, LARGEST) - SMALLEST + 1
+            return np.where(x == 0, 0, np.sign(x) * size).astype(np.int8)
+        level = np.abs(x[:, None] - LEVELS).argmin(axis=1)
+        return _randomised(level, self.epsilon, key + self.name.encode(), accounts)
+
+    def decode(self, codes: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the values that a receiver reads from what the owner tells, float32 [K]."""
+        if self.form == EXACT:
+            return codes
+        if self.form != BUCKETS:
+            return LEVELS[codes]
+        if self.log:
+            return ((codes * _LN2 - self.log.center) / self.log.scale).astype(np.float32)
+        size = np.abs(codes.astype(np.float64))
+        return (np.sign(codes) * np.where(size, 2.0 ** (size + SMALLEST - 1), 0)).astype(np.float32)
+
+
+def _randomised(level: NDArray[Any], epsilon: float, key: bytes, accounts: Sequence[bytes]) -> NDArray[np.int8]:
+    """Return levels [K] by k-ary randomised response, whose draws follow from a key, the account and its level."""
+    drawn = b"".join(
+        hashlib.sha256(b"fedgraph far end" + key + bytes([true]) + account).digest()[:16]
+        for true, account in zip(level.tolist(), accounts, strict=True)
+    )
+    keep, other = np.frombuffer(drawn, dtype=np.uint64).reshape(-1, 2).T
+    k = len(LEVELS)
+    kept = keep / 2.0**64 < np.exp(epsilon) / (np.exp(epsilon) + k - 1)
+    step = 1 + (other % np.uint64(k - 1)).astype(np.int64)
+    return np.where(kept, level, (level + step) % k).astype(np.int8)
+
+
+def column_names(graph: Graph) -> list[str]:
+    """Return the names of the columns of nodes: those of the schema and of the recipe, numbers where there are none [F]."""
+    schema, recipe = agreed_schema(graph.schema, graph.name or "the graph"), recipe_of(graph)
+    first = feature_names(schema.nodes.get(NODE, {})) if schema else []
+    last = [column.name for column in recipe.node_columns] if recipe and "nodes" in graph.own_columns else []
+    width = graph.num_features
+    if len(first) + len(last) > width:
+        first, last = [], []
+    return [*first, *map(str, range(len(first), width - len(last))), *last]
+
+
+def shared_columns(graph: Graph, share: Sequence[str] | str) -> list[Column]:
+    """Return the columns of nodes that ``share`` names, by position. The first entry that names a column says how.
+
+    Raises:
+        FedGraphError: an entry names no column.
+    """
+    names, recipe = column_names(graph), recipe_of(graph)
+    forms = {column.name: form_of(column) for column in (recipe.node_columns if recipe else ())}
+    found: dict[int, Column] = {}
+    for entry in parse_share(share):
+        places = [place for place, name in enumerate(names) if fnmatch.fnmatchcase(name, entry.pattern)]
+        if not places and entry.pattern.isdigit() and int(entry.pattern) < len(names):
+            places = [int(entry.pattern)]
+        if not places:
+            raise unknown("column of nodes in share", entry.pattern, names)
+        for place in places:
+            log = forms.get(names[place])
+            found.setdefault(place, Column(names[place], place, entry.form, log if log and log.log else None))
+    return [found[place] for place in sorted(found)]
+
+
+def widened(graph: ClientGraph, columns: Sequence[Column]) -> ClientGraph:
+    """Return a client's graph whose ``x`` has the columns that mark far ends, before those of its recipe, and ``far``."""
+    start = graph.num_features - int(graph.own_columns.get("nodes", 0))
+    marks = graph.x.new_zeros(graph.num_nodes, MARKS)
+    places = [column.place + MARKS * (column.place >= start) for column in columns]
+    far = {
+        "names": [column.name for column in columns],
+        "forms": [column.form for column in columns],
+        "places": places,
+        "marks": start,
+    }
+    return replace(graph, x=torch.cat([graph.x[:, :start], marks, graph.x[:, start:]], dim=1), far=far)
+
+
+def far_ends(graph: ClientGraph) -> Tensor:
+    """Return the global ids of the accounts at the other ends of a client's cut edges, ascending [K]."""
+    return torch.cat([graph.cut_out[1], graph.cut_in[1]]).unique()
+
+
+def records(graph: ClientGraph) -> NDArray[np.int64]:
+    """Return the number of edges at each node of a client, cut edges included [N]."""
+    ends = torch.cat([graph.edge_index.reshape(-1), graph.cut_out[0], graph.cut_in[0]])
+    return ends.bincount(minlength=graph.num_nodes).numpy()
+
+
+def encoded(
+    graph: ClientGraph, columns: Sequence[Column], floor: int, key: bytes, accounts: Sequence[bytes], rows: Any
+) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
+    """Return which of some nodes a client tells of [K], and what it tells of these by column.
+
+    Args:
+        graph: the client's, with its cut edges.
+        columns: the shared columns of its ``x``.
+        floor: fewest records of a node.
+        key: the client's secret.
+        accounts: identifies each node for the client [K].
+        rows: the nodes [K].
+    """
+    told = records(graph)[rows] >= floor
+    names = [name for name, kept in zip(accounts, told.tolist(), strict=True) if kept]
+    x = graph.x.numpy()[rows[told]]
+    return told, [column.encode(x[:, column.place], key, names) for column in columns]
+
+
+def with_shares(clients: Sequence[ClientGraph], share: Sequence[str], floor: int, seed: int) -> list[ClientGraph]:
+    """Return the clients of a partition, each with the shared columns of its far ends as `fedgraph-flwr link` gives them.
+
+    Args:
+        clients: the partition.
+        share: entries that name the columns.
+        floor: fewest records of an account that is shared.
+        seed: of the draws of randomised response.
+
+    Raises:
+        FedGraphError: no client has cut edges, or as `shared_columns`.
+    """
+    if not any(client.cut_out.numel() + client.cut_in.numel() for client in clients):
+        raise FedGraphError(
+            "partition.share shares columns of the far ends of edges between clients, but no client has such edges: choose"
+            " another partition, or leave it out"
+        )
+    columns = shared_columns(clients[0], share)
+    rows = []
+    for client in clients:
+        names = [str(node).encode() for node in client.node_id.tolist()]
+        told, codes = encoded(
+            client, columns, floor, f"seed {seed} client {client.client} ".encode(), names, np.arange(len(names))
+        )
+        values = np.full((len(names), len(columns)), np.nan, dtype=np.float32)
+        for place, (column, found) in enumerate(zip(columns, codes, strict=True)):
+            values[told, place] = column.decode(found)
+        rows.append(values)
+    ids = torch.cat([client.node_id for client in clients]).numpy()
+    nodes, first = np.unique(ids, return_index=True)  # of the owner, the lowest client
+    whole = torch.from_numpy(np.concatenate(rows)[first])
+
+    def own(client: ClientGraph) -> ClientGraph:
+        ids = far_ends(client)
+        return replace(widened(client, columns), far_id=ids, far_x=whole[np.searchsorted(nodes, ids.numpy())])
+
+    return [own(client) for client in clients]
+
+
+def far_rows(graph: ClientGraph, ids: Tensor, unknown: float = 0.0) -> Tensor:
+    """Return the features of accounts of other clients, by global id [K, F].
+
+    Args:
+        graph: the client's graph; without ``far`` it knows nothing of them.
+        ids: the accounts [K].
+        unknown: value of a column that the client does not know.
+    """
+    x = graph.x.new_full((ids.numel(), graph.num_features), unknown)
+    if not graph.far:
+        return x
+    place = torch.searchsorted(graph.far_id, ids).clamp(max=max(graph.far_id.numel() - 1, 0))
+    known = graph.far_id[place] == ids if graph.far_id.numel() else torch.zeros_like(ids, dtype=torch.bool)
+    values = graph.far_x[place] if known.any() else graph.far_x.new_full((ids.numel(), graph.far_x.size(1)), torch.nan)
+    known = known & ~values.isnan().any(1)
+    x[:, graph.far["places"]] = values.where(known[:, None], torch.tensor(unknown))
+    start = graph.far["marks"]
+    x[:, start], x[:, start + 1] = 1, (~known).to(x)
+    return x
+
+
+def without_far_columns(graph: ClientGraph, start: int) -> ClientGraph:
+    """Return a graph whose far ends have no values of the columns from ``start`` on."""
+    kept = [number for number, place in enumerate(graph.far.get("places", ())) if place < start]
+    if len(kept) == len(graph.far.get("places", ())):
+        return graph
+    lists = {key: [graph.far[key][number] for number in kept] for key in ("names", "forms", "places")}
+    return replace(graph, far={**graph.far, **lists}, far_x=graph.far_x[:, kept])
+
+
+def without_cut_edges(graph: ClientGraph) -> ClientGraph:
+    """Return a client's graph with its inner edges only."""
+    empty: dict[str, Any] = {}
+    for cut in ("cut_out", "cut_in"):
+        empty[cut] = getattr(graph, cut)[:, :0]
+        empty |= {key: getattr(graph, key)[:0] for key in (f"{cut}_owner", *(f"{cut}_{name}" for name in EDGE_FIELDS))}
+    return replace(graph, **empty)
+
+
+def with_far_ends(graph: ClientGraph) -> ClientGraph:
+    """Return a client's graph with its cut edges, whose other ends are nodes without labels, after its own.
+
+    Their features are those of `far_rows`. The edges are its inner ones, then those that leave its nodes, then those that reach
+    them.
+
+    Raises:
+        FedGraphError: some cut edges have no data, but the inner edges do.
+    """
+    if not graph.cut_out.size(1) + graph.cut_in.size(1):
+        return graph
+    n = graph.num_nodes
+    far = torch.cat([graph.cut_out[1], graph.cut_in[1]])
+    foreign, place = far.unique(return_inverse=True)
+    out, into = (n + place).split([graph.cut_out.size(1), graph.cut_in.size(1)])
+    edges = torch.cat(
+        [graph.edge_index, torch.stack([graph.cut_out[0], out]), torch.stack([into, graph.cut_in[0]])], dim=1
+    )
+    data: dict[str, Any] = {}
+    for key in EDGE_FIELDS:
+        parts = [getattr(graph, name) for name in (key, f"cut_out_{key}", f"cut_in_{key}")]
+        if held := [part for part in parts if part.numel()]:
+            data[key] = torch.cat(held)
+            if len(data[key]) != edges.size(1):
+                raise FedGraphError(
+                    f"client {graph.client}: only some of its edges have {key}: import its edges with the same columns, or set"
+                    " task.between=false"
+                )
+    count = foreign.numel()
+    none = torch.zeros(count, dtype=torch.bool)
+    masks = ("train_mask", "val_mask", "test_mask")
+    data |= {mask: torch.cat([getattr(graph, mask), none]) for mask in masks}
+    if graph.num_targets:
+        data["targets"] = torch.cat([graph.targets, graph.targets.new_full((count, graph.num_targets), torch.nan)])
+    return replace(
+        without_cut_edges(graph),
+        x=torch.cat([graph.x, far_rows(graph, foreign)]),
+        edge_index=edges,
+        y=torch.cat([graph.y, torch.full((count,), -1)]),
+        node_id=torch.cat([graph.node_id, foreign]),
+        **data,
+    )

@@ -1,0 +1,251 @@
+"""Columns of far ends that parties share by `link --share`: equal to `partition.share`, and nothing else leaves."""
+
+import itertools
+from dataclasses import fields, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data import far_ends
+from fedgraph_flwr.data.far_ends import column_names, far_rows, with_shares
+from fedgraph_flwr.data.graph import unpack_words
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.partition.clients import cut
+from fedgraph_flwr.party.link.policy import LinkPolicy, book_share, needs_consent
+from fedgraph_flwr.party.link.protocol import LinkParty, simulate
+from fedgraph_flwr.party.link.rules import LinkRules
+from fedgraph_flwr.party.tables.parties import BETWEEN
+from fedgraph_flwr.secure.keyring import Keyring
+from tests.party.linked_banks import BANKS, banks
+
+SHARE = ["income:exact", "age"]
+
+
+def linked(files, rules, relay=None, change=None):
+    parties = [LinkParty(graph, rules, Keyring(graph.client)) for graph in files]
+    if change:
+        change(parties)
+    simulate(parties, relay)
+    return parties
+
+
+def equal(left: Tensor, right: Tensor) -> bool:
+    return (
+        left.dtype == right.dtype
+        and left.shape == right.shape
+        and torch.equal(left.nan_to_num(7e9), right.nan_to_num(7e9))
+    )
+
+
+@pytest.mark.parametrize("match", ["payments", "routed"])
+def test_linked_files_equal_the_partition_with_the_same_share(tmp_path, match):
+    made = banks(tmp_path, accounts=30, payments=60)
+    parties = linked([made.client(bank) for bank in BANKS], LinkRules(match=match, share=SHARE, min_records=4))
+    found = [party.result() for party in parties]
+    starts = [0, *torch.tensor([graph.num_nodes for graph in found]).cumsum(0).tolist()]
+    parts = [torch.arange(a, b) for a, b in itertools.pairwise(starts)]
+    expected = with_shares(cut(made.whole(found), parts), SHARE, floor=4, seed=0)
+    for actual, wanted in zip(found, expected, strict=True):
+        absent = actual.far_x.isnan().all(1)
+        assert 0 < int(absent.sum()) < len(absent)
+        assert actual.far == wanted.far
+        for f in fields(wanted):
+            if isinstance(getattr(wanted, f.name), Tensor) and f.name != "far_name":
+                assert equal(getattr(actual, f.name), getattr(wanted, f.name)), f.name
+    assert "withheld" in "\n".join(parties[0].report())
+
+
+def test_a_far_end_has_the_values_of_its_owner_by_id(tmp_path):
+    made = banks(tmp_path, accounts=10)
+    files = [made.client(bank) for bank in BANKS]
+    truth = {
+        f"{bank.lower()}{BETWEEN}{word.lower()}": x
+        for bank, graph in zip(BANKS, files, strict=True)
+        for word, x in zip(unpack_words(graph.ids).tolist(), graph.x.tolist(), strict=True)
+    }
+    for party in linked(files, LinkRules(share=SHARE)):
+        graph = party.result()
+        names = unpack_words(graph.far_name).tolist()
+        assert len(set(names)) == len(names) > 10
+        place = [column_names(party.graph).index(name) for name in ("income", "age")]
+        for name, (income, age) in zip(names, graph.far_x.tolist(), strict=True):
+            assert income == truth[name][place[0]]
+            assert 0 < age <= truth[name][place[1]] < 2 * age  # a power of two
+        x = far_rows(graph, graph.far_id)
+        assert x[:, graph.far["marks"]].all()
+        assert not x[:, graph.far["marks"] + 1].any()
+        assert not graph.x[:, graph.far["marks"] :][:, :2].any()
+
+
+def test_a_file_without_share_keeps_the_names_of_far_ends(tmp_path):
+    made = banks(tmp_path, accounts=10)
+    for party in linked([made.client(bank) for bank in BANKS], LinkRules()):
+        graph = party.result()
+        assert len(graph.far_name) == len(graph.far_id) > 0
+        assert not graph.far
+        path = tmp_path / "file.safetensors"
+        graph.save(path)
+        assert unpack_words(type(graph).load(path).far_name).tolist() == unpack_words(graph.far_name).tolist()
+
+
+def test_messages_hold_only_the_columns_that_the_rules_name(tmp_path, monkeypatch):
+    """Every message of every phase is opened: the values of the other column, and codes beside the declared ones, are in none."""
+    made = banks(tmp_path, accounts=10)
+    for table in made.nodes.values():
+        table["income"] = table["income"] * np.pi  # like no other number
+    sent = []
+    sealed = LinkParty._sealed
+
+    def opened(self, peer, step, arrays):
+        sent.append((step, arrays))
+        return sealed(self, peer, step, arrays)
+
+    monkeypatch.setattr(LinkParty, "_sealed", opened)
+    files = [made.client(bank) for bank in BANKS]
+    parties = linked(files, LinkRules(share=["age"]))
+    secret = np.unique(np.concatenate([graph.x[:, column_names(graph).index("income")].numpy() for graph in files]))
+    exact_age = np.concatenate([graph.x[:, column_names(graph).index("age")].numpy() for graph in files])
+    assert "share" in {step for step, _ in sent}
+    for step, arrays in sent:
+        for key, array in arrays.items():
+            if array.dtype.kind == "f":
+                assert not np.isin(array, secret).any(), (step, key)
+                assert not np.isin(array, exact_age[exact_age > 2]).any(), (step, key)
+            if step == "share":
+                assert (key, array.dtype) in (("account", np.int64), ("0", np.int8))
+    told = [arrays["account"] for step, arrays in sent if step == "share"]
+    matched = [set(party.result().far_id.tolist()) for party in parties]
+    assert set(np.concatenate(told).tolist()) == set.union(*matched)
+
+
+def test_an_account_without_a_matched_record_is_told_of_to_nobody(tmp_path):
+    """A party that invents records of the other bank's accounts matches none of them and receives no columns."""
+    made = banks(tmp_path, accounts=10)
+    fake = made.books["A"].iloc[[0] * 10].copy()
+    fake["from_bank"], fake["to_bank"], fake["source"] = "A", "B", made.nodes["A"]["id"][0]
+    fake["target"] = made.nodes["B"]["id"][:10].to_numpy()
+    fake["ref"] = [f"invented{i}" for i in range(10)]
+    for other in ("A", "C"):
+        made.books[other] = made.books[other].query("from_bank != 'B' and to_bank != 'B'")
+    made.books["A"] = pd.concat([made.books["A"], fake])
+    parties = linked([made.client(bank) for bank in BANKS], LinkRules(share=SHARE, max_ratio=20))
+    assert len(parties[0].pairs[1]["share"]["account"]) == 0
+    assert parties[0].told(1)[0].size == 0
+    assert not (parties[0].result().cut_out_owner == 1).any()
+
+
+def alter(change):
+    def apply(parties):
+        made = parties[0]._make_share
+
+        def altered(peer):
+            arrays = dict(made(peer))
+            change(arrays, parties[0])
+            return arrays
+
+        parties[0]._make_share = altered
+
+    return apply
+
+
+def _foreign(arrays, party):
+    arrays["account"] = np.concatenate([arrays["account"][:-1], [party.linked().num_global_nodes + 5]])
+
+
+def _other_party(arrays, party):
+    arrays["account"] = np.sort(np.concatenate([arrays["account"][1:], [int(party.linked().cut_out[1].max())]]))
+
+
+CHANGES = {
+    "unknown": (_foreign, "in no record shared"),
+    "of another": (_other_party, "in no record shared"),
+    "twice": (
+        lambda arrays, _: arrays.update(account=np.sort(np.r_[arrays["account"][1:], arrays["account"][1]])),
+        "twice",
+    ),
+    "short": (lambda arrays, _: arrays.update({"0": arrays["0"][1:]}), "invalid message"),
+    "infinite": (lambda arrays, _: arrays.update({"0": np.full_like(arrays["0"], np.inf)}), "outside its range"),
+    "nan": (lambda arrays, _: arrays.update({"0": np.full_like(arrays["0"], np.nan)}), "outside its range"),
+    "code": (lambda arrays, _: arrays.update({"1": np.full_like(arrays["1"], 99)}), "outside its range"),
+    "type": (lambda arrays, _: arrays.update({"1": arrays["1"].astype(np.int64)}), "another type"),
+    "missing": (lambda arrays, _: arrays.pop("1"), "invalid message"),
+    "more": (lambda arrays, _: arrays.update({"2": arrays["1"]}), "do not name"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_wrong_columns_are_refused_by_the_name_of_their_sender(tmp_path, change):
+    made = banks(tmp_path, accounts=6, payments=30)
+    altered, message = CHANGES[change]
+    with pytest.raises(RunFailed, match=f"client 0 sent.*{message}"):
+        linked([made.client(bank) for bank in BANKS], LinkRules(share=SHARE), change=alter(altered))
+
+
+def test_parties_that_share_other_columns_are_named(tmp_path):
+    made = banks(tmp_path, accounts=6, payments=20)
+    parties = [
+        LinkParty(made.client(bank), LinkRules(share=["age", "income"][: 1 + (bank == "C")]), Keyring(place))
+        for place, bank in enumerate(BANKS)
+    ]
+    with pytest.raises(RunFailed, match="differ in rules"):
+        simulate(parties)
+
+
+def test_repeated_links_draw_the_same_and_differ_by_secret(tmp_path):
+    made = banks(tmp_path, accounts=40)
+    files = [made.client(bank) for bank in BANKS]
+    rules = LinkRules(share=["income:eps=1"])
+    first, second = ([party.result().far_x for party in linked(files, rules)] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    others = [replace(graph, linking={**graph.linking, "secret": f"{9 + graph.client:064x}"}) for graph in files]
+    third = [party.result().far_x.sort(dim=0).values for party in linked(others, rules)]
+    assert not all(torch.equal(a.sort(dim=0).values, b) for a, b in zip(first, third, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("accepted", "share", "message"),
+    [
+        ([], ["age"], "does not share column 'age' as buckets: it accepts none"),
+        (["age"], ["age:exact"], "as exact"),
+        (["age", "income"], ["*:eps=1", "age"], ""),
+        (["age:eps=1"], ["age:eps=2"], "as eps=2"),
+        (["age:eps=2"], ["age:eps=1"], ""),
+        (["?ge"], ["*e"], "column 'income'"),
+        (["*:exact"], ["age:eps=3", "income"], ""),
+        (["age:eps=9"], ["age"], "as buckets"),
+    ],
+)
+def test_a_policy_names_columns_and_forms(tmp_path, accepted, share, message):
+    graph = banks(tmp_path, accounts=6, payments=20).client("A")
+    columns = far_ends.shared_columns(graph, share)
+    policy = LinkPolicy(match=["payments"], share=accepted)
+    if not message:
+        policy.check_share(columns)
+        return
+    with pytest.raises(FedGraphError, match=message):
+        policy.check_share(columns)
+
+
+def test_the_ledger_adds_epsilon_only_for_other_values(tmp_path):
+    policy = tmp_path / "policy.yaml"
+    column = far_ends.Column("age", 1, "eps=3")
+    assert book_share(policy, "b", [column], "x", 10, 7.0) == 3
+    assert book_share(policy, "b", [column], "x", 10, 7.0) == 3
+    assert book_share(policy, "b", [column], "y", 10, 7.0) == 6
+    assert book_share(policy, "c", [column], "y", 10, 7.0) == 3
+    with pytest.raises(FedGraphError, match="local ε of an account to 9, above 7"):
+        book_share(policy, "b", [column], "z", 10, 7.0)
+    assert book_share(policy, "b", [column], "y", 10, 7.0) == 6
+    policy.with_name("policy.shares.json").write_text("{]")
+    with pytest.raises(FedGraphError, match="the ε that was spent is unknown"):
+        book_share(policy, "b", [column], "y", 10, 7.0)
+    assert needs_consent(LinkRules(share=["age"]))
+
+
+@pytest.mark.parametrize("form", ["eps=0", "eps=inf", "eps=nan", "eps=-1", "eps=x", "bins", ""])
+def test_a_form_that_is_none_is_refused(form):
+    with pytest.raises(FedGraphError, match="expected exact, buckets or eps=E with E above 0"):
+        LinkRules(share=[f"age:{form}"])
