@@ -764,7 +764,7 @@ class LinkParty:
     def told_digest(self, peer: int) -> tuple[str, int]:
         """Return a keyed hash of the accounts of which a peer is told and their values, and their number."""
         rows, _, names = self.told(peer)
-        values = self.linked().x.numpy()[np.ix_(rows, [column.place for column in self.columns])]
+        values = self.linked().x.numpy()[rows][:, [column.place for column in self.columns]]
         keyed = hashlib.sha256(b"fedgraph told" + self.secret + BETWEEN.encode().join(names) + values.tobytes())
         return keyed.hexdigest(), rows.size
 
@@ -1061,8 +1061,9 @@ def _has(graph: ClientGraph, key: str) -> bool:
 def _joined(parts: Sequence[Edges]) -> Edges:
     keys = {key for part in parts for key in part.data}
     data = {key: torch.cat([part.data[key] for part in parts if key in part.data]) for key in keys}
-    rows = (np.concatenate([getattr(part, key) for part in parts]) for key in ("node", "outgoing", "far", "name"))
-    return Edges(*rows, data)
+    rows = ("node", "outgoing", "far", "name")
+    node, outgoing, far, name = (np.concatenate([getattr(part, key) for part in parts]) for key in rows)
+    return Edges(node, outgoing, far, name, data)
 
 
 def _text(value: object) -> str:

@@ -229,8 +229,7 @@ def _joined(
     treatment.check_names({NODE: names, EDGE: carried})
     made = int(stored.own_columns.get("nodes", 0))
     x = features(NODE, table, names, where[0], treatment).x if names or not made else torch.zeros(len(table), 0)
-    if getattr(stored, "far", None):
-        made, x = made + MARKS, torch.cat([x, x.new_zeros(len(x), MARKS)], dim=1)
+    x = torch.cat([x, x.new_zeros(len(x), MARKS if getattr(stored, "far", None) else 0)], dim=1)
     if x.size(1) != stored.num_features - made:
         raise FedGraphError(
             f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features - made}: pass the table columns of"
@@ -282,11 +281,8 @@ def _joined(
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
     note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
     found = NewNodes(graph, union.index.to_numpy(), rows, note)
-    if day is None and not getattr(stored, "far", None):
-        return found
-    if day is None:  # stored nodes keep their far ends
-        none = Day(rows[:0], np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=str), ())
-        return replace(found, graph=_with_cut_edges(graph, stored, none, {}, rows[:0]))
+    if day is None:
+        return _with_stored_far_ends(found, stored)
     place = np.zeros(every.size(1), dtype=np.int64)
     place[inner.numpy()] = stored.edge_index.size(1) + order.argsort().numpy()
     if isinstance(stored, ClientGraph):
@@ -295,6 +291,15 @@ def _joined(
     named_ends = np.stack([as_words(rows_of_table[end]).astype(object) for end in (columns.source, columns.target)])
     left = tuple((row + 1, ids[row], *named_ends[:, row], reason) for row, reason in day.left_out)
     return replace(found, edges=place, edge_ids=ids[day.rows], ends=named_ends[:, day.rows], left_out=left)
+
+
+def _with_stored_far_ends(found: NewNodes, stored: Graph) -> NewNodes:
+    """Return new nodes in a graph whose stored nodes keep the far ends whose columns are shared."""
+    if not isinstance(stored, ClientGraph) or not stored.far:
+        return found
+    none = np.zeros(0, dtype=np.int64)
+    no_rows = Day(none, np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=str), ())
+    return replace(found, graph=_with_cut_edges(found.graph, stored, no_rows, {}, none))
 
 
 def _computed(

@@ -1,0 +1,183 @@
+"""Columns of far ends: forms of values, and what a client's graph reads of accounts of other clients."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr.clients.fedgcn import FedGCNClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.checks import check_file
+from fedgraph_flwr.data.far_ends import LEVELS, Column, far_rows, with_far_ends, with_shares
+from fedgraph_flwr.data.features import SUM, Recipe, form_of
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition.clients import cut, make, pool
+from fedgraph_flwr.runs.checks import client_class
+from fedgraph_flwr.tasks import kind_of
+
+NODES, EDGES = 40, 300
+
+
+def random_graph() -> Graph:
+    """A multigraph whose edges have two features and a label."""
+    rng = np.random.default_rng(0)
+    masks = [torch.arange(NODES) % 4 < 2, torch.arange(NODES) % 4 == 2, torch.arange(NODES) % 4 == 3]
+    return Graph(
+        torch.from_numpy(rng.standard_normal((NODES, 5))).float(),
+        torch.from_numpy(rng.integers(NODES, size=(2, EDGES))),
+        torch.arange(NODES) % 2,
+        *masks,
+        num_classes=2,
+        num_edge_classes=2,
+        edge_attr=torch.from_numpy(rng.standard_normal((EDGES, 2))).float(),
+        edge_y=torch.arange(EDGES) % 2,
+    )
+
+
+def clients_of(graph: Graph, parts: int) -> list[ClientGraph]:
+    return cut(graph, [torch.arange(NODES)[torch.arange(NODES) % parts == i] for i in range(parts)])
+
+
+def shared(*share: str, floor: int = 1, parts: int = 3) -> list[ClientGraph]:
+    return with_shares(clients_of(random_graph(), parts), share, floor, seed=0)
+
+
+def names(count: int) -> list[bytes]:
+    return [str(i).encode() for i in range(count)]
+
+
+def test_buckets_round_down_to_powers_of_two():
+    x = np.array([0, 0.01, 0.0625, 0.5, 0.99, 1, -1.9, 3, 1e9, -1e9], dtype=np.float32)
+    column = Column("c", 0, "buckets")
+    codes = column.encode(x, b"", names(10))
+    assert codes.dtype == np.int8
+    assert column.decode(codes).tolist() == [0, 0, 0.0625, 0.5, 0.5, 1, -1, 2, 1024, -1024]
+    assert column.codes[0] <= codes.min() <= codes.max() <= column.codes[1]
+
+
+def test_buckets_of_logarithms_are_powers_of_two_of_the_value():
+    amounts = np.array([0, 1, 2, 3, 6.9, 7, 1000, 1e12])
+    column = Column("sum_in", 0, "buckets", SUM)
+    x = ((np.log1p(amounts) - SUM.center) / SUM.scale).astype(np.float32)
+    read = np.expm1(column.decode(column.encode(x, b"", names(8))).astype(np.float64) * SUM.scale + SUM.center)
+    expected = 2.0 ** np.floor(np.log2(1 + amounts)) - 1
+    assert np.allclose(read, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_units_name_the_forms_of_all_columns_of_a_recipe():
+    """The form by a column's unit is the one by which its values are computed."""
+    from fedgraph_flwr.data.features import Book, _node_values
+
+    recipe, zero = Recipe(), np.zeros(1, dtype=np.int64)
+    book, home = Book(zero, zero + 1, zero, zero), np.zeros(2, dtype=np.int64)
+    computed = {
+        name: form
+        for name, form, _ in _node_values(book, recipe, home)
+    }
+    logs = [column for column in recipe.node_columns if computed[column.name].log]
+    assert len(logs) > 40
+    for column in recipe.node_columns:
+        form = form_of(column)
+        assert form == computed[column.name] or not (form.log or computed[column.name].log), column
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_randomised_levels_keep_to_epsilon(epsilon):
+    """Of any two true levels, each told level is at most e^ε times as likely; the true one is as likely as stated."""
+    count = 6_000
+    column = Column("flag", 0, f"eps={epsilon}")
+    told = np.stack([column.encode(np.full(count, level), b"key", names(count)) for level in LEVELS])
+    rates = np.stack([(told == code).mean(axis=1) for code in range(len(LEVELS))], axis=1)
+    k = len(LEVELS)
+    expected = np.where(np.eye(k) > 0, np.exp(epsilon), 1) / (np.exp(epsilon) + k - 1)
+    assert np.abs(rates - expected).max() < 4 * np.sqrt(0.25 / count)
+    again = column.encode(np.full(count, LEVELS[1]), b"key", names(count))
+    assert np.array_equal(told[1], again)
+    independent = (told[0] == told[1]).mean()  # another value is drawn anew
+    assert abs(independent - (expected[0] * expected[1]).sum()) < 0.05
+
+
+def test_far_ends_carry_the_columns_of_their_owner():
+    graph = random_graph()
+    for one in shared("1:exact", "3"):
+        check_file(one, "the client")
+        assert one.num_features == graph.num_features + 2
+        marks = one.far["marks"]
+        whole = with_far_ends(one)
+        x, far = whole.x[one.num_nodes :], whole.node_id[one.num_nodes :]
+        assert torch.equal(x[:, 1], graph.x[far, 1])
+        assert bool(
+            ((x[:, 3].abs() <= graph.x[far, 3].abs()) & (x[:, 3].abs() * 2 > graph.x[far, 3].abs() - 0.0625)).all()
+        )
+        assert bool((x[:, marks] == 1).all())
+        assert not x[:, [0, 2, 4, marks + 1]].any()
+        assert not whole.x[: one.num_nodes, marks : marks + 2].any()
+        assert not (whole.train_mask | whole.val_mask | whole.test_mask)[one.num_nodes :].any()
+
+
+def test_accounts_below_the_floor_are_zero_and_marked():
+    graph = random_graph()
+    degree = graph.edge_index.reshape(-1).bincount(minlength=NODES)
+    floor = int(degree.median())
+    one = shared("1:exact", floor=floor)[0]
+    x = far_rows(one, one.far_id)
+    few = degree[one.far_id] < floor
+    assert few.any()
+    assert torch.equal(x[:, one.far["marks"] + 1].bool(), few)
+    assert not x[few, 1].any()
+    assert torch.equal(x[~few, 1], graph.x[one.far_id[~few], 1])
+
+
+def test_the_pooled_graph_has_the_columns_and_no_far_ends():
+    pooled = pool(shared("1"))
+    assert torch.equal(pooled.x[:, :5], random_graph().x)
+    assert not pooled.far
+    assert not pooled.x[:, 5:].any()
+
+
+@pytest.mark.parametrize("task", ["nodes", "edges", "links"])
+def test_every_task_reads_them(task):
+    one = shared("1:exact")[0]
+    cfg = compose([f"task={task}", "split.kind=ratio", "model.hidden=8", "num_clients=3"])
+    client = client_class(cfg)(cfg, one)
+    extra = client.graph.num_nodes - one.num_nodes
+    assert extra == one.far_id.numel()
+    assert torch.equal(client.graph.x[one.num_nodes :, 1], random_graph().x[client.graph.node_id[one.num_nodes :], 1])
+    own = client.task.masks["train"].nonzero().view(-1)
+    if task == "nodes":
+        assert int(own.max()) < one.num_nodes
+
+
+def test_methods_that_exchange_rows_keep_to_their_own_nodes():
+    one = shared("1:exact")[0]
+    cfg = compose(["strategy=fedgcn", "model.hidden=8", "num_clients=3"])
+    client = FedGCNClient(cfg, one)
+    assert client.graph.num_nodes == one.num_nodes
+    assert client.graph.cut_in.numel() == one.cut_in.numel() > 0
+
+
+def test_trees_read_them_at_the_far_ends_of_payments():
+    one = shared("1:exact")[0]
+    task = kind_of(compose(["task=edges", "split.kind=ratio"]))(compose(["task=edges", "split.kind=ratio"]), one)
+    columns = task.columns()[task.order.argsort()]
+    far = columns[one.edge_index.size(1) :, one.num_edge_features + one.num_features :]
+    assert torch.equal(far[:, 1], random_graph().x[one.cut_out[1], 1])
+    assert far[:, 0].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["partition.share=[nothing]"], "column of nodes in share 'nothing' is unknown"),
+        (["partition.share=['0:eps=0']"], "E above 0"),
+        (["partition.share=['0']", "partition=relations"], "no client has such edges"),
+        (["partition.share=[n_in]", "task=edges", "split.kind=temporal"], "look ahead of a training edge"),
+    ],
+)
+def test_a_share_that_cannot_be_is_refused(overrides, message):
+    base = ["dataset=payments", "dataset.accounts=300", "dataset.background=900", "dataset.per_kind=2", "num_clients=2"]
+    cfg = compose([*base, "dataset.recipe=payments", "split.min_train=1", *overrides])
+    from fedgraph_flwr.data.datasets import load
+
+    with pytest.raises(FedGraphError, match=message):
+        kind_of(cfg)(cfg, make(load(cfg.dataset, seed=0, num_clients=2), cfg)[0])
