@@ -1,0 +1,265 @@
+"""What columns of own records, trees and a federation are worth on payments, over data seeds.
+
+    python -m benchmarks.payments_worth run                     every missing cell, complete seeds first; resumes where it stopped
+    python -m benchmarks.payments_worth run --only Boosting --seeds 5
+    python -m benchmarks.payments_worth table                   write the table of the stored cells
+
+Average precision on test items in %, at the best validation round, mean over banks. `Blend` weighs FedAvg and Boosting by each
+bank's validation items. Rows are in ``simulations/results/payments_worth.csv``, the table in ``payments_worth.md`` beside it.
+"""
+
+import argparse
+import csv
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedgraph_flwr import api
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation.intervals import Interval, interval, paired
+from fedgraph_flwr.party.use.blend import blend
+
+RESULTS = Path(__file__).parents[1] / "simulations" / "results"
+FIELDS = [
+    "data",
+    "columns",
+    "method",
+    "seed",
+    "test",
+    "validation",
+    "best_round",
+    "rounds",
+    "cpu_seconds",
+    "commit",
+    "overrides",
+]
+RINGS = [
+    "dataset=payments",
+    "dataset.amounts=passed",
+    "dataset.kinds=[cycle]",
+    "dataset.per_kind=100",
+    "dataset.cross=0.1",
+]
+DATA = {
+    "payments": [
+        *("task=edges", "dataset=payments", "dataset.accounts=1000", "dataset.background=8000", "dataset.per_kind=30"),
+        *("dataset.size=[6,10]", "dataset.window=1", "num_clients=5", "split.step=null"),
+    ],
+    "payments in rings": ["task=edges", *RINGS, "num_clients=3", "split.step=null"],
+    "accounts in rings": ["task=nodes", *RINGS, "num_clients=3", "evaluation.metric=average_precision"],
+}
+"""Data of `simulations/payments_edges.yaml`, whose amounts ignore the label; rings whose members pass on 90 to 99 %."""
+
+RECIPE = ["dataset.recipe=payments", "dataset.windows=[]"]
+COLUMNS = {
+    "raw": ["dataset.windows=[]"],
+    "counts": ["dataset.windows=[1,0.25]"],
+    "counts, looking ahead": ["dataset.windows=[1,0.25]", "dataset.causal=false"],
+    "recipe": RECIPE,
+    "recipe without flow": [*RECIPE, "dataset.without=[flow_*]"],
+}
+BY_DATA = {
+    "payments": ["counts", "recipe", "recipe without flow", "counts, looking ahead"],
+    "payments in rings": ["raw", "recipe", "recipe without flow"],
+    "accounts in rings": ["raw", "recipe", "recipe without flow"],
+}
+TREES = {
+    "Boosting, each bank": ["strategy=boosting", "strategy.shared=[]"],
+    "Boosting": ["strategy=boosting"],
+    "Boosting, histogram": ["strategy=boosting", "strategy.mode=histogram", "rounds=60"],
+    "Boosting, pooled": ["strategy=boosting", "strategy.pooled=true"],
+}
+NETWORKS = {"FedAvg": ["strategy=fedavg"], "Local": ["strategy=local"], "Central": ["strategy=central"]}
+TRAINED = {
+    "nodes": ["model=sage", "rounds=60", "evaluation.every=5", "train.weight_decay=0.01"],
+    "edges": ["rounds=150", "train.lr=0.02", "model.hidden=32", "evaluation.every=5", "evaluation.patience=40"],
+}
+BLEND = "Blend"
+SLOW = "Boosting, histogram"
+"""About 15 CPU seconds per run, for nearly the trees of the pooled fit."""
+
+METHODS = ("Local", "FedAvg", "Central", *TREES, BLEND)
+DIFFERENCES = (
+    ("FedAvg", "Local"),
+    ("Central", "FedAvg"),
+    ("Boosting", "Boosting, each bank"),
+    ("Boosting, pooled", "Boosting"),
+    (BLEND, "FedAvg"),
+    (BLEND, "Boosting"),
+)
+Rows = dict[tuple[str, str, str, int], dict[str, str]]
+
+
+class Cell(NamedTuple):
+    """One run: its data, its columns, its method and the seed of data and model."""
+
+    data: str
+    columns: str
+    method: str
+    seed: int
+
+    def overrides(self, method: str) -> list[str]:
+        """Return the overrides of a run of a method in this cell."""
+        data = DATA[self.data]
+        network = TRAINED[data[0].removeprefix("task=")] if method in NETWORKS else []
+        decay = ["train.weight_decay=0.01"] if method in NETWORKS and "recipe" in self.columns else []
+        return [*data, *COLUMNS[self.columns], *network, *decay, *(NETWORKS | TREES)[method], f"seed={self.seed}"]
+
+
+def cells(seeds: int, only: str) -> Iterator[Cell]:
+    """Yield the cells seed by seed: trees first, since they take a second each, then networks and blends."""
+    trees = itertools.product(range(seeds), BY_DATA, [method for method in TREES if method != SLOW])
+    networks = itertools.product(range(seeds), ["payments"], ["FedAvg", BLEND, "Local", "Central", SLOW])
+    for seed, data, method in (*trees, *networks):
+        for columns in BY_DATA[data]:
+            cell = Cell(data, columns, method, seed)
+            if (method in TREES or columns in ("counts", "recipe")) and only in "/".join(map(str, cell)):
+                yield cell
+
+
+def used(cell: Cell, folder: Path) -> dict[str, object]:
+    """Run a cell, and return its row; a blend reads the runs of FedAvg and Boosting in the folder, or runs them."""
+    start = time.process_time()
+    if cell.method == BLEND:
+        parts = [cell._replace(method=method) for method in ("FedAvg", "Boosting")]
+        for part in parts:
+            if not (place(folder, part) / "summary.json").is_file():
+                used(part, folder)
+        summary = blend([place(folder, part) for part in parts], place(folder, cell))
+        words = ["blend", *("+".join(part.overrides(part.method)) for part in parts)]
+    else:
+        words = cell.overrides(cell.method)
+        options = ["checkpoint_every=0", "overwrite=true", f"out={place(folder, cell)}"]
+        summary = api.run(*words, *options, progress=False).summary
+    scores = summary["metrics"]["best_val"]
+    return cell._asdict() | {
+        "test": scores["test_average_precision"],
+        "validation": scores["val_average_precision"],
+        "best_round": summary["best_round"],
+        "rounds": summary["rounds"],
+        "cpu_seconds": round(time.process_time() - start, 1),
+        "overrides": " ".join(words),
+    }
+
+
+def place(folder: Path, cell: Cell) -> Path:
+    """Return the run folder of a cell."""
+    return folder / "-".join(map(str, cell)).replace(", ", "-").replace(" ", "-")
+
+
+def stored(path: Path) -> Rows:
+    """Return the rows of a file by cell."""
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        return {(row["data"], row["columns"], row["method"], int(row["seed"])): row for row in csv.DictReader(file)}
+
+
+def run(seeds: int, only: str, path: Path) -> None:
+    """Run the missing cells, and append each row when its run ends."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    known = stored(path)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=RESULTS).stdout.strip()
+    if not known:
+        path.write_text(",".join(FIELDS) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        for cell in cells(seeds, only):
+            if cell in known:
+                continue
+            try:
+                row = used(cell, Path(folder)) | {"commit": commit}
+            except FedGraphError as error:
+                sys.exit(f"{cell}: {error}")
+            with path.open("a", newline="") as file:
+                csv.DictWriter(file, FIELDS, lineterminator="\n").writerow(row)
+            print(
+                f"{' / '.join(map(str, cell))}: {100 * float(str(row['test'])):.1f} ({row['cpu_seconds']} CPU s)",
+                flush=True,
+            )
+
+
+def table(rows: Rows) -> str:
+    """Return the Markdown table: means with 95 % intervals over seeds, and differences paired by seed."""
+    scores: dict[tuple[str, str, str], dict[int, float]] = {}
+    for (data, columns, method, seed), row in rows.items():
+        scores.setdefault((data, columns, method), {})[seed] = 100 * float(row["test"])
+
+    def shown(found: Interval | None, sign: str = "") -> str:
+        if found is None:
+            return ""
+        half = f" ± {found.half:.1f}" if found.n > 1 else ""
+        return f"{found.mean:{sign}.1f}{half} ({found.n})"
+
+    def cell(values: dict[int, float]) -> str:
+        return shown(interval(list(values.values())) if values else None)
+
+    def line(name: str, texts: list[str]) -> str:
+        return f"| {name} | {' | '.join(texts)} |"
+
+    text = [
+        "# Payments: what columns, trees and a federation are worth\n",
+        "Average precision on test items in %, mean over banks, at the best validation round. In a cell: mean ± 95 % interval"
+        " (t) and the number of seeds, each with its own data. An empty cell has not been run. Made by"
+        " `python -m benchmarks.payments_worth`.\n",
+    ]
+    for data, kinds in BY_DATA.items():
+        methods = [method for method in METHODS if any((data, columns, method) in scores for columns in kinds)]
+        text += [
+            f"## {data.capitalize()}\n",
+            f"`{' '.join(DATA[data])}`\n",
+            line("", methods),
+            line("---", ["---"] * len(methods)),
+        ]
+        text += [line(name, [cell(scores.get((data, name, method), {})) for method in methods]) for name in kinds]
+        pairs = [pair for pair in DIFFERENCES if set(pair) <= set(methods)]
+        text += [
+            "\nDifferences, paired by seed:\n",
+            line("", [" − ".join(pair) for pair in pairs]),
+            line("---", ["---"] * len(pairs)),
+        ]
+        for name in kinds:
+            found = [paired(scores.get((data, name, a), {}), scores.get((data, name, b), {})) for a, b in pairs]
+            text.append(line(name, [shown(own, "+") for own in found]))
+        text += [
+            "\nRecipe − recipe without `flow_*`, paired by seed:\n",
+            line("", methods),
+            line("---", ["---"] * len(methods)),
+        ]
+        lost = [
+            paired(scores.get((data, "recipe", m), {}), scores.get((data, "recipe without flow", m), {}))
+            for m in methods
+        ]
+        text += [
+            line("difference", [shown(own, "+") for own in lost]),
+            "",
+        ]
+    return "\n".join(text)
+
+
+def main() -> None:
+    """Run cells, or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds (default: 10)")
+    parser.add_argument("--only", default="", help="run only cells whose DATA/COLUMNS/METHOD/SEED contains this text")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="folder of the results (default: simulations/results)"
+    )
+    args = parser.parse_args()
+    path = args.out / "payments_worth.csv"
+    if args.what == "run":
+        run(args.seeds, args.only, path)
+    path.with_suffix(".md").write_text(table(stored(path)))
+
+
+if __name__ == "__main__":
+    main()
