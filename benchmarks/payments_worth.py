@@ -4,7 +4,7 @@
     python -m benchmarks.payments_worth run --only Boosting --seeds 5
     python -m benchmarks.payments_worth table                   write the table of the stored cells
 
-Average precision on test items in %, at the best validation round, mean over banks. `Blend` weighs FedAvg and Boosting by each
+Average precision on test items in %, at the best validation round, mean over banks. ``Blend`` weighs FedAvg and Boosting by each
 bank's validation items. Rows are in ``simulations/results/payments_worth.csv``, the table in ``payments_worth.md`` beside it.
 """
 
@@ -82,18 +82,20 @@ TRAINED = {
     "nodes": ["model=sage", "rounds=60", "evaluation.every=5", "train.weight_decay=0.01"],
     "edges": ["rounds=150", "train.lr=0.02", "model.hidden=32", "evaluation.every=5", "evaluation.patience=40"],
 }
-BLEND = "Blend"
+BLENDS = {"Blend": "", "Blend, trees on the recipe": "recipe"}
+"""Name of a blend of FedAvg and Boosting, and the columns of its trees; empty: those of the row."""
+
 SLOW = "Boosting, histogram"
 """About 15 CPU seconds per run, for nearly the trees of the pooled fit."""
 
-METHODS = ("Local", "FedAvg", "Central", *TREES, BLEND)
+METHODS = ("Local", "FedAvg", "Central", *TREES, *BLENDS)
 DIFFERENCES = (
     ("FedAvg", "Local"),
     ("Central", "FedAvg"),
     ("Boosting", "Boosting, each bank"),
     ("Boosting, pooled", "Boosting"),
-    (BLEND, "FedAvg"),
-    (BLEND, "Boosting"),
+    ("Blend", "FedAvg"),
+    ("Blend", "Boosting"),
 )
 Rows = dict[tuple[str, str, str, int], dict[str, str]]
 
@@ -115,21 +117,25 @@ class Cell(NamedTuple):
 
 
 def cells(seeds: int, only: str) -> Iterator[Cell]:
-    """Yield the cells seed by seed: trees first, since they take a second each, then networks and blends."""
-    trees = itertools.product(range(seeds), BY_DATA, [method for method in TREES if method != SLOW])
-    networks = itertools.product(range(seeds), ["payments"], ["FedAvg", BLEND, "Local", "Central", SLOW])
-    for seed, data, method in (*trees, *networks):
-        for columns in BY_DATA[data]:
-            cell = Cell(data, columns, method, seed)
-            if (method in TREES or columns in ("counts", "recipe")) and only in "/".join(map(str, cell)):
-                yield cell
+    """Yield the cells: trees, which take a second each, then what FedAvg and blends reach, then their references."""
+    quick = itertools.product(range(seeds), BY_DATA, [method for method in TREES if method != SLOW])
+    known = [(seed, data, columns, method) for seed, data, method in quick for columns in BY_DATA[data]]
+    for columns, methods in itertools.product(
+        ("counts", "recipe"), (("FedAvg", *BLENDS), ("Local",), ("Central",), (SLOW,))
+    ):
+        known += [(seed, "payments", columns, method) for seed in range(seeds) for method in methods]
+    for seed, data, columns, method in known:
+        cell = Cell(data, columns, method, seed)
+        if only in "/".join(map(str, cell)):
+            yield cell
 
 
 def used(cell: Cell, folder: Path) -> dict[str, object]:
     """Run a cell, and return its row; a blend reads the runs of FedAvg and Boosting in the folder, or runs them."""
     start = time.process_time()
-    if cell.method == BLEND:
-        parts = [cell._replace(method=method) for method in ("FedAvg", "Boosting")]
+    if cell.method in BLENDS:
+        trees = BLENDS[cell.method] or cell.columns
+        parts = [cell._replace(method="FedAvg"), cell._replace(method="Boosting", columns=trees)]
         for part in parts:
             if not (place(folder, part) / "summary.json").is_file():
                 used(part, folder)
