@@ -2,9 +2,11 @@
 
     g_i = ∇_θ Σ_{v∈V~_i} CE(y_v, ŷ_v)                                              FedStruct, Eqs. (7), (8)
 
-Leaves the client: g_i under the names of the parameters, |V~_i|, scores.
+Leaves the client: g_i under the names of the parameters, |V~_i|, scores. With ``privacy.unit=row`` or ``payment`` only a noised
+sum of clipped gradients leaves it (`fedgraph_flwr.clients.row_gradients`).
 """
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +16,8 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
 from fedgraph_flwr.clients.descent import grads
+from fedgraph_flwr.clients.row_gradients import Rows, check_rows
+from fedgraph_flwr.clients.saved_models import remember
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgrad
@@ -28,6 +32,8 @@ class FedGradClient(GraphClient):
     uplink = staticmethod(fedgrad.uplink)
     stacks: ClassVar[tuple[str, ...] | None] = ()
     losses: ClassVar[tuple[str, ...]] = ("cross_entropy", "weighted")
+    serves: ClassVar[frozenset[str]] = frozenset({"nodes", "edges"})
+    units: ClassVar[frozenset[str]] = frozenset({"client", "row", "payment"})
     gradients: dict[str, Tensor]
 
     @classmethod
@@ -37,6 +43,13 @@ class FedGradClient(GraphClient):
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} needs train.loss={' or '.join(cls.losses)}, got train.loss={cfg.train.loss}"
             )
+        if cfg.privacy.unit != "client":
+            check_rows(cfg, model)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The training rows, for gradients of single ones."""
+        return Rows(self)
 
     def leaves(self) -> dict[str, Tensor]:
         """Return the tensors whose gradients are sent."""
@@ -61,6 +74,12 @@ class FedGradClient(GraphClient):
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Return gradients instead of parameters; zeros for a client without training nodes."""
+        if self.cfg.privacy.unit != "client":
+            if parameters:
+                self.set_parameters(parameters)
+            remember(self, {}, config)
+            sums = self.rows.released(self.shared)
+            return [sums[name] for name in self.shared], self.num_train, {}
         self.gradients = {}
         _, num_train, numbers = super().fit(parameters, config)
         for name, tensor in {**self.shared, **self.leaves()}.items():

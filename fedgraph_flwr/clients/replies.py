@@ -212,7 +212,7 @@ def _bounded(
 ) -> dict[str, Arrays]:
     """Return the groups of a reply, clipped if the run bounds each client's influence."""
     rules, declared = client.cfg.privacy, client.uplink_of.get(name, {})
-    if rules.side not in ("client", "distributed"):
+    if rules.side not in ("client", "distributed") or rules.unit != "client":
         return sent
     summed = [group for group in sums(declared) if group in sent]
     norms = (

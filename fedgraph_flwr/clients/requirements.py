@@ -123,6 +123,34 @@ def check_task(cfg: RunConfig, client: Any) -> None:
     task.check(cfg)
 
 
+def check_unit(cfg: RunConfig, client: Any) -> None:
+    """Refuse a ``privacy.unit`` that the method, the task or the sampler does not support.
+
+    Raises:
+        FedGraphError: with what is accepted.
+    """
+    what, task = f"privacy.unit={cfg.privacy.unit}", kind_of(cfg)
+    if cfg.privacy.unit == "client":
+        return
+    if cfg.privacy.unit not in client.units:
+        raise FedGraphError(
+            f"{what} needs clients that reply with one sum of gradients of single rows, which strategy={cfg.strategy.name} does"
+            " not: set strategy=fedgrad, or privacy.unit=client"
+        )
+    items = ("edges",) if cfg.privacy.unit == "payment" else ("nodes", "edges")
+    if cfg.task.name not in items:
+        raise FedGraphError(f"{what} does not support task={cfg.task.name}: set task to {' or '.join(items)}")
+    if cfg.train.sampler != "none":
+        raise FedGraphError(
+            f"{what} draws its own batches, but train.sampler={cfg.train.sampler}: set train.sampler=none, and privacy.batch"
+        )
+    if cfg.privacy.unit == "payment" and task.ITEMS == "edges" and cfg.split.kind == "ratio":
+        raise FedGraphError(
+            f"{what} needs a split by public times, but with split.kind=ratio one payment moves others between training and test:"
+            " set split.kind=temporal"
+        )
+
+
 def check_sampler(cfg: RunConfig, client: Any) -> None:
     """Refuse a sampler that the task, the method, or one of its parts cannot train with.
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -27,7 +28,7 @@ from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import messages_of
 from fedgraph_flwr.clients.replies import Received, plain_reply, protected, received, sum_request
-from fedgraph_flwr.clients.requirements import check_sampler, check_task
+from fedgraph_flwr.clients.requirements import check_sampler, check_task, check_unit
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
 from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, from_run_config, one_of
@@ -501,6 +502,7 @@ def _class_of(cfg: RunConfig, context: Context) -> type[GraphClient]:
         raise FedGraphError(
             f"strategy.client={sanitize(cfg.strategy.client, 80)} is not a client: expected a subclass of GraphClient"
         )
+    check_unit(cfg, kind)
     protections.check(cfg, declared(kind, cfg))
     if not _simulated(context):
         if cfg.privacy.secagg:
@@ -639,26 +641,27 @@ def _opened_sums(client: GraphClient, context: Context) -> OpenedSums | None:
 
 
 def _book_releases(client: GraphClient, context: Context, config: Mapping[str, Any]) -> None:
-    """Book the releases of a reply in the node's ledger of privacy, if its policy bounds ε.
+    """Book the releases of a reply in the node's ledger of privacy, if its policy bounds ε or the unit is a row or a payment.
 
     Raises:
         FedGraphError: the policy does not allow them, or the node has no folder for the ledger.
     """
     policy, phase, root = client.policy, config["phase"], context.node_config.get("state")
-    if not policy.max_epsilon or client.cfg.privacy.dp == "none":
+    unit = client.cfg.privacy.unit
+    if client.cfg.privacy.dp == "none" or (not policy.max_epsilon and unit == "client"):
         return
     releases = int(bool(sums(client.uplink_of.get(phase, {}))) and not config.get("keep_model"))
     releases += client.cfg.privacy.scores == "noised" and (phase == EVALUATE or bool(config.get("evaluate")))
     if not releases:
         return
-    if not root and not _simulated(context):
+    if policy.max_epsilon and not root and not _simulated(context):
         raise FedGraphError(
             "max_epsilon of this node's policy needs a ledger that outlives runs: start the node with --state"
         )
-    path = Path(str(root)) / f"privacy_{policy.purpose}.json" if root else None
-    key = (context.node_id, policy.purpose)
-    ledger = _spent.setdefault(key, SpentPrivacy(path, policy.max_epsilon, policy.purpose))
-    ledger.path, ledger.limit = path, policy.max_epsilon
+    name = policy.purpose if unit == "client" else f"{policy.purpose}_{unit}"
+    path, limit = Path(str(root)) / f"privacy_{name}.json" if root else None, policy.max_epsilon or math.inf
+    ledger = _spent.setdefault((context.node_id, name), SpentPrivacy(path, limit, policy.purpose))
+    ledger.path, ledger.limit = path, limit
     ledger.book(str(context.run_id), client.cfg, releases)
 
 

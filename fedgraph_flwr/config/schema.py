@@ -711,17 +711,23 @@ class StrategyConfig(Section, group="strategy"):
 LEAST_NOISE = 1e-3
 """Minimum ``privacy.noise_multiplier`` > 0: one release costs an ε of 5e5."""
 
+LEAST_PAYMENTS = 500_000
+"""Minimum number of payments of a party under ``privacy.unit=payment``: with fewer, the noise outweighs what a model learns."""
+
+FEW_ROWS = 100_000
+"""Number of rows of a party under ``privacy.unit=row`` below which a run prints a warning."""
+
 MAX_NOISE_BITS = 20
 """Maximum ``privacy.secagg_bits`` under ``privacy.dp=distributed``: with 24, NumPy's Poisson variates are 3 % off."""
 
 
 @dataclass
 class PrivacyConfig(Section, group="privacy"):
-    """Client-level differential privacy of released models, and secure aggregation."""
+    """Differential privacy of released models, for clients or for single rows or payments, and secure aggregation."""
 
     # server_fixed: the server clips updates; client_fixed: each client clips; distributed: each client clips and adds a part of
     # the noise before secure aggregation, so the server sees no update without noise; ..._adaptive: the same, with norms
-    # that follow clipping_quantile
+    # that follow clipping_quantile; local: each client clips the gradients of its rows and adds all noise (unit=row, payment)
     dp: str = choice(
         "none",
         (
@@ -729,6 +735,7 @@ class PrivacyConfig(Section, group="privacy"):
             "server_fixed",
             "client_fixed",
             "distributed",
+            "local",
             "server_adaptive",
             "client_adaptive",
             "distributed_adaptive",
@@ -758,8 +765,64 @@ class PrivacyConfig(Section, group="privacy"):
     secagg_bits: int = number(
         40, low=8, high=48
     )  # fractional bits of the fixed-point encoding; values must stay below 2^(55 - bits)
+    # what ε protects: client: one client's contribution | row: one training row of a party | payment: one payment in a party's
+    # books, with all rows that read it (docs/privacy.md)
+    unit: str = choice("client", ("client", "row", "payment"))
+    rows: int = number(0)  # unit=row, payment: public number n of training rows of a party
+    # unit=row: expected number of rows of a step; each party draws each row with probability batch / rows; 0: all rows
+    batch: int = number(0)
+    look_back: int = number(0)  # unit=payment: most payments R at each end that the columns of another one read
 
     refusals = (
+        (
+            lambda c: c.unit != "client" and c.dp not in ("local", "distributed"),
+            "privacy.unit={c.unit} needs noise that the parties add, but privacy.dp={c.dp}: set privacy.dp=local, or"
+            " privacy.dp=distributed with privacy.secagg=true",
+        ),
+        (
+            lambda c: c.unit == "client" and c.dp == "local",
+            "privacy.dp=local adds noise to sums over rows, but privacy.unit=client: set privacy.unit=row or payment",
+        ),
+        (
+            lambda c: c.unit == "client" and (c.rows or c.batch),
+            "privacy.rows={c.rows} and privacy.batch={c.batch} have no effect with privacy.unit=client: set privacy.unit=row, or"
+            " leave them out",
+        ),
+        (
+            lambda c: c.unit != "payment" and c.look_back,
+            "privacy.look_back={c.look_back} has no effect with privacy.unit={c.unit}: set privacy.unit=payment, or 0",
+        ),
+        (
+            lambda c: c.unit != "client" and c.scores != "none",
+            "privacy.unit={c.unit} releases noised sums only, but privacy.scores={c.scores} sends scores: set"
+            " privacy.scores=none",
+        ),
+        (
+            lambda c: c.unit != "client" and not c.rows,
+            "privacy.unit={c.unit} needs privacy.rows, the public number of training rows of a party, such as 100000",
+        ),
+        (
+            lambda c: c.batch > c.rows,
+            "privacy.batch={c.batch} is larger than privacy.rows={c.rows}: set at most the number of rows, or 0 for all",
+        ),
+        (
+            lambda c: c.rows and c.delta > 1 / c.rows,
+            "privacy.delta={c.delta:g} would allow publishing one of privacy.rows={c.rows} rows: set at most 1 / privacy.rows",
+        ),
+        (
+            lambda c: c.unit == "payment" and c.rows < LEAST_PAYMENTS,
+            f"privacy.unit=payment needs at least {LEAST_PAYMENTS} payments per party, got privacy.rows={{c.rows}}: with fewer,"
+            " the noise outweighs what a model learns",
+        ),
+        (
+            lambda c: c.unit == "payment" and c.batch,
+            "privacy.unit=payment trains on all rows in each step, got privacy.batch={c.batch}: set privacy.batch=0",
+        ),
+        (
+            lambda c: c.unit == "payment" and not c.look_back,
+            "privacy.unit=payment needs privacy.look_back, the most payments at each end that the columns of another one read,"
+            " such as 8",
+        ),
         (
             lambda c: c.noise_multiplier and c.dp == "none",
             "privacy.noise_multiplier={c.noise_multiplier:g} has no effect with privacy.dp=none: set privacy.dp=server_fixed,"
@@ -771,7 +834,7 @@ class PrivacyConfig(Section, group="privacy"):
             f" {LEAST_NOISE:g}",
         ),
         (
-            lambda c: c.side in ("server", "distributed") and not c.noise_multiplier,
+            lambda c: c.side in ("server", "distributed", "local") and not c.noise_multiplier,
             "privacy.dp={c.dp} with privacy.noise_multiplier=0 gives no protection: set a multiplier > 0 (to only bound updates,"
             " set strategy.aggregator=norm_bound)",
         ),
@@ -820,13 +883,30 @@ class PrivacyConfig(Section, group="privacy"):
 
     @property
     def side(self) -> str:
-        """The side that clips: ``none``, ``server``, ``client``; ``distributed``: clients, which also add the noise."""
+        """The side that clips: ``none``, ``server``, ``client``; ``distributed`` and ``local``: clients, which also add noise."""
         return self.dp.partition("_")[0]
 
     @property
     def adaptive(self) -> bool:
         """Whether norms follow a quantile of the clients' norms (`fedgraph_flwr.secure.adaptive`)."""
         return self.dp.endswith("_adaptive")
+
+    @property
+    def sampling_rate(self) -> float:
+        """Return q, the probability with which a party draws a row for a step."""
+        return self.batch / self.rows if self.batch else 1.0
+
+    @property
+    def expected_rows(self) -> int:
+        """Return q n, the public number of rows of a step; 1 if the unit is a client."""
+        return self.batch or self.rows or 1
+
+    @property
+    def reach(self) -> int:
+        """Norms C by which one unit changes a sum (`fedgraph_flwr.secure.rows`)."""
+        if self.unit != "payment":
+            return 1
+        return (8 if self.side == "distributed" else 4) * self.look_back + 1
 
     def norm(self, group: str) -> float:
         """Return C_g, the maximum L2 norm of a client's update of a group."""

@@ -60,6 +60,8 @@ def declared(kind: type) -> tuple[str, ...] | None:
 
 def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
     """Return the setting that prevents stacking, as text; empty if clients can be stacked."""
+    if cfg.privacy.unit != "client":
+        return f"privacy.unit={cfg.privacy.unit}"
     if declared(kind) is None:
         return f"strategy={cfg.strategy.name}"
     if not kind_of(cfg).classes:

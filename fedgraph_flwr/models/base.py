@@ -54,6 +54,8 @@ class Model(nn.Module):
         reads_edges: whether it reads edge features; its class then takes (F, C, D).
         whole_numbers: whether its tensors of whole numbers are parameters, as of a forest; else they are counters, which never
             travel.
+        row_wise: whether it maps the features of each node by ``layers`` and a ``head``, with ReLU between them, and reads
+            nothing else. A subclass must declare it again.
         drops: whether ``model.dropout`` acts in it.
         stacks: whether it can run on many clients' graphs at once under `torch.func.vmap`: rows of zeros below a graph's
             nodes, without edges, must not change the results of those nodes.
@@ -69,6 +71,7 @@ class Model(nn.Module):
     prepares_features: bool = False
     pools: bool = False
     whole_numbers: bool = False
+    row_wise: bool = False
     drops: bool = True
 
     def with_nodes(self, num_nodes: int) -> Self:

@@ -20,6 +20,7 @@ class MLP(Stack):
 
     stacks = True
     samples = True
+    row_wise = True
     adjacency = staticmethod(no_adjacency)
 
     def __init__(self, num_features: int, num_classes: int, *, input_norm: bool = False, **common: Unpack[Normed]):

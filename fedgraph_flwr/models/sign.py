@@ -39,13 +39,14 @@ class SIGN(MLP):
     stacks = True
     samples = True
     prepares_features = True
+    row_wise = property(lambda self: self.powers == 0)
 
     def __init__(
         self,
         num_features: int,
         num_classes: int,
         *,
-        hops: Annotated[int, Range(1, 32)] = 2,  # K
+        hops: Annotated[int, Range(0, 32)] = 2,  # K; 0: the features alone
         input_norm: bool = False,
         **common: Unpack[Normed],
     ):

@@ -426,6 +426,7 @@ def protections(cfg: RunConfig) -> list[tuple[str, str]]:
         "server": f"the server clips updates {noised}",
         "client": f"clients clip updates {noised} by the server",
         "distributed": f"clients clip updates {noised} in shares by the clients, before secure sums",
+        "local": f"clients clip gradients of single rows {noised} by each client",
     }
     moving = f"; norms follow the {percent(privacy.clipping_quantile, 0)} quantile of the clients' norms"
     scores = {

@@ -9,11 +9,11 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.batches import check_model
 from fedgraph_flwr.clients.combined import Parts
-from fedgraph_flwr.clients.requirements import check_sampler, check_task, tasks_of
+from fedgraph_flwr.clients.requirements import check_sampler, check_task, check_unit, tasks_of
 from fedgraph_flwr.config.composition import unknown_method_key
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import locate, method_params, own_keys
-from fedgraph_flwr.config.schema import AUTO, RunConfig
+from fedgraph_flwr.config.schema import AUTO, FEW_ROWS, RunConfig
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.engine.stacking import refusal
 from fedgraph_flwr.errors import FedGraphError
@@ -22,6 +22,7 @@ from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, declared, shown, signature
 from fedgraph_flwr.runs.part_checks import check_parts, check_personal
 from fedgraph_flwr.secure import protections
+from fedgraph_flwr.secure.accounting import relation
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.strategies import aggregators, privacy
 from fedgraph_flwr.strategies.base import GraphStrategy
@@ -44,6 +45,7 @@ def check_method(cfg: RunConfig) -> None:
     for side in sides:
         method_params(side, cfg)
     uplink = _uplink(cfg, *sides)
+    check_unit(cfg, sides[1])
     check_parts(cfg, sides[0], sides[1], uplink)
     protections.check(cfg, uplink)
     model_group = uplink[TRAIN].get(MODEL)
@@ -179,6 +181,13 @@ def startup_notes(cfg: RunConfig) -> list[str]:
         for _, group, reducer in shown(declared(sides[0], cfg))
         if isinstance(reducer, Mean) and reducer.weight in ("train", "nodes")
     ]
+    if cfg.privacy.unit == "row" and cfg.privacy.rows < FEW_ROWS:
+        notes.append(
+            f"privacy.unit=row with privacy.rows={cfg.privacy.rows}: below {FEW_ROWS} rows per party, a model under this noise"
+            " was worse than a party's own model without privacy (docs/privacy.md)"
+        )
+    if cfg.privacy.unit != "client":
+        notes.append(f"privacy.unit={cfg.privacy.unit} protects: {relation(cfg.privacy)}")
     if cfg.privacy.dp != "none" and equal:
         notes.append(
             f"privacy.dp={cfg.privacy.dp}: clients count the same in {', '.join(equal)}, whose weights are private"

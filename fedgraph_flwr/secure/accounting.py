@@ -9,6 +9,15 @@ The bound adds up over releases; ε follows by Canonne et al., NeurIPS 2020, Pro
 where z_g is the group's own multiplier, and Σ_g 1 / z_g² = 1 / z², so the second term is that of Δ = 2^19 / z. Distributed noise
 has Δ = 2^b C / n; with adaptive norms Δ = 2^b / (2 n), the sensitivity of a bit, as values are in units of their norm.
 
+A release may read a Poisson sample: each row takes part with probability q (``privacy.unit=row``). For noise that is symmetric
+about 0 and independent of the data, and divergences D_k of the release of all rows, for integers α > 1
+
+    (α - 1) D_α^q ≤ log Σ_{k=0}^α C(α, k) (1 - q)^{α-k} q^k exp((k - 1) D_k)            Mironov, Talwar & Zhang 2019, Section 3.3
+
+in both directions (their Theorem 5: noise and its shift by a row's gradient exchange places under a reflection, also on
+integers). Their proof for sums over other rows is quasi-convexity, which needs no Gaussian. Above `LARGEST_ORDER` the bound is
+D_α, which a sample does not exceed.
+
 For comparison, T releases with Gaussian noise are exactly as private as one with z / √T (Dong, Roth & Su, JRSS B 2022). With μ =
 √T / z (Balle & Wang, ICML 2018, Theorem 8)
 
@@ -16,21 +25,36 @@ For comparison, T releases with Gaussian noise are exactly as private as one wit
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
+from scipy.special import gammaln, log_ndtr, logsumexp
 
 from fedgraph_flwr.config.schema import PrivacyConfig
 from fedgraph_flwr.secure.lattice import FINENESS
 
 RELATION = "one client's contribution replaced by zero"
-"""The relation between data sets whose outputs ε compares, for every mechanism."""
+"""The relation between data sets whose outputs ε compares, where the unit is a client."""
+
+UNITS = {
+    "row": (
+        "One training row more or less (columns and label), all other rows fixed, including counts that contain this payment."
+        " That the payment took place is not protected. A person with m rows: a group of m."
+    ),
+    "payment": (
+        "One payment more or less in one bank's books; booked by two banks: (8R + 1) C in a joint sum, or the banks' ε add up."
+    ),
+}
+"""The relation for other units. R is ``privacy.look_back``, C ``privacy.clipping_norm``."""
 
 STEPS = 100  # bisection steps, more than the bits of a float64
 ORDERS = np.unique(np.round(np.geomspace(2, 1e6, 2000)))
 """Integer orders of the Rényi divergence: every one up to about 150, then 0.7 % apart."""
+
+LARGEST_ORDER = 512
+"""Largest order with a bound for samples; ε of 0.1 and more follows from smaller ones."""
 
 
 def delta_at(epsilon: float, mu: float) -> float:
@@ -52,7 +76,9 @@ def epsilon_at(delta: float, noise_multiplier: float, releases: int) -> float:
     return high
 
 
-def skellam_epsilon(delta: float, noise_multiplier: float, releases: int, sensitivity: float) -> float:
+def skellam_epsilon(
+    delta: float, noise_multiplier: float, releases: int, sensitivity: float, sampling_rate: float = 1.0
+) -> float:
     """Return a bound on ε of releases of Skellam noise; 0 before the first one.
 
     Args:
@@ -60,15 +86,35 @@ def skellam_epsilon(delta: float, noise_multiplier: float, releases: int, sensit
         noise_multiplier: z.
         releases: number of releases.
         sensitivity: Δ, the least L2 sensitivity of a group in integers.
+        sampling_rate: q, the probability with which a release reads a row.
     """
-    return epsilon_of(divergence(noise_multiplier, releases, sensitivity), delta) if releases else 0.0
+    return epsilon_of(divergence(noise_multiplier, releases, sensitivity, sampling_rate), delta) if releases else 0.0
 
 
-def divergence(noise_multiplier: float, releases: int, sensitivity: float) -> NDArray[np.float64]:
+def divergence(
+    noise_multiplier: float, releases: int, sensitivity: float, sampling_rate: float = 1.0
+) -> NDArray[np.float64]:
     """Return a bound on the Rényi divergence of releases, for each of `ORDERS`; the arguments are those of `skellam_epsilon`."""
-    z = noise_multiplier
-    rough = np.minimum((2 * ORDERS + 5) / (4 * z**4 * sensitivity**2), 3 / (2 * z**2))
-    return np.asarray(releases * (ORDERS / (2 * z**2) + rough))
+    return releases * _divergence(noise_multiplier, sensitivity, sampling_rate)
+
+
+@lru_cache(maxsize=64)
+def _divergence(z: float, sensitivity: float, q: float) -> NDArray[np.float64]:
+    """Return the bound for one release."""
+
+    def whole(orders: NDArray[np.float64]) -> NDArray[np.float64]:
+        rough = np.minimum((2 * orders + 5) / (4 * z**4 * sensitivity**2), 3 / (2 * z**2))
+        return np.asarray(orders / (2 * z**2) + rough)
+
+    found = whole(ORDERS)
+    if q < 1:
+        few = ORDERS <= LARGEST_ORDER
+        k, alpha = np.arange(LARGEST_ORDER + 1.0), ORDERS[few, None]
+        left = np.maximum(alpha - k, 0)
+        terms = gammaln(alpha + 1) - gammaln(k + 1) - gammaln(left + 1) + left * math.log1p(-q) + k * math.log(q)
+        terms = np.where(k <= alpha, terms + np.where(k > 1, (k - 1) * whole(k), 0), -np.inf)
+        found[few] = np.minimum(found[few], np.maximum(logsumexp(terms, axis=1), 0) / (ORDERS[few] - 1))
+    return found
 
 
 def epsilon_of(divergences: NDArray[np.float64], delta: float) -> float:
@@ -85,7 +131,8 @@ def cost(rules: PrivacyConfig, clients: int, releases: int) -> float:
         clients: number of clients of the run, the most members of a sum.
         releases: number of releases.
     """
-    return skellam_epsilon(rules.delta, rules.noise_multiplier, releases, least_sensitivity(rules, clients))
+    least = least_sensitivity(rules, clients)
+    return skellam_epsilon(rules.delta, rules.noise_multiplier, releases, least, rules.sampling_rate)
 
 
 def least_sensitivity(rules: PrivacyConfig, clients: int) -> float:
@@ -93,7 +140,12 @@ def least_sensitivity(rules: PrivacyConfig, clients: int) -> float:
     if rules.side != "distributed":
         return FINENESS / rules.noise_multiplier
     least = min([rules.clipping_norm, *rules.clipping_norms.values()]) if not rules.adaptive else 0.5
-    return float(least * 2.0**rules.secagg_bits / clients)
+    return float(rules.reach * least * 2.0**rules.secagg_bits / clients)
+
+
+def relation(rules: PrivacyConfig) -> str:
+    """Return the relation between data sets that a run's ε compares."""
+    return UNITS.get(rules.unit, RELATION)
 
 
 def spent_text(spent: dict[str, Any], scores: str) -> str:
@@ -108,7 +160,9 @@ def spent_text(spent: dict[str, Any], scores: str) -> str:
     budget = f" (budget {spent['budget']:g})" if spent.get("budget") else ""
     uncovered = "; not covered: scores, training losses and numbers of scored nodes" if scores == "exact" else ""
     what = "the model and of scores" if scores == "noised" else "the model"
+    unit = str(spent.get("relation", RELATION))
+    of = f". What ε protects: {unit.rstrip('.')}" if unit in UNITS.values() else f", for {unit}"
     return (
         f"privacy: ε ≤ {spent['epsilon']:.3g}{budget} at δ = {spent['delta']:g} after {spent['releases']} releases of"
-        f" {what}, for {RELATION}{uncovered}"
+        f" {what}{of}{uncovered}"
     )

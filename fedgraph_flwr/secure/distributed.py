@@ -10,6 +10,9 @@ Poisson variates of mean v / 2 each. Sums of them are Skellam again. The terms o
 `accounting` books, and more survivors hold more. The server sees no single term. If c clients collude with the server, they can
 subtract their own noise: (t − c) / t of the variance stays. With adaptive norms, values are in units of C_g, z is z_Δ, and bits
 have their own variance (`fedgraph_flwr.secure.adaptive`). A cryptographic generator draws it (`fedgraph_flwr.secure.noise`).
+
+If the unit is a row or a payment, Δ̄_i is a sum of clipped gradients of rows, which is not clipped again
+(`fedgraph_flwr.secure.rows`). Its noise is sized for t - 1 members, so that no member can subtract what ε needs.
 """
 
 import math
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.config.schema import PrivacyConfig
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.secure import noise
+from fedgraph_flwr.secure import noise, rows
 from fedgraph_flwr.secure.adaptive import count_noise, value_multiplier
 from fedgraph_flwr.secure.lattice import rounded, skellam
 from fedgraph_flwr.secure.noise import Noise
@@ -88,9 +91,13 @@ class DistributedNoise:
         else:
             bound = (1.0 if self.rules.adaptive else self.rules.norm(group)) * scale / members
             variance = (value_multiplier(self.rules, groups, self.cohort) * bound) ** 2 * groups / needed
+        if self.rules.unit != "client":
+            variance = rows.variance(bound, self.rules, update.size) / (needed - 1)
         if variance > LARGEST_VARIANCE:
             raise RunFailed(
                 f"the noise of one client of '{group}' has a variance of {variance:g}, expected at most"
                 f" {LARGEST_VARIANCE:g}: lower privacy.secagg_bits={self.rules.secagg_bits}"
             )
-        return rounded(update * (ratio * scale), bound) + skellam(variance, update.size, generator)
+        values = update * (ratio * scale)
+        whole = rounded(values, bound) if self.rules.unit == "client" else np.rint(values).astype(np.int64)
+        return whole + skellam(variance, update.size, generator)

@@ -2,8 +2,9 @@
 
 ε of one run bounds what that run reveals. Releases of several runs on the same data add up, and a server chooses how many runs it
 starts, and their noise. The ledger books each release before the node replies: an exchange whose reply the server reduces, and
-noised scores. It adds up the releases' Rényi divergences (`fedgraph_flwr.secure.accounting`) and refuses the one with which ε at
-δ = `DELTA` would exceed the limit. A run without a reply, or repeated after a crash, is booked again.
+noised scores. Units (``privacy.unit``) have ledgers of their own, since their ε do not add up. A ledger adds up the releases'
+Rényi divergences (`fedgraph_flwr.secure.accounting`) and refuses the one with which ε at δ = `DELTA`, or the least δ of a run,
+would exceed the limit. A run without a reply, or repeated after a crash, is booked again.
 """
 
 import json
@@ -60,12 +61,14 @@ class SpentPrivacy:
         entry = {
             "noise_multiplier": cfg.privacy.noise_multiplier,
             "sensitivity": least_sensitivity(cfg.privacy, cfg.num_clients),
+            "sampling_rate": cfg.privacy.sampling_rate,
+            "delta": cfg.privacy.delta,
             "releases": entry["releases"] + releases,
         }
         after = self.booked | {run: entry}
         if (epsilon := spent(after)) > self.limit:
             raise FedGraphError(
-                f"this node's policy allows ε ≤ {self.limit:g} at δ = {DELTA:g} over all runs of purpose '{self.purpose}'"
+                f"this node's policy allows ε ≤ {self.limit:g} at δ = {_delta(after):g} over all runs of purpose '{self.purpose}'"
                 f" (max_epsilon): {releases} more release(s) of this run would make it {epsilon:.3g}, now it is"
                 f" {spent(self.booked):.3g}"
             )
@@ -73,9 +76,17 @@ class SpentPrivacy:
 
 
 def spent(booked: dict[str, dict[str, float]]) -> float:
-    """Return ε of all booked releases at `DELTA`; 0 without one."""
-    total = [divergence(e["noise_multiplier"], int(e["releases"]), e["sensitivity"]) for e in booked.values()]
-    return epsilon_of(np.sum(total, axis=0), DELTA) if total else 0.0
+    """Return ε of all booked releases at `DELTA`, or the least δ of a run for rows or payments; 0 without one."""
+    total = [
+        divergence(e["noise_multiplier"], int(e["releases"]), e["sensitivity"], e.get("sampling_rate", 1.0))
+        for e in booked.values()
+    ]
+    return epsilon_of(np.sum(total, axis=0), _delta(booked)) if total else 0.0
+
+
+def _delta(booked: dict[str, dict[str, float]]) -> float:
+    """Return δ: a run for rows has at most 1 / rows, which may be less than `DELTA`."""
+    return min([DELTA, *(e.get("delta", DELTA) for e in booked.values())])
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
@@ -89,7 +100,10 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
     try:
         booked: dict[str, Any] = json.loads(path.read_bytes())
         for entry in booked.values():
+            rate, delta = entry.get("sampling_rate", 1.0), entry.get("delta", DELTA)
             if not (entry["noise_multiplier"] > 0 and entry["sensitivity"] > 0 and entry["releases"] >= 0):
+                raise ValueError("values")
+            if not (0 < rate <= 1 and 0 < delta < 1):
                 raise ValueError("values")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise FedGraphError(

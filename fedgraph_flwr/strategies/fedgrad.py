@@ -54,13 +54,15 @@ class FedGrad(GraphStrategy):
         """Store those after a step; ``updated`` contains the shared parameters, too."""
 
     def labelled(self, reduced: Reduced) -> float:
-        """Return |V~| of the clients that replied; under differential privacy, which hides it, the number of clients in a round.
+        """Return |V~| of the clients that replied; under differential privacy, which hides it, a public number instead.
+
+        It is the number of clients in a round, or of rows that they are expected to draw (``privacy.unit=row``).
 
         Raises:
             RunFailed: no client has a training node.
         """
         if self.privacy:
-            return float(self.cohort_size)
+            return float(self.cohort_size * self.cfg.privacy.expected_rows)
         total = sum(self.counts("num_train", reduced.clients))
         if not total:
             raise RunFailed(

@@ -41,7 +41,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.evaluation.metrics import SPLITS
 from fedgraph_flwr.methods.uplink import Groups, Uplink, released_once, releases, sums
-from fedgraph_flwr.secure.accounting import RELATION, cost
+from fedgraph_flwr.secure.accounting import cost, relation
 from fedgraph_flwr.secure.adaptive import adapted, bit, count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import SLACK, clipped
 from fedgraph_flwr.secure.lattice import noisy_sum
@@ -201,7 +201,7 @@ class Privacy:
         """Return the releases so far, and the ε they cost at the run's δ; null without noise."""
         budget = {"budget": self.cfg.epsilon_budget} if self.cfg.epsilon_budget else {}
         epsilon = cost(self.cfg, self.clients, self.releases) if self.cfg.noise_multiplier else None
-        kind: dict[str, Any] = {"relation": RELATION}
+        kind: dict[str, Any] = {"relation": relation(self.cfg)}
         if self.cfg.side == "distributed":
             kind["noise"] = "distributed"
         if self.cfg.adaptive:

@@ -137,7 +137,9 @@ def _sums(method: GraphStrategy, phase: str, groups: list[str], replies: list[Re
         return found
     if method.actor_sums and phase == TRAIN:
         return method.actor_sums.reveal(replies)
-    if method.privacy:
+    if method.privacy and method.cfg.privacy.unit != "client":  # clients added the noise
+        method.privacy.book()
+    elif method.privacy:
         terms = {group: _terms(method, group, declared[group], replies) for group in groups}
         return method.privacy.release(terms, _sampled(method))
     return {group: _reduced(method, declared[group], group, replies) for group in groups}

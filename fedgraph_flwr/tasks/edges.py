@@ -234,6 +234,10 @@ class Edges(Classification):
         """Features of the edges that training reads [V', D]."""
         return self.item_attr(0)
 
+    def training_places(self) -> tuple[Tensor, Tensor]:
+        """Return the places of the training edges in `graph` [V], and the features of all edges that training reads [V', D]."""
+        return self._train_edges, self._train_attr
+
     def later(self, client: Learner, inputs: Any) -> Stages:
         """All items, each as its stage predicts it."""
         found: Stages = []

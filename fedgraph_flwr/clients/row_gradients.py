@@ -1,0 +1,189 @@
+"""Sums of clipped gradients of single training rows, for models that read no neighbours.
+
+A row is a node's features and label, or a payment's columns, those of its two ends, and its label. For a layer a W + b with
+inputs a_j and gradients d_j of its outputs, a row's gradient of W is Σ a_j ⊗ d_j over the U places where the row passes the
+layer (two for the ends of an edge). Its squared norm follows from inner products (Goodfellow, arXiv:1510.01799):
+
+    ‖g_j‖² = Σ_layers Σ_{u,v} (a_ju · a_jv + 1) (d_ju · d_jv),      Σ_j c_j g_j = Σ_u A_uᵀ diag(c) D_u
+
+All is computed in float64: a row must not change other rows' terms by more than rounding (`fedgraph_flwr.secure.rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.readout import READOUT, OfItems
+from fedgraph_flwr.secure import noise, rows
+from fedgraph_flwr.wire.messages import MODEL
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.clients.base import GraphClient
+
+BLOCK = 1 << 14
+"""Number of rows whose gradients are computed at once."""
+
+
+def check_rows(cfg: RunConfig, model: Model) -> None:
+    """Refuse a model or keys for which a row's gradient would not be its own.
+
+    Raises:
+        FedGraphError: names the key and what is accepted.
+    """
+    what, kind = f"privacy.unit={cfg.privacy.unit}", type(model)
+    if isinstance(model, OfItems):
+        kind = kind.__bases__[1]
+    if not ("row_wise" in vars(kind) and model.row_wise):
+        raise FedGraphError(
+            f"{what} needs a model whose rows read no other row, which model={cfg.model.name} does: set model=mlp, or model=sign"
+            " with model.hops=0"
+        )
+    shares = {name for name, _ in model.named_parameters()} == model.shared(
+        cfg.strategy.shared, cfg.strategy.private
+    ).keys()
+    keys = {
+        f"train.loss={cfg.train.loss}": (cfg.train.loss != "cross_entropy", "train.loss=cross_entropy"),
+        f"model.dropout={cfg.model.dropout:g}": (cfg.model.dropout, "model.dropout=0"),
+        f"model.norm={getattr(model, 'norm', 'none')}": (len(getattr(model, "norms", ())), "model.norm=none"),
+        "model.input_norm=true": (
+            any(n.startswith("input_norm") for n, _ in model.named_parameters()),
+            "model.input_norm=false",
+        ),
+        "strategy.double_softmax=true": (cfg.strategy.params.get("double_softmax"), "strategy.double_softmax=false"),
+        f"strategy.shared={cfg.strategy.shared}": (not shares, "strategy.shared=[''] and strategy.private=[]"),
+    }
+    for key, (wrong, accepted) in keys.items():
+        if wrong:
+            raise FedGraphError(f"{what} computes gradients of single rows without {key}: set {accepted}")
+
+
+class Rows:
+    """The training rows of a client.
+
+    Args:
+        client: whose rows they are.
+
+    Raises:
+        FedGraphError: the model or the rows are not supported.
+    """
+
+    def __init__(self, client: GraphClient):
+        check_rows(client.cfg, client.model)
+        self.rules, self.model, self.y = client.cfg.privacy, client.model, client.batch.y.cpu()
+        self.x, self.attr, self.ends = client.graph.x, None, client.train_nodes.cpu()[None]
+        if client.task.ITEMS == "edges":
+            places, attr = client.task.training_places()  # type: ignore[attr-defined]
+            self.ends = client.graph.edge_index[:, places]
+            self.attr = attr[places] if attr.size(1) else None
+        if self.y.numel() and self.rules.delta > 1 / self.y.numel():
+            raise FedGraphError(
+                f"privacy.delta={self.rules.delta:g} would allow publishing one of this party's {self.y.numel()} training rows:"
+                f" expected at most {1 / self.y.numel():.3g}"
+            )
+
+    def released(self, shared: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+        """Return the sum of clipped gradients of a fresh batch by parameter; with ``dp=local`` noised, in the parameters' dtypes.
+
+        Under ``dp=distributed`` it is exact: noise joins it in the secure sum, before it leaves the client.
+        """
+        bound = self.rules.norm(MODEL)
+        chosen = torch.from_numpy(rows.drawn(self.y.numel(), self.rules.sampling_rate))
+        sums = self.clipped_sums(chosen, bound)
+        if self.rules.side == "distributed":
+            return {name: sums[name].numpy() for name in shared}
+        flat = np.concatenate([sums[name].numpy().ravel() for name in shared])
+        flat = rows.released(flat, bound, self.rules, noise.source())
+        parts = np.split(flat, np.cumsum([t.numel() for t in shared.values()])[:-1])
+        pairs = zip(shared.items(), parts, strict=True)
+        return {n: torch.from_numpy(part).reshape(t.shape).to(t.dtype).numpy() for (n, t), part in pairs}
+
+    def clipped_sums(self, chosen: Tensor, bound: float) -> dict[str, Tensor]:
+        """Return Σ_j g_j min(1, C / ‖g_j‖₂) over some rows by parameter, in float64 on the CPU.
+
+        Args:
+            chosen: places of the rows.
+            bound: C.
+        """
+        values = {name: t.detach().to("cpu", torch.float64) for name, t in self.model.named_parameters()}
+        sums = {name: torch.zeros_like(value) for name, value in values.items()}
+        for part in chosen.split(BLOCK):
+            taps = self._taps(values, part)
+            squares = torch.stack([tap.squares() for tap in taps]).sum(0)
+            factor = torch.where(squares > bound**2, bound * squares.rsqrt(), torch.ones(()))
+            factor = torch.where(squares.isfinite(), factor, 0.0)
+            for tap in taps:
+                tap.add(sums, factor)
+        return sums
+
+    def _taps(self, values: Mapping[str, Tensor], part: Tensor) -> list[_Tap]:
+        """Return the layers that some rows pass, with the gradients of their outputs."""
+        found: list[_Tap] = []
+
+        def layer(a: Tensor, name: str) -> Tensor:
+            weight, bias = (f"{name}.weight", f"{name}.bias") if f"{name}.weight" in values else (name, "")
+            out = a @ values[weight]
+            out = out + values[bias] if bias in values else out
+            found.append(
+                _Tap(
+                    a.detach(),
+                    out if out.requires_grad else out.requires_grad_(),
+                    weight,
+                    bias if bias in values else "",
+                )
+            )
+            return found[-1].out
+
+        h = _rows_of(self.x, self.ends[:, part])  # [U, B, F]
+        for index in range(len(self.model.layers)):  # type: ignore[arg-type]
+            h = layer(h, f"layers.{index}").relu()
+        h = layer(h, "head")
+        if isinstance(self.model, OfItems):
+            both = layer(h[:1], f"{READOUT}source") + layer(h[1:], f"{READOUT}target")
+            if self.attr is not None:
+                both = both + layer(_rows_of(self.attr, part[None]), f"{READOUT}edge")
+            h = layer(both.relu(), f"{READOUT}last")
+        loss = F.cross_entropy(h[0], self.y[part], reduction="sum")
+        grads = torch.autograd.grad(loss, [tap.out for tap in found])
+        for tap, grad in zip(found, grads, strict=True):
+            tap.grad = grad
+        finite = torch.stack([t.isfinite().all(2).all(0) for tap in found for t in (tap.a, tap.grad)]).all(0)
+        for tap in found if not bool(finite.all()) else ():  # of parameters that a server chose: these rows count as 0
+            tap.a, tap.grad = (torch.where(finite[None, :, None], t, 0.0) for t in (tap.a, tap.grad))
+        return found
+
+
+class _Tap:
+    """A layer that rows pass: inputs [U, B, a], outputs [U, B, b], the gradient of these, and the names of W and b."""
+
+    def __init__(self, a: Tensor, out: Tensor, weight: str, bias: str):
+        self.a, self.out, self.weight, self.bias = a, out, weight, bias
+        self.grad = out.detach()
+
+    def squares(self) -> Tensor:
+        """Return the squared norm of each row's gradient of W and b [B]."""
+        if len(self.a) == 1:
+            return (self.a[0].square().sum(1) + bool(self.bias)) * self.grad[0].square().sum(1)
+        inner = [torch.einsum("ubi,vbi->uvb", t, t) for t in (self.a, self.grad)]
+        return ((inner[0] + bool(self.bias)) * inner[1]).sum((0, 1))
+
+    def add(self, sums: Mapping[str, Tensor], factor: Tensor) -> None:
+        """Add the sum of the rows' gradients, each times its factor [B]."""
+        scaled = self.grad * factor[None, :, None]
+        sums[self.weight].add_(torch.einsum("ubi,ubj->ij", self.a, scaled))
+        if self.bias:
+            sums[self.bias].add_(scaled.sum((0, 1)))
+
+
+def _rows_of(values: Tensor, places: Tensor) -> Tensor:
+    """Return rows of a matrix in float64, 0 where they are not finite."""
+    return torch.nan_to_num(values[places].double(), posinf=0.0, neginf=0.0)
