@@ -181,13 +181,7 @@ def startup_notes(cfg: RunConfig) -> list[str]:
         for _, group, reducer in shown(declared(sides[0], cfg))
         if isinstance(reducer, Mean) and reducer.weight in ("train", "nodes")
     ]
-    if cfg.privacy.unit == "row" and cfg.privacy.rows < FEW_ROWS:
-        notes.append(
-            f"privacy.unit=row with privacy.rows={cfg.privacy.rows}: below {FEW_ROWS} rows per party, a model under this noise"
-            " was worse than a party's own model without privacy (docs/privacy.md)"
-        )
-    if cfg.privacy.unit != "client":
-        notes.append(f"privacy.unit={cfg.privacy.unit} protects: {relation(cfg.privacy)}")
+    notes += _unit_notes(cfg)
     if cfg.privacy.dp != "none" and equal:
         notes.append(
             f"privacy.dp={cfg.privacy.dp}: clients count the same in {', '.join(equal)}, whose weights are private"
@@ -205,6 +199,17 @@ def startup_notes(cfg: RunConfig) -> list[str]:
     if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
         notes.append(f"stack={cfg.stack} has no effect with {reason}: clients train separately")
     return notes
+
+
+def _unit_notes(cfg: RunConfig) -> list[str]:
+    """Return what ε protects where the unit is not a client, and a warning for few rows."""
+    rules, notes = cfg.privacy, []
+    if rules.unit == "row" and rules.rows < FEW_ROWS:
+        notes.append(
+            f"privacy.unit=row with privacy.rows={rules.rows}: below {FEW_ROWS} rows per party, a model under this noise was worse"
+            " than a party's own model without privacy (docs/privacy.md)"
+        )
+    return notes if rules.unit == "client" else [*notes, f"privacy.unit={rules.unit} protects: {relation(rules)}"]
 
 
 def not_stacked(cfg: RunConfig) -> str:
