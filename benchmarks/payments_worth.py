@@ -79,7 +79,7 @@ TREES = {
 }
 NETWORKS = {"FedAvg": ["strategy=fedavg"], "Local": ["strategy=local"], "Central": ["strategy=central"]}
 TRAINED = {
-    "nodes": ["model=sage", "rounds=60", "evaluation.every=5", "train.weight_decay=0.01"],
+    "nodes": ["model=sage", "rounds=60", "evaluation.every=5"],
     "edges": ["rounds=150", "train.lr=0.02", "model.hidden=32", "evaluation.every=5", "evaluation.patience=40"],
 }
 BLENDS = {"Blend": "", "Blend, trees on the recipe": "recipe"}
@@ -112,7 +112,7 @@ class Cell(NamedTuple):
         """Return the overrides of a run of a method in this cell."""
         data = DATA[self.data]
         network = TRAINED[data[0].removeprefix("task=")] if method in NETWORKS else []
-        decay = ["train.weight_decay=0.01"] if method in NETWORKS and "recipe" in self.columns else []
+        decay = ["train.weight_decay=0.001"] if network and "recipe" in self.columns else []
         return [*data, *COLUMNS[self.columns], *network, *decay, *(NETWORKS | TREES)[method], f"seed={self.seed}"]
 
 
@@ -126,7 +126,7 @@ def cells(seeds: int, only: str) -> Iterator[Cell]:
         known += [(seed, "payments", columns, method) for seed in range(seeds) for method in methods]
     for seed, data, columns, method in known:
         cell = Cell(data, columns, method, seed)
-        if only in "/".join(map(str, cell)):
+        if only in "/".join(map(str, cell)) and BLENDS.get(method) != columns:
             yield cell
 
 

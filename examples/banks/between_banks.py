@@ -3,10 +3,12 @@
     python examples/banks/between_banks.py work                                      # three small banks, two seeds
     python examples/banks/between_banks.py work --banks 5 --accounts 2000 --seeds 5  # as simulations/payments_between.yaml
     python examples/banks/between_banks.py work --kinds cycle --amounts passed --features payments    # or "payments,-flow_*"
+    python examples/banks/between_banks.py work --find payments --amounts passed --features payments  # instead of accounts
 
-Accounts that take part in laundering are looked for. Members of a pattern are at any bank (`--crossing 1`). Each bank computes
-features from its own book only: counts of its payments, or with `--features` those of a recipe. Generator, methods and their keys
-are those of `simulations/payments_between.yaml`. Commands are printed before they run.
+Accounts that take part in laundering are looked for, or payments. Members of a pattern are at any bank (`--crossing 1`). Each
+bank computes features from its own book only: counts of its payments, or with `--features` those of a recipe. Generator, methods
+and their keys are those of `simulations/payments_between.yaml`, for payments of `payments_edges.yaml`. The last row blends FedAvg
+with boosting. Commands are printed before they run.
 """
 
 import argparse
@@ -23,13 +25,22 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.payments import Payments, PaymentsSpec, activity, generate, keys_of
 from fedgraph_flwr.evaluation.intervals import interval
 
-TABLE = yaml.safe_load((Path(__file__).parents[2] / "simulations" / "payments_between.yaml").read_text())
+TABLES = {
+    what: yaml.safe_load((Path(__file__).parents[2] / "simulations" / f"payments_{name}.yaml").read_text())
+    for what, name in {"accounts": "between", "payments": "edges"}.items()
+}
 COLUMNS = ("paid", "received", "receivers", "senders", "paid_at_once", "received_at_once", "passed_on")
 
 
-def payments(seed: int, banks: int, accounts: int, crossing: float, *more: str) -> tuple[Payments, PaymentsSpec]:
+UNTIL = 0.6, 0.8
+"""Shares of the time until the end of training and of validation payments."""
+
+
+def payments(
+    find: str, seed: int, banks: int, accounts: int, crossing: float, *more: str
+) -> tuple[Payments, PaymentsSpec]:
     """Draw payments by the generator and keys of the table, with as much of everything per account."""
-    words = [word for word in TABLE["common"] if word.startswith("dataset")]
+    words = [word for word in TABLES[find]["common"] if word.startswith("dataset")]
     params = compose([*words, f"dataset.cross={crossing}", *more]).dataset.params
     share = accounts / params["accounts"]
     sizes = {key: max(round(params[key] * share), 1) for key in ("accounts", "background", "per_kind")}
@@ -39,7 +50,7 @@ def payments(seed: int, banks: int, accounts: int, crossing: float, *more: str) 
     return generate(spec, seed=seed, banks=banks), spec
 
 
-def tables(folder: Path, p: Payments, spec: PaymentsSpec, seed: int, features: str) -> list[str]:
+def tables(folder: Path, p: Payments, spec: PaymentsSpec, seed: int, find: str, features: str) -> list[str]:
     """Write each bank's accounts, with counts unless import computes columns, and the book of its payments; return the banks."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -47,10 +58,15 @@ def tables(folder: Path, p: Payments, spec: PaymentsSpec, seed: int, features: s
     bank = np.array(letters)[p.bank]
     ids = np.array([f"{letter}{i:06d}" for i, letter in enumerate(bank)])
     crooks = np.isin(np.arange(p.bank.size), np.concatenate([p.source[p.label], p.target[p.label]]))
-    accounts = pd.DataFrame(activity(p, spec), columns=COLUMNS) if not features else pd.DataFrame(index=range(len(ids)))
+    accounts = (
+        pd.DataFrame(activity(p, spec), columns=COLUMNS)
+        if not features and find == "accounts"
+        else pd.DataFrame(index=range(len(ids)))
+    )
     accounts.insert(0, "id", ids)
-    accounts["part"] = rng.choice(["train", "val", "test"], len(ids), p=[0.6, 0.2, 0.2])
-    accounts["label"] = np.where(crooks, "fraud", "ok")
+    if find == "accounts":
+        accounts["part"] = rng.choice(["train", "val", "test"], len(ids), p=[0.6, 0.2, 0.2])
+        accounts["label"] = np.where(crooks, "fraud", "ok")
     book = pd.DataFrame(
         {
             "from_bank": bank[p.source],
@@ -63,6 +79,8 @@ def tables(folder: Path, p: Payments, spec: PaymentsSpec, seed: int, features: s
             "reference": [f"E2E-{i:08d}" for i in rng.permutation(p.time.size)],
         }
     )
+    if find == "payments":
+        book["label"] = np.where(p.label, "fraud", "ok")
     for letter in letters:
         accounts[bank == letter].to_csv(folder / f"{letter}_accounts.csv", index=False)
         own = (book["from_bank"] == letter) | (book["to_bank"] == letter)
@@ -70,25 +88,38 @@ def tables(folder: Path, p: Payments, spec: PaymentsSpec, seed: int, features: s
     return letters
 
 
-def link(place: str, letters: list[str], features: str) -> None:
+def link(place: str, letters: list[str], find: str, features: str, days: int) -> None:
     """Import each bank's tables, and match the payments between them."""
+    until = ",".join(str(round(share * days * 86_400)) for share in UNTIL)
+    timed = ["--edge-label-column", "label", "--edge-id-column", "reference", "--split", "temporal", "--until", until]
+    accounts = ["--undirected", "--split-column", "part"]
     for number, letter in enumerate(letters):
         words = ["import", "--nodes", f"{place}/{letter}_accounts.csv", "--edges", f"{place}/{letter}_payments.csv"]
-        words += ["--undirected", "--split-column", "part", "--own-party", letter, "--schema", f"{place}/schema.yaml"]
+        words += accounts if find == "accounts" else timed
+        words += ["--own-party", letter, "--schema", f"{place}/schema.yaml"]
         if not number:  # the schema has it for the others
-            words += ["--classes", "ok,fraud", "--scaling", "none", "--party-columns", "from_bank,to_bank"]
+            words += ["--classes" if find == "accounts" else "--edge-classes", "ok,fraud"]
+            words += ["--scaling", "none", "--party-columns", "from_bank,to_bank"]
             words += ["--match-columns", "value_date:date,amount:amount,reference"]
-            words += ["--time-column", "time", "--features", features] if features else []
+            words += ["--time-column", "time"] if features or find == "payments" else []
+            words += ["--features", features] if features else []
+            words += ["--edge-columns", "amount", "--windows", "1,0.25"] if find == "payments" and not features else []
         go(*words, "--client", number, "--num-clients", len(letters), "--out", f"{place}/{letter}.safetensors")
     go("link", "--simulate", *(f"{place}/{letter}.safetensors" for letter in letters), "--out", f"{place}/linked")
 
 
-def train(place: str, seed: int, rounds: int) -> dict[str, float]:
-    """Train each method on the linked files; return average precision on test accounts, in %."""
-    common = [word for word in TABLE["common"] if word.startswith("evaluation")]
-    found = {}
-    for number, (name, words) in enumerate(TABLE["methods"].items()):
-        out = f"{place}/run_{number}"
+def methods(find: str) -> dict[str, list[str]]:
+    """Return the methods that train, with their keys."""
+    return {name: words for name, words in TABLES[find]["methods"].items() if name != "Majority"}
+
+
+def train(place: str, seed: int, rounds: int, find: str) -> dict[str, float]:
+    """Train each method on the linked files, and blend two; return average precision on test items, in %."""
+    common = [word for word in TABLES[find]["common"] if word.startswith(("evaluation.", "train.", "model."))]
+    common += ["task=edges"] if find == "payments" else []
+    found, runs = {}, {}
+    for number, (name, words) in enumerate(methods(find).items()):
+        out = runs[name] = f"{place}/run_{number}"
         go(
             "run",
             f"graph={place}/linked",
@@ -100,15 +131,22 @@ def train(place: str, seed: int, rounds: int) -> dict[str, float]:
             "--quiet",
             "--no-report",
         )
-        metrics = json.loads(Path(out, "summary.json").read_text())["metrics"]["best_val"]
-        found[name] = 100 * metrics["test_average_precision"]
-    return found
+        found[name] = average_precision(out)
+    go("blend", runs["FedAvg"], runs["Boosting"], "--out", f"{place}/blend")
+    return found | {"FedAvg and boosting, blended": average_precision(f"{place}/blend")}
+
+
+def average_precision(run: str) -> float:
+    """Return a run's average precision on test items, in %."""
+    metrics = json.loads(Path(run, "summary.json").read_text())["metrics"]["best_val"]
+    return float(100 * metrics["test_average_precision"])
 
 
 def main() -> None:
     """Run all steps from tables to predictions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--find", default="accounts", choices=TABLES, help="what is classified (default: accounts)")
     parser.add_argument("--banks", type=int, default=3, help="number of banks (default: 3)")
     parser.add_argument("--accounts", type=int, default=900, help="accounts of all banks (default: 900)")
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds (default: 2)")
@@ -127,14 +165,16 @@ def main() -> None:
     rows = []
     for seed in range(args.seeds):
         more = [f"dataset.amounts={args.amounts}", *([f"dataset.kinds=[{args.kinds}]"] if args.kinds else [])]
-        p, spec = payments(seed, args.banks, args.accounts, args.crossing, *more)
-        link(f"seed_{seed}", tables(Path(f"seed_{seed}"), p, spec, seed, args.features), args.features)
-        rows.append(train(f"seed_{seed}", seed, args.rounds))
+        p, spec = payments(args.find, seed, args.banks, args.accounts, args.crossing, *more)
+        place = f"seed_{seed}"
+        letters = tables(Path(place), p, spec, seed, args.find, args.features)
+        link(place, letters, args.find, args.features, spec.days)
+        rows.append(train(place, seed, args.rounds, args.find))
     print(f"\naverage precision in %, mean and 95 % interval over {args.seeds} seeds")
-    for name in TABLE["methods"]:
+    for name in rows[0]:
         found = interval([row[name] for row in rows])
         print(f"  {name:30s} {found.mean:5.1f} ± {found.half:.1f}")
-    number = list(TABLE["methods"]).index("FedGCN")
+    number = list(methods(args.find)).index("FedGCN" if args.find == "accounts" else "FedAvg")
     go("predict", f"seed_0/run_{number}", "--client", 0, "--out", "a_predictions.csv")
     top = pd.read_csv("a_predictions.csv").sort_values("p_fraud", ascending=False).head(5)
     print(f"\n{top.round(3).to_string(index=False)}")
