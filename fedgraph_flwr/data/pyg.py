@@ -223,7 +223,11 @@ def client_graph(
     split = split or SplitConfig()
     if split.kind == "temporal" or not bool((own.train_mask | own.val_mask | own.test_mask).any()):
         own = split_graph(own, split, seed)
-    if not bool(own.train_mask.any()) and not bool((own.edge_y >= 0).any()):
+    if (
+        not bool(own.train_mask.any())
+        and not bool((own.edge_y >= 0).any())
+        and not own.schema.get("agreed", {}).get("roles")
+    ):
         raise FedGraphError(
             f"client {client} has {own.num_nodes} nodes, none for training: mark some in its split column or train_mask"
         )

@@ -12,8 +12,9 @@
     tables: {id: customer, source: payer, target: payee, label: status, separator: ';'}
     targets: {income: [2100.5, 830.2]}         # mean and standard deviation of numbers to predict, from `schema merge`
     undirected: true
+    roles: {bank: {node: [age, job]}, network: {'node:edge:node': [amount]}}   # columns that parties of each role have
 
-The last three keys are written only if they differ from the defaults. Columns are in feature order.
+The last four keys are written only if they differ from the defaults. Columns are in feature order.
 `party.tables.columns` defines how values become features.
 """
 
@@ -212,6 +213,8 @@ class Schema:
         undirected: whether each row of an edge table represents both directions.
         edge_classes: class names of edges, in label order.
         targets: mean and standard deviation of each number to predict, over all parties; empty where none are agreed on.
+        roles: columns that parties of each role have, by role and type; empty if all parties have the same ones. All files have
+            the columns of all roles.
     """
 
     classes: tuple[str, ...]
@@ -222,6 +225,7 @@ class Schema:
     undirected: bool = False
     edge_classes: tuple[str, ...] = ()
     targets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    roles: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of(self.scaling, SCALINGS, "scaling")
@@ -232,6 +236,13 @@ class Schema:
                 )
         if len(set(self.classes)) < len(self.classes):
             raise FedGraphError(f"classes must differ from each other, got {', '.join(self.classes)}")
+        for role, kinds in self.roles.items():
+            for kind, names in kinds.items():
+                for name in names:
+                    if name not in self.nodes.get(kind, {}):
+                        raise unknown(
+                            f"column of role '{role}'", name, self.nodes.get(kind, {}), f"the schema's '{kind}'"
+                        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as JSON and YAML store it."""
@@ -252,6 +263,10 @@ class Schema:
         classes: dict[str, Any] = {"edge_classes": list(self.edge_classes)} if self.edge_classes else {}
         if self.targets:
             classes["targets"] = {name: list(numbers) for name, numbers in self.targets.items()}
+        if self.roles:
+            classes["roles"] = {
+                role: {kind: list(names) for kind, names in kinds.items()} for role, kinds in self.roles.items()
+            }
         return classes | ({"tables": tables} if tables else {}) | ({"undirected": True} if self.undirected else {})
 
     @classmethod
@@ -281,6 +296,7 @@ class Schema:
             tables=TableLayout.from_dict(values.get("tables", {}), where),
             undirected=str(values.get("undirected", False)).lower() == "true",
             targets=_targets(values.get("targets", {}), where),
+            roles=_roles(values.get("roles", {}), where),
         )
 
     def save(self, path: Path) -> None:
@@ -361,6 +377,9 @@ class Schema:
         if self.edge_classes != other.edge_classes:
             ours, theirs = (", ".join(schema.edge_classes) or "none" for schema in (self, other))
             return f"the classes of edges are {ours} here and {theirs} there"
+        if self.roles != other.roles:
+            ours, theirs = (", ".join(sorted(schema.roles)) or "none" for schema in (self, other))
+            return f"the roles of parties or their columns differ (roles {ours} here and {theirs} there)"
         return ""
 
     def classes_in_order(self, given: Sequence[str], where: str) -> tuple[str, ...]:
@@ -387,6 +406,23 @@ def _targets(values: Any, where: str) -> dict[str, tuple[float, float]]:
     except (AttributeError, TypeError, ValueError) as error:
         raise FedGraphError(
             f"{where}: targets must be {{NAME: [MEAN, STANDARD DEVIATION]}} as `schema merge` writes them, got {values}"
+        ) from error
+
+
+def _roles(values: Any, where: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return the columns of each role by type, ``{ROLE: {TYPE: [NAMES]}}`` in YAML.
+
+    Raises:
+        FedGraphError: an entry has another form.
+    """
+    try:
+        return {
+            str(role): {str(kind): tuple(map(str, names)) for kind, names in (kinds or {}).items()}
+            for role, kinds in values.items()
+        }
+    except (AttributeError, TypeError) as error:
+        raise FedGraphError(
+            f"{where}: roles must be {{ROLE: {{TYPE: [COLUMNS]}}}} such as {{bank: {{node: [age]}}}}, got {values}"
         ) from error
 
 

@@ -209,6 +209,10 @@ class Loop:
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it or add clients"
             )
         self.recorder.check_clients({index: info.description for index, info in method.clients.items()})
+        idle = [index for index, info in method.clients.items() if np.sum(info.description.get("num_train", 1)) == 0]
+        if 0 < len(idle) < len(method.clients):
+            named = ", ".join(map(str, sorted(idle)[:20])) + (", ..." if len(idle) > 20 else "")
+            log(WARNING, "clients without items to train on only predict with the model: %s", named)
         if self.cfg.privacy.secagg:
             self._check_places("privacy.secagg=true")
             folder = self.recorder.folder if self.cfg.checkpoint_every else None

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.pyg import Features
-from fedgraph_flwr.data.schema import Column, Schema, feature_names
+from fedgraph_flwr.data.schema import Column, Schema, Types, feature_names
 from fedgraph_flwr.data.value_formats import (
     ANY,
     FORMATS,
@@ -76,6 +76,7 @@ class Treatment:
         scaling: none, local or federated. "" means the schema's, else local for tables and none for a saved graph.
         schema: schema to follow.
         where: the file of the schema, for errors.
+        role: role of the party, which the schema lists with its columns; "" without roles.
         floor: rows below which a category becomes "other".
         decimals: decimal separator of numbers by column, where "" applies to all columns. Likewise ``thousands``.
         date_formats: date formats by column, several separated by ``|``.
@@ -89,6 +90,7 @@ class Treatment:
     scaling: str = ""
     schema: Schema | None = None
     where: str = ""
+    role: str = ""
     floor: int = FLOOR
     decimals: Mapping[str, str] = field(default_factory=dict)
     thousands: Mapping[str, str] = field(default_factory=dict)
@@ -119,6 +121,36 @@ class Treatment:
     def undirected(self) -> bool:
         """Whether the schema says that each row of the edge table represents both directions."""
         return bool(self.schema and self.schema.undirected)
+
+    @property
+    def new_role(self) -> bool:
+        """Whether the schema has no section of the party's role yet."""
+        return bool(self.role) and (self.schema is None or self.role not in self.schema.roles)
+
+    def missing(self, kind: str, agreed: Mapping[str, Column], names: Sequence[str]) -> set[str]:
+        """Return the columns of a type that parties of this role do not have.
+
+        Args:
+            kind: the type.
+            agreed: columns of all roles.
+            names: columns of the party's table.
+        """
+        if not self.role or self.schema is None:
+            return set()
+        return set(agreed) - set(names if self.new_role else self.schema.roles[self.role].get(kind, ()))
+
+    def roles(self, tables: Types, names: Mapping[str, Sequence[str]]) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        """Return the schema's roles with the party's, from the columns of all roles and those of its tables, by type."""
+        if not self.new_role:
+            return self.schema.roles if self.schema else {}
+        own = {
+            kind: tuple(name for name, c in found.items() if c.kind != "ignored" and name in names.get(kind, ()))
+            for kind, found in tables.items()
+        }
+        return {
+            **(self.schema.roles if self.schema else {}),
+            self.role: {k: found for k, found in own.items() if found},
+        }
 
     @property
     def options(self) -> dict[str, Mapping[str, str]]:
@@ -181,12 +213,20 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
     scaling = treatment.settled_scaling()
     agreed = columns(kind, table, names, where, treatment)
     used = {name: column for name, column in agreed.items() if column.kind != "ignored"}
+    missing = treatment.missing(kind, agreed, names)
+    present = [name for name in used if name not in missing]
     if treatment.schema:
-        decimals = _decimals_of(kind, table, [n for n in used if used[n].kind == "number"], treatment)
-        for name, column in used.items():
+        decimals = _decimals_of(kind, table, [n for n in present if used[n].kind == "number"], treatment)
+        for name in present:
+            column = used[name]
             used[name] = as_written(kind, column, table[name], name, where, treatment, decimals)
     fitted, blocks, filled = dict(agreed), [np.zeros((len(table), 0))], []
     for name, column in used.items():
+        if name in missing:
+            fitted[name] = fit(column, np.zeros(0, str if column.kind == "category" else float), scaling)
+            blocks.append(np.zeros((len(table), len(feature_names({name: column})))))
+            blocks[-1][:, -1] = column.missing
+            continue
         read = values(table[name], column, name, where)
         _report_others(name, column, read, where, treatment)
         if scaling == "federated" and "fill" not in column.statistics:
@@ -199,8 +239,10 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
         if gaps := int(absent(read).sum()):
             mark = "" if column.missing else ", without an indicator, as in the schema"
             filled.append(f"{name} {gaps} of {len(read)}{mark}")
-    if used:
-        treatment.say(f"{where}: {_listing(used)}")
+    if present:
+        treatment.say(f"{where}: {_listing({name: used[name] for name in present})}")
+    if missing & set(used):
+        treatment.say(f"{where}: columns of other roles, absent here: {', '.join(n for n in used if n in missing)}")
     if formats := [f"{name} as {column.format}" for name, column in used.items() if column.format and _unusual(column)]:
         treatment.say(f"{where}: formats: {', '.join(formats)}")
     if filled:
@@ -221,10 +263,15 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
         decimals = _decimals_of(kind, table, names, treatment)
         found = {name: _found(kind, table[name], name, where, treatment, decimals) for name in names}
         dropped = [f"{name} ({why})" for name, (_, why) in found.items() if why]
-        agreed = {name: column for name, (column, _) in found.items()}
+        agreed = {name: _gaps(column, treatment) for name, (column, _) in found.items()}
     else:
         agreed = dict(treatment.schema.nodes.get(kind, {}))
-        wanted = _wanted(kind, agreed, names, where, treatment)
+        if treatment.new_role and (fresh := [name for name in names if name not in agreed]):
+            decimals = _decimals_of(kind, table, fresh, treatment)
+            for name in fresh:
+                agreed[name] = _gaps(_found(kind, table[name], name, where, treatment, decimals)[0], treatment)
+        missing = treatment.missing(kind, agreed, names)
+        wanted = _wanted(kind, {n: c for n, c in agreed.items() if n not in missing}, names, where, treatment)
         dropped = [
             f"{name} ({'not in the schema' if name not in agreed else 'ignored by the schema'})" for name in names
         ]
@@ -232,6 +279,11 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
     if dropped:
         treatment.say(f"{where}: ignored: {', '.join(dropped)}")
     return agreed
+
+
+def _gaps(column: Column, treatment: Treatment) -> Column:
+    """Return a detected column, which gets an indicator of missing values if parties have roles: others do not have it."""
+    return replace(column, missing=True) if treatment.role and column.kind != "ignored" else column
 
 
 def _wanted(

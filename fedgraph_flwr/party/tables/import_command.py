@@ -11,7 +11,7 @@ from fedgraph_flwr.config import SplitConfig, one_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
-from fedgraph_flwr.data.pyg import client_graph, typed_client
+from fedgraph_flwr.data.pyg import EDGE_TYPE, client_graph, typed_client
 from fedgraph_flwr.data.schema import (
     EDGE,
     KINDS,
@@ -86,6 +86,8 @@ _INPUT = f"""
     schema's
 --client-column NAME  column with each node's client (partition=planted)
 --classes A,B,C  class names in label order (default: sorted)
+--role NAME  role of this party, such as network or bank, if parties have different tables: each role has its own columns, and may
+    have no node table, no edge table or no labels
 --own-party NAME  this party's name in the edge table, if edges name accounts of other parties
 --secret-seed N  with --own-party: derive the party's secret from N, for simulations (default: .link_secret next to --out)
 --edge-classes A,B,C  class names of edges (default: sorted)
@@ -130,9 +132,12 @@ def main(args: argparse.Namespace) -> int:
     agreed = agreed_schema(graph.schema, "the import")
     if args.statistics and agreed:
         _write_sums(args, agreed, graph)
-    if args.schema and not known and agreed and not args.statistics:
+    added = bool(treatment.schema and args.role and agreed and agreed.roles != treatment.schema.roles)
+    if args.schema and (added or not known) and agreed and not args.statistics:
         agreed.save(args.schema)
         print(f"wrote the schema {args.schema}: other parties must import with --schema {args.schema.name}")
+        if added:
+            print(f"it has the new role '{args.role}': parties that imported before must import again with it")
     if args.name or args.out:
         _save(graph, args)
     return 0
@@ -306,6 +311,7 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
         scaling=args.scaling,
         schema=schema,
         where=str(args.schema or ""),
+        role=args.role,
         floor=args.min_count,
         decimals=formats["decimals"],
         thousands=formats["thousands"],
@@ -366,9 +372,18 @@ def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
             f"--own-party {args.own_party} makes the file of one party: pass --client I and --num-clients M"
         )
     nodes, edges = typed_files(args)
+    if treatment.schema and treatment.schema.roles and not args.role:
+        raise FedGraphError(
+            f"{args.schema} has roles ({', '.join(treatment.schema.roles)}): pass --role with one of them, or a new name"
+        )
+    if args.role and (nodes or edges) and not args.data and not args.node_table and not args.edge_table:
+        nodes, edges = {NODE: None, **nodes}, {EDGE_TYPE: None, **edges}
+    elif args.role:
+        raise FedGraphError(f"--role {args.role} needs --nodes FILE, --edges FILE or both")
     if bool(args.data) == bool(nodes) or bool(args.data) == bool(edges):
         raise FedGraphError(
-            "incomplete input: pass both --nodes FILE and --edges FILE, or --data FILE, or --node-table and --edge-table per type"
+            "incomplete input: pass both --nodes FILE and --edges FILE (or one of them with --role NAME), or --data FILE, or"
+            " --node-table and --edge-table per type"
         )
     layout = _layout(args, treatment)
     columns = Columns.of(layout, _names(args, "feature_columns"), _names(args, "edge_columns"))

@@ -51,6 +51,7 @@ from fedgraph_flwr.party.tables.nodes import (
     target_values,
 )
 from fedgraph_flwr.party.tables.parties import PartyRule, linking_of, repeated
+from fedgraph_flwr.party.tables.party_roles import complete, with_role
 from fedgraph_flwr.party.tables.reading import read_columns, read_table
 from fedgraph_flwr.party.tables.roles import (
     DEFAULTS,
@@ -147,13 +148,14 @@ def from_tables(
     single = ([*nodes], [*edges]) == ([NODE], [EDGE_TYPE])
     if not single:
         columns.of_one_type(own_party, graphs, undirected)
-    rule = columns.parties(own_party)
+    whole = not treatment.role or (nodes.get(NODE) is not None and edges.get(EDGE_TYPE) is not None)
+    rule = columns.parties(own_party) if whole else None
     tables = _read(nodes, edges, target, columns, treatment, bool(parallel or rule))
     if columns.graph:
         _join_graphs(tables, graphs)
     elif graphs is not None:
         raise FedGraphError(f"--graph-table {graphs} needs --graph-column NAME, the column with the graph of each node")
-    columns, target = _present(tables, labelled), tables.target
+    columns, target = _present(tables, labelled, bool(treatment.role)), tables.target
     undirected = undirected or (single and treatment.undirected)
     for kind in tables.nodes:
         check_roles(columns, kind, treatment)
@@ -175,6 +177,7 @@ def from_tables(
         tables.kinds if single else graph.counts,
         tables.relations if single else graph.edges,
         layouts=(treatment.schema.tables if treatment.schema else columns.layout, columns.layout),
+        roles=treatment.roles({kind: one.agreed for kind, one in made.items()}, {**usable, EDGE: of_edges}),
         **_agreed_of_edges(tables, found, treatment, undirected),
     )
     labelled = labelled and bool(columns.label or columns.targets)
@@ -182,6 +185,10 @@ def from_tables(
         return hetero.check(graph, where, labelled)
     if rule:
         graph = with_records(graph, found[EDGE_TYPE], rule, undirected)
+    elif treatment.role:
+        graph = with_role(
+            graph, own_party, ids[NODE].index.to_numpy(), tables.edges[EDGE_TYPE], columns, where, treatment
+        )
     return check(graph, where, labelled)
 
 
@@ -192,9 +199,10 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
         FedGraphError: a file cannot be read, or types do not fit together.
     """
     target = target or (next(iter(nodes)) if len(nodes) == 1 else "")
-    if nodes.get(target) is None:
-        raise unknown("target node type", target, [kind for kind, path in nodes.items() if path], "--target")
-    _check_ends(nodes, edges)
+    if not treatment.role:
+        if nodes.get(target) is None:
+            raise unknown("target node type", target, [kind for kind, path in nodes.items() if path], "--target")
+        _check_ends(nodes, edges)
     files = {kind: str(path) for kind, path in nodes.items()} | {":".join(r): str(path) for r, path in edges.items()}
     layout, say = columns.layout, treatment.say
     held = {kind: read_table(path, layout, say) for kind, path in nodes.items() if path is not None}
@@ -213,6 +221,8 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
         tables.stream, tables.edges = path, {EDGE_TYPE: read_columns(path, layout, say)}
     else:
         tables.edges = {r: read_table(path, layout, say) for r, path in edges.items() if path is not None}
+    if treatment.role:
+        complete(tables.nodes, tables.edges, tables.files, columns, treatment)
     return tables
 
 
@@ -225,12 +235,14 @@ def _join_graphs(tables: Tables, graphs: Path | str | None) -> None:
     tables.of_graphs = {"graph_id": place, "ids": pack_words(named[place])}
 
 
-def _present(tables: Tables, labelled: bool) -> Columns:
-    """Keep roles of columns only if the tables have them, as far as they are not needed."""
+def _present(tables: Tables, labelled: bool, by_role: bool) -> Columns:
+    """Keep roles of columns only if the tables have them, as far as they are not needed: parties of a role may have no labels."""
     columns, targets = tables.columns, [tables.nodes[tables.target]]
     if not labelled:
         columns = columns.without(targets, "label", "split", "client")
         columns = columns.without([*tables.edges.values()], "time", "edge_label")
+    elif by_role:
+        columns = columns.without(targets, "label", "split", "client").without([*tables.edges.values()], "edge_label")
     elif (columns.edge_label or columns.targets) and columns.label == DEFAULTS.label:
         columns = columns.without(targets, "label")  # labels of edges, or targets, are enough
     tables.columns = columns
@@ -320,7 +332,8 @@ def _graph(tables: Tables, common: dict[str, Any], edges: TableEdges, made: Mapp
     if (NODE not in made or not made[NODE].x.size(1)) and not tables.columns.recipe:
         others = [name for name in map(str, tables.nodes[NODE].columns) if name not in tables.columns.others]
         raise FedGraphError(
-            f"{tables.files[NODE]} has no feature column; its other columns: {', '.join(others) or 'none'}"
+            f"{tables.files[NODE]} has no feature column; its other columns: {', '.join(others) or 'none'}. If other parties"
+            " have columns of these nodes, pass --role NAME"
         )
     graph = Graph(
         x=made[NODE].x if NODE in made else torch.zeros(len(tables.nodes[NODE]), 0),

@@ -239,6 +239,8 @@ def edge_feature_columns(
         if own := agreed.get(kind):  # which may list columns with another role, such as times, if they were asked for
             listed = [name for name in own if own[name].kind != "ignored"]
             found |= feature_columns({kind: table}, (), [n for n in columns.edge_others if n not in listed], files)
+            if treatment.new_role:  # its further columns are features only if asked for
+                found[kind] = [name for name in found[kind] if name in own]
             continue
         if found[kind]:
             unused = ", ".join(found[kind])

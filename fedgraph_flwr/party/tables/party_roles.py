@@ -1,0 +1,114 @@
+"""Parties of different kinds: tables that lack nodes, edges, labels or columns that other parties have.
+
+    network    edges with labels, no node table: its nodes are the ends of the edges          --role network --edges FILE
+    bank       nodes with columns, no edges, no labels                                        --role bank --nodes FILE
+
+The schema lists the columns of each role (`Schema.roles`), and every file has the columns of all roles. A column that the party
+does not have is 0 with the indicator of missing values, until `link --entities columns` brings it from who has it.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.hetero import EdgeType
+from fedgraph_flwr.data.pyg import EDGE_TYPE
+from fedgraph_flwr.data.schema import EDGE, NODE
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.tables.columns import Treatment, as_words
+from fedgraph_flwr.party.tables.nodes import column_of
+from fedgraph_flwr.party.tables.parties import PartyRule, fold, parties_of
+from fedgraph_flwr.party.tables.roles import Columns
+
+NAMED = "named"
+"""Column of nodes that a party without columns of nodes gets: 1."""
+
+
+def complete(
+    nodes: dict[str, Any], edges: dict[EdgeType, Any], files: dict[str, str], columns: Columns, treatment: Treatment
+) -> None:
+    """Add the tables and the column that a party of a role does not have: nodes from ends of edges, or edges without rows.
+
+    Raises:
+        FedGraphError: the schema has columns but no roles.
+    """
+    import pandas as pd
+
+    schema = treatment.schema
+    if schema and not schema.roles and any(schema.nodes.values()):
+        raise FedGraphError(
+            f"{treatment.where} has no roles, so --role {treatment.role} cannot say which of its columns this party has: create"
+            " it again with --role in the first import"
+        )
+    if NODE not in nodes:
+        table, where = edges[EDGE_TYPE], files[EDGE]
+        ends = pd.concat([column_of(table, name, where, "end of edges") for name in (columns.source, columns.target)])
+        nodes[NODE] = pd.DataFrame({columns.id: pd.unique(ends.dropna())})
+        files[NODE] = where
+    if EDGE_TYPE not in edges:
+        names = {columns.source, columns.target, *columns.edge_others}
+        edges[EDGE_TYPE] = pd.DataFrame({name: np.zeros(0, dtype=object) for name in sorted(names)})
+        files[EDGE] = files[NODE]
+    held = schema.roles.get(treatment.role) if schema else None
+    free = [name for name in map(str, nodes[NODE].columns) if name not in columns.others]
+    if NAMED in held.get(NODE, ()) if held is not None else not free:
+        nodes[NODE] = nodes[NODE].assign(**{NAMED: "yes"})
+
+
+def with_role(
+    graph: Graph, own: str, ids: np.ndarray, links: Any, columns: Columns, where: str, treatment: Treatment
+) -> ClientGraph:
+    """Return the graph with the party's name, and the bank of each of its nodes if its edges name one (``group``).
+
+    Args:
+        graph: the party's graph of N nodes.
+        own: the party's name, "" if unknown.
+        ids: of the nodes [N].
+        links: table of edges.
+        columns: roles of the columns; ``party_columns`` or ``party_prefix`` name banks.
+        where: file, for errors.
+        treatment: its ``say`` receives what the party lacks.
+
+    Raises:
+        FedGraphError: edges name one node with two banks.
+    """
+    linking: dict[str, Any] = {
+        "party": str(fold([own])[0]),
+        "parties": [],
+        "form": f"ids {columns.id_form or 'text'}; key none",
+    }
+    made = ClientGraph(**{**vars(graph), "linking": linking})
+    if (columns.party_columns or columns.party_prefix) and len(links):
+        rule = PartyRule.parse(own or "-", columns.party_columns, columns.party_prefix, "", columns.id_form)
+        texts = [as_words(column_of(links, name, where, "end of edges")) for name in (columns.source, columns.target)]
+        banks = np.concatenate([fold(names) for names in parties_of(links, texts, rule, where)]) if rule else texts[0]
+        names, group = np.unique(banks, return_inverse=True)
+        accounts, first, code = np.unique(np.concatenate(texts), return_index=True, return_inverse=True)
+        if (odd := np.flatnonzero(group != group[first][code])).size:
+            account = accounts[code[odd[0]]]
+            raise FedGraphError(
+                f"{where}: account '{sanitize(account, 40)}' is named with two parties, '{names[group[first][code[odd[0]]]]}' and"
+                f" '{names[group[odd[0]]]}': ids must differ between parties, such as the party's name before the id"
+            )
+        linking["parties"] = names.tolist()
+        made.group = torch.from_numpy(group[first][np.searchsorted(accounts, ids.astype(str))].astype(np.int64))
+    for line in _lacks(made, treatment):
+        treatment.say(line)
+    return made
+
+
+def _lacks(graph: ClientGraph, treatment: Treatment) -> list[str]:
+    """Return lines on what a party of a role has not, and what it takes part in."""
+    held = {"edges": graph.edge_index.size(1), "labels of nodes": int((graph.y >= 0).sum() or graph.targets.numel())}
+    held["labels of edges"] = int((graph.edge_y >= 0).sum())
+    labels = [what.split()[-1] for what in ("labels of nodes", "labels of edges") if held[what]]
+    lines = [
+        f"role '{treatment.role}' without {', '.join(what for what, count in held.items() if not count) or 'gaps'}"
+    ]
+    if labels:
+        return [
+            f"{lines[0]}: it takes part in link, in prediction, and in training and scores of {' and '.join(labels)}"
+        ]
+    return [f"{lines[0]}: it takes part in link and in prediction; without labels it neither trains nor is scored"]
