@@ -334,6 +334,44 @@ def compare(runs: Iterable[Run | str | os.PathLike[str]]) -> "pd.DataFrame":
     return pd.DataFrame(comparison([_run(one)._read for one in runs]))
 
 
+def worth(
+    runs: Iterable[Run | str | os.PathLike[str]], client: int | None = None, metric: str = "", clusters: str = "auto"
+) -> "pd.DataFrame":
+    """Compare runs on one party's own test items with the first of them, with paired 95 % intervals and the cost.
+
+    Args:
+        runs: the local model's run first, then boosting, federated ones; at a party, folders of runs in its state folder.
+        client: index of the party; None for state folders.
+        metric: accuracy, balanced_accuracy, macro_f1, f1_at_threshold, auc or average_precision; default: the headline of the
+            first run.
+        clusters: items that are drawn together: ``day``, ``component``, ``item``; ``auto`` takes the first that applies.
+
+    Returns:
+        One row per method: ``score`` and ``difference`` with intervals, ``verdict`` (better, worse, not decided), the cost.
+
+    Raises:
+        FedGraphError: fewer than two methods, runs that score other items, or too few items.
+    """
+    from fedgraph_flwr.party.use.worth import worth as compared
+
+    return compared([one.path if isinstance(one, Run) else Path(one) for one in runs], client, metric, clusters)
+
+
+def audit(state: str | os.PathLike[str], expect: str = "") -> "pd.DataFrame":
+    """Verify the audit log of a node and return one row per run: requests, refusals, bytes, what left, ε.
+
+    Args:
+        state: the node's state folder.
+        expect: ``NUMBER:HASH`` that an earlier audit printed, to notice a log that was written again.
+
+    Raises:
+        FedGraphError: there is no log, or a line was changed, removed, moved or cut off, with its number.
+    """
+    from fedgraph_flwr.secure.audit import audit as verified
+
+    return verified(Path(state), expect)
+
+
 def plot(runs: Iterable[Run | str | os.PathLike[str]], metric: str = "accuracy") -> "Figure":
     """Plot validation (thin) and test (bold) means of a metric by round for several runs.
 

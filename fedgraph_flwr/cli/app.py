@@ -34,6 +34,14 @@ COMMANDS = {
     "alerts": ("fedgraph_flwr.party.use.alerts_command", "choose a threshold for alerts, and list the items above it"),
     "drift": ("fedgraph_flwr.party.use.drift_command", "compare new tables with the data that a model was trained on"),
     "explain": ("fedgraph_flwr.party.use.explain_command", "list the columns and payments that carry an item's score"),
+    "worth": (
+        "fedgraph_flwr.party.use.worth_command",
+        "compare local, boosting and federated models on a party's own test items",
+    ),
+    "audit": (
+        "fedgraph_flwr.party.use.audit_command",
+        "verify and summarise what a server asked a node, and what left it",
+    ),
     "blend": ("fedgraph_flwr.party.use.blend_command", "weigh the predictions of finished runs"),
     "export": ("fedgraph_flwr.party.use.export_command", "export a trained model to a folder that plain PyG loads"),
     "node": ("fedgraph_flwr.cli.node", "run this party's SuperNode with its graph"),

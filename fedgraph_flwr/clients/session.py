@@ -38,7 +38,8 @@ from fedgraph_flwr.methods.cohorts import left_out
 from fedgraph_flwr.methods.uplink import declared, sums
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.secure import protections
+from fedgraph_flwr.secure import audit, protections
+from fedgraph_flwr.secure.accounting import least_sensitivity
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.opened import OpenedSums
@@ -62,6 +63,7 @@ from fedgraph_flwr.wire.messages import (
     groups_of,
     numbers_record,
     pack,
+    record_bytes,
     to_record,
 )
 from fedgraph_flwr.wire.trees import flatten, unflatten
@@ -109,8 +111,46 @@ def respond(message: Message, context: Context) -> Message:
     """Reply to one message; an exception becomes an error reply, whose reason is an error message for the user.
 
     For an exception in a method's code, the reason contains its file and line. A party's own node writes the exception's
-    message, its traceback and all folders only to its own log.
+    message, its traceback and all folders only to its own log. A node with a state folder writes request and reply to its
+    audit log before the reply leaves.
     """
+    reply, request = _reply(message, context)
+    if not (root := context.node_config.get("state")) or _simulated(context):
+        return reply
+    try:
+        audit.append(Path(str(root)), _audited(message, reply, request, context))
+    except FedGraphError as error:
+        log(ERROR, str(error))
+        return Message(Error(FAILED, str(error).replace(str(root), "<state>")), reply_to=message)
+    return reply
+
+
+def _audited(message: Message, reply: Message, request: Request | None, context: Context) -> dict[str, Any]:
+    """Return the line of the audit log about a request and its reply, which was refused without ``request``."""
+    record = message.content.get(CONFIG)
+    config = record if isinstance(record, ConfigRecord) else {}
+    numbers = {key: config[key] if type(config.get(key)) is int else 0 for key in ("round", "exchange")}
+    entry = {
+        "run": str(context.run_id),
+        "strategy": "",
+        "phase": sanitize(config.get("phase", ""), 60),
+        **numbers,
+        "noise": [],
+    }
+    entry["received"] = sum(map(record_bytes, message.content.values()))
+    if reply.has_error() or request is None:
+        return entry | {"refused": sanitize(reply.error.reason, 300), "sent": {"error": len(reply.error.reason)}}
+    cfg, rules = request.client.cfg, request.client.cfg.privacy
+    noised = rules.dp != "none" and rules.noise_multiplier > 0
+    if noised and (releases := _releases(request.client, config)):
+        entry["noise"] = [rules.noise_multiplier, least_sensitivity(rules, cfg.num_clients), releases]
+    sent = {group: record_bytes(record) for group, record in reply.content.items()}
+    return entry | {"strategy": cfg.strategy.name, "refused": "", "sent": sent}
+
+
+def _reply(message: Message, context: Context) -> tuple[Message, Request | None]:
+    """Reply as `respond`, and return the permitted request; None if it was refused."""
+    request = None
     try:
         request = _permitted(message, context)
         client, phase, content = request.client, request.config["phase"], plain_reply
@@ -119,7 +159,7 @@ def respond(message: Message, context: Context) -> Message:
         with unexplained(client.cfg, context, phase):
             sum_ = sum_request(client, phase, request.groups)
             reply = protected(client, phase, content(client, phase, request.groups, request.config), sum_)
-        return Message(_stored(request, *reply, context), reply_to=message)
+        return Message(_stored(request, *reply, context), reply_to=message), request
     except FedGraphError as error:
         reason, trace = str(error), None
     except MemoryError:
@@ -136,7 +176,7 @@ def respond(message: Message, context: Context) -> Message:
     for key in _PATHS:
         if path := context.node_config.get(key):
             reason = reason.replace(str(path), f"<{key}>")
-    return Message(Error(FAILED, reason), reply_to=message)
+    return Message(Error(FAILED, reason), reply_to=message), request
 
 
 @contextlib.contextmanager
@@ -640,19 +680,23 @@ def _opened_sums(client: GraphClient, context: Context) -> OpenedSums | None:
     return OpenedSums(path, policy.opened_sums, policy.model_distance)
 
 
+def _releases(client: GraphClient, config: Mapping[str, Any]) -> int:
+    """Return the number of releases with noise in a reply: a sum, and noised scores."""
+    phase = config["phase"]
+    releases = int(bool(sums(client.uplink_of.get(phase, {}))) and not config.get("keep_model"))
+    return releases + (client.cfg.privacy.scores == "noised" and (phase == EVALUATE or bool(config.get("evaluate"))))
+
+
 def _book_releases(client: GraphClient, context: Context, config: Mapping[str, Any]) -> None:
     """Book the releases of a reply in the node's ledger of privacy, if its policy bounds ε or the unit is a row or a payment.
 
     Raises:
         FedGraphError: the policy does not allow them, or the node has no folder for the ledger.
     """
-    policy, phase, root = client.policy, config["phase"], context.node_config.get("state")
-    unit = client.cfg.privacy.unit
+    policy, root, unit = client.policy, context.node_config.get("state"), client.cfg.privacy.unit
     if client.cfg.privacy.dp == "none" or (not policy.max_epsilon and unit == "client"):
         return
-    releases = int(bool(sums(client.uplink_of.get(phase, {}))) and not config.get("keep_model"))
-    releases += client.cfg.privacy.scores == "noised" and (phase == EVALUATE or bool(config.get("evaluate")))
-    if not releases:
+    if not (releases := _releases(client, config)):
         return
     if policy.max_epsilon and not root and not _simulated(context):
         raise FedGraphError(

@@ -136,7 +136,7 @@ def _outputs(runs: Sequence[Path], party: int) -> tuple[list[NDArray], Task]:
         if predictor.own is None:
             raise FedGraphError(f"{run}: the graph of client {party} is missing: restore the folder of client files")
         found, task = predictor.items(predictor.own)
-        if known is not None and not _same_items(known, task):
+        if known is not None and not same_items(known, task):
             raise FedGraphError(
                 f"{runs[0]} and {run} score other items of client {party}: blend runs with the same dataset, partition, split,"
                 " seed and task"
@@ -147,7 +147,7 @@ def _outputs(runs: Sequence[Path], party: int) -> tuple[list[NDArray], Task]:
     return logits, known
 
 
-def _same_items(one: Task, other: Task) -> bool:
+def same_items(one: Task, other: Task) -> bool:
     """Return whether two tasks have the same items in the same order, as far as classes, splits and ends of edges show."""
     pairs = [(one.y, other.y), *((one.masks[split], other.masks[split]) for split in one.masks)]
     ends = getattr(one, "ends", None), getattr(other, "ends", None)

@@ -1,0 +1,56 @@
+"""Command ``audit``: verify a node's log of requests and replies, and summarise it."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_EPILOG = """\
+The node appends a line per request to STATE/audit.jsonl before its reply leaves; lines are chained by hashes. Note the number and
+hash that this command prints, and pass them to the next audit.
+examples:
+  fedgraph-flwr audit state
+  fedgraph-flwr audit state --expect 412:9f2c… --out audit.csv
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``audit`` to the subparsers."""
+    parser = commands.add_parser(
+        "audit",
+        help="verify and summarise what a server asked a node, and what left it",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("state", type=Path, metavar="STATE", help="state folder of a node (--state)")
+    parser.add_argument("--expect", default="", metavar="NUMBER:HASH", help="line that an earlier audit printed")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file with one row per run")
+    parser.set_defaults(func=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``audit``."""
+    from fedgraph_flwr.errors import sanitize
+    from fedgraph_flwr.party.use.frames import write_frame
+    from fedgraph_flwr.report.units import size
+    from fedgraph_flwr.secure.audit import audit
+    from fedgraph_flwr.secure.spent import DELTA
+
+    found = audit(args.state, args.expect)
+    for row in found.itertuples():
+        spent = f"; {row.releases} releases with noise, ε {row.epsilon:.3g} at δ = {DELTA:g}" if row.releases else ""
+        print(
+            f"run {sanitize(row.run, 30)} ({sanitize(row.strategy or 'refused', 40)}), {row.first} to {row.last}: {row.requests}"
+            f" requests in {row.rounds} rounds, {row.refused} refused; {size(row.received)} came, {size(row.sent)} left"
+            f" ({sanitize(row.what, 200)}){spent}"
+        )
+    for reason, count in sorted(found.attrs["reasons"].items(), key=lambda pair: -pair[1]):
+        print(f"refused {count} times: {sanitize(reason, 300)}")
+    if found.attrs["epsilon"]:
+        print(f"all runs together: ε {found.attrs['epsilon']:.3g} at δ = {DELTA:g}")
+    if args.out is not None:
+        write_frame(found, args.out)
+        print(f"wrote {args.out}")
+    print(
+        f"the chain of {found.attrs['lines']} lines is intact; the last one: {found.attrs['lines']}:{found.attrs['hash']}"
+    )
+    return 0

@@ -1,0 +1,337 @@
+"""Worth of federation for one party: scores of several runs on its own test items, and their differences, with intervals.
+
+Runs are those of the party's local model, of boosting, of a federated method. All are scored on the same items. Differences to
+the first run are paired: in each of 10,000 bootstrap samples, whole clusters of items are drawn with replacement
+(`clusters_of`), and all runs are scored on the same draw. Thresholds stay those of the validation items.
+
+Few clusters make a percentile interval too narrow. Deviations of the samples are widened by √(G / (G − 1)), and their quantiles
+taken at Φ(±t_{G−1, 97.5 %}) instead of 2.5 and 97.5 % (the expanded percentile interval of Hesterberg, The American Statistician
+2015). G is the effective number of clusters, (Σ n_g)² / Σ n_g² (Kish, 1965). Of S seeds, resampled in the same way, the
+deviation is added, with Satterthwaite's degrees of freedom. `benchmarks/worth_coverage.py` measures the coverage.
+
+Nothing leaves the party.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, stdtrit
+from scipy.stats import binomtest
+
+from fedgraph_flwr.config import one_of, sign_of
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.evaluation.curves import OF_RANKS, chances, margin
+from fedgraph_flwr.party.use.alerts import days_of
+from fedgraph_flwr.party.use.blend import same_items
+from fedgraph_flwr.party.use.predict import Predictor, load_node, load_predictor
+from fedgraph_flwr.report.runs import as_number, load_run, method_name
+from fedgraph_flwr.runs.folder import CONFIG, FREE, flat_keys
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Measure = Callable[[NDArray[Any]], Floats]
+"""Scores [B] of bootstrap samples, as how often each cluster was drawn [B, G]; float32 sums are exact below 2^24 items."""
+
+SAMPLES = 10_000
+MIN_CLUSTERS = 5
+"""Fewest effective clusters of an interval."""
+
+CLUSTERS = ("auto", "day", "component", "item")
+
+_CHUNK = 4_000_000
+"""Most weights of items that are held at once."""
+
+
+def _counts(name: str) -> Callable[[Floats], Floats]:
+    """Return a metric of confusion matrices [B, C, C] (rows: labels) → [B]."""
+
+    def found(tables: Floats) -> Floats:
+        hits, held, guessed = np.diagonal(tables, axis1=1, axis2=2), tables.sum(2), tables.sum(1)
+        if name == "accuracy":
+            return _ratio(hits.sum(1), held.sum(1))
+        if name == "balanced_accuracy":
+            return _mean_of(_ratio(hits, held))
+        f1 = _ratio(2 * hits, held + guessed)
+        return f1[:, 1] if name == metrics.AT_THRESHOLD else _mean_of(f1)
+
+    return found
+
+
+OF_COUNTS = {name: _counts(name) for name in ("accuracy", "balanced_accuracy", "macro_f1", metrics.AT_THRESHOLD)}
+METRICS = (*OF_RANKS, *OF_COUNTS)
+"""Scores that can be recomputed in each bootstrap sample."""
+
+
+def _ratio(above: Floats, below: Floats) -> Floats:
+    """Divide; NaN where ``below`` is 0."""
+    return np.divide(above, below, out=np.full(np.shape(below), np.nan), where=below > 0)
+
+
+def _mean_of(values: Floats) -> Floats:
+    """Return the mean of each row without NaN [B, C] → [B]."""
+    known = ~np.isnan(values)
+    return _ratio(np.where(known, values, 0).sum(1), known.sum(1).astype(np.float64))
+
+
+def measure(metric: str, logits: Floats, y: Ints, cluster: Ints, threshold: float = np.nan) -> Measure:
+    """Return a function that scores bootstrap samples of items.
+
+    Args:
+        metric: one of `METRICS`.
+        logits: [n, C].
+        y: classes [n].
+        cluster: of each item, 0..G-1 [n].
+        threshold: margin from which an item is of class 1, for ``f1_at_threshold``.
+    """
+    if metric in OF_RANKS:
+        sides = [margin(logits)] if logits.shape[1] == 2 else list(chances(logits).T)
+        each = [_ranked(metric, side, y == (c or len(sides) == 1), cluster) for c, side in enumerate(sides)]
+        return lambda draws: _mean_of(np.stack([one(draws) for one in each], axis=1))
+    guess = margin(logits) >= threshold if metric == metrics.AT_THRESHOLD else logits.argmax(1)
+    groups, classes = int(cluster.max()) + 1, logits.shape[1]
+    at = (cluster * classes + y) * classes + guess
+    tables = np.bincount(at, minlength=groups * classes**2).reshape(groups, -1).astype(np.float64)
+    return lambda draws: OF_COUNTS[metric]((draws @ tables).reshape(-1, classes, classes))
+
+
+def _ranked(metric: str, score: Floats, positive: NDArray[np.bool_], cluster: Ints) -> Measure:
+    """Return average precision or AUC of one class as a `Measure`: sums over the distinct scores, as `Curves` has them."""
+    order = np.argsort(-score, kind="stable")
+    falling, hit = score[order], positive[order]
+    ends, of = np.append(np.flatnonzero(np.diff(falling)), len(order) - 1), cluster[order]
+
+    def found(draws: NDArray[Any]) -> Floats:
+        weights = draws[:, of]
+        taken = np.cumsum(weights, axis=1)[:, ends]
+        hits = np.cumsum(weights * hit, axis=1)[:, ends]
+        steps, positives = np.diff(hits, axis=1, prepend=0), hits[:, -1]
+        negatives = taken[:, -1] - positives
+        if metric == "auc":
+            false = np.diff(taken - hits, axis=1, prepend=0)
+            return _ratio((false * (2 * hits - steps)).sum(1), 2 * positives * negatives)
+        return _ratio((steps * hits / np.maximum(taken, 1)).sum(1), np.where(negatives > 0, positives, 0))
+
+    return found
+
+
+def effective(metric: str, y: Ints, cluster: Ints) -> float:
+    """Return the effective number of clusters; for other scores than accuracy, of the class for which it is smallest."""
+    masks = [np.ones(len(y), bool)] + ([y == c for c in np.unique(y)] if metric != "accuracy" else [])
+    sizes = (np.bincount(cluster[mask]).astype(np.float64) for mask in masks)
+    return min(float(size.sum() ** 2 / (size**2).sum()) for size in sizes)
+
+
+def interval(value: float, samples: Floats, groups: float, seeds: Floats | None = None) -> tuple[float, float]:
+    """Return the 95 % interval of a value.
+
+    Args:
+        value: mean over seeds.
+        samples: the same of bootstrap samples of clusters [B].
+        groups: effective number of clusters.
+        seeds: value of each seed [S]; None for one.
+    """
+    parts = [((samples - value) * np.sqrt(groups / (groups - 1)), groups - 1)]
+    if seeds is not None and (count := len(seeds)) > 1:
+        drawn = seeds[np.random.default_rng(1).integers(count, size=(len(samples), count))].mean(1)
+        parts.append(((drawn - value) * np.sqrt(count / (count - 1)), count - 1))
+    variances = [float(np.nanvar(deviation)) for deviation, _ in parts]
+    if not (total := sum(variances)) > 0:
+        return value, value
+    freedom = total**2 / sum(variance**2 / free for variance, (_, free) in zip(variances, parts, strict=True))
+    tail = float(ndtr(stdtrit(freedom, 0.025)))
+    low, high = np.nanquantile(sum(deviation for deviation, _ in parts), [tail, 1 - tail])
+    return value + float(low), value + float(high)
+
+
+def scored(
+    measures: Sequence[Sequence[Measure]], items: int, groups: int, size: float, samples: int = SAMPLES
+) -> list[list[tuple[float, float, float]]]:
+    """Return per run its score and its difference to the first run, each with an interval, as (value, low, high).
+
+    Args:
+        measures: of each run, one per seed.
+        items: n, number of items.
+        groups: G, number of clusters.
+        size: effective number of clusters.
+        samples: B, number of bootstrap samples.
+    """
+    rng, ones, parts = np.random.default_rng(0), np.ones((1, groups)), []
+    for start in range(0, samples, rows := max(_CHUNK // items, 1)):
+        draws = rng.multinomial(groups, np.full(groups, 1 / groups), min(rows, samples - start)).astype(np.float32)
+        parts.append([np.mean([one(draws) for one in run], axis=0) for run in measures])
+    drawn = np.concatenate(parts, axis=1)
+    exact = [np.array([one(ones)[0] for one in run]) for run in measures]
+    found = []
+    for values, sampled in zip(exact, drawn, strict=True):
+        first = exact[0] if len(values) == len(exact[0]) else exact[0].mean()  # other numbers of seeds are not paired
+        pairs = (values, sampled), (values - first, sampled - drawn[0])
+        found.append([(float(each.mean()), *interval(float(each.mean()), of, size, each)) for each, of in pairs])
+    return found
+
+
+def clusters_of(kind: str, task: Any, rows: Ints) -> tuple[str, Ints]:
+    """Return what items that belong together share, and the cluster of each item 0..G-1 [n].
+
+    ``auto`` takes the days of items with times, else the connected components of their graph if at least `MIN_CLUSTERS`
+    effective ones hold items, else single items.
+
+    Raises:
+        FedGraphError: the items have no such clusters.
+    """
+    day = days_of(task, rows)
+    if kind == "day" and day is None:
+        raise FedGraphError("--clusters day needs items with times, and these have none: pass component or item")
+    if day is not None and kind in ("auto", "day"):
+        return "day", np.unique(day, return_inverse=True)[1]
+    if task.ITEMS == "nodes" and kind != "item":
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        graph = task.graph
+        source, target = graph.edge_index.numpy()
+        links = coo_array((np.ones(len(source), np.int8), (source, target)), shape=(graph.num_nodes,) * 2)
+        of = np.unique(connected_components(links, directed=False)[1][rows], return_inverse=True)[1]
+        if kind == "component" or effective("accuracy", np.zeros(len(of), np.int64), of) >= MIN_CLUSTERS:
+            return "component", of
+    elif kind == "component":
+        raise FedGraphError(f"--clusters component needs items that are nodes, and these are {task.ITEMS}: pass item")
+    return "item", np.arange(len(rows))
+
+
+@dataclass
+class _Group:
+    """Runs of one method that differ only in their seeds, and the folder and the model of each."""
+
+    name: str
+    runs: list[tuple[Path, Predictor]]
+
+
+def _grouped(runs: Sequence[Path], client: int | None) -> list[_Group]:
+    """Load the model of the party by each run, and group them.
+
+    Raises:
+        FedGraphError: a folder holds no model of the party, or a model has no classes.
+    """
+    found: dict[str, _Group] = {}
+    for path in runs:
+        is_run = (path / CONFIG).is_file()
+        if is_run and client is None:
+            raise FedGraphError(f"{path} is a run folder: pass --client I, the party that asks")
+        model = load_predictor(path, client) if is_run else load_node(path)
+        if not model.task.classes:
+            raise FedGraphError(
+                f"{path} was trained for task={model.cfg.task.name}: worth compares scores of classes (task=nodes or edges)"
+            )
+        if model.own is None:
+            raise FedGraphError(f"{path}: the graph of client {model.client} is missing: restore its file")
+        keys = {key: value for key, value in flat_keys(model.cfg).items() if key not in {*FREE, "seed"} - {"rounds"}}
+        name = method_name(model.cfg.strategy.name)
+        if (key := repr(sorted(keys.items()))) not in found:
+            again = sum(group.name.partition(" (")[0] == name for group in found.values())
+            found[key] = _Group(f"{name} ({again + 1})" if again else name, [])
+        found[key].runs.append((path, model))
+    return list(found.values())
+
+
+def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clusters: str = "auto") -> Any:
+    """Return a pandas table with one row per method, compared with the first run on the party's own test items.
+
+    Columns: ``run``, ``seeds``, ``metric``, ``score`` with ``low`` and ``high``, ``difference`` to the first with its interval,
+    ``verdict`` (better, worse, not decided), ``mcnemar`` (exact p-value of accuracy, one seed, single items), and the cost:
+    ``rounds``, ``seconds``, ``megabytes`` per party in both directions, ``epsilon``; NaN where the folder does not have it.
+    ``attrs`` of the table: ``items``, ``clusters`` (their number) and ``by`` (what they are).
+
+    Args:
+        runs: run folders, or folders of runs in a node's state folder; the first is the one that others are compared with.
+        client: index of the party; None for state folders.
+        metric: one of `METRICS`; default: the headline of the first run.
+        clusters: one of `CLUSTERS`.
+
+    Raises:
+        FedGraphError: fewer than two methods, runs that score other items, an unknown metric, or too few items or clusters.
+    """
+    import pandas as pd
+
+    one_of(clusters, CLUSTERS, "--clusters")
+    groups = _grouped(runs, client)
+    if len(groups) < 2:
+        raise FedGraphError(
+            f"worth compares at least two methods, got {len(groups)}: pass the run of a local model first"
+        )
+    metric = metric or groups[0].runs[0][1].cfg.evaluation.headline
+    if metric not in METRICS:
+        raise FedGraphError(f"worth cannot recompute metric '{metric}': pass --metric, one of {', '.join(METRICS)}")
+    first: Any = None
+    measures, guesses = [], []
+    for group in groups:
+        row = []
+        for path, model in group.runs:
+            logits, task = model.items(model.own)
+            if first is None:
+                first, rows = task, np.flatnonzero((task.masks["test"] & (task.y >= 0)).numpy())
+                y = task.y.numpy()[rows]
+                by, cluster = clusters_of(clusters, task, rows) if len(rows) else ("item", rows)
+                _check(metric, y, cluster, by, logits.shape[1])
+            elif not same_items(first, task):
+                raise FedGraphError(
+                    f"{runs[0]} and {path} score other items: pass runs with the same data, partition, split and task"
+                )
+            chance = metrics.threshold(logits, task.y, task.masks["val"]) if metric == metrics.AT_THRESHOLD else None
+            cut = 0.0 if chance is None else float(np.log(chance) - np.log1p(-chance)) - 1e-12
+            outputs = logits.numpy()[rows]
+            row.append(measure(metric, outputs, y, cluster, cut))
+            guesses.append(outputs.argmax(1) == y)
+        measures.append(row)
+    size = effective(metric, y, cluster)
+    found = scored(measures, len(y), int(cluster.max()) + 1, size)
+    single = len(guesses) == len(groups) and by == "item"
+    listed = []
+    for place, (group, (score, change)) in enumerate(zip(groups, found, strict=True)):
+        parts = {"run": group.name, "seeds": len(group.runs), "metric": metric}
+        parts |= dict(zip(("score", "low", "high"), score, strict=True))
+        parts |= dict(zip(("difference", "difference_low", "difference_high"), change, strict=True))
+        better = [sign_of(metric) * bound > 0 for bound in change[1:]]
+        worse = [sign_of(metric) * bound < 0 for bound in change[1:]]
+        parts["verdict"] = "" if not place else "better" if all(better) else "worse" if all(worse) else "not decided"
+        paired = metric == "accuracy" and single and place
+        parts["mcnemar"] = _mcnemar(guesses[0], guesses[place]) if paired else np.nan
+        listed.append(parts | _cost([path for path, _ in group.runs]))
+    table = pd.DataFrame(listed)
+    table.attrs |= {"items": len(y), "clusters": int(cluster.max()) + 1, "by": by}
+    return table
+
+
+def _check(metric: str, y: Ints, cluster: Ints, by: str, classes: int) -> None:
+    """Refuse items on which the metric or its interval is not defined."""
+    if metric == metrics.AT_THRESHOLD and classes != 2:
+        raise FedGraphError(f"{metric} needs two classes, got {classes}: pass another --metric")
+    if len(np.unique(y)) < 2:
+        raise FedGraphError(f"the party's {len(y)} labelled test items are not of two classes: nothing to compare")
+    if (size := effective(metric, y, cluster)) < MIN_CLUSTERS:
+        instead = "" if by == "item" else ", or pass --clusters item if items of one are independent"
+        raise FedGraphError(
+            f"the test items have {size:.1f} effective clusters ({by}), and an interval needs at least {MIN_CLUSTERS}: score"
+            f" more items{instead}"
+        )
+
+
+def _mcnemar(first: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
+    """Return the exact p-value of equal accuracy: of the items that one of two runs gets right, half are expected of each."""
+    alone = int((first & ~other).sum()), int((other & ~first).sum())
+    return float(binomtest(alone[0], sum(alone)).pvalue) if sum(alone) else 1.0
+
+
+def _cost(folders: Sequence[Path]) -> dict[str, float]:
+    """Return the mean cost of runs per party."""
+    rows = []
+    for run in (load_run(folder) for folder in folders if (folder / CONFIG).is_file()):
+        traffic = (run.number("bytes_up") + run.number("bytes_down")) / 1e6
+        spent = as_number((run.summary.get("privacy") or {}).get("epsilon"))
+        rows.append([run.number("rounds"), run.number("total_seconds"), traffic / run.cfg.num_clients, spent])
+    names = ("rounds", "seconds", "megabytes", "epsilon")
+    return dict(zip(names, np.mean(rows, axis=0).tolist() if rows else [np.nan] * len(names), strict=True))

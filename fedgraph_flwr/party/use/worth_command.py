@@ -1,0 +1,67 @@
+"""Command ``worth``: compare a party's local model with boosting and federated models on its own test items."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_EPILOG = """\
+Differences are to the first RUN, on the same test items of the party, with 95 % intervals: paired bootstrap of whole days
+(items with times), else of connected components, else of items. Runs that differ only in their seeds are one row. Nothing
+leaves the party.
+examples:
+  fedgraph-flwr worth runs/local runs/boosting runs/fedavg --client 0
+  fedgraph-flwr worth state/local-17 state/fedavg-18 --metric average_precision       # at a party: folders in its state folder
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``worth`` to the subparsers."""
+    from fedgraph_flwr.party.use.worth import CLUSTERS, METRICS
+
+    parser = commands.add_parser(
+        "worth",
+        help="compare local, boosting and federated models on a party's own test items",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders; the first is the local model's")
+    parser.add_argument("--client", type=int, metavar="I", help="party that asks, 0..M-1")
+    parser.add_argument(
+        "--metric", default="", metavar="NAME", help=f"{', '.join(METRICS)} (default: headline of the first run)"
+    )
+    parser.add_argument(
+        "--clusters", default="auto", choices=CLUSTERS, help="items that are drawn together (default: auto, see below)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the table")
+    parser.set_defaults(func=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``worth``."""
+    from fedgraph_flwr.party.use.frames import write_frame
+    from fedgraph_flwr.party.use.worth import worth
+
+    found = worth(args.runs, args.client, args.metric, args.clusters)
+    about = found.attrs
+    print(f"{about['items']} test items, intervals by {about['clusters']} {about['by']}s")
+    for row in found.itertuples():
+        print(f"{row.run}: {row.metric} {row.score:.4g} [{row.low:.4g}, {row.high:.4g}]{_cost(row)}")
+        if row.verdict:
+            change = f"{row.difference:+.4g} [{row.difference_low:+.4g}, {row.difference_high:+.4g}]"
+            print(f"  {change} to {found['run'][0]}: {row.verdict}")
+    if args.out is not None:
+        write_frame(found, args.out)
+        print(f"wrote {args.out}")
+    return 0
+
+
+def _cost(row: Any) -> str:
+    """Return what a run cost, as far as it is known."""
+    parts = [
+        ("rounds", f"{row.rounds:.0f} rounds"),
+        ("seconds", f"{row.seconds:.3g} s"),
+        ("megabytes", f"{row.megabytes:.3g} MB per party"),
+        ("epsilon", f"ε {row.epsilon:.3g}"),
+    ]
+    known = [text for name, text in parts if getattr(row, name) == getattr(row, name)]
+    return f" ({', '.join(known)})" if known else ""

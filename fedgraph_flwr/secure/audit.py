@@ -1,0 +1,212 @@
+"""A node's audit log: one line per request of a server and the reply to it, over all runs, chained by hashes.
+
+    state/audit.jsonl    {"n": 7, "at": …, "run": …, "phase": "train", …, "hash": h_7}
+    state/audit.head     number, hash and end of the last line
+
+    h_n = SHA-256(h_{n-1} ‖ line n without its hash),  h_0 = 0
+
+The node appends the line before the reply leaves, whether it replies or refuses, and replaces the head afterwards. A line that
+the head does not know belongs to a process that died in between, whose reply did not leave: the next append replaces it. A node
+whose log is shorter than its head, or has no head, refuses all requests.
+
+Whoever can write to the folder can write a new chain. To notice that, keep the number and hash that ``fedgraph-flwr audit``
+prints elsewhere, and pass them to a later audit.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.secure.spent import spent
+
+LOG, HEAD = "audit.jsonl", "audit.head"
+START = "0" * 64
+
+_KINDS = {"at": str, "run": str, "strategy": str, "phase": str, "round": int, "exchange": int, "received": int}
+_KINDS |= {"sent": dict, "refused": str, "noise": list}
+
+
+def append(state: Path, entry: Mapping[str, Any]) -> None:
+    """Append a line to the log of a node.
+
+    Args:
+        state: the node's state folder.
+        entry: ``run`` (Flower's id), ``strategy``, ``phase``, ``round``, ``exchange``, ``received`` (bytes), ``sent`` (bytes by
+            group), ``refused`` (the error message, "" if the node replied), ``noise`` (multiplier, sensitivity and number of
+            releases; [] for none).
+
+    Raises:
+        FedGraphError: the log or its head was damaged, or cannot be written.
+    """
+    path = state / LOG
+    with FileLock(f"{path}.lock"):
+        head = _head(state)
+        if not path.is_file() and not head["n"]:
+            write_bytes(path, b"")
+        size = path.stat().st_size if path.is_file() else -1
+        if size < head["end"]:
+            raise FedGraphError(f"{path} is shorter than {HEAD} says: restore it, or move both away to start a new log")
+        text = _text({"n": head["n"] + 1, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **entry})
+        line = json.dumps({**json.loads(text), "hash": (digest := _next(head["hash"], text))}, ensure_ascii=False)
+        content = f"{line}\n".encode()
+        try:
+            with path.open("r+b") as file:
+                file.truncate(head["end"])
+                file.seek(head["end"])
+                file.write(content)
+        except OSError as error:
+            raise FedGraphError(f"cannot write {path}: {error.strerror}") from error
+        head = {"n": head["n"] + 1, "hash": digest, "end": head["end"] + len(content)}
+        write_bytes(state / HEAD, json.dumps(head).encode())
+
+
+def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the lines of a node's log, each after it was checked against the chain.
+
+    Args:
+        state: the node's state folder.
+        expect: ``NUMBER:HASH`` of an earlier audit.
+
+    Raises:
+        FedGraphError: there is no log; names the first line that was changed, removed, moved or cut off.
+    """
+    path = state / LOG
+    if not path.is_file():
+        raise FedGraphError(
+            f"{state} has no {LOG}: expected the state folder of a node (--state) that received requests"
+        )
+    number, _, wanted = expect.partition(":")
+    if expect and not (number.isdecimal() and len(wanted) == 64):
+        raise FedGraphError(
+            f"--expect must be NUMBER:HASH as an earlier audit printed it, got '{sanitize(expect, 90)}'"
+        )
+    head = _head(state)
+    before, n, end = START, 0, 0
+    with path.open("rb") as file:
+        for n, line in enumerate(file, 1):
+            if n > head["n"]:
+                n -= 1  # of a process that died before its reply left
+                break
+            entry = _read(path, n, line)
+            found = entry.pop("hash")
+            if found != _next(before, _text(entry)):
+                raise FedGraphError(
+                    f"{path}, line {n} does not follow from line {n - 1}: it was changed, or lines before it were changed,"
+                    " removed or moved"
+                )
+            if str(n) == number and found != wanted:
+                raise FedGraphError(
+                    f"{path}, line {n} has not the hash of the earlier audit: the log was written again"
+                )
+            before, end = found, end + len(line)
+            yield entry
+    if n < max(head["n"], int(number or 0)):
+        raise FedGraphError(
+            f"{path} ends after line {n}, expected {max(head['n'], int(number or 0))}: line {n + 1} was removed"
+        )
+    if (before, end) != (head["hash"], head["end"]):
+        raise FedGraphError(f"{path}, line {n} is not the one that {HEAD} names: the log was written again")
+
+
+def audit(state: Path, expect: str = "") -> Any:
+    """Verify a node's log and return a pandas table with one row per run.
+
+    Columns: ``run``, ``strategy``, ``first`` and ``last`` time, ``rounds``, ``requests``, ``refused``, ``received`` and ``sent``
+    bytes, ``what`` left (bytes by group), ``releases`` with noise, ``epsilon`` of this run (at δ = 1e-5).
+    ``attrs`` of the table: ``lines``, ``hash`` of the last line, ``epsilon`` of all runs, ``reasons`` (refusals, counted).
+
+    Raises:
+        FedGraphError: as `verified`.
+    """
+    import pandas as pd
+
+    rows: dict[str, dict[str, Any]] = {}
+    booked: dict[str, dict[str, float]] = {}
+    groups: dict[str, dict[str, int]] = {}
+    reasons: dict[str, int] = {}
+    lines = 0
+    for entry in verified(state, expect):
+        lines += 1
+        run = entry["run"]
+        new = {"run": run, "strategy": "", "first": entry["at"], "last": "", "rounds": 0, "requests": 0, "refused": 0}
+        row = rows.setdefault(run, new | {"received": 0, "sent": 0})
+        row["strategy"], row["last"] = entry["strategy"] or row["strategy"], entry["at"]
+        row["rounds"], row["requests"] = max(row["rounds"], entry["round"]), row["requests"] + 1
+        row["received"], row["sent"] = row["received"] + entry["received"], row["sent"] + sum(entry["sent"].values())
+        for group, size in entry["sent"].items():
+            groups.setdefault(run, {}).setdefault(group, 0)
+            groups[run][group] += size
+        if entry["refused"]:
+            row["refused"] += 1
+            reasons[entry["refused"]] = reasons.get(entry["refused"], 0) + 1
+        if entry["noise"]:
+            z, sensitivity, releases = entry["noise"]
+            booked.setdefault(
+                f"{run}-{z}-{sensitivity}", {"noise_multiplier": z, "sensitivity": sensitivity, "releases": 0}
+            )
+            booked[f"{run}-{z}-{sensitivity}"]["releases"] += releases
+    for run, row in rows.items():
+        own = {key: value for key, value in booked.items() if key.startswith(f"{run}-")}
+        row["what"] = ", ".join(f"{group} {size}" for group, size in sorted(groups.get(run, {}).items()))
+        row |= {"releases": int(sum(value["releases"] for value in own.values())), "epsilon": spent(own)}
+    table = pd.DataFrame(rows.values())
+    table.attrs |= {"lines": lines, "hash": _head(state)["hash"], "epsilon": spent(booked), "reasons": reasons}
+    return table
+
+
+def _next(before: str, text: str) -> str:
+    return hashlib.sha256(before.encode() + text.encode()).hexdigest()
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry, ensure_ascii=False, sort_keys=True)
+
+
+def _head(state: Path) -> dict[str, Any]:
+    """Return number, hash and end of the last line; those of an empty log if there is none.
+
+    Raises:
+        FedGraphError: the head is missing or damaged.
+    """
+    path = state / HEAD
+    if not path.is_file() and not ((state / LOG).is_file() and (state / LOG).stat().st_size):
+        return {"n": 0, "hash": START, "end": 0}
+    try:
+        head: dict[str, Any] = json.loads(path.read_bytes())
+        if not (type(head["n"]) is int and type(head["end"]) is int and len(head["hash"]) == 64 and head["n"] > 0):
+            raise ValueError("values")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FedGraphError(
+            f"{path} does not name the last line of {LOG}: restore it, or move both away to start a new log"
+        ) from error
+    return head
+
+
+def _read(path: Path, n: int, line: bytes) -> dict[str, Any]:
+    """Return line n.
+
+    Raises:
+        FedGraphError: it is incomplete, no entry, or entry of another line.
+    """
+    try:
+        entry: dict[str, Any] = json.loads(line)
+        number = entry["n"]
+        if any(type(entry[key]) is not kind for key, kind in _KINDS.items()) or not isinstance(entry["hash"], str):
+            raise ValueError("values")
+        if entry["noise"] and not all(isinstance(value, int | float) and value > 0 for value in entry["noise"]):
+            raise ValueError("noise")
+        if not all(type(size) is int for size in entry["sent"].values()):
+            raise ValueError("sent")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        cut = "" if line.endswith(b"\n") else ", it was cut off"
+        raise FedGraphError(f"{path}, line {n} is no entry of the log{cut}: it was changed") from error
+    if number != n:
+        raise FedGraphError(f"{path}, line {n} is entry {sanitize(number, 20)}: lines were removed or moved")
+    return entry

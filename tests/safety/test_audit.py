@@ -1,0 +1,141 @@
+"""The audit log of a node: every request and reply is in it, and whoever changes it is noticed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fedgraph_flwr as fg
+from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.secure import audit
+from fedgraph_flwr.secure.spent import spent
+from tests.nodes import model_of
+
+
+@pytest.fixture
+def log(node):
+    """A node with a state folder after five requests, one of them refused, and that folder."""
+    asked = node(state=True)
+    model = {"model": model_of(asked)}
+    replies = [
+        asked.request("describe"),
+        *(asked.request("train", r, model) for r in (1, 2)),
+        asked.request("train", 2, model),
+    ]
+    replies.append(asked.request("evaluate", 2, model))
+    assert [isinstance(reply, str) for reply in replies] == [False, False, False, True, False]
+    return asked, Path(asked.context.node_config["state"]), replies
+
+
+def lines_of(state):
+    return (state / audit.LOG).read_text().splitlines()
+
+
+def test_all_requests_are_listed_with_what_left(log, tmp_path, capsys):
+    asked, state, replies = log
+    found = [json.loads(line) for line in lines_of(state)]
+    assert [entry["phase"] for entry in found] == ["describe", "train", "train", "train", "evaluate"]
+    assert [bool(entry["refused"]) for entry in found] == [False, False, False, True, False]
+    arrays = sum(len(a.data) for a in replies[1].array_records["model"].values())
+    assert 0 < found[1]["sent"]["model"] <= arrays, "bytes of the values, without the arrays' own headers"
+    assert found[1]["sent"].keys() == replies[1].keys(), "nothing left that is not listed"
+    (row,) = fg.audit(state).to_dict("records")
+    assert (row["requests"], row["refused"], row["rounds"], row["strategy"]) == (5, 1, 2, "fedavg")
+    assert row["sent"] == sum(sum(entry["sent"].values()) for entry in found)
+    assert row["epsilon"] == 0
+    assert main(["audit", str(state), "--out", str(tmp_path / "a.csv")]) == 0
+    text = capsys.readouterr().out
+    assert "5 requests in 2 rounds, 1 refused" in text
+    assert "refused 1 times: the server requests phase 'train' of round 2 2 times" in text
+    assert f"the chain of 5 lines is intact; the last one: 5:{found[4]['hash']}" in text
+    # later audits notice a log that was written again
+    expect = f"5:{found[4]['hash']}"
+    asked.request("describe", 3)
+    assert len(fg.audit(state, expect)) == 1
+    with pytest.raises(fg.FedGraphError, match="line 5 has not the hash of the earlier audit"):
+        fg.audit(state, "5:" + "0" * 64)
+    with pytest.raises(fg.FedGraphError, match="ends after line 6, expected 9: line 7 was removed"):
+        fg.audit(state, "9:" + "0" * 64)
+
+
+def replaced(lines, n, old, new):
+    return [line.replace(old, new) if number == n else line for number, line in enumerate(lines, 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x: replaced(x, 3, '"round": 2', '"round": 1'), "line 3 does not follow from line 2: it was changed"),
+        (lambda x: [*x[:2], *x[3:]], "line 3 is entry 4: lines were removed or moved"),
+        (lambda x: [x[0], x[2], x[1], *x[3:]], "line 2 is entry 3: lines were removed or moved"),
+        (lambda x: x[:4], "ends after line 4, expected 5: line 5 was removed"),
+        (lambda x: [*x[:4], x[4][:-30]], "line 5 is no entry of the log"),
+        (lambda x: replaced(x, 1, '"describe"', '"train"'), "line 1 does not follow from line 0"),
+        (lambda x: [*x[:1], "[]", *x[2:]], "line 2 is no entry of the log"),
+        (lambda x: [*x[:1], "", *x[1:]], "line 2 is no entry of the log"),
+    ],
+    ids=["changed", "removed", "moved", "shortened", "cut", "first", "other", "blank"],
+)
+def test_a_damaged_line_is_named(log, change, says, capsys):
+    _, state, _ = log
+    (state / audit.LOG).write_text("\n".join(change(lines_of(state))) + "\n")
+    assert main(["audit", str(state)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_chain_written_again_does_not_fit_its_head(log):
+    """Line 3 left out, and all hashes computed again."""
+    _, state, _ = log
+    entries, before, again = [json.loads(line) for line in lines_of(state)], audit.START, []
+    del entries[2]
+    for n, entry in enumerate(entries, 1):
+        del entry["hash"]
+        before = audit._next(before, audit._text({**entry, "n": n}))
+        again.append(json.dumps({**entry, "n": n, "hash": before}))
+    (state / audit.LOG).write_text("\n".join(again) + "\n")
+    with pytest.raises(fg.FedGraphError, match="ends after line 4, expected 5"):
+        fg.audit(state)
+
+
+def test_a_node_whose_log_was_shortened_refuses(log):
+    asked, state, _ = log
+    whole = (state / audit.LOG).read_bytes()
+    (state / audit.LOG).write_bytes(whole[:-40])
+    assert "<state>/audit.jsonl is shorter than audit.head says" in asked.request("describe", 3)
+    (state / audit.LOG).write_bytes(whole)
+    (state / audit.HEAD).unlink()
+    assert "does not name the last line" in asked.request("describe", 3)
+
+
+def test_a_line_of_a_process_that_died_is_replaced(log):
+    """It died after it wrote the line, and before the reply left: the head does not know the line."""
+    asked, state, _ = log
+    head = (state / audit.HEAD).read_bytes()
+    asked.request("describe", 3)
+    (state / audit.HEAD).write_bytes(head)
+    assert fg.audit(state)["requests"].tolist() == [5]
+    asked.request("describe", 4)
+    entries = list(audit.verified(state))
+    assert [entry["round"] for entry in entries] == [0, 1, 2, 2, 2, 4]
+
+
+def test_releases_with_noise_are_added_up(tmp_path):
+    """ε of two runs is that of the node's ledger of privacy."""
+    entry = {"strategy": "fedavg", "phase": "train", "round": 1, "exchange": 0, "received": 10, "refused": ""}
+    for run, count in (("7", 3), ("8", 2)):
+        for _ in range(count):
+            audit.append(tmp_path, {**entry, "run": run, "sent": {"model": 40}, "noise": [2.0, 1e5, 1]})
+    found = fg.audit(tmp_path)
+    one = {"noise_multiplier": 2.0, "sensitivity": 1e5}
+    assert found["epsilon"].tolist() == [spent({"a": {**one, "releases": n}}) for n in (3, 2)]
+    assert found.attrs["epsilon"] == spent({"a": {**one, "releases": 3}, "b": {**one, "releases": 2}})
+    assert found["sent"].tolist() == [120, 80]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [([], "has no audit.jsonl: expected the state folder"), (["--expect", "x"], "has no audit.jsonl")],
+)
+def test_a_folder_without_log_is_refused(words, says, tmp_path, capsys):
+    assert main(["audit", str(tmp_path), *words]) == 2
+    assert says in capsys.readouterr().err
