@@ -114,7 +114,37 @@ def respond(message: Message, context: Context) -> Message:
     message, its traceback and all folders only to its own log. A node with a state folder writes request and reply to its
     audit log before the reply leaves.
     """
-    reply, request = _reply(message, context)
+    request = None
+    try:
+        request = _permitted(message, context)
+        client, phase, content = request.client, request.config["phase"], plain_reply
+        if client.graph.client in client.cfg.adversary.clients:
+            from fedgraph_flwr.clients.malicious import forged_reply as content
+        with unexplained(client.cfg, context, phase):
+            sum_ = sum_request(client, phase, request.groups)
+            reply = protected(client, phase, content(client, phase, request.groups, request.config), sum_)
+        return _logged(message, Message(_stored(request, *reply, context), reply_to=message), request, context)
+    except FedGraphError as error:
+        reason, trace = str(error), None
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason, trace = located(error), error
+        if not _simulated(context):
+            reason = (
+                f"the request failed: {located(error, public=True)}; arrays or numbers may be missing, or have other types or"
+                " shapes than expected; the node's log has the message and the traceback"
+            )
+    if not context.node_config.get("live"):
+        log(ERROR, reason, exc_info=trace)
+    for key in _PATHS:
+        if path := context.node_config.get(key):
+            reason = reason.replace(str(path), f"<{key}>")
+    return _logged(message, Message(Error(FAILED, reason), reply_to=message), request, context)
+
+
+def _logged(message: Message, reply: Message, request: Request | None, context: Context) -> Message:
+    """Return a reply after it was written to the node's audit log; an error instead if it cannot be."""
     if not (root := context.node_config.get("state")) or _simulated(context):
         return reply
     try:
@@ -137,7 +167,8 @@ def _audited(message: Message, reply: Message, request: Request | None, context:
         **numbers,
         "noise": [],
     }
-    entry["received"] = sum(map(record_bytes, message.content.values()))
+    arrays = message.content.array_records.values()
+    entry["received"] = sum(len(array.data) for record in arrays for array in record.values())
     if reply.has_error() or request is None:
         return entry | {"refused": sanitize(reply.error.reason, 300), "sent": {"error": len(reply.error.reason)}}
     cfg, rules = request.client.cfg, request.client.cfg.privacy
@@ -146,37 +177,6 @@ def _audited(message: Message, reply: Message, request: Request | None, context:
         entry["noise"] = [rules.noise_multiplier, least_sensitivity(rules, cfg.num_clients), releases]
     sent = {group: record_bytes(record) for group, record in reply.content.items()}
     return entry | {"strategy": cfg.strategy.name, "refused": "", "sent": sent}
-
-
-def _reply(message: Message, context: Context) -> tuple[Message, Request | None]:
-    """Reply as `respond`, and return the permitted request; None if it was refused."""
-    request = None
-    try:
-        request = _permitted(message, context)
-        client, phase, content = request.client, request.config["phase"], plain_reply
-        if client.graph.client in client.cfg.adversary.clients:
-            from fedgraph_flwr.clients.malicious import forged_reply as content
-        with unexplained(client.cfg, context, phase):
-            sum_ = sum_request(client, phase, request.groups)
-            reply = protected(client, phase, content(client, phase, request.groups, request.config), sum_)
-        return Message(_stored(request, *reply, context), reply_to=message), request
-    except FedGraphError as error:
-        reason, trace = str(error), None
-    except MemoryError:
-        raise
-    except Exception as error:
-        reason, trace = located(error), error
-        if not _simulated(context):
-            reason = (
-                f"the request failed: {located(error, public=True)}; arrays or numbers may be missing, or have other types or"
-                " shapes than expected; the node's log has the message and the traceback"
-            )
-    if not context.node_config.get("live"):
-        log(ERROR, reason, exc_info=trace)
-    for key in _PATHS:
-        if path := context.node_config.get(key):
-            reason = reason.replace(str(path), f"<{key}>")
-    return Message(Error(FAILED, reason), reply_to=message), request
 
 
 @contextlib.contextmanager

@@ -266,58 +266,85 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
     metric = metric or groups[0].runs[0][1].cfg.evaluation.headline
     if metric not in METRICS:
         raise FedGraphError(f"worth cannot recompute metric '{metric}': pass --metric, one of {', '.join(METRICS)}")
-    first: Any = None
-    measures, guesses = [], []
-    for group in groups:
-        row = []
-        for path, model in group.runs:
-            logits, task = model.items(model.own)
-            if first is None:
-                first, rows = task, np.flatnonzero((task.masks["test"] & (task.y >= 0)).numpy())
-                y = task.y.numpy()[rows]
-                by, cluster = clusters_of(clusters, task, rows) if len(rows) else ("item", rows)
-                _check(metric, y, cluster, by, logits.shape[1])
-            elif not same_items(first, task):
-                raise FedGraphError(
-                    f"{runs[0]} and {path} score other items: pass runs with the same data, partition, split and task"
-                )
-            chance = metrics.threshold(logits, task.y, task.masks["val"]) if metric == metrics.AT_THRESHOLD else None
-            cut = 0.0 if chance is None else float(np.log(chance) - np.log1p(-chance)) - 1e-12
-            outputs = logits.numpy()[rows]
-            row.append(measure(metric, outputs, y, cluster, cut))
-            guesses.append(outputs.argmax(1) == y)
-        measures.append(row)
-    size = effective(metric, y, cluster)
-    found = scored(measures, len(y), int(cluster.max()) + 1, size)
-    single = len(guesses) == len(groups) and by == "item"
+    read = _read(groups, metric, clusters)
+    number, size = int(read.cluster.max()) + 1, effective(metric, read.y, read.cluster)
+    found = scored(read.measures, len(read.y), number, size)
     listed = []
     for place, (group, (score, change)) in enumerate(zip(groups, found, strict=True)):
         parts = {"run": group.name, "seeds": len(group.runs), "metric": metric}
         parts |= dict(zip(("score", "low", "high"), score, strict=True))
         parts |= dict(zip(("difference", "difference_low", "difference_high"), change, strict=True))
-        better = [sign_of(metric) * bound > 0 for bound in change[1:]]
-        worse = [sign_of(metric) * bound < 0 for bound in change[1:]]
-        parts["verdict"] = "" if not place else "better" if all(better) else "worse" if all(worse) else "not decided"
-        paired = metric == "accuracy" and single and place
-        parts["mcnemar"] = _mcnemar(guesses[0], guesses[place]) if paired else np.nan
+        parts["verdict"] = _verdict(sign_of(metric), *change[1:]) if place else ""
+        single = place and metric == "accuracy" and read.by == "item" and len(group.runs) == len(groups[0].runs) == 1
+        parts["mcnemar"] = _mcnemar(read.right[0], read.right[place]) if single else np.nan
         listed.append(parts | _cost([path for path, _ in group.runs]))
     table = pd.DataFrame(listed)
-    table.attrs |= {"items": len(y), "clusters": int(cluster.max()) + 1, "by": by}
+    table.attrs |= {"items": len(read.y), "clusters": number, "by": read.by}
     return table
 
 
-def _check(metric: str, y: Ints, cluster: Ints, by: str, classes: int) -> None:
-    """Refuse items on which the metric or its interval is not defined."""
-    if metric == metrics.AT_THRESHOLD and classes != 2:
-        raise FedGraphError(f"{metric} needs two classes, got {classes}: pass another --metric")
+@dataclass
+class _Read:
+    """The party's test items, and how runs score them.
+
+    Attributes:
+        y: classes [n].
+        by: what clusters are.
+        cluster: of each item [n].
+        measures: of each run, one per seed.
+        right: of each run, which items its first seed gets right [n].
+    """
+
+    y: Ints
+    by: str
+    cluster: Ints
+    measures: list[list[Measure]]
+    right: list[NDArray[np.bool_]]
+
+
+def _read(groups: Sequence[_Group], metric: str, clusters: str) -> _Read:
+    """Return the test items and how runs score them.
+
+    Raises:
+        FedGraphError: runs score other items, or the items allow no interval.
+    """
+    path, first = groups[0].runs[0]
+    logits, known = first.items(first.own)
+    rows = np.flatnonzero((known.masks["test"] & (known.y >= 0)).numpy())
+    y = known.y.numpy()[rows]
     if len(np.unique(y)) < 2:
         raise FedGraphError(f"the party's {len(y)} labelled test items are not of two classes: nothing to compare")
+    if metric == metrics.AT_THRESHOLD and logits.shape[1] != 2:
+        raise FedGraphError(f"{metric} needs two classes, got {logits.shape[1]}: pass another --metric")
+    by, cluster = clusters_of(clusters, known, rows)
     if (size := effective(metric, y, cluster)) < MIN_CLUSTERS:
         instead = "" if by == "item" else ", or pass --clusters item if items of one are independent"
         raise FedGraphError(
             f"the test items have {size:.1f} effective clusters ({by}), and an interval needs at least {MIN_CLUSTERS}: score"
             f" more items{instead}"
         )
+    read = _Read(y, by, cluster, [], [])
+    for group in groups:
+        read.measures.append([])
+        for other, model in group.runs:
+            logits, task = model.items(model.own)
+            if not same_items(known, task):
+                raise FedGraphError(
+                    f"{path} and {other} score other items: pass runs with the same data, partition, split and task"
+                )
+            chance = metrics.threshold(logits, task.y, task.masks["val"]) if metric == metrics.AT_THRESHOLD else None
+            cut = 0.0 if chance is None else float(np.log(chance) - np.log1p(-chance)) - 1e-12
+            outputs = logits.numpy()[rows]
+            read.measures[-1].append(measure(metric, outputs, y, cluster, cut))
+            if model is group.runs[0][1]:
+                read.right.append(outputs.argmax(1) == y)
+    return read
+
+
+def _verdict(sign: float, low: float, high: float) -> str:
+    """Return what the interval of a difference decides, of a score of which more (sign 1) or less (-1) is better."""
+    low, high = sorted((sign * low, sign * high))
+    return "better" if low > 0 else "worse" if high < 0 else "not decided"
 
 
 def _mcnemar(first: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
