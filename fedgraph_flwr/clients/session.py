@@ -170,7 +170,8 @@ def _audited(message: Message, reply: Message, request: Request | None, context:
     arrays = message.content.array_records.values()
     entry["received"] = sum(len(array.data) for record in arrays for array in record.values())
     if reply.has_error() or request is None:
-        return entry | {"refused": sanitize(reply.error.reason, 300), "sent": {"error": len(reply.error.reason)}}
+        reason = str(reply.error.reason)
+        return entry | {"refused": sanitize(reason, 300), "sent": {"error": len(reason)}}
     cfg, rules = request.client.cfg, request.client.cfg.privacy
     noised = rules.dp != "none" and rules.noise_multiplier > 0
     if noised and (releases := _releases(request.client, config)):
