@@ -39,13 +39,12 @@ from fedgraph_flwr.methods.uplink import declared, sums
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import audit, protections
-from fedgraph_flwr.secure.accounting import least_sensitivity
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.opened import OpenedSums
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.secure.secagg import STEPS
-from fedgraph_flwr.secure.spent import SpentPrivacy
+from fedgraph_flwr.secure.spent import SpentPrivacy, booking
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import (
     CONFIG,
@@ -165,7 +164,7 @@ def _audited(message: Message, reply: Message, request: Request | None, context:
         "strategy": "",
         "phase": sanitize(config.get("phase", ""), 60),
         **numbers,
-        "noise": [],
+        "noise": {},
     }
     arrays = message.content.array_records.values()
     entry["received"] = sum(len(array.data) for record in arrays for array in record.values())
@@ -175,7 +174,7 @@ def _audited(message: Message, reply: Message, request: Request | None, context:
     cfg, rules = request.client.cfg, request.client.cfg.privacy
     noised = rules.dp != "none" and rules.noise_multiplier > 0
     if noised and (releases := _releases(request.client, config)):
-        entry["noise"] = [rules.noise_multiplier, least_sensitivity(rules, cfg.num_clients), releases]
+        entry["noise"] = {"unit": rules.unit, **booking(cfg, releases)}
     sent = {group: record_bytes(record) for group, record in reply.content.items()}
     return entry | {"strategy": cfg.strategy.name, "refused": "", "sent": sent}
 

@@ -24,13 +24,13 @@ from filelock import FileLock
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.secure.spent import spent
+from fedgraph_flwr.secure.spent import check_booking, spent
 
 LOG, HEAD = "audit.jsonl", "audit.head"
 START = "0" * 64
 
 _KINDS = {"at": str, "run": str, "strategy": str, "phase": str, "round": int, "exchange": int, "received": int}
-_KINDS |= {"sent": dict, "refused": str, "noise": list}
+_KINDS |= {"sent": dict, "refused": str, "noise": dict}
 
 
 def append(state: Path, entry: Mapping[str, Any]) -> None:
@@ -39,8 +39,8 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
     Args:
         state: the node's state folder.
         entry: ``run`` (Flower's id), ``strategy``, ``phase``, ``round``, ``exchange``, ``received`` (bytes), ``sent`` (bytes by
-            group), ``refused`` (the error message, "" if the node replied), ``noise`` (multiplier, sensitivity and number of
-            releases; [] for none).
+            group), ``refused`` (the error message, "" if the node replied), ``noise`` (``unit`` and the `booking` of releases
+            with noise; {} for none).
 
     Raises:
         FedGraphError: the log or its head was damaged, or cannot be written.
@@ -119,8 +119,9 @@ def audit(state: Path, expect: str = "") -> Any:
     """Verify a node's log and return a pandas table with one row per run.
 
     Columns: ``run``, ``strategy``, ``first`` and ``last`` time, ``rounds``, ``requests``, ``refused``, ``received`` and ``sent``
-    bytes, ``what`` left (bytes by group), ``releases`` with noise, ``epsilon`` of this run (at δ = 1e-5).
-    ``attrs`` of the table: ``lines``, ``hash`` of the last line, ``epsilon`` of all runs, ``reasons`` (refusals, counted).
+    bytes, ``what`` left (bytes by group), ``releases`` with noise, their ``unit`` (client, row, payment), ``epsilon``
+    of this run. ``attrs`` of the table: ``lines``, ``hash`` of the last line, ``epsilon`` of all runs by unit, ``reasons`` (refusals,
+    counted).
 
     Raises:
         FedGraphError: as `verified`.
@@ -128,7 +129,7 @@ def audit(state: Path, expect: str = "") -> Any:
     import pandas as pd
 
     rows: dict[str, dict[str, Any]] = {}
-    booked: dict[str, dict[str, float]] = {}
+    booked: dict[str, dict[str, Any]] = {}
     groups: dict[str, dict[str, int]] = {}
     reasons: dict[str, int] = {}
     lines = 0
@@ -146,18 +147,21 @@ def audit(state: Path, expect: str = "") -> Any:
         if entry["refused"]:
             row["refused"] += 1
             reasons[entry["refused"]] = reasons.get(entry["refused"], 0) + 1
-        if entry["noise"]:
-            z, sensitivity, releases = entry["noise"]
-            booked.setdefault(
-                f"{run}-{z}-{sensitivity}", {"noise_multiplier": z, "sensitivity": sensitivity, "releases": 0}
-            )
-            booked[f"{run}-{z}-{sensitivity}"]["releases"] += releases
+        if entry["noise"]:  # a node accepts one configuration per run
+            before = booked.get(run, {"releases": 0})["releases"]
+            booked[run] = entry["noise"] | {"releases": before + entry["noise"]["releases"]}
     for run, row in rows.items():
-        own = {key: value for key, value in booked.items() if key.startswith(f"{run}-")}
+        own = booked.get(run, {"releases": 0, "unit": ""})
         row["what"] = ", ".join(f"{group} {size}" for group, size in sorted(groups.get(run, {}).items()))
-        row |= {"releases": int(sum(value["releases"] for value in own.values())), "epsilon": spent(own)}
+        row |= {
+            "releases": own["releases"],
+            "unit": own["unit"],
+            "epsilon": spent({run: own}) if own["releases"] else 0.0,
+        }
+    units = {str(own["unit"]) for own in booked.values()}
+    total = {unit: spent({run: own for run, own in booked.items() if own["unit"] == unit}) for unit in sorted(units)}
     table = pd.DataFrame(rows.values())
-    table.attrs |= {"lines": lines, "hash": _head(state)["hash"], "epsilon": spent(booked), "reasons": reasons}
+    table.attrs |= {"lines": lines, "hash": _head(state)["hash"], "epsilon": total, "reasons": reasons}
     return table
 
 
@@ -200,8 +204,9 @@ def _read(path: Path, n: int, line: bytes) -> dict[str, Any]:
         number = entry["n"]
         if any(type(entry[key]) is not kind for key, kind in _KINDS.items()) or not isinstance(entry["hash"], str):
             raise ValueError("values")
-        if entry["noise"] and not all(isinstance(value, int | float) and value > 0 for value in entry["noise"]):
-            raise ValueError("noise")
+        if entry["noise"]:
+            check_booking(entry["noise"])
+            str(entry["noise"]["unit"])
         if not all(type(size) is int for size in entry["sent"].values()):
             raise ValueError("sent")
     except (ValueError, KeyError, TypeError, RecursionError) as error:

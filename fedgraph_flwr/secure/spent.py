@@ -8,6 +8,7 @@ would exceed the limit. A run without a reply, or repeated after a crash, is boo
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,8 @@ class SpentPrivacy:
             write_bytes(self.path, json.dumps(self.booked).encode())
 
     def _add(self, run: str, cfg: RunConfig, releases: int) -> None:
-        entry = self.booked.get(run, {"releases": 0})
-        entry = {
-            "noise_multiplier": cfg.privacy.noise_multiplier,
-            "sensitivity": least_sensitivity(cfg.privacy, cfg.num_clients),
-            "sampling_rate": cfg.privacy.sampling_rate,
-            "delta": cfg.privacy.delta,
-            "releases": entry["releases"] + releases,
-        }
-        after = self.booked | {run: entry}
+        before = int(self.booked.get(run, {}).get("releases", 0))
+        after = self.booked | {run: booking(cfg, before + releases)}
         if (epsilon := spent(after)) > self.limit:
             raise FedGraphError(
                 f"this node's policy allows ε ≤ {self.limit:g} at δ = {_delta(after):g} over all runs of purpose '{self.purpose}'"
@@ -73,6 +67,30 @@ class SpentPrivacy:
                 f" {spent(self.booked):.3g}"
             )
         self.booked = after
+
+
+def booking(cfg: RunConfig, releases: int) -> dict[str, float]:
+    """Return the entry of a run's releases."""
+    return {
+        "noise_multiplier": cfg.privacy.noise_multiplier,
+        "sensitivity": least_sensitivity(cfg.privacy, cfg.num_clients),
+        "sampling_rate": cfg.privacy.sampling_rate,
+        "delta": cfg.privacy.delta,
+        "releases": releases,
+    }
+
+
+def check_booking(entry: Mapping[str, Any]) -> None:
+    """Check an entry that was stored.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: it is none.
+    """
+    rate, delta = entry.get("sampling_rate", 1.0), entry.get("delta", DELTA)
+    if not (entry["noise_multiplier"] > 0 and entry["sensitivity"] > 0 and entry["releases"] >= 0):
+        raise ValueError("values")
+    if not (0 < rate <= 1 and 0 < delta < 1):
+        raise ValueError("values")
 
 
 def spent(booked: dict[str, dict[str, float]]) -> float:
@@ -100,11 +118,7 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
     try:
         booked: dict[str, Any] = json.loads(path.read_bytes())
         for entry in booked.values():
-            rate, delta = entry.get("sampling_rate", 1.0), entry.get("delta", DELTA)
-            if not (entry["noise_multiplier"] > 0 and entry["sensitivity"] > 0 and entry["releases"] >= 0):
-                raise ValueError("values")
-            if not (0 < rate <= 1 and 0 < delta < 1):
-                raise ValueError("values")
+            check_booking(entry)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise FedGraphError(
             f"{path} is not the ledger of this node's privacy: restore it, or remove it to forget what was spent"

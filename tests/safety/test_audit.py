@@ -119,17 +119,21 @@ def test_a_line_of_a_process_that_died_is_replaced(log):
     assert [entry["round"] for entry in entries] == [0, 1, 2, 2, 2, 4]
 
 
-def test_releases_with_noise_are_added_up(tmp_path):
+def test_releases_with_noise_are_added_up(tmp_path, capsys):
     """ε of two runs is that of the node's ledger of privacy."""
     entry = {"strategy": "fedavg", "phase": "train", "round": 1, "exchange": 0, "received": 10, "refused": ""}
-    for run, count in (("7", 3), ("8", 2)):
-        for _ in range(count):
-            audit.append(tmp_path, {**entry, "run": run, "sent": {"model": 40}, "noise": [2.0, 1e5, 1]})
-    found = fg.audit(tmp_path)
     one = {"noise_multiplier": 2.0, "sensitivity": 1e5}
-    assert found["epsilon"].tolist() == [spent({"a": {**one, "releases": n}}) for n in (3, 2)]
-    assert found.attrs["epsilon"] == spent({"a": {**one, "releases": 3}, "b": {**one, "releases": 2}})
-    assert found["sent"].tolist() == [120, 80]
+    for run, count, unit in (("7", 3, "client"), ("8", 2, "client"), ("9", 1, "row")):
+        for _ in range(count):
+            noise = {"unit": unit, **one, "releases": 1}
+            audit.append(tmp_path, {**entry, "run": run, "sent": {"model": 40}, "noise": noise})
+    found = fg.audit(tmp_path)
+    assert found["epsilon"].tolist() == [spent({"a": {**one, "releases": n}}) for n in (3, 2, 1)]
+    together = {"a": {**one, "releases": 3}, "b": {**one, "releases": 2}}
+    assert found.attrs["epsilon"] == {"client": spent(together), "row": found["epsilon"][2]}
+    assert found["sent"].tolist() == [120, 80, 40]
+    assert main(["audit", str(tmp_path)]) == 0
+    assert "all runs together: ε" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

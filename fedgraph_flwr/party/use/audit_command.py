@@ -33,11 +33,10 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.frames import write_frame
     from fedgraph_flwr.report.units import size
     from fedgraph_flwr.secure.audit import audit
-    from fedgraph_flwr.secure.spent import DELTA
 
     found = audit(args.state, args.expect)
     for row in found.itertuples():
-        spent = f"; {row.releases} releases with noise, ε {row.epsilon:.3g} at δ = {DELTA:g}" if row.releases else ""
+        spent = f"; {row.releases} releases with noise, ε {row.epsilon:.3g} per {row.unit}" if row.releases else ""
         print(
             f"run {sanitize(row.run, 30)} ({sanitize(row.strategy or 'refused', 40)}), {row.first} to {row.last}: {row.requests}"
             f" requests in {row.rounds} rounds, {row.refused} refused; {size(row.received)} came, {size(row.sent)} left"
@@ -45,8 +44,8 @@ def main(args: argparse.Namespace) -> int:
         )
     for reason, count in sorted(found.attrs["reasons"].items(), key=lambda pair: -pair[1]):
         print(f"refused {count} times: {sanitize(reason, 300)}")
-    if found.attrs["epsilon"]:
-        print(f"all runs together: ε {found.attrs['epsilon']:.3g} at δ = {DELTA:g}")
+    for unit, epsilon in found.attrs["epsilon"].items():
+        print(f"all runs together: ε {epsilon:.3g} per {unit}")
     if args.out is not None:
         write_frame(found, args.out)
         print(f"wrote {args.out}")
