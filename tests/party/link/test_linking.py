@@ -1008,20 +1008,37 @@ def test_a_file_without_parties_is_refused(files):
 
 
 @pytest.mark.slow
-def test_the_example_goes_from_tables_of_banks_to_predictions(tmp_path):
+@pytest.mark.parametrize("find", ["accounts", "payments"])
+def test_the_example_goes_from_tables_of_banks_to_predictions(tmp_path, find):
     """The script of `examples/banks`, shortened, in a process of its own."""
     script = ROOT / "examples" / "banks" / "between_banks.py"
-    args = ["--accounts", "240", "--seeds", "2", "--rounds", "2"]
+    args = ["--accounts", "240", "--rounds", "2", "--find", find]
+    args += (
+        ["--seeds", "2"] if find == "accounts" else ["--seeds", "1", "--features", "payments", "--amounts", "passed"]
+    )
     environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script), str(tmp_path / "work"), *args]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    table = done.stdout.partition("95 % interval over 2 seeds")[2]
-    for method in ("Local", "FedAvg", "FedGCN", "Central", "FedStruct"):
-        assert re.search(rf"^  {method} +\d+\.\d ± \d+\.\d$", table, re.M), table
+    table = done.stdout.partition("95 % interval over")[2]
+    rows = [
+        "Local",
+        "FedAvg",
+        "Central",
+        "Boosting, each bank",
+        "Boosting",
+        "Boosting, pooled",
+        "FedAvg and boosting, blended",
+    ]
+    for method in rows + (["FedGCN", "FedStruct"] if find == "accounts" else []):
+        assert re.search(rf"^  {method} +\d+\.\d ± (\d+\.\d|nan)$", table, re.M), table
     predicted = pd.read_csv(tmp_path / "work" / "a_predictions.csv")
-    accounts = pd.read_csv(tmp_path / "work" / "seed_0" / "a_accounts.csv")
-    assert sorted(predicted["id"]) == sorted(accounts["id"])
+    if find == "accounts":
+        accounts = pd.read_csv(tmp_path / "work" / "seed_0" / "a_accounts.csv")
+        assert sorted(predicted["id"]) == sorted(accounts["id"])
+    else:
+        book = pd.read_csv(tmp_path / "work" / "seed_0" / "a_payments.csv")
+        assert len(predicted) == (book["from_bank"] == "a").sum()
 
 
 def test_a_heterogeneous_file_is_refused_in_one_sentence(tmp_path, capsys):
