@@ -58,6 +58,9 @@ DATA = {
 }
 """Data of `simulations/payments_edges.yaml`, whose amounts ignore the label; rings whose members pass on 90 to 99 %."""
 
+SHORT = ["dataset.windows=[1,0.25]"]
+"""Windows of the recipe where patterns take a day, as those of the counts; else they are the default ones."""
+
 RECIPE = ["dataset.recipe=payments", "dataset.windows=[]"]
 COLUMNS = {
     "raw": ["dataset.windows=[]"],
@@ -113,7 +116,8 @@ class Cell(NamedTuple):
         data = DATA[self.data]
         network = TRAINED[data[0].removeprefix("task=")] if method in NETWORKS else []
         decay = ["train.weight_decay=0.001"] if network and "recipe" in self.columns else []
-        return [*data, *COLUMNS[self.columns], *network, *decay, *(NETWORKS | TREES)[method], f"seed={self.seed}"]
+        own = [*COLUMNS[self.columns], *(SHORT if self.data == "payments" and "recipe" in self.columns else [])]
+        return [*data, *own, *network, *decay, *(NETWORKS | TREES)[method], f"seed={self.seed}"]
 
 
 def cells(seeds: int, only: str) -> Iterator[Cell]:
