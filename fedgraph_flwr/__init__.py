@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedgraph_flwr.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedgraph_flwr.api import Run, audit, choices, compare, keys, load_run, plot, ray_session, run, worth
+    from fedgraph_flwr.api import Run, audit, blend, choices, compare, keys, load_run, plot, ray_session, run, worth
     from fedgraph_flwr.errors import FedGraphError, RunFailed
     from fedgraph_flwr.partition import api as datasets
 
@@ -22,6 +22,7 @@ __all__ = [
     "Run",
     "RunFailed",
     "audit",
+    "blend",
     "choices",
     "compare",
     "datasets",

@@ -372,6 +372,22 @@ def audit(state: str | os.PathLike[str], expect: str = "") -> "pd.DataFrame":
     return verified(Path(state), expect)
 
 
+def blend(runs: Iterable[Run | str | os.PathLike[str]], out: str | os.PathLike[str]) -> Run:
+    """Weigh the logits of finished runs by each client's validation items, and return the blend as a run with scores.
+
+    Args:
+        runs: simulations with the same data, partition, split and task, such as a network and boosting.
+        out: the new run folder; ``blend.json`` in it has the weights of each client.
+
+    Raises:
+        FedGraphError: fewer than two runs, a task without classes, runs that score other items, or runs of a fleet.
+    """
+    from fedgraph_flwr.party.use.blend import blend
+
+    blend([_run(one).path for one in runs], Path(out))
+    return Run(out)
+
+
 def plot(runs: Iterable[Run | str | os.PathLike[str]], metric: str = "accuracy") -> "Figure":
     """Plot validation (thin) and test (bold) means of a metric by round for several runs.
 

@@ -70,10 +70,7 @@ def test_units_name_the_forms_of_all_columns_of_a_recipe():
 
     recipe, zero = Recipe(), np.zeros(1, dtype=np.int64)
     book, home = Book(zero, zero + 1, zero, zero), np.zeros(2, dtype=np.int64)
-    computed = {
-        name: form
-        for name, form, _ in _node_values(book, recipe, home)
-    }
+    computed = {name: form for name, form, _ in _node_values(book, recipe, home)}
     logs = [column for column in recipe.node_columns if computed[column.name].log]
     assert len(logs) > 40
     for column in recipe.node_columns:

@@ -18,11 +18,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax
+from torch import Tensor
 
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.party.use.predict import BLEND, Predictor, load_predictor
+from fedgraph_flwr.party.use.predict import BLEND, Predictor, load_node, load_predictor
 from fedgraph_flwr.runs.prepare import check_unused
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.tasks import Task
@@ -90,13 +92,11 @@ def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
     Raises:
         FedGraphError: fewer than two runs, a task without classes, or runs that score other items.
     """
-    if len(runs) < 2:
-        raise FedGraphError(f"blend needs at least two runs, got {len(runs)}: pass two run folders or more")
-    first = load_predictor(runs[0], 0)
-    if not first.task.classes:
+    first = _of_classes(load_predictor(_several(runs)[0], 0), runs[0])
+    if first.cfg.on_fleet:
         raise FedGraphError(
-            f"{runs[0]} was trained for task={first.cfg.task.name}, and blend weighs logits of classes: pass runs with task=nodes"
-            " or task=edges"
+            f"{runs[0]} is a run of the fleet '{first.cfg.engine}', so the items are not on this machine: run"
+            " `fedgraph-flwr blend --node STATE STATE --out DIR` at each party"
         )
     cfg = replace(first.cfg, out=str(out.absolute()), rounds=1, resume="", evaluate="", tracking=[])
     cfg = replace(cfg, strategy=replace(cfg.strategy, name="blend", personal=False))
@@ -106,13 +106,10 @@ def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
     nodes: list[float] = []
     parties = range(1 if cfg.strategy.pooled else cfg.num_clients)
     for party in parties:
-        logits, task = _outputs(runs, party)
+        logits, task = _outputs([load_predictor(run, party) for run in runs], runs)
         nodes += task.graph.part.bincount().tolist() if task.graph.part.numel() else [task.graph.num_nodes]
-        found = fit([own[task.masks["val"].numpy()] for own in logits], task.y[task.masks["val"]].numpy())
-        weights[str(party)] = {"runs": found.runs.tolist(), "bias": found.bias.tolist()}
-        blended = torch.from_numpy(found.apply(logits))
-        names = task.wanted(cfg.evaluation, blended.shape[1])
-        for key, values in task.scorer(0).score(blended, names, cfg.evaluation.own).items():
+        _, weights[str(party)], own = _blended(logits, task, cfg)
+        for key, values in own.items():
             scores.setdefault(key, []).extend(values)
     recorder = Recorder(cfg)
     recorder.extra["blend"] = [str(run) for run in runs]
@@ -121,18 +118,73 @@ def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
     recorder.end_round({}, {})
     weighted = nodes if cfg.evaluation.average == "nodes" else None
     recorder.scored({"metrics": metrics.averages(scores, weighted), "clients": scores}, {}, weighted)
-    write_bytes(
-        out / BLEND, json.dumps({"runs": [str(run.absolute()) for run in runs], "weights": weights}, indent=1).encode()
-    )
+    _write(out, runs, weights)
     return recorder.finish()
 
 
-def _outputs(runs: Sequence[Path], party: int) -> tuple[list[NDArray], Task]:
+def blend_node(states: Sequence[Path], out: Path) -> dict[str, float]:
+    """Blend the models that a party's node stored, on the party's own items, and return the blend's scores.
+
+    Args:
+        states: state folders, one per run.
+        out: a new folder: `PREDICTIONS` has the blended prediction of each item, `BLEND` the weights.
+
+    Raises:
+        FedGraphError: as of `blend`, a folder without a model, or a party's graph file that is missing.
+    """
+    if out.exists():
+        raise FedGraphError(f"--out {out} exists: pass a new folder")
+    predictors = [load_node(state) for state in _several(states)]
+    first = _of_classes(predictors[0], states[0])
+    logits, task = _outputs(predictors, states)
+    blended, weights, scores = _blended(logits, task, first.cfg)
+    place = task.order.argsort() if hasattr(task, "order") else slice(None)
+    found = first.predict(first.own)
+    out.mkdir(parents=True)
+    replace(found, logits=blended[place], threshold=None).write(out / PREDICTIONS)  # type: ignore[arg-type]
+    _write(out, states, {str(first.client): weights})
+    return metrics.averages(scores)
+
+
+PREDICTIONS = "predictions.csv"
+"""File of a party's blend."""
+
+
+def _several(runs: Sequence[Path]) -> Sequence[Path]:
+    if len(runs) < 2:
+        raise FedGraphError(f"blend needs at least two runs, got {len(runs)}: pass two run folders or more")
+    return runs
+
+
+def _of_classes(first: Predictor, run: Path) -> Predictor:
+    if not first.task.classes:
+        raise FedGraphError(
+            f"{run} was trained for task={first.cfg.task.name}, and blend weighs logits of classes: pass runs with task=nodes"
+            " or task=edges"
+        )
+    return first
+
+
+def _blended(logits: Sequence[NDArray], task: Task, cfg: RunConfig) -> tuple[Tensor, dict[str, Any], dict[str, Any]]:
+    """Return the blended logits of a party's items [V, C], its weights, and its scores."""
+    found = fit([own[task.masks["val"].numpy()] for own in logits], task.y[task.masks["val"]].numpy())
+    blended = torch.from_numpy(found.apply(logits))
+    names = task.wanted(cfg.evaluation, blended.shape[1])
+    scores = task.scorer(0).score(blended, names, cfg.evaluation.own)
+    return blended, {"runs": found.runs.tolist(), "bias": found.bias.tolist()}, scores
+
+
+def _write(out: Path, runs: Sequence[Path], weights: dict[str, Any]) -> None:
+    held = {"runs": [str(run.absolute()) for run in runs], "weights": weights}
+    write_bytes(out / BLEND, json.dumps(held, indent=1).encode())
+
+
+def _outputs(predictors: Sequence[Predictor], runs: Sequence[Path]) -> tuple[list[NDArray], Task]:
     """Return the logits of a party's own items by each run, and the task of the first."""
     logits: list[NDArray] = []
     known: Task | None = None
-    for run in runs:
-        predictor: Predictor = load_predictor(run, party)
+    for predictor, run in zip(predictors, runs, strict=True):
+        party = predictor.client
         if predictor.own is None:
             raise FedGraphError(f"{run}: the graph of client {party} is missing: restore the folder of client files")
         found, task = predictor.items(predictor.own)

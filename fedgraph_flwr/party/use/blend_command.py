@@ -4,11 +4,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.errors import FedGraphError
+
 _EPILOG = """\
 Each party fits one weight per run on its validation items (logistic regression on the logits) and scores the sum on its test
 items. The new folder is a run folder: report and compare read it. blend.json has the weights of each party.
-example:
+On a fleet, each party blends the models that its node stored: the new folder has predictions.csv and blend.json.
+examples:
   fedgraph-flwr blend runs/fedavg runs/boosting --out runs/blend
+  fedgraph-flwr blend --node state/1203 state/1204 --out blend     # at a party; needs no server
 """
 
 
@@ -20,16 +24,27 @@ def register(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders of simulations on the same data")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders of simulations on the same data")
+    parser.add_argument(
+        "--node", nargs="+", type=Path, metavar="DIR", help="state folders of a party's runs, instead of RUN"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="new run folder")
     parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``blend``."""
-    from fedgraph_flwr.party.use.blend import blend
+    from fedgraph_flwr.party.use.blend import PREDICTIONS, blend, blend_node
     from fedgraph_flwr.runs.folder import headline_score
 
+    if args.node and args.runs:
+        raise FedGraphError("blend takes run folders or --node, not both: leave one out")
+    if args.node:
+        for name, value in blend_node(args.node, args.out).items():
+            if name.startswith("test_") and "_by_" not in name:
+                print(f"{name}: {value:.4f}")
+        print(f"wrote {args.out / PREDICTIONS}")
+        return 0
     summary = blend(args.runs, args.out)
     print(f"headline: {summary['headline']} = {headline_score(summary):.4f} (chance level {summary['chance']:.4f})")
     print(f"results: {args.out}")

@@ -1,8 +1,10 @@
 """`fedgraph-flwr blend`: weights of runs by each party's validation items."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.optimize import minimize
@@ -10,10 +12,14 @@ from sklearn.linear_model import LogisticRegression
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.party.use.blend import Weights, blend, fit
-from fedgraph_flwr.party.use.predict import load_predictor
+from fedgraph_flwr.party.use.predict import load_node, load_predictor
+from fedgraph_flwr.runs.prepare import with_folder
 
 RNG = np.random.default_rng(0)
 Y = (RNG.random(400) < 0.3).astype(np.int64)
@@ -87,6 +93,8 @@ def test_a_blend_is_a_run_folder_with_scores_of_each_partys_weights(runs, tmp_pa
         scores.append(metrics.accuracy(mixed[chosen], graph.y.numpy()[chosen]))
     assert summary["test_accuracy"] == pytest.approx(np.mean(scores))
     assert len(fg.compare([out, runs[0].out, runs[1].out])) == 3
+    again = fg.blend([fg.load_run(runs[0].out), runs[1].out], tmp_path / "again")
+    assert again.summary["test_accuracy"] == summary["test_accuracy"]
     assert fg.Run(out).report().stat().st_size > 1000
     with pytest.raises(FedGraphError, match="is a blend of other runs and holds no model"):
         load_predictor(out, 0)
@@ -94,13 +102,95 @@ def test_a_blend_is_a_run_folder_with_scores_of_each_partys_weights(runs, tmp_pa
         blend([one.out for one in runs], out)
 
 
-def test_what_cannot_be_blended_is_named(runs, run, tmp_path):
+def test_what_cannot_be_blended_is_named(runs, run, tmp_path, monkeypatch):
     other = run("rounds=1", sizes=(60, 60, 60), seed=5)
     with pytest.raises(FedGraphError, match="score other items of client 0"):
         blend([runs[0].out, other.out], tmp_path / "no")
+    read = load_predictor(runs[0].out, 0)
+    of_fleet = replace(read, cfg=replace(read.cfg, engine="banks"))
+    with monkeypatch.context() as patched:
+        patched.setattr("fedgraph_flwr.party.use.blend.load_predictor", lambda *_: of_fleet)
+        with pytest.raises(
+            FedGraphError, match=r"is a run of the fleet 'banks'.* blend --node STATE STATE --out DIR` at each"
+        ):
+            blend([runs[0].out, other.out], tmp_path / "no")
     with pytest.raises(FedGraphError, match="at least two runs, got 1"):
         blend([runs[0].out], tmp_path / "no")
     numbers = run("task=nodes-regression", "dataset=planted-regression", "rounds=1", "dataset.nodes=60")
     with pytest.raises(FedGraphError, match="weighs logits of classes"):
         blend([numbers.out, numbers.out], tmp_path / "no")
     assert not (tmp_path / "no").exists()
+
+
+@pytest.fixture
+def states(tmp_path, monkeypatch):
+    """Folders of one node's states after a network and after boosting."""
+    paths = [tmp_path / f"a_{kind}.csv" for kind in ("nodes", "edges")]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2))
+    label = np.where(x[:, 0] + rng.normal(size=200) > 0, "yes", "no")
+    rows = [f"n{i},{a:.3f},{b:.3f},{y}" for i, ((a, b), y) in enumerate(zip(x, label, strict=True))]
+    paths[0].write_text("\n".join(["id,a,b,label", *rows]) + "\n")
+    ends = rng.integers(200, size=(500, 2))
+    paths[1].write_text("\n".join(["source,target", *(f"n{s},n{t}" for s, t in ends)]) + "\n")
+    file = tmp_path / "parts" / "client_0000.safetensors"
+    tables = [
+        "--nodes",
+        str(paths[0]),
+        "--edges",
+        str(paths[1]),
+        "--classes",
+        "no,yes",
+        "--client",
+        "0",
+        "--num-clients",
+        "1",
+    ]
+    assert main(["import", *tables, "--out", str(file)]) == 0
+    (policy := tmp_path / "policy.yaml").write_text("min_nodes: 0\n")
+    found = []
+    for name in ("network", "trees"):
+        state = tmp_path / name
+        config = {"graph": str(file), "state": str(state), "policy": str(policy)}
+
+        def call(self, message, config=config):
+            node = message.metadata.dst_node_id
+            self.contexts[node].node_config = config
+            session.forget(self.run_id)
+            return self.app(message, self.contexts[node])
+
+        monkeypatch.setattr(InlineGrid, "_call", call)
+        method = (
+            ["rounds=5", "model.hidden=8"]
+            if name == "network"
+            else ["strategy=boosting", "strategy.min_data_in_leaf=5"]
+        )
+        cfg = with_folder(
+            compose([f"graph={file.parent}", "num_clients=1", *method, f"out={tmp_path / f'run_{name}'}"])
+        )
+        run_inline(cfg)
+        found.append(state)
+    return found
+
+
+def test_a_party_blends_the_models_of_its_own_state(states, tmp_path, capsys):
+    out = tmp_path / "blend"
+    assert main(["blend", "--node", *map(str, states), "--out", str(out)]) == 0
+    assert "test_accuracy: " in capsys.readouterr().out
+    own = json.loads((out / "blend.json").read_text())["weights"]["0"]
+    both = [load_node(state) for state in states]
+    logits = [one.items(one.own)[0].numpy() for one in both]
+    mixed = Weights(np.array(own["runs"]), np.array(own["bias"])).apply(logits)
+    table = pd.read_csv(out / "predictions.csv")
+    assert table["id"].tolist() == [f"n{i}" for i in range(200)]
+    np.testing.assert_allclose(table["p_yes"], torch.from_numpy(mixed).softmax(1)[:, 1], rtol=1e-9)
+    for args, match in (
+        (["--node", str(states[0]), "--out", str(tmp_path / "no")], "at least two runs, got 1"),
+        (
+            [str(states[0]), "--node", *map(str, states), "--out", str(tmp_path / "no")],
+            "run folders or --node, not both",
+        ),
+        (["--node", *map(str, states), "--out", str(out)], "exists: pass a new folder"),
+    ):
+        assert main(["blend", *args]) == 2
+        assert match in capsys.readouterr().err
