@@ -5,7 +5,8 @@
     python -m benchmarks.payments_worth table                   write the table of the stored cells
 
 Average precision on test items in %, at the best validation round, mean over banks. ``Blend`` weighs FedAvg and Boosting by each
-bank's validation items. Rows are in ``simulations/results/payments_worth.csv``, the table in ``payments_worth.md`` beside it.
+bank's validation items. Rows are in ``simulations/results/payments_worth.csv``, the table in ``payments_worth.md`` beside it, its
+means in ``docs/tasks.md``.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -28,6 +30,8 @@ from fedgraph_flwr.evaluation.intervals import Interval, interval, paired
 from fedgraph_flwr.party.use.blend import blend
 
 RESULTS = Path(__file__).parents[1] / "simulations" / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "tasks.md"
+MARKS = "<!-- worth: made by python -m benchmarks.payments_worth table -->", "<!-- end -->"
 FIELDS = [
     "data",
     "columns",
@@ -83,7 +87,7 @@ TREES = {
 NETWORKS = {"FedAvg": ["strategy=fedavg"], "Local": ["strategy=local"], "Central": ["strategy=central"]}
 TRAINED = {
     "nodes": ["model=sage", "rounds=60", "evaluation.every=5"],
-    "edges": ["rounds=150", "train.lr=0.02", "model.hidden=32", "evaluation.every=5", "evaluation.patience=40"],
+    "edges": ["rounds=150", "train.lr=0.02", "model.hidden=32", "evaluation.every=5"],
 }
 BLENDS = {"Blend": "", "Blend, trees on the recipe": "recipe"}
 """Name of a blend of FedAvg and Boosting, and the columns of its trees; empty: those of the row."""
@@ -255,6 +259,29 @@ def table(rows: Rows) -> str:
     return "\n".join(text)
 
 
+def means(rows: Rows) -> str:
+    """Return the Markdown table of means over seeds, without intervals."""
+    methods = [method for method in METHODS if any(key[2] == method for key in rows)]
+    text = [f"| data | columns | {' | '.join(methods)} |", f"|---|---|{'---|' * len(methods)}"]
+    for data, kinds in BY_DATA.items():
+        for columns in kinds:
+            found = [
+                [100 * float(row["test"]) for key, row in rows.items() if key[:3] == (data, columns, method)]
+                for method in methods
+            ]
+            if any(found):
+                text.append(
+                    f"| {data} | {columns} | {' | '.join(f'{fmean(own):.1f}' if own else '' for own in found)} |"
+                )
+    return "\n".join(text)
+
+
+def write_page(rows: Rows, page: Path) -> None:
+    """Put the means between the marks of a page."""
+    before, _, rest = page.read_text().partition(MARKS[0])
+    page.write_text(f"{before}{MARKS[0]}\n{means(rows)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+
+
 def main() -> None:
     """Run cells, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -269,6 +296,8 @@ def main() -> None:
     if args.what == "run":
         run(args.seeds, args.only, path)
     path.with_suffix(".md").write_text(table(stored(path)))
+    if path.parent == RESULTS:
+        write_page(stored(path), PAGE)
 
 
 if __name__ == "__main__":
