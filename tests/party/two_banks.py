@@ -38,8 +38,8 @@ def payments():
     )
 
 
-def books(folder, rows, *recipe):
-    """Import each bank's rows and link them."""
+def books(folder, rows, *recipe, share=""):
+    """Import each bank's rows and link them, with the columns that are shared."""
     folder.mkdir()
     for number, bank in enumerate(BANKS):
         pd.DataFrame({"id": [f"{bank}{n}" for n in range(EACH)], "age": range(EACH)}).to_csv(
@@ -63,5 +63,5 @@ def books(folder, rows, *recipe):
             main([*args, "--client", str(number), "--num-clients", "2", "--out", f"{folder / bank}.safetensors"]) == 0
         )
     files = [f"{folder / bank}.safetensors" for bank in BANKS]
-    assert main(["link", "--simulate", *files, "--out", str(folder / "linked")]) == 0
+    assert main(["link", "--simulate", *files, "--share", share, "--out", str(folder / "linked")]) == 0
     return folder / "linked"

@@ -1,14 +1,14 @@
 """Rows of a day's edge table at a party: between its own accounts, with accounts of other parties, and rows without a score.
 
-An account of another party becomes a node without features, as in training. It is the one of the party's stored records if its
-book names it, else a new one. A row that cannot be scored is listed with its reason; the others are scored.
+An account of another party becomes a node without features, as in training. It is a stored one if the party's
+file names it, else a new one. A row that cannot be scored is listed with its reason; the others are scored.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
@@ -26,7 +26,7 @@ class Day:
     Attributes:
         rows: positions of the rows that can be scored, ascending [K].
         ends: their sources and targets [2, K]: own nodes below N, then accounts of other parties, of the stored book first.
-        far: party and id of each account of another party, as `book_ids` has them.
+        far: party and id of each account of another party, those that the party's file names first (`known_far`).
         left_out: position and reason of every other row.
     """
 
@@ -66,7 +66,7 @@ def divide(links: Any, columns: Any, index: Any, rule: PartyRule | None, stored:
     texts = [as_words(links[end]) for end in (columns.source, columns.target)]
     places = [np.asarray(index.get_indexer(words), dtype=np.int64) for words in texts]
     mine = [np.ones(len(links), dtype=bool)] * 2
-    far = unpack_words(stored.book_ids) if rule and len(stored.book_ids) else np.zeros(0, dtype=str)
+    far = known_far(stored) if rule else np.zeros(0, dtype=str)
     reasons = np.full(len(links), "", dtype=object)
     if rule is not None:
         forms = index.__class__(normal_ids(index.to_numpy(), rule.id_form))
@@ -113,39 +113,43 @@ def _mark_unknown(reasons: NDArray[Any], rows: NDArray[np.bool_], words: NDArray
     reasons[chosen] = [f"names '{sanitize(words[row], 40)}', which is not an id of {where}" for row in chosen]
 
 
-def global_ids(stored: ClientGraph, far: Sequence[str], first: int) -> Ints:
-    """Return the global id of each account of another party: that of stored edges if records show it, else new ones.
+def known_far(stored: Any) -> NDArray[np.str_]:
+    """Return party and id of the accounts of other parties that a graph names: those of its book, then at its cut edges."""
+    book = unpack_words(stored.book_ids) if len(stored.book_ids) else np.zeros(0, dtype=str)
+    linked = unpack_words(stored.far_name) if len(stored.far_name) else np.zeros(0, dtype=str)
+    return np.concatenate([book, np.setdiff1d(linked[linked != ""], book)])
 
-    An edge between parties and a record of the book are the same if own account, direction and time are, and no other has them.
+
+def global_ids(stored: ClientGraph, far: NDArray[np.str_], first: int) -> Ints:
+    """Return the global id of each account of another party: that of its file (``far_name``), else new ones.
 
     Args:
         stored: the party's graph.
-        far: accounts of other parties, those of the stored book first.
+        far: party and id of the accounts.
         first: the first new global id.
     """
-    import pandas as pd
-
     ids = first + np.arange(len(far), dtype=np.int64)
-    if not stored.book.numel() or not stored.cut_out_edge_time.numel() + stored.cut_in_edge_time.numel():
+    if not len(stored.far_name) or not far.size:
         return ids
-    n, (source, target, time, _) = stored.num_nodes, stored.book.numpy()
-    out = target >= n
-    rows = np.flatnonzero((source >= n) | out)
-    records = pd.DataFrame(
-        {
-            "own": np.where(out, source, target)[rows],
-            "out": out[rows],
-            "time": time[rows],
-            "far": np.where(out, target, source)[rows] - n,
-        }
-    )
-    parts = [(stored.cut_out, stored.cut_out_edge_time, True), (stored.cut_in, stored.cut_in_edge_time, False)]
-    edges = pd.concat(
-        pd.DataFrame({"own": cut[0].numpy(), "out": leaves, "time": times.numpy(), "id": cut[1].numpy()})
-        for cut, times, leaves in parts
-    )
-    key = ["own", "out", "time"]
-    both = [table[~table.duplicated(key, keep=False)] for table in (records, edges)]
-    found = both[0].merge(both[1], on=key).drop_duplicates("far")
-    ids[found["far"].to_numpy()] = found["id"].to_numpy()
+    names = unpack_words(stored.far_name)
+    order = np.argsort(names)
+    place = order[np.searchsorted(names, far, sorter=order).clip(max=names.size - 1)]
+    known = names[place] == far
+    ids[known] = stored.far_id.numpy()[place[known]]
     return ids
+
+
+def far_names_of(stored: ClientGraph) -> NDArray[np.str_]:
+    """Return party and id of the far ends of stored edges to other parties: outgoing cut edges, incoming ones, and records."""
+    cut = torch.cat([stored.cut_out[1], stored.cut_in[1]]).numpy()
+    names = np.char.add("#", cut.astype(str))  # of accounts whose names the party does not know
+    if len(stored.far_name):
+        held = unpack_words(stored.far_name)[np.searchsorted(stored.far_id.numpy(), cut)]
+        names = np.where(held == "", names, held)
+    if not stored.foreign_id.numel():
+        return names
+    form = stored.linking.get("form", "ids text").partition(";")[0].removeprefix("ids ")
+    parties = np.array(stored.linking["parties"], dtype=str)[stored.foreign[1].numpy()]
+    return np.concatenate(
+        [names, np.char.add(np.char.add(parties, BETWEEN), normal_ids(unpack_words(stored.foreign_id), form))]
+    )

@@ -26,7 +26,7 @@ from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_
 from fedgraph_flwr.party.tables.nodes import Ids
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns, edge_feature_columns, edge_types, feature_columns
-from fedgraph_flwr.party.use.day import Day, divide, global_ids, rule_of
+from fedgraph_flwr.party.use.day import Day, divide, far_names_of, global_ids, rule_of
 from fedgraph_flwr.tasks.edges import ENTERING
 
 SAVED = (".pt", ".pth")
@@ -251,7 +251,9 @@ def _joined(
     added: Mapping[str, Tensor] = {}
     if stored.has_edge_data:
         joined = edge_data(links, carried, columns, where[1], treatment)
-        joined, of_nodes = _computed(joined, ends, links, columns, stored, k, where, treatment)
+        joined, of_nodes = _computed(
+            joined, ends, links, columns, stored, k, day.far if day else old.index[:0].to_numpy(str), where, treatment
+        )
         x = torch.cat([x, of_nodes[torch.from_numpy(rows)]], dim=1)
         added = joined.fields
     inner = (ends < n + k).all(0).nonzero().view(-1)
@@ -309,6 +311,7 @@ def _computed(
     columns: Columns,
     stored: Graph,
     new: int,
+    known: np.ndarray,
     where: tuple[str, str, str],
     treatment: Treatment,
 ) -> tuple[EdgeData, Tensor]:
@@ -321,6 +324,7 @@ def _computed(
         columns: roles of their columns.
         stored: the party's graph of N nodes.
         new: number of new nodes.
+        known: party and id of the accounts of other parties, from N + new on.
         where: files of nodes and edges, and the graph's name.
         treatment: column options.
     """
@@ -341,26 +345,26 @@ def _computed(
             found = node_columns(book, recipe, nodes, until=stored.own_columns.get("until"))
             of_nodes = torch.from_numpy(np.ascontiguousarray(found))
     elif columns.seconds:
-        far, far_time = _ends_elsewhere(stored, nodes)
-        others = int(far.max(initial=nodes - 1)) + 1 - nodes  # accounts of other parties in the new rows follow them
-        own = ends.where(ends < nodes, ends + others).numpy()
-        both = np.concatenate([stored.edge_index.numpy(), far, own], axis=1)
+        far, far_time = _ends_elsewhere(stored, nodes, known)
+        both = np.concatenate([stored.edge_index.numpy(), far, ends.numpy()], axis=1)
         time = np.concatenate([stored.edge_time.numpy(), far_time, joined.fields["edge_time"].numpy()])
         counts = log_counts(both, time, columns.seconds)[-ends.size(1) :] if ends.size(1) else np.zeros((0, 0))
         joined = with_columns(joined, torch.from_numpy(counts))
     return joined, of_nodes
 
 
-def _ends_elsewhere(stored: Graph, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ends [2, K] and times [K] of stored edges to and from other parties; their nodes count from ``start``."""
+def _ends_elsewhere(stored: Graph, start: int, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return ends [2, K] and times [K] of stored edges to and from other parties.
+
+    Their accounts count from ``start``, those of ``known`` first.
+    """
     if not isinstance(stored, ClientGraph):
         return np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
     parts = stored.cut_out, stored.cut_in, stored.foreign
-    ids = [f"{node}" for cut in parts[:2] for node in cut[1].tolist()]
-    if stored.foreign_id.numel():  # records that are not matched count, too, as at import
-        names = unpack_words(stored.foreign_id)
-        ids += [f"{party}\x1f{name}" for party, name in zip(stored.foreign[1].tolist(), names, strict=True)]
-    far = start + np.unique(np.array(ids, dtype=str), return_inverse=True)[1].astype(np.int64)
+    names = far_names_of(stored)  # records that are not matched count, too, as at import
+    every = np.concatenate([known, np.setdiff1d(names, known)])
+    order = np.argsort(every)
+    far = start + order[np.searchsorted(every, names, sorter=order)]
     own = torch.cat([part[0] for part in parts]).numpy()
     leaves = np.concatenate([np.repeat([True, False], [p.size(1) for p in parts[:2]]), stored.foreign_out.numpy()])
     time = torch.cat([stored.cut_out_edge_time, stored.cut_in_edge_time, stored.foreign_edge_time]).numpy()
@@ -381,7 +385,7 @@ def _with_cut_edges(
     """
     new, count = graph.num_nodes - stored.num_nodes, stored.num_global_nodes
     fresh, start = torch.arange(count, count + new), graph.edge_index.size(1)
-    far = torch.from_numpy(global_ids(stored, day.far.tolist(), count + new))
+    far = torch.from_numpy(global_ids(stored, day.far, count + new))
     cut: dict[str, Any] = {}
     for key, rows in zip(("cut_out", "cut_in"), day.of(graph.num_nodes)[1:], strict=True):
         at = torch.from_numpy(np.flatnonzero(rows))

@@ -14,13 +14,14 @@ from fedgraph_flwr.tasks.edges import ENTERING
 from tests.party.two_banks import books, payments
 
 
-@pytest.fixture(scope="module", params=["plain", "recipe"])
+@pytest.fixture(scope="module", params=["plain", "recipe", "shared"])
 def work(request, tmp_path_factory):
     """A trained run on the first 240 payments, all of them linked in another folder, and the last ones as bank A sees them."""
     folder = tmp_path_factory.mktemp("day")
-    rows, recipe = payments(), [] if request.param == "plain" else ["--features", "payments"]
-    history = books(folder / "history", rows[:240], *recipe)
-    whole = books(folder / "whole", rows, *recipe)
+    forms = {"plain": [], "recipe": ["--features", "payments"], "shared": ["--windows", "2"]}
+    rows, recipe, share = payments(), forms[request.param], "age:exact" if request.param == "shared" else ""
+    history = books(folder / "history", rows[:240], *recipe, share=share)
+    whole = books(folder / "whole", rows, *recipe, share=share)
     run = fg.run(
         task="edges",
         graph=str(history),
@@ -48,19 +49,14 @@ def predict(work, table, out, *words):
 
 
 def test_rows_that_name_another_bank_are_scored_as_in_an_import_of_all_rows(work, tmp_path):
-    """Out of bank A and into it, in the table's order; the whole linked file has the same model's logits at the same times.
-
-    Without a recipe the bank keeps no book of names, so another bank's account is a new one each day.
-    """
-    run, whole, day, _, form = work
+    """Out of bank A and into it, in the table's order; the whole linked file has the same model's logits at the same times."""
+    run, whole, day, *_ = work
     assert {"A", "B"} == set(day["from_bank"]) == set(day["to_bank"])
     code, found = predict(work, day.iloc[::-1], tmp_path)
     assert code == 0
     assert found["edge"].tolist() == day["ref"].tolist()[::-1]
     assert found[["source", "target"]].to_numpy().tolist() == day[["source", "target"]].to_numpy().tolist()[::-1]
     assert found["p_yes"].between(0, 1).all()
-    if form == "plain":
-        return
     predictor = load_predictor(run.path, 0)
     graph = ClientGraph.load(sorted(whole.glob("*.safetensors"))[0])
     graph = replace(graph, schema={**graph.schema, ENTERING: True}, edge_split=graph.edge_split[:0])
