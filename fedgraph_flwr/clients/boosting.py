@@ -23,6 +23,7 @@ from fedgraph_flwr.clients.outputs import outputs_of
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.data.far_ends import neighbour_means
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import boosting
 from fedgraph_flwr.methods.boosting import (
@@ -101,6 +102,11 @@ class BoostingClient(GraphClient):
         params = method_params(cls, cfg)
         if params.mode == "bagging":
             lightgbm_trees.lightgbm()
+        if params.neighbours and (params.inputs == "embeddings" or not kind_of(cfg).far_ends):
+            raise FedGraphError(
+                f"strategy.neighbours=true reads columns of the neighbours of nodes, got task={cfg.task.name} and"
+                f" strategy.inputs={params.inputs}: leave it out"
+            )
         if (params.inputs == "columns") != (not params.run):
             raise FedGraphError(
                 f"strategy.inputs={params.inputs} with strategy.run={params.run or chr(39) * 2}: pass the run folder of a model"
@@ -126,7 +132,10 @@ class BoostingClient(GraphClient):
         return (self._plain() if self.params.inputs == "columns" else None), None
 
     def _plain(self) -> Floats:
-        return self.task.columns().double().clamp(-LARGEST, LARGEST).cpu().numpy()
+        columns = self.task.columns().double()
+        if self.params.neighbours:
+            columns = torch.cat([columns, neighbour_means(self.graph)], dim=1)
+        return columns.clamp(-LARGEST, LARGEST).cpu().numpy()
 
     @property
     def x(self) -> Floats:

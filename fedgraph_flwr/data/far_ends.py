@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -383,3 +384,25 @@ def with_far_ends(graph: ClientGraph) -> ClientGraph:
         node_id=torch.cat([graph.node_id, foreign]),
         **data,
     )
+
+
+def neighbour_means(graph: ClientGraph) -> Tensor:
+    """Return the mean columns of the nodes with an edge to each node, and of those that it has an edge to, float64 [N, 2 F].
+
+    A repeated edge counts as often. Columns that a far end does not share count as unknown. NaN without known ones.
+    """
+    n, x = graph.num_nodes, graph.x.double()
+    if graph.far:
+        start, every = graph.far["marks"], torch.arange(graph.num_features)
+        far, absent = x[:, start] == 1, x[:, start + 1] == 1
+        marks = (every == start) | (every == start + 1)
+        given = torch.isin(every, torch.tensor(graph.far["places"], dtype=torch.int64))
+        x = x.masked_fill(far[:, None] & ~(given | marks), torch.nan).masked_fill(absent[:, None] & ~marks, torch.nan)
+    known, values = (~x.isnan()).double().numpy(), x.nan_to_num().numpy()
+    source, target = graph.edge_index.numpy()
+    means = []
+    for near, other in ((target, source), (source, target)):
+        edges = sp.csr_matrix((np.ones(near.size), (near, other)), shape=(n, n))
+        count = edges @ known
+        means.append(np.divide(edges @ values, count, out=np.full(count.shape, np.nan), where=count > 0))
+    return torch.from_numpy(np.concatenate(means, axis=1))

@@ -7,7 +7,7 @@ import torch
 from fedgraph_flwr.clients.fedgcn import FedGCNClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.checks import check_file
-from fedgraph_flwr.data.far_ends import LEVELS, Column, far_rows, with_far_ends, with_shares
+from fedgraph_flwr.data.far_ends import LEVELS, Column, far_rows, neighbour_means, with_far_ends, with_shares
 from fedgraph_flwr.data.features import SUM, Recipe, form_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.errors import FedGraphError
@@ -178,3 +178,27 @@ def test_a_share_that_cannot_be_is_refused(overrides, message):
 
     with pytest.raises(FedGraphError, match=message):
         kind_of(cfg)(cfg, make(load(cfg.dataset, seed=0, num_clients=2), cfg)[0])
+
+
+def test_means_over_neighbours_are_those_of_a_loop():
+    """Columns that a far end does not share are left out, and so are all of an account below the floor."""
+    graph = random_graph()
+    degree = graph.edge_index.reshape(-1).bincount(minlength=NODES)
+    floor = int(degree.median())
+    one = shared("1:exact", floor=floor)[0]
+    whole = with_far_ends(one)
+    found = neighbour_means(whole)
+    source, target = whole.edge_index.tolist()
+    for node in (0, 3, one.num_nodes - 1):
+        for half, (near, other) in enumerate(((target, source), (source, target))):
+            ends = [b for a, b in zip(near, other, strict=True) if a == node]
+            read = [
+                graph.x[whole.node_id[b], 1].item()
+                for b in ends
+                if b < one.num_nodes or degree[whole.node_id[b]] >= floor
+            ]
+            assert found[node, half * whole.num_features + 1].item() == pytest.approx(np.mean(read))
+            own = [graph.x[whole.node_id[b], 0].item() for b in ends if b < one.num_nodes]
+            assert found[node, half * whole.num_features].item() == pytest.approx(
+                np.mean(own) if own else np.nan, nan_ok=True
+            )

@@ -489,6 +489,8 @@ class Predictor(TaskPredictor):
         nodes, edges = self.feature_names(graph)
         ends = [f"{end} {name}" for end in ("source", "target") for name in nodes]
         found = [*edges, *ends] if self.predicts_edges else nodes
+        if self.cfg.strategy.params.get("neighbours"):
+            found = [*found, *(f"mean of {end} {name}" for end in ("sources", "targets") for name in nodes)]
         inputs = self.cfg.strategy.params.get("inputs", "columns")
         outputs = [f"output {number}" for number in range(self.width)] if inputs != "columns" else []
         return [*(found if inputs != "embeddings" else []), *outputs]
