@@ -89,13 +89,19 @@ def _check_plain(graph: Graph, finite: bool) -> None:
 def _check_own(graph: Graph) -> None:
     """Check the columns of the party's own records, and the book."""
     own = graph.own_columns
-    if not isinstance(own, dict) or set(own) - {"edges", "nodes", "recipe", "until"}:
-        raise FedGraphError(f"own_columns must have the keys edges, nodes, recipe and until, got {own!r}")
+    if not isinstance(own, dict) or set(own) - {"edges", "nodes", "recipe", "until", "told"}:
+        raise FedGraphError(f"own_columns must have the keys edges, nodes, recipe, until and told, got {own!r}")
     for key, width in (("edges", graph.num_edge_features), ("nodes", graph.num_features)):
         if type(count := own.get(key, 0)) is not int or not 0 <= count <= width:
             raise FedGraphError(f"own_columns has {key} {count!r}, expected a number of columns from 0 to {width}")
     if type(own.get("until", 0)) is not int:
         raise FedGraphError(f"own_columns has until {own['until']!r}, expected a time in whole seconds")
+    pairs, width = own.get("told", []), graph.num_edge_features
+    if not isinstance(pairs, list) or any(
+        not isinstance(pair, list) or len(pair) != 2 or any(type(p) is not int or not 0 <= p < width for p in pair)
+        for pair in pairs
+    ):
+        raise FedGraphError(f"own_columns has told {pairs!r}, expected pairs of columns from 0 to {width - 1}")
     if own.get("recipe") is not None:
         Recipe.from_dict(own["recipe"], "own_columns")
     if graph.book.numel():
@@ -141,7 +147,7 @@ def _check_far(graph: ClientGraph) -> None:
     for key in ("names", "forms"):
         if not isinstance(far[key], list) or len(far[key]) != len(places):
             raise FedGraphError(f"far has {key} {far[key]!r}, expected a text for each of {len(places)} columns")
-    _tensor(graph.far_x, "far_x", torch.float32, (count, len(places)))
+    _tensor(graph.far_x, "far_x", torch.float32, (count, len(places)) if places else (None, 0))
     if bool(graph.far_x.isinf().any()):
         raise FedGraphError("far_x must hold numbers, or NaN where an account has none; it has an infinite value")
 

@@ -2,7 +2,8 @@
 
     partition.share=[n_in, "sum_*:exact", "flag:eps=1"]         link --share n_in,sum_*:exact,flag:eps=1
 
-Each entry names columns of nodes (a pattern, or a column's number) and how their owner protects the values:
+Each entry names columns of nodes (a pattern, or a column's number), or with ``edges.`` columns of the recipe that describe an end
+of an edge, such as ``edges.n_in_2d`` for ``n_in_source_2d`` and ``n_in_target_2d``, and how their owner protects the values:
 
     buckets    (default) rounded down to a power of two: 1 + value of columns that are ln(1 + value), else the size of the value
     exact      unchanged
@@ -10,6 +11,9 @@ Each entry names columns of nodes (a pattern, or a column's number) and how thei
                other. One account's value of one column is E-differentially private towards the receiver; ε of an account is the
                sum over such columns. The draw depends on the owner's secret, the account and the true level only, so that a
                repetition tells nothing new.
+
+Columns of edges look back, so that they are told as of each edge, exact or in buckets. The party at the other end reads those of
+the far end in the place of its own (`told_places`), and 0 for an account below the floor.
 
 A party's file lists its far ends (``far_id``) with these values (``far_x``; NaN for an account of fewer records than its owner's
 floor). `with_far_ends` adds them to the graph as nodes: unknown columns are 0, and two more columns mark a far end, and a far end
@@ -28,13 +32,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgraph_flwr.data.features import Form, form_of
+from fedgraph_flwr.data.features import Book, Form, form_of, receivers_columns
 from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.schema import NODE, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 EXACT, BUCKETS, EPSILON = "exact", "buckets", "eps="
+EDGES = "edges."
+"""Prefix of columns of edges in entries and names."""
 
 MARKS = 2
 """Number of columns that mark far ends: any, and those without values."""
@@ -81,6 +87,10 @@ class Entry:
             raise FedGraphError(
                 f"share: '{text}' has form '{form}', expected {EXACT}, {BUCKETS} or eps=E with E above 0 and at most"
                 f" {MOST_EPSILON:g}"
+            )
+        if made.pattern.startswith(EDGES) and form not in (EXACT, BUCKETS):
+            raise FedGraphError(
+                f"share: '{text}' tells each edge, so that ε of an account grows: set {EXACT} or {BUCKETS}"
             )
         return made
 
@@ -209,6 +219,8 @@ def shared_columns(graph: Graph, share: Sequence[str] | str) -> list[Column]:
     forms = {column.name: form_of(column) for column in (recipe.node_columns if recipe else ())}
     found: dict[int, Column] = {}
     for entry in parse_share(share):
+        if entry.pattern.startswith(EDGES):
+            continue
         places = [place for place, name in enumerate(names) if fnmatch.fnmatchcase(name, entry.pattern)]
         if not places and entry.pattern.isdigit() and int(entry.pattern) < len(names):
             places = [int(entry.pattern)]
@@ -218,6 +230,78 @@ def shared_columns(graph: Graph, share: Sequence[str] | str) -> list[Column]:
             log = forms.get(names[place])
             found.setdefault(place, Column(names[place], place, entry.form, log if log and log.log else None))
     return [found[place] for place in sorted(found)]
+
+
+def shared_records(graph: Graph, share: Sequence[str] | str) -> list[tuple[Column, Column]]:
+    """Return the columns of edges that ``share`` names, each for the source and for the target, by position in ``edge_attr``.
+
+    Raises:
+        FedGraphError: an entry names no column of the recipe.
+    """
+    entries = [entry for entry in parse_share(share) if entry.pattern.startswith(EDGES)]
+    if not entries:
+        return []
+    recipe = recipe_of(graph)
+    columns = {column.name: column for column in (recipe.edge_columns if recipe else ())}
+    place = {name: graph.num_shared_edge_features + number for number, name in enumerate(columns)}
+    names = {
+        EDGES + name.replace("_source", ""): (name, name.replace("_source", "_target"))
+        for name in columns
+        if "_source" in name
+    }
+    names = {base: ends for base, ends in names.items() if ends[1] in columns}
+    found: dict[str, tuple[Column, Column]] = {}
+    for entry in entries:
+        matched = fnmatch.filter(names, entry.pattern)
+        if not matched:
+            raise unknown("column of edges in share", entry.pattern, names)
+        for base in matched:
+            source, target = (
+                Column(base, place[name], entry.form, form if (form := form_of(columns[name])).log else None)
+                for name in names[base]
+            )
+            found.setdefault(base, (source, target))
+    return list(found.values())
+
+
+def told_places(graph: Graph) -> tuple[list[int], list[int]]:
+    """Return the places in ``edge_attr`` of the columns that the source's party tells, and of those that the target's tells."""
+    told = graph.own_columns.get("told", [])
+    return [source for source, _ in told], [target for _, target in told]
+
+
+def with_told_records(graph: Graph, share: Sequence[str], floor: int) -> Graph:
+    """Return a whole graph whose edges between parties have the shared columns of targets as the targets' parties tell them.
+
+    Args:
+        graph: a graph with a recipe, whose nodes have groups, which are parties.
+        share: entries that name the columns.
+        floor: fewest records of an account of which a party tells.
+
+    Raises:
+        FedGraphError: its edges are not the records of its book.
+    """
+    columns = shared_records(graph, share)
+    if not columns:
+        return graph
+    recipe = recipe_of(graph)
+    if recipe is None or not graph.group.numel() or not torch.equal(graph.book[:2], graph.edge_index):
+        raise FedGraphError(f"share: {columns[0][0].name} needs the records of several parties: set dataset=payments")
+    party, (sources, targets) = graph.group.numpy(), graph.edge_index.numpy()
+    between = torch.from_numpy(party[sources] != party[targets])
+    few = graph.edge_index.reshape(-1).bincount(minlength=graph.num_nodes).numpy() < floor
+    values = receivers_columns(Book.of(graph.book), recipe, party)
+    attr = graph.edge_attr.clone()
+    for _, column in columns:
+        told = told_values(column, values[:, column.place - graph.num_shared_edge_features], few[targets])
+        attr[between, column.place] = torch.from_numpy(told)[between]
+    told_pairs = [[source.place, target.place] for source, target in columns]
+    return replace(graph, edge_attr=attr, own_columns={**graph.own_columns, "told": told_pairs})
+
+
+def told_values(column: Column, values: NDArray[np.float32], few: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the values [K] of a column of edges that a receiver reads; 0 at accounts with too few records."""
+    return np.where(few, 0, column.decode(column.encode(values, b"", ()))).astype(np.float32)
 
 
 def widened(graph: ClientGraph, columns: Sequence[Column]) -> ClientGraph:
@@ -281,6 +365,7 @@ def with_shares(clients: Sequence[ClientGraph], share: Sequence[str], floor: int
             "partition.share shares columns of the far ends of edges between clients, but no client has such edges: choose"
             " another partition, or leave it out"
         )
+    clients = [_with_told_sources(client, shared_records(client, share), floor, clients) for client in clients]
     columns = shared_columns(clients[0], share)
     rows = []
     for client in clients:
@@ -303,6 +388,22 @@ def with_shares(clients: Sequence[ClientGraph], share: Sequence[str], floor: int
     return [own(client) for client in clients]
 
 
+def _with_told_sources(
+    client: ClientGraph, columns: Sequence[tuple[Column, Column]], floor: int, clients: Sequence[ClientGraph]
+) -> ClientGraph:
+    """Return a client whose incoming edges have the columns of sources as the sources' parties tell them."""
+    if not columns or not client.cut_in.numel():
+        return client
+    nodes = torch.cat([one.node_id for one in clients]).numpy()
+    count = np.concatenate([records(one) for one in clients])
+    order = np.argsort(nodes, kind="stable")
+    few = count[order[np.searchsorted(nodes, client.cut_in[1].numpy(), sorter=order)]] < floor
+    attr = client.cut_in_edge_attr.clone()
+    for column, _ in columns:
+        attr[:, column.place] = torch.from_numpy(told_values(column, attr[:, column.place].numpy(), few))
+    return replace(client, cut_in_edge_attr=attr)
+
+
 def far_rows(graph: ClientGraph, ids: Tensor, unknown: float = 0.0) -> Tensor:
     """Return the features of accounts of other clients, by global id [K, F].
 
@@ -316,7 +417,8 @@ def far_rows(graph: ClientGraph, ids: Tensor, unknown: float = 0.0) -> Tensor:
         return x
     place = torch.searchsorted(graph.far_id, ids).clamp(max=max(graph.far_id.numel() - 1, 0))
     known = graph.far_id[place] == ids if graph.far_id.numel() else torch.zeros_like(ids, dtype=torch.bool)
-    values = graph.far_x[place] if known.any() else graph.far_x.new_full((ids.numel(), graph.far_x.size(1)), torch.nan)
+    width = len(graph.far["places"])
+    values = graph.far_x[place] if known.any() and width else graph.far_x.new_full((ids.numel(), width), torch.nan)
     known = known & ~values.isnan().any(1)
     x[:, graph.far["places"]] = values.where(known[:, None], torch.tensor(unknown))
     start = graph.far["marks"]

@@ -406,6 +406,15 @@ def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> ND
     return _matrix(_edge_values(book, recipe), recipe.edge_columns, size)
 
 
+def receivers_columns(book: Book, recipe: Recipe, party: Ints) -> NDArray[np.float32]:
+    """Return the columns of records as the receivers' parties compute them, float32 [R, K]; ``party`` of each account [A]."""
+    joined, rows = _per_party(book, party)
+    every = _matrix(_edge_values(joined, recipe), recipe.edge_columns, rows.size)
+    found = every[: book.time.size].copy()
+    found[rows[found.shape[0] :]] = every[found.shape[0] :]
+    return found
+
+
 def _per_party(book: Book, party: Ints) -> tuple[Book, Ints]:
     """Return the books of all parties as one, and the row of each record.
 

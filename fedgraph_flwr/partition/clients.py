@@ -11,7 +11,7 @@ from torch import Tensor
 from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
-from fedgraph_flwr.data.far_ends import with_shares
+from fedgraph_flwr.data.far_ends import told_places, with_shares, with_told_records
 from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, rows_of
 from fedgraph_flwr.data.many_graphs import MASKS, nodes_of, one_per_graph
 from fedgraph_flwr.data.own_columns import records_of, with_node_columns
@@ -37,7 +37,7 @@ def make(graph: Graph | list[Graph], cfg: RunConfig) -> list[ClientGraph]:
         graph = replace(graph, edge_split=graph.edge_split[:0])
     if whole:
         graph = split_graph(graph, cfg.split, cfg.seed)
-    graph = with_node_columns(graph)
+    graph = with_told_records(with_node_columns(graph), cfg.partition.share, cfg.partition.min_records)
     seed = grouping_seed(cfg.split, cfg.seed)
     if cfg.partition.name == RELATIONS:
         clients = by_relation(graph, cfg.partition, cfg.num_clients, seed)
@@ -201,13 +201,16 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
         held = owner[far] >= 0
         return split(who[held], near[held], far[held], owner[far[held]], edge[held])
 
+    told = told_places(graph)[0]
+
     def data_of(edges: Tensor, cut: str = "") -> dict[str, Any]:
         """Return the data of edges, under the names of the client's fields."""
         if not graph.has_edge_data:
             return {}
         found = {f"{cut}{key}": rows_of(getattr(graph, key), edges) for key in EDGE_FIELDS}
-        if cut == "cut_in_":  # the columns of own records are the sender's
-            found["cut_in_edge_attr"][:, graph.num_shared_edge_features :] = 0
+        if cut == "cut_in_":  # the columns of own records are the sender's, of which it tells some
+            own = [c for c in range(graph.num_shared_edge_features, graph.num_edge_features) if c not in told]
+            found["cut_in_edge_attr"][:, own] = 0
         return found
 
     source, target = graph.edge_index.numpy()

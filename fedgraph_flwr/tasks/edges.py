@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import TASKS, RunConfig
-from fedgraph_flwr.data.far_ends import far_rows, with_far_ends, without_cut_edges, without_far_columns
+from fedgraph_flwr.data.far_ends import far_rows, told_places, with_far_ends, without_cut_edges, without_far_columns
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
@@ -341,7 +341,7 @@ def _without_totals(graph: ClientGraph) -> ClientGraph:
     if not (made := int(graph.own_columns.get("nodes", 0))):
         return graph
     start = graph.num_features - made
-    if graph.far and all(place >= start for place in graph.far["places"]):
+    if graph.far and graph.far["places"] and all(place >= start for place in graph.far["places"]):
         raise FedGraphError(
             f"task=edges does not read columns of accounts from a client's own records, which look ahead of a training edge, and"
             f" share names no others ({', '.join(graph.far['names'][:5])}): name another column, or leave it out"
@@ -354,15 +354,20 @@ def _without_totals(graph: ClientGraph) -> ClientGraph:
 def without_own_columns(graph: ClientGraph) -> ClientGraph:
     """Return a graph in which messages on edges between clients read only the columns that both clients have alike.
 
-    Columns that a client computed from its own records are 0 there, in the pooled graph too.
+    Columns that a client computed from its own records are 0 there, in the pooled graph too, unless both tell them.
     """
-    shared = graph.num_shared_edge_features
-    if shared == graph.num_edge_features:
+    told = {place for places in told_places(graph) for place in places}
+    own = [place for place in range(graph.num_shared_edge_features, graph.num_edge_features) if place not in told]
+    if not own:
         return graph
 
     def cleared(values: Tensor, rows: Any = slice(None)) -> Tensor:
+        if not values.numel():
+            return values
+        kept = torch.ones(values.size(1), dtype=torch.bool)
+        kept[own] = False
         values = values.clone()
-        values[rows, shared:] = 0
+        values[rows] = values[rows].where(kept, 0.0)
         return values
 
     found: dict[str, Any] = {key: cleared(getattr(graph, key)) for key in ("cut_out_edge_attr", "cut_in_edge_attr")}
