@@ -7,9 +7,11 @@ import torch
 from fedgraph_flwr.clients.fedgcn import FedGCNClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.checks import check_file
+from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.far_ends import LEVELS, Column, far_rows, neighbour_means, with_far_ends, with_shares
-from fedgraph_flwr.data.features import SUM, Recipe, form_of
+from fedgraph_flwr.data.features import SUM, Book, Recipe, edge_columns, form_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition.clients import cut, make, pool
 from fedgraph_flwr.runs.checks import client_class
@@ -174,8 +176,6 @@ def test_trees_read_them_at_the_far_ends_of_payments():
 def test_a_share_that_cannot_be_is_refused(overrides, message):
     base = ["dataset=payments", "dataset.accounts=300", "dataset.background=900", "dataset.per_kind=2", "num_clients=2"]
     cfg = compose([*base, "dataset.recipe=payments", "split.min_train=1", *overrides])
-    from fedgraph_flwr.data.datasets import load
-
     with pytest.raises(FedGraphError, match=message):
         kind_of(cfg)(cfg, make(load(cfg.dataset, seed=0, num_clients=2), cfg)[0])
 
@@ -202,3 +202,24 @@ def test_means_over_neighbours_are_those_of_a_loop():
             assert found[node, half * whole.num_features].item() == pytest.approx(
                 np.mean(own) if own else np.nan, nan_ok=True
             )
+
+
+def test_a_partition_tells_what_each_bank_computes_from_its_own_book():
+    """Columns of the far end of each edge between banks, from a book of only the records that the other bank sees."""
+    share = ["partition.share=[edges.n_in_2d:exact]", "dataset.windows=[2]", "dataset.without=[flow_*,hop2_*,common_*]"]
+    base = ["dataset=payments", "dataset.accounts=400", "dataset.background=900", "dataset.per_kind=1", "num_clients=2"]
+    cfg = compose([*base, *share, "dataset.recipe=payments", "split.min_train=1"])
+    graph = load(cfg.dataset, seed=0, num_clients=2)
+    recipe, party = recipe_of(graph), graph.group
+    source, target = party[graph.edge_index]
+    shared, names = graph.num_shared_edge_features, [column.name for column in recipe.edge_columns]
+    for client in make(graph, cfg):
+        seen = ((source == 1 - client.client) | (target == 1 - client.client)).nonzero().view(-1)
+        theirs = torch.zeros(graph.num_edges, len(names))
+        theirs[seen] = torch.from_numpy(edge_columns(Book.of(graph.book[:, seen]), recipe).copy())
+        for cut_edges, end, own in (("cut_out", "target", source), ("cut_in", "source", target)):
+            rows = ((source != target) & (own == client.client)).nonzero().view(-1)
+            place = names.index(f"n_in_{end}_2d")
+            assert rows.numel() > 20
+            assert torch.equal(getattr(client, f"{cut_edges}_edge_time"), graph.edge_time[rows])
+            assert torch.equal(getattr(client, f"{cut_edges}_edge_attr")[:, shared + place], theirs[rows, place])

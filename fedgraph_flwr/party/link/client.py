@@ -17,7 +17,7 @@ from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.far_ends import shared_columns
+from fedgraph_flwr.data.far_ends import shared_columns, shared_records
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.party.link import uplink as link
 from fedgraph_flwr.party.link.policy import book_link, book_share, check_consent, needs_consent, peer_name
@@ -61,7 +61,8 @@ class LinkClient(GraphClient):
         consent, names = b"", list[str]()
         if not self.policy.trusting:
             rules, names = self.policy.linking.bounded(rules), self.policy.linking.names
-            self.policy.linking.check_share(shared_columns(self.graph, rules.share))
+            records = [source for source, _ in shared_records(self.graph, rules.share)]
+            self.policy.linking.check_share([*shared_columns(self.graph, rules.share), *records])
             if needs_consent(rules):
                 clients = self.graph.num_clients
                 consent = check_consent(self.policy.linking.consent, rules, self.keyring, clients)
@@ -123,7 +124,7 @@ class LinkClient(GraphClient):
         party, linking = self.party, self.policy.linking
         for peer in party.peers:
             name, (digest, accounts) = peer_name(peer, self.keyring), party.told_digest(peer)
-            spent = book_share(Path(self.policy.path), name, party.columns, digest, accounts, linking.epsilon)
+            spent = book_share(Path(self.policy.path), name, party.told_columns, digest, accounts, linking.epsilon)
             log(INFO, "link: local ε of an account towards client %d is %g", peer, spent)
 
     def finish(self, step: str) -> None:

@@ -40,7 +40,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from fedgraph_flwr.data.far_ends import EXACT, Column, encoded, shared_columns, widened
+from fedgraph_flwr.data.far_ends import EXACT, Column, encoded, shared_columns, shared_records, widened
+from fedgraph_flwr.data.far_ends import records as record_counts
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.schema import Schema, agreed_schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
@@ -307,7 +308,7 @@ class LinkParty:
             "schema": schema.to_dict() if schema else {},
             "undirected": undirected(graph),
             "consent": self.consent.hex(),
-            "share": [[column.name, column.form] for column in self.columns],
+            "share": [[column.name, column.form] for column in self.told_columns],
             "own columns": {key: value for key, value in graph.own_columns.items() if key != "until"},
             "data": [key for key in DATA if _has(graph, key)]
             if graph.edge_index.numel() or graph.foreign.numel()
@@ -753,6 +754,16 @@ class LinkParty:
         """The columns of accounts that the parties tell each other."""
         return shared_columns(self.graph, self.rules.share) if self.rules.share else []
 
+    @cached_property
+    def records(self) -> list[tuple[Column, Column]]:
+        """The columns of edges that each party tells of its own end."""
+        return shared_records(self.graph, self.rules.share)
+
+    @property
+    def told_columns(self) -> list[Column]:
+        """All columns that the parties tell each other."""
+        return [*self.columns, *(source for source, _ in self.records)]
+
     def told(self, peer: int) -> tuple[Ints, list[NDArray[Any]], list[bytes]]:
         """Return what this party tells a peer: rows of the linked graph [K], codes or values by column, and the accounts' ids."""
         graph = self.linked()
@@ -770,7 +781,22 @@ class LinkParty:
 
     def _make_share(self, peer: int) -> Arrays:
         rows, codes, _ = self.told(peer)
-        return {"account": self.linked().node_id.numpy()[rows], **{str(i): values for i, values in enumerate(codes)}}
+        found = {"account": self.linked().node_id.numpy()[rows], **{str(i): values for i, values in enumerate(codes)}}
+        return found | self._told_records(peer)
+
+    def _told_records(self, peer: int) -> Arrays:
+        """Return the columns of the own ends of shared records, in the order of the rows of `_make_match`."""
+        if not self.records:
+            return {}
+        rows = self.values(peer)[0][self._by_mask(peer)[0]]
+        attr = self.graph.foreign_edge_attr.numpy()[rows]
+        node, outgoing = self.graph.foreign[0].numpy()[rows], self.graph.foreign_out.numpy()[rows]
+        known = record_counts(self.linked())[self._prepare()[1][node]] >= self.rules.min_records
+        found: Arrays = {"known": known}
+        for place, (source, target) in enumerate(self.records):
+            values = np.where(known, np.where(outgoing, attr[:, source.place], attr[:, target.place]), 0)
+            found[f"edge {place}"] = source.encode(values, b"", ())
+        return found
 
     def _take_share(self, inbox: Mapping[int, Arrays]) -> None:
         graph = self.linked()
@@ -783,21 +809,44 @@ class LinkParty:
                     f"client {peer} sent columns of accounts that are in no record shared with client {self.client}, or of one"
                     " account twice: nothing is written"
                 )
-            if extra := sorted(arrays.keys() - {"account", *map(str, range(len(self.columns)))}):
+            declared = {"account", *map(str, range(len(self.columns)))}
+            if self.records:
+                declared |= {"known", *(f"edge {place}" for place in range(len(self.records)))}
+                _shape(arrays["known"], (self._ordered(peer).size,), "b")
+            if extra := sorted(arrays.keys() - declared):
                 raise RunFailed(
                     f"client {peer} sent a column '{sanitize(extra[0], 40)}' that the rules do not name: nothing is written"
                 )
             for place, column in enumerate(self.columns):
-                values = arrays[str(place)]
-                exact = column.form == EXACT
-                _shape(values, (ids.shape[0],), "f" if exact else "i")
-                low, high = (-3e38, 3e38) if exact else column.codes
-                if values.dtype != (np.float32 if exact else np.int8) or not ((values >= low) & (values <= high)).all():
-                    raise RunFailed(
-                        f"client {peer} sent values of column '{column.name}' ({column.form}) outside its range, {low:g} to"
-                        f" {high:g}, or of another type: nothing is written"
-                    )
+                self._check_told(peer, column, arrays[str(place)], ids.shape[0])
+            for place, (column, _) in enumerate(self.records):
+                self._check_told(peer, column, arrays[f"edge {place}"], self._ordered(peer).size)
             self.pairs[peer]["share"] = arrays
+
+    def _check_told(self, peer: int, column: Column, values: NDArray[Any], count: int) -> None:
+        """Refuse values of a shared column that are not those of its form.
+
+        Raises:
+            RunFailed: names the peer and the column.
+        """
+        exact = column.form == EXACT
+        _shape(values, (count,), "f" if exact else "i")
+        low, high = (-3e38, 3e38) if exact else column.codes
+        if values.dtype != (np.float32 if exact else np.int8) or not ((values >= low) & (values <= high)).all():
+            raise RunFailed(
+                f"client {peer} sent values of column '{column.name}' ({column.form}) outside its range, {low:g} to {high:g}, or"
+                " of another type: nothing is written"
+            )
+
+    def _with_told(self, peer: int, attr: Tensor, outgoing: NDArray[np.bool_]) -> Tensor:
+        """Return features of shared records with the columns that the peer told of its ends, in the order of its rows."""
+        arrays = self.pairs[peer].get("share", {})
+        attr = attr.clone()
+        for place, (source, target) in enumerate(self.records if arrays else ()):
+            values = np.where(arrays["known"], source.decode(arrays[f"edge {place}"]), 0).astype(np.float32)
+            far = np.where(outgoing, target.place, source.place)
+            attr[torch.arange(len(attr)), torch.from_numpy(far)] = torch.from_numpy(values)
+        return attr
 
     def _with_shares(self, graph: ClientGraph) -> ClientGraph:
         """Return the linked graph with the columns that the peers told of their accounts."""
@@ -807,6 +856,9 @@ class LinkParty:
             rows = np.searchsorted(graph.far_id.numpy(), arrays["account"])
             for place, column in enumerate(self.columns):
                 values[rows, place] = column.decode(arrays[str(place)])
+        if self.records:
+            told = [[source.place, target.place] for source, target in self.records]
+            graph = replace(graph, own_columns={**graph.own_columns, "told": told})
         return replace(widened(graph, self.columns), far_x=torch.from_numpy(values))
 
     # --- the linked file ----------------------------------------------------------------------------------------------
@@ -814,32 +866,37 @@ class LinkParty:
     def result(self) -> ClientGraph:
         """Return the linked graph, with the columns of far ends that the peers shared."""
         if self._done is None:
-            self._done = self._with_shares(self.linked()) if self.columns else self.linked()
+            graph = self._joined() if self.records else self.linked()
+            self._done = self._with_shares(graph) if self.rules.share else graph
         return self._done
 
     def linked(self) -> ClientGraph:
-        """Return the linked graph."""
+        """Return the linked graph, without shared columns."""
         if self._linked is None:
-            graph, places, count = self._prepare()
-            counts = [
-                int(self.pairs[k]["match"]["count"][0]) if k != self.client else count for k in range(graph.num_clients)
-            ]
-            given: dict[int, int] = {}
-            edges: dict[int, Edges] = {}
-            for peer in self.peers:
-                start = sum(counts[:peer])
-                if self.rules.match == "ids":
-                    self._identities(peer, start, given, edges)
-                else:
-                    edges[peer] = self._edges(peer, start)
-            numbers = numbering(places.copy(), self.client, counts, given)
-            if (numbers.ids < 0).any() or np.unique(numbers.ids).size < numbers.ids.size:
-                raise RunFailed(
-                    f"client {self.client} received inconsistent owners of shared nodes: two nodes have one number, or one has"
-                    " none; nothing is written"
-                )
-            self._linked = linked(graph, numbers, edges)
+            self._linked = self._joined()
         return self._linked
+
+    def _joined(self) -> ClientGraph:
+        """Return the linked graph with the columns of edges that are known so far."""
+        graph, places, count = self._prepare()
+        counts = [
+            int(self.pairs[k]["match"]["count"][0]) if k != self.client else count for k in range(graph.num_clients)
+        ]
+        given: dict[int, int] = {}
+        edges: dict[int, Edges] = {}
+        for peer in self.peers:
+            start = sum(counts[:peer])
+            if self.rules.match == "ids":
+                self._identities(peer, start, given, edges)
+            else:
+                edges[peer] = self._edges(peer, start)
+        numbers = numbering(places.copy(), self.client, counts, given)
+        if (numbers.ids < 0).any() or np.unique(numbers.ids).size < numbers.ids.size:
+            raise RunFailed(
+                f"client {self.client} received inconsistent owners of shared nodes: two nodes have one number, or one has"
+                " none; nothing is written"
+            )
+        return linked(graph, numbers, edges)
 
     def _identities(self, peer: int, start: int, given: dict[int, int], edges: dict[int, Edges]) -> None:
         own, far = self._ordered(peer), self.pairs[peer]["match"]["row"]
@@ -888,7 +945,10 @@ class LinkParty:
             if key == "edge_y":
                 self.counts.setdefault(peer, PairCount()).conflicts = int((values[taken] != received).sum())
             values[taken] = received
-            data[key] = values if key != "edge_attr" else torch.cat([values, whole[:, values.size(1) :]], dim=1)
+            data[key] = values
+            if key == "edge_attr":
+                own = self._with_told(peer, whole, graph.foreign_out.numpy()[rows])
+                data[key] = torch.cat([values, own[:, values.size(1) :]], dim=1)
         node, outgoing = graph.foreign[0].numpy()[rows], graph.foreign_out.numpy()[rows]
         parts = [Edges(node, outgoing, start + far, self._names_at(peer, rows), data)]
         if self.rules.discloses:
@@ -985,7 +1045,7 @@ class LinkParty:
             more = f", {count.conflicts} with another label there (the source's counts)" if count.conflicts else ""
             more += f", {count.unknown} name accounts that it does not have" if count.unknown else ""
             lines.append(f"{name}: {records} {what}, {found} shared{alone}{more}")
-            if self.columns and not self.rules.dry_run:
+            if self.rules.share and not self.rules.dry_run:
                 lines.append(f"{name}: {self._share_line(peer)}")
         if self.rules.match != "ids":
             parties, known = self.graph.linking["parties"], set(self.names.values())
@@ -1003,7 +1063,7 @@ class LinkParty:
         told, got = self.told(peer)[0].size, len(self.pairs[peer]["share"]["account"])
         few = told_rows(self.linked(), peer).size - told
         withheld = f", {few} of fewer than {self.rules.min_records} records withheld" if few else ""
-        listing = ", ".join(f"{column.name} ({column.form})" for column in self.columns)
+        listing = ", ".join(f"{column.name} ({column.form})" for column in self.told_columns)
         epsilon = sum(column.epsilon for column in self.columns)
         local = f"; local ε of an account {epsilon:g}, without a bound for other forms" if epsilon else ""
         return f"told {listing} of {told} accounts{withheld}, received those of {got}{local}"

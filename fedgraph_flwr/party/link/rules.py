@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedgraph_flwr.config import at_least, one_of
-from fedgraph_flwr.data.far_ends import parse_share
+from fedgraph_flwr.data.far_ends import EDGES, parse_share
 from fedgraph_flwr.errors import FedGraphError
 
 MATCHES = ("payments", "routed", "ids")
@@ -52,7 +52,12 @@ class LinkRules:
         at_least(self.min_shared, 0, "min_shared")
         at_least(self.max_ratio, 1, "max_ratio")
         at_least(self.min_records, 1, "min_records")
-        if parse_share(self.share) and self.entities == "overlap":
+        entries = parse_share(self.share)
+        if self.match == "ids" and any(entry.pattern.startswith(EDGES) for entry in entries):
+            raise FedGraphError(
+                f"share: columns of edges ({EDGES}...) need records, but match=ids matches accounts: leave them out"
+            )
+        if entries and self.entities == "overlap":
             raise FedGraphError(
                 "share needs edges between parties, but entities=overlap makes two nodes one: leave out share or entities"
             )

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.data import far_ends
 from fedgraph_flwr.data.far_ends import column_names, far_rows, with_shares
-from fedgraph_flwr.data.graph import unpack_words
+from fedgraph_flwr.data.features import SUM
+from fedgraph_flwr.data.graph import ClientGraph, unpack_words
+from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.partition.clients import cut
 from fedgraph_flwr.party.link.policy import LinkPolicy, book_share, needs_consent
@@ -19,7 +22,9 @@ from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.tables.parties import BETWEEN
 from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.tasks.edges import Edges
 from tests.party.linked_banks import BANKS, banks
+from tests.party.two_banks import books, payments
 
 SHARE = ["income:exact", "age"]
 
@@ -250,3 +255,40 @@ def test_the_ledger_adds_epsilon_only_for_other_values(tmp_path):
 def test_a_form_that_is_none_is_refused(form):
     with pytest.raises(FedGraphError, match="expected exact, buckets or eps=E with E above 0"):
         LinkRules(share=[f"age:{form}"])
+
+
+def test_each_party_tells_the_columns_of_its_end_of_a_payment(tmp_path):
+    """What a bank reads of the far end of a payment is what the other bank computed for it, found by the payment's time."""
+    folder = books(tmp_path / "books", payments(), "--features", "payments", share="edges.n_*_2d:exact,edges.sum_in_2d")
+    imported = [ClientGraph.load(folder.parent / f"{bank}.safetensors") for bank in "ab"]
+    graphs = [ClientGraph.load(folder / f"client_{i:04d}.safetensors") for i in range(2)]
+    names = [column.name for column in recipe_of(imported[0]).edge_columns]
+    shared = imported[0].num_shared_edge_features
+    place = {name: shared + number for number, name in enumerate(names)}
+    for own, graph in enumerate(graphs):
+        far = imported[1 - own]
+        rows = {at: row for row, at in enumerate(far.foreign_edge_time.tolist())}
+        assert sorted(map(tuple, graph.own_columns["told"])) == sorted(
+            (place[name], place[name.replace("_source", "_target")])
+            for name in ("n_in_source_2d", "n_out_source_2d", "sum_in_source_2d")
+        )
+        for cut_edges, end in (("cut_out", "target"), ("cut_in", "source")):
+            attr, times = getattr(graph, f"{cut_edges}_edge_attr"), getattr(graph, f"{cut_edges}_edge_time").tolist()
+            theirs = far.foreign_edge_attr[[rows[at] for at in times]]
+            assert len(times) > 20
+            for name in ("n_in", "n_out"):
+                assert torch.equal(attr[:, place[f"{name}_{end}_2d"]], theirs[:, place[f"{name}_{end}_2d"]])
+            mine = imported[own].foreign_edge_attr[[imported[own].foreign_edge_time.tolist().index(at) for at in times]]
+            other = "source" if end == "target" else "target"
+            assert torch.equal(attr[:, place[f"n_in_{other}_2d"]], mine[:, place[f"n_in_{other}_2d"]])
+            read = attr[:, place[f"sum_in_{end}_2d"]]
+            told = ((read * SUM.scale + SUM.center) / np.log(2)).double()
+            assert torch.allclose(told, told.round(), atol=1e-4)  # powers of two
+        whole = Edges(compose(["task=edges", "split.kind=temporal"]), graph)
+        between = whole.until(len(whole.points) - 1).edge_attr[graph.edge_index.size(1) :]
+        assert between[:, place["n_in_source_2d"]].any()
+        assert not between[:, place["since_in_source"]].any()
+    with pytest.raises(FedGraphError, match="need records"):
+        LinkRules(match="ids", share=["edges.n_in_2d"])
+    with pytest.raises(FedGraphError, match="ε of an account grows"):
+        LinkRules(share=["edges.n_in_2d:eps=1"])
