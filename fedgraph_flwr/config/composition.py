@@ -498,7 +498,8 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
         return str(chosen.get(group) or next((p for p in preferences if p), None) or defaults[group])
 
     strategy = choose("strategy", by_protocol.get("strategy"))
-    dataset = choose("dataset", by_protocol.get("dataset"))
+    named = given.get("dataset.name")  # dataset.name=NAME selects a dataset too
+    dataset = choose("dataset", by_protocol.get("dataset"), named if named in group_names("dataset") else None)
     selected = _one_of(dataset, given)
     data_name = str(given.get("dataset.name") or selected[1].get("dataset", {}).get("name", dataset))
     section = data_name if data_name in by_dataset else dataset

@@ -170,7 +170,7 @@ class Section:
 class DatasetConfig(Section, group="dataset"):
     """Dataset, and preprocessing before split and partition."""
 
-    name: str = "csbm"  # name of the dataset (see `fedgraph-flwr datasets`)
+    name: str = "demo"  # name of the dataset (see `fedgraph-flwr datasets`)
     source: str = ""  # custom dataset: module:function that creates the graph
     reversed: bool = False  # reverse every edge
     undirected: bool = False  # add the reverse of every edge

@@ -159,6 +159,7 @@ def _hgb(name: str, sizes: Sizes) -> Source:
 
 GENERATED = {
     "csbm": csbm.load,
+    "demo": csbm.load,
     "payments": payments.load,
     "planted-regression": planted.regression,
     "planted-multilabel": planted.multilabel,
@@ -170,6 +171,7 @@ GENERATED = {
 
 SOURCES: dict[str, Source] = {
     "csbm": Source("generated", (0, 0, 0, 0), "generated from its keys (FedSPA, Appendix C)"),
+    "demo": Source("generated", (0, 0, 64, 2), "csbm with few labels and weak features"),
     "payments": Source("generated", (4000, 0, 1, 2), "generated from its keys, with planted laundering patterns"),
     "planted-regression": Source("generated", (0, 0, 4, 1), "generated from its keys, with a known best score"),
     "planted-multilabel": Source("generated", (0, 0, 5, 1), "generated from its keys, with a known best score"),

@@ -138,7 +138,7 @@ def data_of(overrides: Sequence[str]) -> str:
 @functools.cache
 def _digest(overrides: tuple[str, ...]) -> str:
     given = dict(word.partition("=")[::2] for word in overrides)
-    named = given.get("dataset", given.get("dataset.name", "csbm"))
+    named = given.get("dataset", given.get("dataset.name", "demo"))
     if not given.keys() & {"graph", "config"} and named != "file" and named in group_names("dataset"):
         return ""
     from fedgraph_flwr.config import to_json
