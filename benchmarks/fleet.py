@@ -22,11 +22,13 @@ CASES = {"unpatched Flower (--plain)": "1", "fedgraph-flwr node": "0"}
 
 def main() -> None:
     """Print a table with one line per case."""
+    from fedgraph_flwr.config import compose
     from tests.conftest import client_graph
     from tests.engine.fleet import Fleet
     from tests.support import wait_for
 
     words, models = ["rounds=8", *sys.argv[1:]], list[dict[str, np.ndarray]]()
+    compose(words)  # a wrong argument is an error before a fleet starts
     print(f"{'':28} s a round (median)   CPU s a round: nodes, server   MB of a node: SuperNode, executor")
     for what, plain in CASES.items():
         with tempfile.TemporaryDirectory() as name:
@@ -40,7 +42,10 @@ def main() -> None:
                 fleet.start()
                 rounds = folder / "run" / "rounds.jsonl"
                 process = fleet.begin(folder / "run", *words)
-                wait_for(lambda: rounds.is_file() and bool(rounds.read_text()), "round 1")  # noqa: B023
+                started = lambda: process.poll() is not None or (rounds.is_file() and bool(rounds.read_text()))  # noqa: B023, E731
+                wait_for(started, "round 1")
+                if process.poll():
+                    raise SystemExit(fleet.log("run-run"))
                 before, first = _cost(fleet), _records(rounds)
                 while process.poll() is None:
                     after, last = _cost(fleet), _records(rounds)

@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 the run failed, 2 wrong input, 130 interrupted.
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import os
 import signal
@@ -19,6 +20,7 @@ from fedgraph_flwr.version import __version__
 COMMANDS = {
     "run": ("fedgraph_flwr.cli.run", "train a model in this process, on Ray, or on a fleet"),
     "sweep": ("fedgraph_flwr.cli.sweep", "run many configurations in parallel and write a table"),
+    "runs": ("fedgraph_flwr.cli.runs", "list runs with their settings, state and score"),
     "partition": ("fedgraph_flwr.cli.partition", "partition a dataset into client files, or describe the partition"),
     "datasets": ("fedgraph_flwr.cli.datasets", "list datasets, their availability and their files"),
     "import": ("fedgraph_flwr.party.tables.import_command", "import your graph from tables or a saved PyG object"),
@@ -49,6 +51,10 @@ COMMANDS = {
     "fleet": ("fedgraph_flwr.cli.fleet", "create keys and certificates, admit nodes, show status, diagnose"),
     "report": ("fedgraph_flwr.cli.report", "write an HTML report of runs or sweeps"),
 }
+
+
+_TRAIN = ("train", "simulate")
+"""Names elsewhere of the command ``run``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,7 +110,8 @@ def _own_conf(args: list[str]) -> Iterator[list[str]]:
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
     if given and not given[0].startswith("-") and given[0] not in COMMANDS:
-        instead = "run trains a model: fedgraph-flwr run strategy=fedavg" if given[0] in ("train", "simulate") else ""
+        meant = difflib.get_close_matches(given[0], [*COMMANDS, *_TRAIN], n=1)
+        instead = "run trains a model: fedgraph-flwr run strategy=fedavg" if {*meant} & {*_TRAIN} else ""
         raise unknown("command", given[0], COMMANDS, instead=instead)
     parser = _parser(given)
     args, rest = parser.parse_known_args(given)

@@ -8,7 +8,9 @@ from typing import Any
 def register(commands: Any) -> None:
     """Add ``report`` to the subparsers."""
     parser = commands.add_parser("report", help="write an HTML report of runs or sweeps")
-    parser.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="folders of runs to compare, or of sweeps")
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", type=Path, help="runs to compare, folders of sweeps, or one folder of runs"
+    )
     parser.add_argument("--out", type=Path, help="output file (default: report.html in the first folder)")
     parser.add_argument(
         "--map", action="store_true", help="add a t-SNE map of the nodes' hidden features (takes seconds)"
@@ -24,13 +26,22 @@ def register(commands: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     """Handle ``report``."""
     from fedgraph_flwr.party.use.predict import load_predictor
+    from fedgraph_flwr.report.listing import listed, write_listing
     from fedgraph_flwr.report.tables import tables_of, write_tables
     from fedgraph_flwr.report.writing import write_report
+    from fedgraph_flwr.runs.folder import CONFIG
 
     out = args.out or args.folders[0] / "report.html"
     tables = [tables_of(folder) for folder in args.folders]
     if all(tables):
         print(write_tables([path for found in tables for path in found], out))
+        return 0
+    if (
+        len(args.folders) == 1
+        and not (args.folders[0] / CONFIG).is_file()
+        and (args.folders[0].is_dir() and listed(args.folders[0]))
+    ):
+        print(write_listing(args.folders[0], out))
         return 0
     print(write_report(args.folders, out, load=load_predictor, with_map=args.map, baselines=not args.no_baselines))
     return 0

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import textwrap
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,18 @@ from typing import Any
 from fedgraph_flwr.api import Run, train
 from fedgraph_flwr.config import RunConfig, configuration, group_names
 from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.report.as_json import as_json
 
 _EPILOG = """\
-keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|flower-simulation|CONNECTION
-out=DIR resume=DIR config=FILE (your own YAML, or a run's config.yaml to repeat),
+keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed=
+engine=inline|ray|flower-simulation|CONNECTION out=DIR resume=DIR
+config=FILE (your own YAML, or a run's config.yaml to repeat),
 and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
 examples:
   fedgraph-flwr run
   fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5 seed=1
   fedgraph-flwr run protocol=fedomd strategy=fedspa dataset=cora
-  fedgraph-flwr run resume=runs/20260101-120000-fedavg-csbm-0
+  fedgraph-flwr run resume=runs/20260101-120000-fedavg-demo-0
 """
 
 
@@ -27,15 +30,21 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
         help="train a model in this process, on Ray, or on a fleet",
-        epilog=_EPILOG
-        + f"strategies: {', '.join(group_names('strategy'))}\nprotocols: {', '.join(group_names('protocol'))}",
+        epilog=_EPILOG + "\n".join(_names(group) for group in ("strategy", "protocol")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of conf/config.yaml")
     parser.add_argument("--quiet", action="store_true", help="print only the summary table")
+    parser.add_argument("--verbose", action="store_true", help="print every test score (default: the first four)")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON instead of the table")
     parser.add_argument("--no-report", action="store_true", help="do not write report.html")
     parser.add_argument("--dry-run", action="store_true", help="print the composed configuration and exit")
     parser.set_defaults(func=main)
+
+
+def _names(group: str) -> str:
+    """Return the names of a group, wrapped to a narrow terminal."""
+    return textwrap.fill(f"{group}= {', '.join(group_names(group))}", 80, break_on_hyphens=False)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -50,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.runs.prepare import with_folder
 
     cfg = with_folder(cfg)
-    if cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
+    if not args.json and cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
         print(f"split: imported with dataset={cfg.dataset.name} (pass split.kind=ratio to draw another)")
     run = Run(Path(cfg.out))
     try:
@@ -60,29 +69,44 @@ def main(args: argparse.Namespace) -> int:
         hint = f"to resume: fedgraph-flwr run resume={cfg.out}" if run.resumable else nothing
         print(f"interrupted; {hint}", file=sys.stderr)
         return 130
-    print_summary(run.summary, cfg)
-    if not args.no_report:
-        print(f"report: {run.report()}")
+    report = {} if args.no_report else {"report": str(run.report())}
+    if args.json:
+        print(as_json({**run.summary, "out": cfg.out, **report}))
+        return 0
+    print_summary(run.summary, cfg, args.verbose)
+    for place in report.values():
+        print(f"report: {place}")
     return 0
 
 
-def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
-    """Print the summary table."""
+ROWS = 4
+"""Number of test scores in the summary table without ``--verbose``."""
+
+
+def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False) -> None:
+    """Print the summary table: the first `ROWS` test scores, or all."""
+    from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from fedgraph_flwr.evaluation import metrics
     from fedgraph_flwr.report.runs import WHEN, score_table
     from fedgraph_flwr.runs.folder import headline_score
 
     title = escape(f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}")
-    table = Table(title=title, show_header=True)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", *WHEN.values()):
-        table.add_column(column, justify="left" if not column else "right")
-    for key, values in score_table(summary, cfg).items():
-        table.add_row(key.replace("_", " "), *(f"{value:.4f}" for value in values.values()))
+        table.add_column(column, justify="left" if not column else "right", no_wrap=not column)
+    scores = score_table(summary, cfg)
+    first = (metrics.headline(cfg.evaluation, "test"), metrics.chance_key(cfg.evaluation, "test"))
+    names = sorted(scores, key=lambda name: first.index(name) if name in first else len(first))
+    for name in names[: None if verbose else ROWS]:
+        table.add_row(name.replace("_", " "), *(f"{value:.4f}" for value in scores[name].values()))
     console = Console()
     console.print(table)
+    if len(scores) > ROWS and not verbose:
+        console.print(f"{len(scores) - ROWS} more scores: --verbose, or the report", highlight=False)
     console.print(
         f"headline: {summary['headline']} = {headline_score(summary):.4f} (chance level {summary.get('chance', nan):.4f})  |  "
         f"rounds {summary['rounds']} (best {summary['best_round']}), "

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, sanitize
@@ -52,6 +52,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--retry", action="store_true", help="repeat failed runs")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and exit")
     parser.add_argument("--table-only", action="store_true", help="only write the table of the available rows")
+    parser.add_argument("--json", action="store_true", help="print scores, intervals, verdicts and costs as JSON")
     parser.set_defaults(func=main)
 
 
@@ -93,7 +94,7 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
     missing = index.missing(args.only)
     check_free(sweep)
     if args.table_only:
-        _print_table(present(index))
+        _print(present(index), args.json)
         return 0
     configs = composed(sweep, missing)
     jobs = min(default_jobs(configs), max(len(missing), 1)) if args.jobs is None else args.jobs
@@ -102,7 +103,8 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
     with alone(sweep.results):
         index = ResultsIndex(sweep, args.retry)  # another process may have written meanwhile
         try:
-            _run(index, How(jobs, args.only, sweep.folder / f"{sweep.name}-runs" if args.keep else None), configs)
+            keep = sweep.folder / f"{sweep.name}-runs" if args.keep else None
+            _run(index, How(jobs, args.only, keep), configs, sys.stderr if args.json else sys.stdout)
         except KeyboardInterrupt:
             present(index)
             print(
@@ -111,18 +113,27 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
             )
             raise
         summary = present(index)
-    _print_table(summary)
+    _print(summary, args.json)
     return 1 if summary.failures else 0
 
 
-def _print_table(summary: SweepSummary) -> None:
-    """Print the table and the failures as in the file."""
+def _print(summary: SweepSummary, json: bool) -> None:
+    """Write the page; print the verdicts, the table and the failures, or all as JSON."""
+    from fedgraph_flwr.report.as_json import as_json
+    from fedgraph_flwr.report.sweep_page import write_sweep
+    from fedgraph_flwr.sweeps.outcome import outcome
     from fedgraph_flwr.sweeps.table import failures, main_table
 
-    print("\n".join(["", *main_table(summary), ""]))
+    found, path = outcome(summary), summary.sweep.results
+    page = write_sweep(found, path)
+    if json:
+        print(as_json({**found, "table": path.with_suffix(".md"), "page": page}))
+        return
+    print("\n".join(["", *main_table(summary), "", *found["verdicts"], ""]))
     for line in failures([*summary.failures, *summary.missed]):
         print(line.removeprefix("- "), file=sys.stderr)
-    print(f"table: {summary.sweep.results.with_suffix('.md')}")
+    print(f"table: {path.with_suffix('.md')}")
+    print(f"page: {page}")
 
 
 def _list(index: ResultsIndex, missing: Sequence[Cell], jobs: int) -> int:
@@ -147,8 +158,8 @@ def _plan(index: ResultsIndex, missing: Sequence[Cell], jobs: int, seconds: floa
     return f"{text}{side}, {time}"
 
 
-def _run(index: ResultsIndex, how: How, configs: Sequence[RunConfig]) -> None:
-    """Run missing cells; print a line per finished run, and a progress bar in a terminal."""
+def _run(index: ResultsIndex, how: How, configs: Sequence[RunConfig], out: TextIO) -> None:
+    """Run missing cells; print a line per finished run, and a progress bar over runs and their rounds in a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -159,24 +170,29 @@ def _run(index: ResultsIndex, how: How, configs: Sequence[RunConfig]) -> None:
     seconds = index.seconds(missing)
     if seconds is None and how.jobs and len(missing) > 1:
         seconds = probe(missing, configs)
-    console = Console()
+    console = Console(file=out)
     console.print(_plan(index, missing, how.jobs, seconds), markup=False, highlight=False, soft_wrap=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(index.sweep.name, total=len(missing), left="")
-        done = 0
+        done, shares = 0, dict[str, float]()
+
+        def on_share(cell: Cell, share: float) -> None:
+            shares[cell.label] = share
+            bar.update(task, completed=done + sum(shares.values()))
 
         def on_row(cell: Cell, row: Row, left: int, seconds: float | None) -> None:
             nonlocal done
             done += 1
+            shares.pop(cell.label, None)
             score = sanitize(failure(row)) or f"{100 * number(row, 'value'):.2f} %"
             remaining = f"about {_time(seconds)} left" if seconds else ""
-            bar.update(task, completed=done, total=done + left, left=remaining)
+            bar.update(task, completed=done + sum(shares.values()), total=done + left, left=remaining)
             line = f"{done}/{done + left} {cell.setting}, {cell.method}, seed {cell.seed}: {score}"
             more = f"  ({remaining})" if remaining and not console.is_terminal else ""
             console.print(line + more, markup=False, highlight=False, soft_wrap=True)
 
-        execute(index, how, on_row)
+        execute(index, how, on_row, on_share)
 
 
 def _time(seconds: float) -> str:

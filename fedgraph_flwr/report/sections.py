@@ -1,6 +1,7 @@
 """Sections of a report below its headline: clients, training, costs, protections, and how to repeat the runs."""
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from markupsafe import Markup
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.repeating import overrides_of
 from fedgraph_flwr.data.statistics import label_skew
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation import chance
@@ -136,7 +138,7 @@ def _ranked(page: Page, scores: dict[str, list[float]], run: FinishedRun, metric
         f"Ordered by {name}, best first" + (f"; grey: chance level, {chance.predictor(metric)}." if levels else "."),
         "plane",
         height=280,
-        x={"name": "clients, by score", "unit": "count", "hide_labels": True, "min": -0.5, "max": len(order) - 0.5},
+        x={"name": "clients, by score", "labels": order, "min": -0.5, "max": len(order) - 0.5},
         y={"name": f"test {display_name(metric)}", "unit": unit},
         series=series,
     )
@@ -503,9 +505,9 @@ def repeat(groups: Sequence[RunGroup]) -> list[Markup]:
             parts.append(render("repeat", name=name, command=command, config=(run.folder / CONFIG).read_text()))
     first = groups[0].runs[0]
     versions = first.summary.get("versions")
-    terms: list[tuple[str, str]] = [
-        ("command", render("code", content=f"fedgraph-flwr run config={first.folder / CONFIG}"))
-    ]
+    found = overrides_of(first.cfg)
+    words = [f"config={first.folder / CONFIG}"] if found is None else found
+    terms: list[tuple[str, str]] = [("command", render("code", content=f"fedgraph-flwr run {shlex.join(words)}"))]
     if isinstance(versions, dict):
         terms.append(("versions", ", ".join(f"{name} {number}" for name, number in versions.items())))
     if first.summary.get("commit"):

@@ -1,6 +1,7 @@
 """Self-contained page with the tables and plots of sweeps."""
 
 import base64
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -10,6 +11,7 @@ from markupsafe import Markup, escape
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.report.page import Page, render, table
+from fedgraph_flwr.report.sweep_page import add_sweep
 from fedgraph_flwr.runs.folder import CONFIG
 from fedgraph_flwr.sweeps.rows import ours
 
@@ -26,9 +28,15 @@ def tables_of(folder: Path) -> list[Path]:
 
 
 def write_tables(tables: Sequence[Path], out: Path) -> Path:
-    """Write a page of tables and return its path."""
+    """Write a page of sweeps and return its path; those without a stored outcome are shown as in their Markdown."""
     page = Page("Sweeps")
-    page.add(render("headline", title=page.title) + body(tables))
+    for place, path in enumerate(tables):
+        if path.with_suffix(".json").is_file():
+            add_sweep(
+                page, json.loads(path.with_suffix(".json").read_bytes()), path.parent, f"-{place}" if place else ""
+            )
+        else:
+            page.add(body([path]))
     write_bytes(out, page.html().encode())
     return out
 

@@ -42,13 +42,13 @@ def default_jobs(configs: Sequence[RunConfig]) -> int:
     return max(1, cores // max((cfg.threads for cfg in configs), default=1))
 
 
-def execute(book: ResultsIndex, how: How, on_row: OnRow) -> None:
+def execute(book: ResultsIndex, how: How, on_row: OnRow, on_share: workers.OnShare = lambda cell, share: None) -> None:
     """Run the missing cells and append each row when its run ends. The caller holds the lock of the file (`alone`)."""
     path = book.sweep.results
     waiting = deque(book.missing(how.only))
     seen = {cell.identity for cell in waiting}
     write(path, book.kept())
-    with contextlib.closing(workers.rows(waiting, how.jobs, how.keep)) as ended:
+    with contextlib.closing(workers.rows(waiting, how.jobs, how.keep, on_share)) as ended:
         left = len(waiting)
         for cell, row in ended:
             append(path, book.add(cell, row))

@@ -5,7 +5,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,20 @@ from fedgraph_flwr.sweeps.rows import COUNTED, DIED, FAILED, FIELDS, MAJORITY, R
 from fedgraph_flwr.sweeps.spec import Cell
 
 
-def run_cell(cell: Cell, keep: Path | None = None) -> dict[str, Any]:
+def run_cell(cell: Cell, keep: Path | None = None, on_share: Callable[[float], None] | None = None) -> dict[str, Any]:
     """Run a cell and return its row, with the reason if it has no score.
 
     Args:
         cell: the cell to run.
         keep: folder that keeps the run folder; without one it is deleted, and no checkpoints are written.
+        on_share: called with the finished share of the rounds, after each round.
     """
     began = time.perf_counter()
     try:
         counted = (
             (majority if cell.method == MAJORITY else homophily)(cell.overrides) if cell.method in COUNTED else None
         )
-        figures = {"value": counted} if counted is not None else _train(cell, keep)
+        figures = {"value": counted} if counted is not None else _train(cell, keep, on_share)
     except RunFailed as error:  # such as diverging training: also a result
         figures = {"value": math.nan, "headline": f"{FAILED}{error}"}
     except FedGraphError as error:
@@ -36,15 +37,16 @@ def run_cell(cell: Cell, keep: Path | None = None) -> dict[str, Any]:
     return {**cell.row, **figures, "seconds": round(time.perf_counter() - began, 3)}
 
 
-def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
+def _train(cell: Cell, keep: Path | None, on_share: Callable[[float], None] | None) -> dict[str, Any]:
     from fedgraph_flwr.config import configuration
     from fedgraph_flwr.runs.folder import headline_score
     from fedgraph_flwr.runs.runner import run
 
     with tempfile.TemporaryDirectory() as temporary:
-        out = keep / _name(cell) if keep else temporary
+        out = keep / run_name(cell) if keep else temporary
         group = [f"tracking_group={cell.group}"] if cell.group else []
-        summary = run(configuration(["checkpoint_every=0", *group, *cell.overrides, f"out={out}", "overwrite=true"]))
+        cfg = configuration(["checkpoint_every=0", *group, *cell.overrides, f"out={out}", "overwrite=true"])
+        summary = run(cfg, (lambda record: on_share(record["round"] / cfg.rounds)) if on_share else None)
     key, choice = summary["headline"].split(" at ")
     if choice not in summary["metrics"]:
         raise FedGraphError(f"the run reported no {key}, so it cannot be compared")
@@ -61,7 +63,7 @@ def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
     return {**same, **at, "value": headline_score(summary), "validation": validation}
 
 
-def _name(cell: Cell) -> str:
+def run_name(cell: Cell) -> str:
     """Return the name of a cell's run folder."""
     return re.sub(r"[^\w.=-]+", "-", f"{cell.setting}-{cell.method}-{cell.seed}")
 

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,16 @@ from typing import Any
 from fedgraph_flwr.sweeps.rows import DIED
 from fedgraph_flwr.sweeps.spec import Cell
 
+OnShare = Callable[[Cell, float], None]
+"""Callback for progress within a run: its cell, and the share of its rounds that are done."""
+
 _SPAWN = multiprocessing.get_context("spawn")
 _GRACE = 10.0
 """Seconds until a stopped run is killed."""
 
 
 def rows(
-    waiting: deque[Cell], processes: int, keep: Path | None = None
+    waiting: deque[Cell], processes: int, keep: Path | None = None, on_share: OnShare = lambda cell, share: None
 ) -> Generator[tuple[Cell, dict[str, Any]], None, None]:
     """Run the waiting cells and yield each with its row; the caller may add cells between yields.
 
@@ -30,6 +33,7 @@ def rows(
         waiting: queue of cells to run.
         processes: number of parallel processes; 0: run in this process.
         keep: see `fedgraph_flwr.sweeps.runs.run_cell`.
+        on_share: called with a running cell and the share of its rounds that are done; not without processes.
     """
     if not processes:
         from fedgraph_flwr.sweeps import runs
@@ -46,8 +50,12 @@ def rows(
             ready = wait([worker.pipe for worker in pool if worker.cell])
             ended = [(worker, worker.cell) for worker in pool if worker.cell and worker.pipe in ready]
             for worker, cell in ended:
+                row = worker.give(cell)
+                if isinstance(row, float):
+                    on_share(cell, row)
+                    continue
                 worker.cell = None
-                yield cell, worker.give(cell)
+                yield cell, row
                 if not worker.process.is_alive():
                     pool.remove(worker)
     finally:
@@ -85,10 +93,10 @@ class _Worker:
         with contextlib.suppress(OSError):  # it has died: `give` reports it
             self.pipe.send(cell)
 
-    def give(self, cell: Cell) -> dict[str, Any]:
-        """Return the row of the finished cell, also if its process died."""
+    def give(self, cell: Cell) -> dict[str, Any] | float:
+        """Return the finished share of a running cell, or the row of a finished one, also if its process died."""
         try:
-            row: dict[str, Any] = self.pipe.recv()
+            row: dict[str, Any] | float = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(_GRACE)
             code = self.process.exitcode or 0
@@ -123,7 +131,7 @@ def _serve(pipe: Connection, keep: Path | None) -> None:
 
     with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):
         while True:
-            pipe.send(run_cell(pipe.recv(), keep))
+            pipe.send(run_cell(pipe.recv(), keep, pipe.send))
 
 
 class _Once(logging.Filter):

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib.util import find_spec
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,12 @@ class Tracker(ABC):
     Args:
         cfg: the run's configuration.
         name: name of the run, unchanged when it is resumed.
+
+    Attributes:
+        place: where the tracker writes, for the reader of the log.
     """
+
+    place = ""
 
     @abstractmethod
     def __init__(self, cfg: RunConfig, name: str):
@@ -130,6 +135,8 @@ class _Teller:
     def _serve(self, cfg: RunConfig, name: str) -> None:
         try:
             tracker: Tracker = locate(TRACKERS[self.name][1])(cfg, name)
+            if tracker.place and not cfg.tracking_group:  # a sweep's runs would each say it
+                log(INFO, "tracking=%s writes to %s", self.name, tracker.place)
             while call := self._waiting.get():
                 getattr(tracker, call[0])(*call[1])
         except (Exception, SystemExit) as error:  # a tracker must not affect the run

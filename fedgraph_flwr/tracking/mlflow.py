@@ -30,6 +30,7 @@ class MLflow(Tracker):
     def __init__(self, cfg: RunConfig, name: str):
         self.client = MlflowClient()
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedgraph-flwr")
+        self.place = f"experiment {title} at {self.client.tracking_uri}"
         with FileLock(Path(tempfile.gettempdir()) / "fedgraph-flwr-mlflow.lock"):  # parallel runs create neither twice
             found = self.client.get_experiment_by_name(title)
             self.experiment = found.experiment_id if found else self.client.create_experiment(title)

@@ -15,6 +15,7 @@ class TensorBoard(Tracker):
     def __init__(self, cfg: RunConfig, name: str):
         group = cfg.tracking_group
         folder = Path(f"{group}-tensorboard", label(cfg, name)) if group else Path(cfg.out, "tensorboard")
+        self.place = f"{folder}; show it with: tensorboard --logdir {folder}"
         self.writer = SummaryWriter(str(folder))
         self.writer.add_text("config", f"```\n{to_yaml(cfg)}\n```")
         self.last = 0

@@ -25,6 +25,8 @@ class WandB(Tracker):
             settings=wandb.Settings(console="off", silent=True),
         )
 
+        self.place = str(self.run.url or self.run.dir)
+
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Log the values of a round."""
         self.run.log(dict(values), step=step)

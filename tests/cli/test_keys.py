@@ -78,7 +78,7 @@ def test_the_command_prints_groups_names_and_all(capsys):
     ("line", "completed"),
     [
         ("fedgraph-flwr ", [*COMMANDS, "--help", "--version", "--conf"]),
-        ("fedgraph-flwr ru", ["run"]),
+        ("fedgraph-flwr ru", ["run", "runs"]),
         ("fedgraph-flwr run seed=1 train.local_s", ["train.local_steps=", "train.local_steps_by_client="]),
         ("fedgraph-flwr run train.loss=", ["train.loss=cross_entropy", "train.loss=weighted", "train.loss=focal"]),
         ("fedgraph-flwr run strategy=", [f"strategy={name}" for name in group_names("strategy")]),

@@ -11,6 +11,7 @@ import sys
 import threading
 import tomllib
 from email.utils import format_datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_init_writes_keys_that_others_cannot_read_and_configurations(keys):
         assert (keys / name).stat().st_mode & 0o077 == 0, name
     places, versions = read_fleet(keys)
     assert (places.server, places.superlink, places.guarded) == ("example.org:9090", "127.0.0.1:9091", True)
-    assert versions["flwr"] == "1.41.0"
+    assert versions["flwr"] == version("flwr")
     names = x509.load_pem_x509_certificate((keys / "server.crt").read_bytes()).extensions.get_extension_for_class(
         x509.SubjectAlternativeName
     )

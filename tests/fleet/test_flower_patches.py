@@ -1,4 +1,4 @@
-"""What is flower_patches of Flower: for one version, by one switch, and without this project's modules."""
+"""What is patched of Flower: where it has what the patches need, by one switch, and without this project's modules."""
 
 import logging
 import os
@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import flwr
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.common.constant import SubStatus
@@ -21,14 +22,39 @@ from fedgraph_flwr.cli import main, node, server
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import flower_patches
 
-OTHER = r"Flower 1\.99\.0 is installed and runs unpatched: .* for 1\.41\.0\. Install flwr==1\.41\.0, or set FEDGRAPH_PLAIN=1"
+OTHER = (
+    r"Flower \d+\.\d+\.\d+ has no 'def flower_supernode\(' in flwr/supernode/cli/flower_supernode\.py and runs unpatched: .*"
+    r" Install flwr==\d+\.\d+\.\d+, or set FEDGRAPH_PLAIN=1"
+)
 
 
 @pytest.fixture
-def other_version(monkeypatch):
-    """Another version of Flower than the one that is changed."""
-    assert flower_patches.other_version() == ""  # the installed one
-    monkeypatch.setattr(flower_patches, "version", lambda name: "1.99.0")
+def other_version(monkeypatch, tmp_path):
+    """A copy of Flower in which one function has another name."""
+    assert flower_patches.missing() == ""  # the installed one
+    root = Path(flwr.__file__).parent
+    for name in flower_patches.NEEDED:
+        (tmp_path / "flwr" / name).parent.mkdir(parents=True, exist_ok=True)
+        text = (root / name).read_text().replace("def flower_supernode(", "def flower_super_node(")
+        (tmp_path / "flwr" / name).write_text(text)
+    places = SimpleNamespace(submodule_search_locations=[str(tmp_path / "flwr")])
+    monkeypatch.setattr(flower_patches, "find_spec", lambda name: places)
+    flower_patches.missing.cache_clear()
+    yield
+    flower_patches.missing.cache_clear()
+
+
+@pytest.mark.parametrize("name", sorted(flower_patches.NEEDED))
+def test_each_file_that_the_patches_need_is_looked_at(monkeypatch, tmp_path, name):
+    """Without any one of its texts, Flower is left as it is."""
+    source = (Path(flwr.__file__).parent / name).read_text()
+    places = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    (tmp_path / name).parent.mkdir(parents=True)
+    monkeypatch.setattr(flower_patches, "find_spec", lambda name: places)
+    monkeypatch.setattr(flower_patches, "NEEDED", {name: flower_patches.NEEDED[name]})
+    for text in ("", *flower_patches.NEEDED[name]):
+        (tmp_path / name).write_text(source.replace(text, "other") if text else source)
+        assert bool(flower_patches.missing.__wrapped__()) is bool(text), text
 
 
 def test_another_version_runs_unmodified_with_a_warning(other_version, monkeypatch):

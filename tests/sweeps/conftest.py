@@ -51,7 +51,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     """What is run, in order; nothing trains: figures are a function of the overrides, whatever their order."""
     seen = []
 
-    def run_cell(cell, keep=None):
+    def run_cell(cell, keep=None, on_share=None):
         seen.append((cell.setting, cell.method, cell.seed))
         figures = random.Random(str(sorted(cell.overrides)))
         value, validation = figures.random(), figures.random()

@@ -66,15 +66,15 @@ def test_several_keys_name_their_rows():
     assert list(asked.settings) == [f"dataset={d}, num_clients={n}" for d in ("cora", "citeseer") for n in (3, 5)]
     assert list(asked.methods) == ["Majority", "Local", "fedavg"]
     assert list(parse_sweep(["dataset=cora,citeseer"]).settings) == ["cora", "citeseer"]
-    assert list(parse_sweep(["strategy=fedprox"]).settings) == ["csbm"]
+    assert list(parse_sweep(["strategy=fedprox"]).settings) == ["demo"]
     assert parse_sweep(["strategy=fedavg", "strategy.shared=[a,b]"]).methods["fedavg"][-1] == "strategy.shared=[a,b]"
 
 
 def test_what_is_chosen_stands_behind_a_cell():
     asked = parse_sweep(["strategy=fedavg,fedprox", "train.lr=0.1,0.2", "strategy.mu=0,1", "tune=train.lr,strategy.mu"])
-    assert list(asked.settings) == ["csbm"]
-    assert len(asked.choices("csbm", "fedprox", {})) == 4
-    assert [set(overrides) for overrides in asked.choices("csbm", "fedavg", {}).values()] == [
+    assert list(asked.settings) == ["demo"]
+    assert len(asked.choices("demo", "fedprox", {})) == 4
+    assert [set(overrides) for overrides in asked.choices("demo", "fedavg", {}).values()] == [
         {"strategy=fedavg", "train.lr=0.1"},
         {"strategy=fedavg", "train.lr=0.2"},
     ]

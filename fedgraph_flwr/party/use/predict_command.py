@@ -63,6 +63,7 @@ _OUTPUT = """
 --threshold P  minimum probability of the second of two classes (default: the best F1 on the client's validation nodes, or 0.5
     without a client)
 --out FILE  .csv or .parquet file (default: print CSV)
+--json  print JSON, one object per item, instead of CSV
 """
 
 _MODEL = """
@@ -105,7 +106,10 @@ def load_chosen(args: argparse.Namespace) -> Any:
 def main(args: argparse.Namespace) -> int:
     """Handle ``predict``."""
     from fedgraph_flwr.party.use.frames import as_csv, without_formulas
+    from fedgraph_flwr.report.as_json import as_json
 
+    if args.json and (args.out is not None or args.pairs is not None):
+        raise FedGraphError("--json prints the predictions of items: leave --out and --pairs out")
     check_outputs(args, ("out",), ("nodes", "edges", "graph", "pairs", "schema"))
     predictor = load_chosen(args)
     if args.pairs is not None:
@@ -123,7 +127,7 @@ def main(args: argparse.Namespace) -> int:
         found.threshold = args.threshold
     frame = found.to_frame()
     if args.out is None:
-        print(as_csv(frame, args.keep_formulas), end="")
+        print(as_json(frame.to_dict("records")) if args.json else as_csv(frame, args.keep_formulas).rstrip("\n"))
         return 0
     found.write(args.out, args.keep_formulas)
     whose = f"client {predictor.client}'s model" if predictor.client is not None else "the shared model"

@@ -32,11 +32,15 @@
   };
   const say = (unit, v) => (v === null || v === undefined || Number.isNaN(v) ? "–" : (UNITS[unit] || UNITS.plain)(v));
 
+  // Ticks are round numbers, so that all their digits are few, and neighbours differ.
+  const TICKS = { share: (v) => `${+(100 * v).toFixed(6)} %`, points: (v) => `${v > 0 ? "+" : ""}${+(100 * v).toFixed(6)}`.replace("-", "−"), plain: (v) => String(+v.toPrecision(9)) };
+  const tick = (about, v) => (about.labels ? about.labels[v] ?? "" : TICKS[about.unit] ? TICKS[about.unit](v) : say(about.unit, v));
+
   // --- what charts have in common ---
   const axis = (about, more = {}) => ({
     name: about.name, nameLocation: "middle", nameTextStyle: { color: soft, fontSize: 12 }, type: about.log ? "log" : "value", scale: true,
-    min: about.min, max: about.max, minInterval: { count: 1, share: 0.005 }[about.unit], interval: about.unit === "share" && about.min === 0 && about.max === 1 ? 0.25 : undefined, axisLine: { lineStyle: { color: line } }, splitLine: { lineStyle: { color: line } }, minorTick: { show: false },
-    axisLabel: { show: !about.hide_labels, color: soft, fontSize: 11, hideOverlap: true, formatter: (v) => say(about.unit, v) }, splitNumber: 4, ...more,
+    min: about.min, max: about.max, minInterval: { count: 1 }[about.unit], interval: about.labels ? 1 : about.unit === "share" && about.min === 0 && about.max === 1 ? 0.25 : undefined, axisLine: { lineStyle: { color: line } }, splitLine: { lineStyle: { color: line } }, minorTick: { show: false },
+    axisLabel: { color: soft, fontSize: 11, hideOverlap: true, formatter: (v) => tick(about, v) }, splitNumber: 4, ...more,
   });
   const names = (list, more = {}) => ({
     type: "category", data: list, axisLine: { lineStyle: { color: line } }, axisTick: { show: false },
@@ -82,7 +86,7 @@
       }));
       if (d.diagonal) series.push({ type: "line", name: "", data: [[0, 0], [1, 1]], symbol: "none", silent: true, tooltip: { show: false }, lineStyle: { color: soft, type: "dashed", width: 1 } });
       const option = base();
-      option.tooltip.formatter = (item) => lines(item.value[2] || item.seriesName, [...(d.x.hide ? [] : [...(d.x.hide_labels ? [] : [[d.x.name, say(d.x.unit, item.value[0])]]), [d.y.name, say(d.y.unit, item.value[1])]]), ...(d.series.length > 1 && item.value[2] ? [["", item.seriesName]] : [])]).replace("<br>: ", "<br>");
+      option.tooltip.formatter = (item) => lines(item.value[2] || item.seriesName, [...(d.x.hide ? [] : [...(d.x.labels ? [] : [[d.x.name, say(d.x.unit, item.value[0])]]), [d.y.name, say(d.y.unit, item.value[1])]]), ...(d.series.length > 1 && item.value[2] ? [["", item.seriesName]] : [])]).replace("<br>: ", "<br>");
       const bare = d.x.hide ? { show: false } : {};
       return { ...option, xAxis: below(axis(d.x, bare)), yAxis: axis(d.y, bare), series };
     },
@@ -178,6 +182,10 @@
       choice.onchange = () => ((entry.view = Number(choice.value)), draw(entry));
       place.before(choice);
     }
+    const save = document.createElement("button");
+    Object.assign(save, { type: "button", className: "save", textContent: "SVG", title: "save this chart" });
+    save.onclick = () => Object.assign(document.createElement("a"), { href: entry.chart.getDataURL({ type: "svg" }), download: `${place.closest("figure").firstChild.firstChild.textContent}.svg` }).click();
+    place.closest("figure").querySelector("figcaption").append(save);
     drawn.push(entry);
     draw(entry);
     let width = place.clientWidth;

@@ -1,0 +1,47 @@
+"""The overrides of a configuration: what one would type to compose it again."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fedgraph_flwr.config.composition import GROUPS, compose, group_path
+from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.config.schema import RunConfig
+from fedgraph_flwr.errors import FedGraphError
+
+OWN = ("out", "overwrite", "resume", "evaluate")
+"""Keys of one run's folder, which a repetition chooses anew."""
+
+
+def overrides_of(cfg: RunConfig) -> list[str] | None:
+    """Return few overrides that compose this configuration, without its folder; None if they do not."""
+    chosen = []
+    for group in GROUPS:
+        part = getattr(cfg, group)
+        name = part if isinstance(part, str) else part.name
+        if name != "none" and group_path(group, name):
+            chosen.append(f"{group}={name}")
+    try:
+        for word in list(chosen):  # a dataset or a method may choose the others, as may the defaults
+            fewer = [other for other in chosen if other != word]
+            chosen = fewer if _composed(fewer) == _composed(chosen) else chosen
+        usual, wanted = _composed(chosen), _keys(cfg)
+        changed = [f"{key}={_text(value)}" for key, value in wanted.items() if usual.get(key) != value]
+        words = [*chosen, *(word.replace(".params.", ".", 1) for word in changed)]
+        return words if _composed(words) == wanted else None
+    except FedGraphError:
+        return None
+
+
+def _composed(words: Sequence[str]) -> dict[str, Any]:
+    return _keys(compose(words))
+
+
+def _keys(cfg: RunConfig) -> dict[str, Any]:
+    return {key: value for key, value in flat(dataclasses.asdict(cfg)).items() if key not in OWN}
+
+
+def _text(value: Any) -> str:
+    """Return a value as an override has it."""
+    return value if isinstance(value, str) else json.dumps(value)

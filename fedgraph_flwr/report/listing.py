@@ -1,0 +1,114 @@
+"""List of run folders: their settings, state and score, as values, and as a page with links."""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from markupsafe import Markup
+
+from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.report.page import Page, render, table
+from fedgraph_flwr.report.units import duration
+from fedgraph_flwr.runs.folder import CONFIG, FAILURE, ROUNDS, SUMMARY, headline_score, read_rounds
+from fedgraph_flwr.version import __version__
+
+Listed = dict[str, Any]
+"""One run: ``run`` (its folder), method, data, seed, state, rounds, score, ``config`` (its keys, dotted)."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NAMED = ("strategy", "dataset", "partition", "model", "task")
+"""Groups that a filter may name without ``.name``."""
+
+
+def listed(folder: Path, filters: Mapping[str, str] | None = None) -> list[Listed]:
+    """List the runs in a folder and in its subfolders, such as those of kept sweeps, newest last.
+
+    Args:
+        folder: the folder.
+        filters: key → value of the runs to list: a dotted key of the configuration, or ``state``.
+
+    Raises:
+        FedGraphError: the folder does not exist, or no run has a filter's key.
+    """
+    if not folder.is_dir():
+        raise FedGraphError(f"{folder} does not exist: pass the folder that holds your runs, such as runs")
+    found = [_read(path.parent) for deep in ("*", "*/*") for path in folder.glob(f"{deep}/{CONFIG}")]
+    runs = sorted((run for run in found if run), key=lambda run: str(run["ended"]))
+    for given, value in (filters or {}).items():
+        key = f"{given}.name" if given in _NAMED else given
+        known = {"state"}.union(*(run["config"] for run in runs))
+        if runs and key not in known:
+            raise unknown("key", given, known)
+        runs = [run for run in runs if str(run["state"] if key == "state" else run["config"].get(key)) == value]
+    return runs
+
+
+def _read(folder: Path) -> Listed | None:
+    """Return one run; None if its files cannot be read as a run's."""
+    try:
+        keys = dict(flat(yaml.load((folder / CONFIG).read_bytes(), _LOADER)))
+        records = read_rounds(folder / ROUNDS)
+        summary = json.loads((folder / SUMMARY).read_bytes()) if (folder / SUMMARY).is_file() else {}
+        failure = json.loads((folder / FAILURE).read_bytes()).get("error", "") if (folder / FAILURE).is_file() else ""
+    except (OSError, ValueError, AttributeError, TypeError, yaml.YAMLError, FedGraphError):
+        return None
+    last = next(folder / name for name in (SUMMARY, FAILURE, ROUNDS, CONFIG) if (folder / name).is_file())
+    return {
+        "run": str(folder),
+        "strategy": keys.get("strategy.name"),
+        "dataset": keys.get("dataset.name"),
+        "seed": keys.get("seed"),
+        "state": "finished" if summary else "failed" if failure else "unfinished",
+        "reason": failure,
+        "round": records[-1].get("round", 0) if records else 0,
+        "rounds": keys.get("rounds"),
+        "headline": summary.get("headline", ""),
+        "score": headline_score(summary),
+        "seconds": summary.get("total_seconds"),
+        "ended": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.stat().st_mtime)),
+        "config": keys,
+    }
+
+
+def write_listing(folder: Path, out: Path) -> Path:
+    """Write a page that lists the runs of a folder, with links to their reports, and return its path."""
+    runs = listed(folder)
+    page = Page(f"Runs in {folder.name or folder}")
+    counts = {state: sum(run["state"] == state for run in runs) for state in ("finished", "unfinished", "failed")}
+    text = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
+    when = time.strftime("%d %B %Y").lstrip("0")
+    lead = render("lead", text=f"{text}. A name links to the run's report, if it has one, else to its folder.")
+    page.add(render("heading", when=when, version=__version__, title=page.title, summaries=lead, tiles=""))
+    page.section("runs", "Runs", "", [table(list(_COLUMNS), [_row(run, out.parent) for run in reversed(runs)])])
+    write_bytes(out, page.html().encode())
+    return out
+
+
+_COLUMNS = ("run", "method", "data", "seed", "state", "score", "headline", "time", "ended")
+
+
+def _row(run: Listed, base: Path) -> Sequence[Any]:
+    folder = Path(run["run"])
+    target = folder / "report.html" if (folder / "report.html").is_file() else folder
+    with contextlib.suppress(ValueError):
+        target = target.absolute().relative_to(base.absolute())
+    name: Markup = render("link", to=str(target), text=folder.name)
+    done = f"round {run['round']} of {run['rounds']}"
+    known = isinstance(run["seconds"], int | float)
+    return [
+        name,
+        str(run["strategy"]),
+        str(run["dataset"]),
+        (str(run["seed"]), run["seed"]),
+        run["state"] if run["state"] == "finished" else f"{run['state']}, {done}",
+        (f"{run['score']:.4f}", run["score"]) if run["score"] == run["score"] else ("–", float("nan")),
+        run["headline"],
+        (duration(run["seconds"]), run["seconds"]) if known else ("–", float("nan")),
+        run["ended"],
+    ]

@@ -1,0 +1,219 @@
+"""Page of a sweep: verdicts in words, scores with intervals, costs, curves and links of kept runs."""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.report.as_json import as_json
+from fedgraph_flwr.report.page import Page, grid, note, render, table
+from fedgraph_flwr.report.runs import group_runs, load_run
+from fedgraph_flwr.report.sections import training
+from fedgraph_flwr.report.units import duration, size
+from fedgraph_flwr.version import __version__
+
+CHOSEN = (
+    "Mean differences paired by seed, ± half of their 95 % interval (Student's t). The leading method is chosen by these test"
+    " scores, so with many methods its lead is optimistic."
+)
+
+MAX_CURVES = 6
+"""Maximum number of rows of a sweep whose curves are drawn."""
+
+
+def write_sweep(outcome: Mapping[str, Any], results: Path) -> Path:
+    """Write a sweep's outcome next to its results, as JSON and as a page, and return the path of the page."""
+    text = as_json(outcome)
+    write_bytes(results.with_suffix(".json"), text.encode())
+    page = Page(outcome["title"])
+    add_sweep(page, json.loads(text), results.parent)
+    write_bytes(out := results.with_suffix(".html"), page.html().encode())
+    return out
+
+
+def add_sweep(page: Page, outcome: Mapping[str, Any], folder: Path, more: str = "") -> None:
+    """Add the sections of a sweep to a page.
+
+    Args:
+        page: the page.
+        outcome: content of the sweep's JSON file (`fedgraph_flwr.sweeps.outcome`).
+        folder: folder of the sweep's results, which relative paths start from.
+        more: suffix of section names, which differ between the sweeps of one page.
+    """
+    cells = [cell for cell in outcome["cells"] if cell.get("mean") is not None]
+    settings = list(dict.fromkeys(cell["setting"] for cell in cells))
+    answers = Markup("").join(render("answer", text=f"{text}.") for text in outcome["verdicts"])
+    when = time.strftime("%d %B %Y").lstrip("0")
+    lead = render("lead", text=" ".join(filter(None, [outcome["source"], CHOSEN if answers else ""])))
+    page.add(
+        render("heading", when=when, version=__version__, title=outcome["title"], summaries=answers + lead, tiles="")
+    )
+    charts = [_scores(page, outcome, cells, settings), _differences(page, outcome, cells, settings)]
+    name = outcome["headline"] or "score"
+    parts = [grid(*charts), _table(outcome, cells, len(settings) > 1), grid(_costs(page, outcome, cells, settings))]
+    page.section(f"scores{more}", "Scores", f"{name}, over seeds.", parts)
+    page.section(
+        f"curves{more}",
+        "Curves",
+        "Means over clients by round, of the kept runs.",
+        _kept(page, cells, folder),
+    )
+    failures = [f"{one['run']}: {one['reason']}" for one in outcome["failures"]]
+    page.section(f"failures{more}", "Failures", "", [render("bullets", items=failures)] if failures else [])
+    page.section(f"again{more}", "Repeat it", "", [render("preformatted", content=outcome["command"])])
+
+
+def _scale(outcome: Mapping[str, Any]) -> float:
+    """Return the factor from stored scores, in percent if they are shares, to those of charts."""
+    return 0.01 if outcome["percent"] else 1
+
+
+def _views(cells: Sequence[Mapping[str, Any]], settings: Sequence[str], of: Any) -> dict[str, Any]:
+    """Return the data of a chart for each setting that has any."""
+    found = {setting: of([cell for cell in cells if cell["setting"] == setting]) for setting in settings}
+    return {setting: data for setting, data in found.items() if data}
+
+
+def _scores(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settings: Sequence[str]) -> Markup:
+    factor, unit = _scale(outcome), "share" if outcome["percent"] else "plain"
+
+    def rows(of: Sequence[Any]) -> dict[str, Any]:
+        made = [
+            {
+                "name": cell["method"],
+                "colour": place,
+                "each": [[factor * v, f"seed {seed}"] for seed, v in cell["scores"].items() if v is not None],
+                **_ends(cell, factor),
+            }
+            for place, cell in enumerate(of)
+        ]
+        return {"rows": made}
+
+    views = _views(cells, settings, rows)
+    height = 90 + 46 * max((len(view["rows"]) for view in views.values()), default=0)
+    how = "Large: mean over seeds, with its 95 % interval. Small: single seeds."
+    return page.chart("Score", how, "dots", height=height, views=views, unit=unit, name="") if views else Markup("")
+
+
+def _ends(found: Mapping[str, Any], factor: float) -> dict[str, float]:
+    mean, half = factor * found["mean"], math.nan if found["half"] is None else factor * found["half"]
+    return {"mean": mean, "lo": mean - half, "hi": mean + half}
+
+
+def _differences(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settings: Sequence[str]) -> Markup:
+    factor = _scale(outcome)
+
+    def rows(of: Sequence[Any]) -> dict[str, Any]:
+        made = [
+            {"name": cell["method"], "colour": place, **_ends(cell["difference"], factor)}
+            for place, cell in enumerate(of)
+            if cell["difference"]
+        ]
+        return {"rows": made} if made else {}
+
+    views = _views(cells, settings, rows)
+    if not views:
+        return Markup("")
+    return page.chart(
+        f"Difference to {outcome['reference']}",
+        "Mean of the differences paired by seed, with its 95 % interval: one that contains 0 shows no difference.",
+        "dots",
+        height=90 + 46 * max(len(view["rows"]) for view in views.values()),
+        views=views,
+        unit="points" if outcome["percent"] else "plain",
+        name="points" if outcome["percent"] else "",
+        marks=[{"name": "", "at": 0}],
+    )
+
+
+def _costs(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settings: Sequence[str]) -> Markup:
+    factor, unit = _scale(outcome), "share" if outcome["percent"] else "plain"
+
+    def series(of: Sequence[Any]) -> dict[str, Any]:
+        made = [
+            {
+                "name": cell["method"],
+                "colour": place,
+                "points": [[cell["seconds_per_round"], factor * cell["mean"], cell["method"], 12]],
+            }
+            for place, cell in enumerate(of)
+            if cell.get("seconds_per_round") is not None
+        ]
+        return {"series": made} if len(made) > 1 else {}
+
+    views = _views(cells, settings, series)
+    if not views:
+        return Markup("")
+    x, y = {"name": "time per round", "unit": "seconds"}, {"name": "score", "unit": unit}
+    return page.chart("Score against cost", "Means over seeds; left and up is better.", "plane", views=views, x=x, y=y)
+
+
+def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> Markup:
+    unit = " %" if outcome["percent"] else ""
+
+    def shown(value: float | None, text: str) -> tuple[str, float]:
+        return ("–", math.nan) if value is None or math.isnan(value) else (text.format(value), value)
+
+    tuned, kept = any(cell["choice"] for cell in cells), any(cell["runs"] for cell in cells)
+    digits = ".1f" if outcome["percent"] else ".4g"
+    rows = []
+    for cell in cells:
+        gap = cell["difference"] or {"mean": None, "half": None}
+        seconds, moved = (cell.get(key) for key in ("seconds_per_round", "bytes"))
+        rows.append(
+            [
+                *([cell["setting"]] if several else []),
+                cell["method"],
+                *([cell["choice"]] if tuned else []),
+                (str(cell["n"]), cell["n"]),
+                shown(cell["mean"], f"{{:{digits}}}{unit}"),
+                shown(cell["half"], f"± {{:{digits}}}"),
+                shown(gap["mean"], f"{{:+{digits}}}"),
+                shown(gap["half"], f"± {{:{digits}}}"),
+                ("–", math.nan) if seconds is None else (duration(seconds), seconds),
+                ("–", math.nan) if moved is None else (size(moved), moved),
+                *([_links(cell["runs"])] if kept else []),
+            ]
+        )
+    head = [
+        *(["setting"] if several else []),
+        "method",
+        *(["choice"] if tuned else []),
+        "seeds",
+        "score",
+        "95 % interval",
+    ]
+    head += [
+        f"to {outcome['reference'] or '–'}",
+        "95 % interval",
+        "time per round",
+        "traffic",
+        *(["runs"] if kept else []),
+    ]
+    left = "" if kept else note("Curves and links of single runs: repeat the sweep with --keep.")
+    return table(head, rows, "Means over seeds; differences are paired by seed. Click on a column to sort.") + left
+
+
+def _links(runs: Sequence[str]) -> Markup:
+    return Markup(" ").join(render("link", to=run, text=run.rpartition("-")[2]) for run in runs)
+
+
+def _kept(page: Page, cells: Sequence[Any], folder: Path) -> list[Markup]:
+    """Draw the curves of the kept runs, for each setting."""
+    parts: list[Markup] = []
+    for setting in dict.fromkeys(cell["setting"] for cell in cells if cell["runs"]):
+        found = []
+        for path in (folder / run for cell in cells if cell["setting"] == setting for run in cell["runs"]):
+            try:
+                found.append(load_run(path))
+            except FedGraphError:  # removed or damaged since
+                continue
+        if found and len(parts) < 2 * MAX_CURVES:
+            parts += [render("subtitle", title=setting), *training(page, group_runs(found))]
+    return parts

@@ -1,0 +1,54 @@
+"""What a sweep says in words, as JSON and on its page."""
+
+import json
+import math
+import statistics
+
+import pytest
+from scipy import stats
+
+from fedgraph_flwr import cli
+from fedgraph_flwr.sweeps.outcome import compared
+from tests.sweeps.conftest import sweep
+
+
+@pytest.mark.parametrize(
+    ("scores", "others", "sign", "words"),
+    [
+        ((80.3, 81.4, 82.5), (80, 81, 82), 1, "A ahead of B by 0.4 ± 0.2, 3 of 3 seeds"),
+        ((80, 81, 82), (80.3, 81.4, 82.5), 1, "B ahead of A by 0.4 ± 0.2, 3 of 3 seeds"),
+        ((80, 81, 82), (80.3, 81.4, 82.5), -1, "A ahead of B by 0.4 ± 0.2, 3 of 3 seeds"),
+        ((80, 82, 81), (81, 80, 82), 1, "A and B are level: +0.0 ± 4.3, A better in 1 of 3 seeds"),
+        ((80,), (79,), 1, "A ahead of B by 1.0 (one seed)"),
+        ((math.nan,), (79,), 1, ""),
+    ],
+)
+def test_a_difference_in_words_is_that_of_a_paired_t_test(scores, others, sign, words):
+    said = compared("A", dict(enumerate(scores)), "B", dict(enumerate(others)), sign)
+    assert said.replace("level: +0 ±", "level: +0.0 ±") == words
+    gaps = [a - b for a, b in zip(scores, others, strict=True)]
+    if len(gaps) > 1:  # SciPy's interval, and its test at 5 %
+        low, high = stats.t.interval(0.95, len(gaps) - 1, statistics.mean(gaps), stats.sem(gaps))
+        assert f"± {(high - low) / 2:.1f}" in said
+        assert ("ahead" in said) == (stats.ttest_rel(scores, others).pvalue < 0.05)
+
+
+def test_json_has_what_the_table_has_and_the_page_names_it(toy, ran, capsys):
+    sweep(toy)
+    said = capsys.readouterr().out
+    sweep(toy, "--json", "--table-only")
+    found = json.loads(capsys.readouterr().out)
+    for verdict in found["verdicts"]:
+        assert verdict in said
+        assert verdict.startswith(("few: ", "many: "))
+    assert {(cell["setting"], cell["method"]) for cell in found["cells"]} == {
+        (setting, method) for setting in ("few", "many") for method in ("FedAvg", "Local", "Majority")
+    }
+    (cell,) = (cell for cell in found["cells"] if (cell["setting"], cell["method"]) == ("few", "FedAvg"))
+    assert cell["mean"] == pytest.approx(statistics.mean(cell["scores"].values()))
+    assert cell["half"] == pytest.approx(12.7062 * statistics.stdev(cell["scores"].values()) / math.sqrt(2), rel=1e-4)
+    page = toy.with_suffix(".html").read_text()
+    assert found["verdicts"][0] in page
+    assert json.loads(toy.with_suffix(".json").read_text())["cells"] == found["cells"]
+    assert cli.main(["report", str(toy.parent)]) == 0
+    assert found["verdicts"][0] in (toy.parent / "report.html").read_text()
