@@ -229,6 +229,7 @@ class Run:
 
 def run(
     *overrides: str,
+    data: Any = None,
     graphs: Sequence[Any] | None = None,
     classes: Sequence[str] = (),
     target: str = "",
@@ -241,12 +242,13 @@ def run(
 
     Args:
         overrides: ``key=value``, as on the command line.
+        data: PyG ``Data`` or ``HeteroData`` in memory, which ``partition`` and ``num_clients`` divide among the clients.
         graphs: PyG ``Data`` or ``HeteroData`` in memory, one per client, instead of a dataset and its partition: ``x``,
             ``edge_index``, integer ``y`` (-1: unknown). ``train_mask`` and ``test_mask`` are used as the split if present.
             ``node_id`` identifies nodes held by several clients. With ``task=graphs``, a list of ``Data`` per client, each
             with one class ``y``, or numbers. ``dataset`` is then only a name. The graphs are stored in
             the run's folder, in ``clients/``.
-        classes: with ``graphs``, the names of the labels 0..C-1.
+        classes: with ``data`` or ``graphs``, the names of the labels 0..C-1.
         target: with ``HeteroData``, the node type to classify; optional if only one type has ``y``.
         progress: True, False, or "auto": a bar in a notebook or a terminal.
         keys: any key, with precedence over overrides: nested (``train={"lr": 0.1}``), dotted (``**{"train.lr": 0.1}``),
@@ -257,11 +259,15 @@ def run(
         RunFailed: the run could not continue.
         KeyboardInterrupt: Ctrl-C; its note says how to resume.
     """
-    if graphs is not None:
-        return train(_with_graphs(overrides, keys, graphs, classes, target), progress)
+    if data is not None and graphs is not None:
+        raise FedGraphError(
+            "data= is one graph to partition, and graphs=[...] has one per client: pass only one of them"
+        )
+    if data is not None or graphs is not None:
+        return train(_with_graphs(overrides, keys, data, graphs, classes, target), progress)
     if classes or target:
         raise FedGraphError(
-            f"{'classes=' if classes else 'target='} applies only to graphs=[...]: pass graphs=, or leave it out"
+            f"{'classes=' if classes else 'target='} applies only to data= and graphs=[...]: pass one of them, or leave it out"
         )
     return train(configuration(overrides, keys), progress)
 
@@ -443,34 +449,43 @@ def _run(one: Run | str | os.PathLike[str]) -> Run:
 
 
 def _with_graphs(
-    overrides: Sequence[str], keys: Mapping[str, Any], graphs: Sequence[Any], classes: Sequence[str], target: str
+    overrides: Sequence[str],
+    keys: Mapping[str, Any],
+    data: Any,
+    graphs: Sequence[Any] | None,
+    classes: Sequence[str],
+    target: str,
 ) -> RunConfig:
-    """Return the configuration of a run on graphs in memory, and write them to its folder."""
+    """Return the configuration of a run on graphs in memory, one per client or one to partition, and write them to its folder."""
     from fedgraph_flwr.partition import objects, store
     from fedgraph_flwr.runs.checks import check_method
     from fedgraph_flwr.runs.folder import LAUNCHER, owned
     from fedgraph_flwr.runs.prepare import check_unused, here, with_folder
 
     keys = dict(keys)
-    name = keys.pop("dataset", "graphs")
+    option, held = ("data=", [data]) if graphs is None else ("graphs=[...]", graphs)
+    name = keys.pop("dataset", "graphs" if graphs is not None else "data")
     if not (isinstance(name, str) and re.fullmatch(NAME, name)):
-        raise FedGraphError(f"dataset={name} names graphs=[...]: expected lower-case letters, digits, - and _")
+        raise FedGraphError(f"dataset={name} names {option}: expected lower-case letters, digits, - and _")
     for key in (*keys, *overrides):
-        if key.startswith(("dataset", "partition", "graph", "resume")):
+        if key.startswith(("dataset", "graph", "resume", *(() if graphs is None else ("partition",)))):
             raise FedGraphError(
-                f"{key} cannot be combined with graphs=[...], which define the clients: remove one of them"
+                f"{key} cannot be combined with {option}, which define{'' if graphs is not None else 's'} the"
+                f" {'clients' if graphs is not None else 'data'}: remove one of them"
             )
-    split = objects.any_split(graphs, target)
-    given = [f"num_clients={len(graphs)}", *(["split.kind=public"] if split else [])]
+    given = [*objects.defaults(held, target), *([f"num_clients={len(graphs)}"] if graphs is not None else [])]
     cfg = configuration(overrides, keys, given)
     if not here(cfg):
         raise FedGraphError(
-            f"graphs=[...] requires a simulation, but engine={cfg.engine} is a fleet, whose nodes have their own"
-            " graphs: set engine=inline or ray, or leave graphs out"
+            f"{option} requires a simulation, but engine={cfg.engine} is a fleet, whose nodes have their own"
+            " graphs: set engine=inline or ray, or leave it out"
         )
-    if cfg.num_clients != len(graphs):
+    if graphs is None:
+        made = objects.partitioned(data, cfg, name, classes, target)
+    elif cfg.num_clients != len(graphs):
         raise FedGraphError(f"num_clients={cfg.num_clients}, but graphs has {len(graphs)}: leave it out")
-    made = objects.clients(graphs, cfg, name, classes, target)
+    else:
+        made = objects.clients(graphs, cfg, name, classes, target)
     cfg = with_folder(dataclasses.replace(cfg, dataset=DatasetConfig(name)))
     check_unused(cfg)
     check_method(cfg)

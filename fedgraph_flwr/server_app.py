@@ -5,11 +5,11 @@ from math import nan
 from typing import Any
 
 from flwr.app import Context
-from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.logs import log
 
 app = ServerApp()
 

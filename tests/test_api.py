@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -435,7 +436,7 @@ def test_typed_graphs_in_memory():
         ({"graphs": [data()], "target": "paper"}, "has nodes of one type"),
         ({"graphs": [data()], "strategy": "fedprox", "strategy.mu": -1}, "strategy.prox.mu must be"),
         ({"graphs": [data()], "engine": "bank"}, "engine=bank is a fleet"),
-        ({"classes": ["a"]}, "classes= applies only to graphs"),
+        ({"classes": ["a"]}, r"classes= applies only to data= and graphs"),
     ],
 )
 def test_wrong_graphs_are_one_sentence_and_leave_no_folder(keys, message):
@@ -454,3 +455,36 @@ def test_datasets_by_name():
         fg.datasets.load("coar")
     with pytest.raises(fg.FedGraphError, match="dataset key 'knots' is unknown"):
         fg.datasets.load("csbm", knots=3)
+
+
+def test_one_graph_is_partitioned_and_trained_on_as_its_parts_are(folder):
+    """The same run as by `datasets.partition` and ``graphs=``; the default data's few labels are not for other graphs."""
+    data = fg.datasets.load("csbm", nodes=90, num_clients=3)
+    keys = {"strategy": "fedavg", "rounds": 2, "seed": 3, "model": {"hidden": 4}, "checkpoint_every": 0}
+    one = fg.run(data=data, partition="random", num_clients=3, out="one", **keys)
+    parts = fg.datasets.partition(data, "random", num_clients=3, seed=3)
+    other = fg.run(graphs=parts, out="other", **keys)
+    assert one.summary["test_accuracy"] == other.summary["test_accuracy"]
+    assert one.config.dataset.name == "data"
+    assert sum(int(part.train_mask.sum()) for part in parts) == pytest.approx(0.6 * 90, abs=3)
+    assert re.fullmatch(
+        r"Part\(client 0 of 3: \d+ nodes, \d+ edges and \d+ to other clients, 64 features, 2 classes, \d+/\d+/\d+ nodes for"
+        r" training/validation/test\)",
+        repr(parts[0]),
+    )
+    with pytest.raises(fg.FedGraphError, match=r"pass only one of them"):
+        fg.run(data=data, graphs=parts)
+    with pytest.raises(fg.FedGraphError, match=r"dataset.mu cannot be combined with data=, which defines the data"):
+        fg.run(data=data, **{"dataset.mu": 3})
+
+
+def test_log_lines_have_the_packages_name(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    from fedgraph_flwr.logs import log, logger
+
+    log(logging.WARNING, "seen")
+    monkeypatch.setattr(logger, "level", logging.ERROR)
+    logger.manager._clear_cache()
+    log(logging.WARNING, "not seen")
+    logger.manager._clear_cache()
+    assert [(record.name, record.message) for record in caplog.records] == [("fedgraph_flwr", "seen")]

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
-from flwr.common.logger import log
 
 from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
@@ -34,6 +33,7 @@ from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore
 from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.config.lookup import locate, method_params
 from fedgraph_flwr.errors import FedGraphError, located, sanitize, unknown
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.cohorts import left_out
 from fedgraph_flwr.methods.uplink import declared, sums
 from fedgraph_flwr.methods.variates import VARIATES

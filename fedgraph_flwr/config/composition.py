@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config import config_file
 from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, flat, laid_over, load, resolved
+from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
 from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, key_names, lengthen
 from fedgraph_flwr.config.plugins import packages
@@ -518,7 +519,10 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol, _wishes("task", task))))
 
     layers += [selected, _group("partition", partition), _group("model", model), _group("task", task)]
-    layers += _by_task(dataset, task)
+    held = (
+        given.get("graph") or given.get("engine", "inline") not in SIMULATIONS
+    )  # not the default dataset: the parties' files
+    layers += [] if held and not {"dataset", "dataset.name"} & {*chosen, *given} else _by_task(dataset, task)
     if file.is_file():
         layers.append((str(file), _own_defaults(file)))
     layers.append(_chosen("strategy", strategy, given))

@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.config.lookup import function
-from fedgraph_flwr.data import csbm, hetero, knowledge, molecules, payment_files, payments, planted, raw, typed
+from fedgraph_flwr.data import collections, csbm, hetero, knowledge, molecules, payment_files, payments, planted, raw, typed
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
@@ -263,6 +263,20 @@ SOURCES: dict[str, Source] = {
         files=knowledge.FILES,
         pyg_root="kg",
         read=knowledge.read,
+    ),
+    "pyg": Source(
+        "files",
+        (0, 0, 0, 0),
+        origin="the class dataset.name of torch_geometric.datasets",
+        folder="pyg/{name}",
+        read=collections.pyg,
+    ),
+    "ogb": Source(
+        "files",
+        (0, 0, 0, 0),
+        origin="https://ogb.stanford.edu/docs/nodeprop",
+        folder="ogb/{name}",
+        read=collections.ogb,
     ),
     "moleculenet": Source(
         "download",

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.many_graphs import from_graphs
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.logs import log
 
 ORIGIN = "https://deepchemdata.s3-us-west-1.amazonaws.com/datasets"
 

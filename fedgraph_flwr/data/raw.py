@@ -56,8 +56,6 @@ def arxiv_year(folder: Path, params: dict[str, Any]) -> Graph:
 
     Missing files are downloaded into ``folder`` from OGB's archive.
     """
-    import pandas as pd
-
     if not (folder / "edge.csv.gz").is_file():
         from torch_geometric.data import download_url, extract_zip
 
@@ -65,13 +63,17 @@ def arxiv_year(folder: Path, params: dict[str, Any]) -> Graph:
         for file in (folder.parent / "arxiv/raw").iterdir():
             file.replace(folder / file.name)
 
-    def table(name: str, dtype: Any) -> np.ndarray:
-        return pd.read_csv(folder / name, header=None, dtype=dtype).to_numpy()
-
-    year = table("node_year.csv.gz", np.int64)[:, 0]
+    year = table(folder / "node_year.csv.gz", np.int64)[:, 0]
     bounds = np.quantile(year, [0.2, 0.4, 0.6, 0.8])
     y = np.searchsorted(bounds, year, side="right")  # class k: bounds[k-1] <= year < bounds[k]
-    return _graph(table("node-feat.csv.gz", np.float32), table("edge.csv.gz", np.int64).T, y, 5)
+    return _graph(table(folder / "node-feat.csv.gz", np.float32), table(folder / "edge.csv.gz", np.int64).T, y, 5)
+
+
+def table(path: Path, dtype: Any) -> np.ndarray:
+    """Read a CSV file without a header."""
+    import pandas as pd
+
+    return pd.read_csv(path, header=None, dtype=dtype).to_numpy()
 
 
 def syn_cora(folder: Path, params: dict[str, Any]) -> Graph:

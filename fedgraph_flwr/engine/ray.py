@@ -28,7 +28,6 @@ import psutil
 import ray
 import torch
 from flwr.app import Context, Error, Message, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.supercore.task_identity import TaskIdentity
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError
 
@@ -45,6 +44,7 @@ from fedgraph_flwr.engine.grid import (
 )
 from fedgraph_flwr.engine.process import freed_memory_kept, keep_freed_memory, reduce_gc, same_process_state
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
 from fedgraph_flwr.runs.folder import make_folder
 from fedgraph_flwr.runs.prepare import Prepared, prepare

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 
 import torch
-from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.wire.messages import Reply
 

@@ -4,8 +4,9 @@ from logging import WARNING
 
 import numpy as np
 import scipy.sparse as sp
-from flwr.common.logger import log
 from numpy.typing import NDArray
+
+from fedgraph_flwr.logs import log
 
 BLOCK = 256
 LONG = 30

@@ -2,11 +2,10 @@
 
 data = fg.datasets.load("cora")                                   # a PyG Data
 parts = fg.datasets.partition(data, "louvain", num_clients=10)    # a list of them
-fg.run(graphs=parts)
+fg.run(graphs=parts)                                             # fg.run(data=data, num_clients=10) does both
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 __all__ = ["load", "names", "partition"]
@@ -67,12 +66,13 @@ def partition(
     Raises:
         FedGraphError: an unknown name or key, a graph that does not fit, or a client without training nodes.
     """
-    from fedgraph_flwr.config import configuration
-    from fedgraph_flwr.partition import objects, store
+    from torch_geometric.data import Data
 
-    own_split = ["split.kind=public"] if objects.any_split([data], target) else []
+    from fedgraph_flwr.config import configuration
+    from fedgraph_flwr.partition import objects
+    from fedgraph_flwr.partition.part import Part
+
     given = {"partition": partition, "num_clients": num_clients, "seed": seed, **keys}
-    cfg = configuration((), given, own_split)
-    objects.say_unread([data])
-    graph = replace(objects.whole(data, classes, target), name="graph")
-    return [client.to_pyg() for client in store.make(graph, cfg)]
+    cfg = configuration((), given, objects.defaults([data], target))
+    parts = [client.to_pyg() for client in objects.partitioned(data, cfg, "graph", classes, target)]
+    return [Part.from_dict(part.to_dict()) if isinstance(part, Data) else part for part in parts]

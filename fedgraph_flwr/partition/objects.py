@@ -6,7 +6,6 @@ from logging import WARNING
 from typing import Any
 
 import torch
-from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
@@ -17,6 +16,7 @@ from fedgraph_flwr.data.many_graphs import from_graphs
 from fedgraph_flwr.data.pyg import client_graph, from_data, from_hetero_data, in_order, numbered_classes, typed_client
 from fedgraph_flwr.data.split import split_graph, split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition.clients import with_target_stats
 from fedgraph_flwr.partition.hetero import share_schema
 
@@ -141,6 +141,27 @@ def _check_like(first: Any, data: Any, place: int, where: str) -> None:
             f"{where}[{place}] has x {list(data.x.shape)}, and {where}[0] {list(first.x.shape)}: expected [n, F] with the"
             " same F"
         )
+
+
+def defaults(graphs: Sequence[Any], target: str = "") -> list[str]:
+    """Return default overrides for graphs in memory: nothing of the default dataset, and their masks as split, if they have any.
+
+    Raises:
+        FedGraphError: see `any_split`.
+    """
+    return ["dataset=file", *(["split.kind=public"] if any_split(graphs, target) else [])]
+
+
+def partitioned(data: Any, cfg: RunConfig, name: str, classes: Sequence[str] = (), target: str = "") -> list[Any]:
+    """Return the clients' parts of one graph, by the ``partition`` and ``split`` of a configuration.
+
+    Raises:
+        FedGraphError: an error of `whole`, of the partition or of the split.
+    """
+    from fedgraph_flwr.partition import store
+
+    say_unread([data])
+    return list(store.make(replace(whole(data, classes, target), name=name), cfg))
 
 
 def say_unread(graphs: Sequence[Any]) -> None:

@@ -7,7 +7,6 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.config import RunConfig
@@ -15,6 +14,7 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries, chance
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition import input_spec
 from fedgraph_flwr.runs.checks import startup_notes
 from fedgraph_flwr.runs.folder import FAILURE, INPUT_SPEC, InUse, headline_score, owned

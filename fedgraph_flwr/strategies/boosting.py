@@ -15,9 +15,9 @@ from logging import WARNING
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.common.logger import log
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import boosting
 from fedgraph_flwr.methods.boosting import (
     BASE,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
 
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
+from fedgraph_flwr.logs import log
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from logging import WARNING
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.wire.messages import REFUSED, Reply, record_bytes
 
 SIMULATED = 128

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from logging import WARNING
 from typing import ClassVar
 
-from flwr.common.logger import log
-
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import fedgcn
 from fedgraph_flwr.methods.fedgcn import DEGREES, OWNED, ROWS, SPANS, SUMS, Params, spans_of
 from fedgraph_flwr.strategies.base import GraphStrategy

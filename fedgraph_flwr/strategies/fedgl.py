@@ -24,11 +24,11 @@ from logging import WARNING
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.common.logger import log
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import fedgl
 from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, THRESHOLD, Params, among, fused, pseudo_graph, pseudo_labels
 from fedgraph_flwr.methods.prototypes import WIDTH

@@ -35,12 +35,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import fedtad
 from fedgraph_flwr.methods.fedtad import NODES, NOISE, RELIABILITY, STUDENT_STEPS, Params, teacher_weights
 from fedgraph_flwr.models import Model

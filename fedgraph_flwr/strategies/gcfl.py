@@ -23,8 +23,8 @@ from logging import INFO
 from typing import ClassVar
 
 import numpy as np
-from flwr.common.logger import log
 
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import gcfl
 from fedgraph_flwr.methods.gcfl import GRADIENT, Params, distances, halves
 from fedgraph_flwr.strategies.base import GraphStrategy

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr.data.schema import check_fingerprints, check_links
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.methods.uplink import releases, sums

@@ -126,7 +126,8 @@ def _serve(pipe: Connection, keep: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep's main process handles Ctrl-C
     signal.signal(signal.SIGTERM, _as_interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    logging.getLogger("flwr").addFilter(_Once())
+    for name in ("flwr", "fedgraph_flwr"):
+        logging.getLogger(name).addFilter(_Once())
     from fedgraph_flwr.sweeps.runs import run_cell
 
     with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):

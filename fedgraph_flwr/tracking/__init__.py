@@ -14,11 +14,10 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.common.logger import log
-
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, MODELS, ROUNDS, SUMMARY
 
 TRACKERS = {

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.far_ends import shared_columns, shared_records
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link import uplink as link
 from fedgraph_flwr.party.link.policy import book_link, book_share, check_consent, needs_consent, peer_name
 from fedgraph_flwr.party.link.protocol import LinkParty

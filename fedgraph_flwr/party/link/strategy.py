@@ -8,9 +8,9 @@ from logging import INFO
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.common.logger import log
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link import uplink as link
 from fedgraph_flwr.party.link.rules import ANNOUNCE, WRITE, LinkRules
 from fedgraph_flwr.party.link.uplink import ANNOUNCED, ENVELOPES, STEP

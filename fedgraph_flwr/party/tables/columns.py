@@ -62,7 +62,7 @@ def log_warning(text: str) -> None:
     """Log a line at level WARNING."""
     from logging import WARNING
 
-    from flwr.common.logger import log
+    from fedgraph_flwr.logs import log
 
     log(WARNING, "%s", text)
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr import models
@@ -40,6 +39,7 @@ from fedgraph_flwr.data.schema import EDGE, NODE, Schema, TableLayout, feature_n
 from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.forest import empty_forest
 from fedgraph_flwr.numerics.streams import reseed

@@ -1,0 +1,134 @@
+"""Readers of whole collections: PyG's dataset classes (``dataset=pyg``), and node datasets of OGB (``dataset=ogb``).
+
+Both download into their folder under the data root. Without a network, the error lists the files to put there.
+"""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.hetero import HeteroGraph
+from fedgraph_flwr.data.raw import table
+from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+
+OGB = {
+    "ogbn-arxiv": ("arxiv", "time", "81 MB"),
+    "ogbn-products": ("products", "sales_ranking", "1.4 GB"),
+}
+"""Node datasets of OGB with features and one label per node: the archive's name, its split, and its size."""
+
+OGB_FILES = ("edge.csv.gz", "node-feat.csv.gz", "node-label.csv.gz")
+
+
+def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
+    """Read the one graph of a class of ``torch_geometric.datasets``, with its masks.
+
+    Args:
+        folder: root of the class; it downloads into ``raw/`` and writes ``processed/``.
+        params: ``name``, the class; ``part``, its argument ``name``; ``target``, the labelled node type of a ``HeteroData``.
+
+    Raises:
+        FedGraphError: an unknown class, one that needs a ``part``, a failed download, or several graphs.
+    """
+    import torch_geometric.datasets as known
+
+    from fedgraph_flwr.data.pyg import from_data, from_hetero_data, in_order
+
+    name, part = str(params["name"]), params.get("part")
+    if name not in known.__all__:
+        raise unknown("dataset.name", name, known.__all__, "dataset=pyg")
+    base: Any = getattr(known, name)
+    arguments = inspect.signature(base.__init__).parameters
+    needed = [
+        key
+        for key, about in arguments.items()
+        if about.default is about.empty and about.kind is about.POSITIONAL_OR_KEYWORD
+    ]
+    where = f"dataset=pyg dataset.name={name}"
+    if part is None and "name" in needed:
+        raise FedGraphError(f"{where}: the class needs a name: pass dataset.part=NAME")
+    if part is not None and "name" not in arguments:
+        raise FedGraphError(f"{where} dataset.part={part}: the class has no argument name: leave dataset.part out")
+    if more := [key for key in needed if key not in ("self", "root", "name")]:
+        raise FedGraphError(f"{where}: the class needs {', '.join(more)}: create it by dataset.source=MODULE:FUNCTION")
+
+    class Fetched(base):  # type: ignore[misc]
+        """The class, with a download that says which files it could not fetch."""
+
+        def download(self) -> None:
+            try:
+                super().download()
+            except Exception as error:  # of any library
+                files = self.raw_file_names
+                raise FedGraphError(
+                    f"dataset=pyg dataset.name={name} cannot be downloaded ({type(error).__name__}: {first_line(error)}): put"
+                    f" {files if isinstance(files, str) else ', '.join(files)} into {self.raw_dir}, from"
+                    f" {getattr(self, 'url', None) or 'the place that PyG documents'}, or set FEDGRAPH_DATA to another root"
+                ) from error
+
+    Fetched.__name__ = name  # PyG names folders after some classes
+    dataset = Fetched(str(folder), **({"name": part} if part is not None else {}))
+    if len(dataset) != 1:
+        raise FedGraphError(
+            f"{where} has {len(dataset)} graphs, expected one: pass them from Python, fg.run(graphs=[...])"
+        )
+    data = dataset[0]
+    if hasattr(data, "node_types"):
+        labelled = [kind for kind in data.node_types if "y" in data[kind]]
+        target = params.get("target") or (labelled[0] if len(labelled) == 1 else "")
+        if target not in labelled:
+            raise FedGraphError(
+                f"{where}: pass dataset.target=TYPE, a node type with labels, one of: {', '.join(labelled)}"
+            )
+        return in_order(from_hetero_data(data, where, target))
+    if getattr(data, "y", None) is not None and data.y.dim() == 2 and data.y.size(1) == 1:
+        data.y = data.y.view(-1)
+    return from_data(data, where)
+
+
+def ogb(folder: Path, params: dict[str, Any]) -> Graph:
+    """Read a node dataset of `OGB` from its CSV files, with its split; they are downloaded if missing.
+
+    Raises:
+        FedGraphError: another dataset, or a failed download.
+    """
+    name = str(params["name"])
+    if name not in OGB:
+        raise unknown("dataset.name", name, OGB, "dataset=ogb has those with features and one label per node")
+    archive, scheme, size = OGB[name]
+    raw, split = folder / archive / "raw", folder / archive / "split" / scheme
+    if not all((raw / file).is_file() for file in OGB_FILES):
+        _fetch(name, f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip", size, folder, raw)
+    y = table(raw / "node-label.csv.gz", np.int64)[:, 0]
+    masks = {}
+    for mask, file in (("train", "train"), ("val", "valid"), ("test", "test")):
+        masks[f"{mask}_mask"] = held = torch.zeros(len(y), dtype=torch.bool)
+        held[torch.from_numpy(table(split / f"{file}.csv.gz", np.int64)[:, 0])] = True
+    return Graph(
+        x=torch.from_numpy(table(raw / "node-feat.csv.gz", np.float32)),
+        edge_index=torch.from_numpy(np.ascontiguousarray(table(raw / "edge.csv.gz", np.int64).T)),
+        y=torch.from_numpy(y),
+        num_classes=int(y.max()) + 1,
+        **masks,
+    )
+
+
+def _fetch(name: str, url: str, size: str, folder: Path, raw: Path) -> None:
+    import sys
+
+    from torch_geometric.data import download_url, extract_zip
+
+    print(f"downloading {size} from {url} into {folder}", file=sys.stderr)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        extract_zip(path := download_url(url, str(folder)), str(folder))
+        Path(path).unlink()
+    except Exception as error:  # of any library
+        raise FedGraphError(
+            f"dataset '{name}' ({size}) cannot be downloaded ({type(error).__name__}: {first_line(error)}): extract {url} in"
+            f" {folder}, so that {raw} has {', '.join(OGB_FILES)}, or set FEDGRAPH_DATA to another root"
+        ) from error

@@ -1,0 +1,89 @@
+"""PyG's dataset classes and OGB's node datasets by name."""
+
+import gzip
+import shutil
+import urllib.error
+
+import pytest
+import torch
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data import collections
+from fedgraph_flwr.data.datasets import load
+from fedgraph_flwr.errors import FedGraphError
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
+    return tmp_path
+
+
+def loaded(*overrides):
+    return load(compose(list(overrides)).dataset)
+
+
+def test_a_class_of_pyg_gives_the_same_graph_as_the_built_in_name(shared_data):
+    root = shared_data("Planetoid/Cora")
+    shutil.copytree(root / "Planetoid", root / "pyg" / "Planetoid")
+    ours, named = loaded("dataset=cora"), loaded("dataset=pyg", "dataset.name=Planetoid", "dataset.part=Cora")
+    for key in ("x", "y", "train_mask", "val_mask", "test_mask", "edge_index"):
+        assert torch.equal(getattr(ours, key), getattr(named, key)), key
+    assert (named.name, named.num_classes) == ("Planetoid", 7)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["dataset.name=Redit2"], "dataset.name 'Redit2' is unknown .*did you mean 'Reddit2'"),
+        (["dataset.name=Planetoid"], "the class needs a name: pass dataset.part=NAME"),
+        (["dataset.name=Reddit2", "dataset.part=x"], "has no argument name: leave dataset.part out"),
+    ],
+)
+def test_a_class_that_does_not_fit_is_one_error(root, overrides, message):
+    with pytest.raises(FedGraphError, match=message):
+        loaded("dataset=pyg", *overrides)
+
+
+def test_without_a_network_the_error_lists_files_and_folder(root, monkeypatch):
+    def fail(*args, **keys):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr("torch_geometric.datasets.reddit2.download_google_url", fail, raising=False)
+    monkeypatch.setattr("torch_geometric.datasets.reddit2.download_url", fail, raising=False)
+    with pytest.raises(
+        FedGraphError, match=r"cannot be downloaded \(URLError.*put adj_full.npz, feats.npy, .* into .*/pyg/Reddit2/raw"
+    ):
+        loaded("dataset=pyg", "dataset.name=Reddit2")
+    monkeypatch.setattr("torch_geometric.data.download_url", fail)
+    with pytest.raises(
+        FedGraphError, match=r"'ogbn-products' \(1.4 GB\) cannot be downloaded .* extract http.*products.zip in .*/ogb/"
+    ):
+        loaded("dataset=ogb", "dataset.name=ogbn-products")
+
+
+def test_ogb_reads_its_csv_files_and_split(root):
+    files = {
+        "raw/edge": "0,1\n2,1\n3,0\n",
+        "raw/node-feat": "0.5,1\n1.5,2\n2.5,3\n3.5,4\n",
+        "raw/node-label": "0\n2\n1\n0\n",
+        "split/time/train": "0\n1\n",
+        "split/time/valid": "3\n",
+        "split/time/test": "2\n",
+    }
+    for name, text in files.items():
+        path = root / "ogb" / "ogbn-arxiv" / "arxiv" / f"{name}.csv.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(text.encode()))
+    graph = loaded("dataset=ogb")
+    assert sorted(graph.edge_index.T.tolist()) == [[0, 1], [2, 1], [3, 0]]
+    assert graph.x.tolist() == [[0.5, 1], [1.5, 2], [2.5, 3], [3.5, 4]]
+    assert (graph.y.tolist(), graph.num_classes) == ([0, 2, 1, 0], 3)
+    assert [mask.nonzero().view(-1).tolist() for mask in (graph.train_mask, graph.val_mask, graph.test_mask)] == [
+        [0, 1],
+        [3],
+        [2],
+    ]
+    with pytest.raises(FedGraphError, match="one of: ogbn-arxiv, ogbn-products"):
+        loaded("dataset=ogb", "dataset.name=ogbn-mag")
+    assert set(collections.OGB) == {"ogbn-arxiv", "ogbn-products"}
