@@ -56,7 +56,7 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
     if more := [key for key in needed if key not in ("self", "root", "name")]:
         raise FedGraphError(f"{where}: the class needs {', '.join(more)}: create it by dataset.source=MODULE:FUNCTION")
 
-    class Fetched(base):  # type: ignore[misc]
+    class Fetched(base):
         """The class, with a download that says which files it could not fetch."""
 
         def download(self) -> None:
@@ -104,7 +104,7 @@ def ogb(folder: Path, params: dict[str, Any]) -> Graph:
     if not all((raw / file).is_file() for file in OGB_FILES):
         _fetch(name, f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip", size, folder, raw)
     y = table(raw / "node-label.csv.gz", np.int64)[:, 0]
-    masks = {}
+    masks: dict[str, Any] = {}
     for mask, file in (("train", "train"), ("val", "valid"), ("test", "test")):
         masks[f"{mask}_mask"] = held = torch.zeros(len(y), dtype=torch.bool)
         held[torch.from_numpy(table(split / f"{file}.csv.gz", np.int64)[:, 0])] = True

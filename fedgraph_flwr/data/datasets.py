@@ -23,7 +23,18 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.config.lookup import function
-from fedgraph_flwr.data import collections, csbm, hetero, knowledge, molecules, payment_files, payments, planted, raw, typed
+from fedgraph_flwr.data import (
+    collections,
+    csbm,
+    hetero,
+    knowledge,
+    molecules,
+    payment_files,
+    payments,
+    planted,
+    raw,
+    typed,
+)
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
