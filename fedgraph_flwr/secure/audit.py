@@ -120,8 +120,8 @@ def audit(state: Path, expect: str = "") -> Any:
 
     Columns: ``run``, ``strategy``, ``first`` and ``last`` time, ``rounds``, ``requests``, ``refused``, ``received`` and ``sent``
     bytes, ``what`` left (bytes by group), ``releases`` with noise, their ``unit`` (client, row, payment), ``epsilon``
-    of this run. ``attrs`` of the table: ``lines``, ``hash`` of the last line, ``epsilon`` of all runs by unit, ``reasons`` (refusals,
-    counted).
+    of this run. ``attrs`` of the table: ``lines``, ``hash`` of the last line, ``epsilon`` of all runs by unit, ``reasons``
+    (refusals, counted).
 
     Raises:
         FedGraphError: as `verified`.

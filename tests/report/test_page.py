@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.party.desk import write_pages
 from tests.support import PATIENCE, write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install -e .[dev])")
@@ -41,6 +42,7 @@ def pages(runs, tmp_path_factory):
         several = [runs / f"{method}-{seed}" for method in ("fedavg", "fedprox") for seed in (0, 1)]
         write_report([runs / "fedavg-0"], out / "one.html", with_map=True, baselines=False)
         write_report(several, out / "several.html")
+    write_pages(out)
     return out
 
 
@@ -66,7 +68,9 @@ def opened(browser, pages):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-@pytest.mark.parametrize("name", ["one.html", "several.html"])
+@pytest.mark.parametrize(
+    "name", ["one.html", "several.html", "alerts.html", "drift.html", "explain.html", "worth.html"]
+)
 def test_nothing_overlaps_or_overflows_and_the_console_is_silent(opened, name, width, scheme):
     page, said = opened(name, width, scheme)
     assert page.evaluate(OVERLAPS) == []

@@ -1,14 +1,21 @@
 """Command ``alerts``: choose a threshold on a party's validation items, and list the items of a file above it."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.party.tables.options import check_outputs
-from fedgraph_flwr.party.use.predict_command import add_input_arguments, add_model_arguments, load_chosen, predicted
+from fedgraph_flwr.party.use.predict_command import (
+    add_input_arguments,
+    add_model_arguments,
+    chosen_input,
+    load_chosen,
+    predicted_from,
+)
 
 _EPILOG = """\
 The first call chooses a threshold by a rule and stores it beside the model; later calls use it.
@@ -44,6 +51,13 @@ def register(commands: Any) -> None:
     )
     add_input_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the alerts")
+    parser.add_argument(
+        "--reasons", type=int, default=3, metavar="K", help="reasons per alert in the file (default: 3; 0: none)"
+    )
+    parser.add_argument(
+        "--explained", type=int, default=50, metavar="N", help="alerts with reasons, the highest ones (default: 50)"
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help=".html page: threshold, calibration, alerts")
     parser.set_defaults(func=main)
 
 
@@ -52,7 +66,9 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use import alerts
     from fedgraph_flwr.party.use.frames import write_frame
 
-    check_outputs(args, ("out",), ("nodes", "edges", "graph", "schema"))
+    check_outputs(args, ("out", "page"), ("nodes", "edges", "graph", "schema"))
+    if args.reasons < 0 or args.explained < 0:
+        raise FedGraphError(f"--reasons and --explained must be at least 0, got {args.reasons} and {args.explained}")
     predictor = load_chosen(args)
     if predictor.client is None:
         raise FedGraphError("a threshold belongs to a party: pass --client I, or --node DIR")
@@ -63,13 +79,35 @@ def main(args: argparse.Namespace) -> int:
         _print(choice)
     else:
         choice = alerts.Choice.load(folder, predictor)
-    if args.out is None:
+    if args.out is None and args.page is None:
         return 0
-    found = predicted(args, predictor)
+    given = chosen_input(args, predictor)
+    found = predicted_from(args, *given)
     listed = alerts.alerts(choice, found)
-    write_frame(listed, args.out, args.keep_formulas)
-    print(f"wrote {len(listed)} alerts of {len(found.logits)} items to {args.out}")
+    if args.reasons and args.explained and len(listed):
+        listed["reasons"] = _reasons(given, listed, args.reasons, args.explained)
+    if args.out is not None:
+        write_frame(listed, args.out, args.keep_formulas)
+        print(f"wrote {len(listed)} alerts of {len(found.logits)} items to {args.out}")
+    if args.page is not None:
+        from fedgraph_flwr.party.use.pages import alerts_page, write_page
+
+        write_page(alerts_page(choice, listed, predictor, len(found.logits)), args.page)
+        print(f"wrote {args.page}")
     return 0
+
+
+def _reasons(given: tuple[Any, Any, Any, Any], listed: Any, top: int, most: int) -> list[str]:
+    """Return the reasons of each alert in one line, for the ``most`` highest ones; none if the model cannot be explained."""
+    from fedgraph_flwr.party.use.explain import explain
+
+    items = listed["edge" if "edge" in listed else "id"].astype(str)[:most]
+    try:
+        found = [one.text(top) for one in explain(*given, list(items), checks=False)]
+    except FedGraphError as error:
+        print(f"alerts have no reasons: {first_line(error)}", file=sys.stderr)
+        found = []
+    return [*found, *[""] * (len(listed) - len(found))]
 
 
 def _cost(text: str) -> tuple[float, float]:

@@ -36,6 +36,7 @@ def register(commands: Any) -> None:
     add_model_arguments(parser)
     add_input_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of all columns")
+    parser.add_argument("--page", type=Path, metavar="FILE", help=".html page of all columns")
     parser.set_defaults(func=main)
 
 
@@ -46,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.drift import drift
     from fedgraph_flwr.party.use.frames import write_frame
 
-    check_outputs(args, ("out",), ("nodes", "edges", "graph", "schema"))
+    check_outputs(args, ("out", "page"), ("nodes", "edges", "graph", "schema"))
     predictor = load_chosen(args)
     if predictor.client is None or predictor.own is None:
         raise FedGraphError(
@@ -71,4 +72,9 @@ def main(args: argparse.Namespace) -> int:
     if args.out is not None:
         write_frame(found, args.out, args.keep_formulas)
         print(f"wrote {args.out}")
+    if args.page is not None:
+        from fedgraph_flwr.party.use.pages import drift_page, write_page
+
+        write_page(drift_page(found, predictor), args.page)
+        print(f"wrote {args.page}")
     return SHIFTED if len(shifted) else 0

@@ -78,9 +78,19 @@ class Reasons:
         """Rank correlation of sizes of contributions with those in the random model, where either has any; NaN below three."""
         own = np.concatenate([self.of_columns, self.of_edges])
         some = (own != 0) | (self.random != 0)
-        if some.sum() < 3:
+        if some.sum() < 3 or np.isnan(self.random).any():
             return float("nan")
         return float(spearmanr(np.abs(own[some]), np.abs(self.random[some])).statistic)
+
+    def text(self, top: int) -> str:
+        """Return the ``top`` largest contributions that raise the score, in one line."""
+        frame = self.to_frame(len(self.of_columns) + len(self.of_edges))
+        parts = []
+        for row in frame[frame["contribution"] > 0].head(top).itertuples():
+            value = "" if np.isnan(row.value) else f" = {row.value:.4g}"
+            ends = f" {row.source} → {row.target} {row.time}".rstrip() if row.kind == "payment" else ""
+            parts.append(f"{row.kind} {row.name}{value}{ends} ({row.contribution:+.2g})")
+        return "; ".join(sanitize(part, 200) for part in parts)
 
     def to_frame(self, top: int) -> Any:
         """Return a pandas table of the ``top`` largest contributions, without those that are 0."""
@@ -114,7 +124,9 @@ def _margin(outputs: Any, chosen: int) -> Any:
     return outputs[:, chosen] * width / (width - 1) - outputs.sum(1) / (width - 1)
 
 
-def explain(predictor: Any, graph: Any, ids: Any, read: Any, items: Sequence[str]) -> list[Reasons]:
+def explain(
+    predictor: Any, graph: Any, ids: Any, read: Any, items: Sequence[str], checks: bool = True
+) -> list[Reasons]:
     """Return the reasons of items.
 
     Args:
@@ -123,6 +135,7 @@ def explain(predictor: Any, graph: Any, ids: Any, read: Any, items: Sequence[str
         ids: ids of the graph's nodes.
         read: `prediction_input.NewNodes` of tables; None for a stored graph.
         items: ids of nodes, or ids or numbers of edges as `predict` lists them.
+        checks: whether to compute the score without the first reasons and the contributions in a random model, NaN without.
 
     Raises:
         FedGraphError: an id is unknown, or the task, the method or the model has no scores of single items that follow from the
@@ -153,7 +166,7 @@ def explain(predictor: Any, graph: Any, ids: Any, read: Any, items: Sequence[str
     chosen = _classes(predictor, outputs[torch.from_numpy(rows)])
     if predictor.forest:
         return _of_trees(predictor, graph, task, list(items), rows, chosen)
-    return _of_network(predictor, graph, outputs, names, numbers, list(items), rows, chosen)
+    return _of_network(predictor, graph, outputs, names, numbers, list(items), rows, chosen, checks)
 
 
 def _numbered(task: Any, names: NDArray[Any], read: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -315,6 +328,7 @@ def _of_network(
     items: list[str],
     rows: NDArray[np.int64],
     chosen: list[int],
+    checks: bool,
 ) -> list[Reasons]:
     """Return the reasons of items by a network, as plain PyG computes it."""
     plain, dtype = predictor.plain(), predictor.cfg.dtype
@@ -344,7 +358,10 @@ def _of_network(
                 f"strategy={predictor.name} cannot be explained: it predicts with more than its model, which gives item"
                 f" '{sanitize(item, 40)}' a score of {score:.4g} and not {expected:.4g}"
             )
-        found, other = made.contributions(), replace(made, net=random).contributions()
+        found = made.contributions()
+        other = (
+            replace(made, net=random).contributions() if checks else tuple(np.full_like(part, np.nan) for part in found)
+        )
         columns = [
             *(of_edges if actual[2].numel() else []),
             *(f"{end}{name}" for end in made.ends for name in of_nodes),
@@ -355,7 +372,7 @@ def _of_network(
                 item=item,
                 score=score,
                 base=base,
-                without=made.without(found),
+                without=made.without(found) if checks else float("nan"),
                 columns=[*columns, *(f"{name} of other nodes" for name in of_nodes)],
                 of_columns=found[0],
                 values=made.values(),

@@ -33,6 +33,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--items", required=True, metavar="IDS", help="ids of the items, separated by commas")
     parser.add_argument("--top", type=int, default=20, metavar="K", help="reasons per item (default: 20)")
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the reasons")
+    parser.add_argument("--page", type=Path, metavar="FILE", help=".html page of the reasons")
     parser.set_defaults(func=main)
 
 
@@ -43,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.explain import WITHOUT, explain
     from fedgraph_flwr.party.use.frames import write_frame
 
-    check_outputs(args, ("out",), ("nodes", "edges", "graph", "schema"))
+    check_outputs(args, ("out", "page"), ("nodes", "edges", "graph", "schema"))
     items = [item.strip() for item in args.items.split(",") if item.strip()]
     if not items or args.top < 1:
         raise FedGraphError(f"--items needs ids and --top a number above 0, got '{args.items}' and {args.top}")
@@ -64,4 +65,9 @@ def main(args: argparse.Namespace) -> int:
     if args.out is not None:
         write_frame(pd.concat(frames, ignore_index=True), args.out, args.keep_formulas)
         print(f"wrote {args.out}")
+    if args.page is not None:
+        from fedgraph_flwr.party.use.pages import explain_page, write_page
+
+        write_page(explain_page(found, args.top, predictor), args.page)
+        print(f"wrote {args.page}")
     return 0

@@ -33,6 +33,7 @@ def register(commands: Any) -> None:
         "--clusters", default="auto", choices=CLUSTERS, help="items that are drawn together (default: auto, see below)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the table")
+    parser.add_argument("--page", type=Path, metavar="FILE", help=".html page of the comparison")
     parser.set_defaults(func=main)
 
 
@@ -52,6 +53,11 @@ def main(args: argparse.Namespace) -> int:
     if args.out is not None:
         write_frame(found, args.out)
         print(f"wrote {args.out}")
+    if args.page is not None:
+        from fedgraph_flwr.party.use.pages import worth_page, write_page
+
+        write_page(worth_page(found), args.page)
+        print(f"wrote {args.page}")
     return 0
 
 

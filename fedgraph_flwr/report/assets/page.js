@@ -91,12 +91,12 @@
       return { ...option, xAxis: below(axis(d.x, bare)), yAxis: axis(d.y, bare), series };
     },
     // Bars, one on top of the other, over categories.
-    bars(d) {
+    bars(d, width) {
       const option = base();
       Object.assign(option.tooltip, { trigger: "axis", axisPointer: { type: "shadow", shadowStyle: { color: line, opacity: 0.4 } } });
       option.tooltip.formatter = (items) => lines(items[0].name, items.filter((item) => item.value).map((item) => [item.seriesName, say(d.unit, item.value)]));
       const series = d.series.map((s, i) => ({ type: "bar", name: s.name, data: s.values, stack: d.stack === false ? undefined : "all", barMaxWidth: 26, itemStyle: { color: colour(s.colour ?? i), borderColor: card, borderWidth: 0.5 } }));
-      const value = axis({ unit: d.unit, name: d.name, min: 0, max: d.max }), category = names(d.categories, d.flat ? { inverse: true } : {});
+      const value = axis({ unit: d.unit, name: d.name, min: d.min ?? 0, max: d.max }), category = names(d.categories, d.flat ? { inverse: true, axisLabel: { color: soft, fontSize: 11, width: width < 480 ? 92 : 220, overflow: "truncate" } } : {});
       return { ...option, xAxis: below(d.flat ? value : category), yAxis: d.flat ? category : value, series };
     },
     // A matrix of shares, with counts in `counts`, and text in `labels` where a share is unknown.

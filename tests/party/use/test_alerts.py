@@ -1,5 +1,6 @@
 """Thresholds, calibration and lists of alerts, against brute force and known laws."""
 
+import html
 import json
 
 import numpy as np
@@ -11,6 +12,8 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.use.alerts import Rule, calibrate, figures, reliability
+from fedgraph_flwr.party.use.explain import explain
+from fedgraph_flwr.party.use.predict import load_predictor
 
 
 def items(seed, count=300):
@@ -143,10 +146,24 @@ def test_a_desk_chooses_once_and_lists_alerts(run, tmp_path, capsys):
     stored = json.loads((run.path / "alerts_0.json").read_text())
     assert f"alerts per day {stored['validation']['alerts_per_day'][0]:.3g}" in text
     assert 4 <= stored["validation"]["alerts_per_day"][0] <= 5
-    code, text = said(capsys, "alerts", run.path, "--client", 0, "--out", out)
+    page = tmp_path / "alerts.html"
+    words = ("--out", out, "--page", page, "--reasons", 2, "--explained", 3)
+    code, text = said(capsys, "alerts", run.path, "--client", 0, *words)
     assert code == 0, text
     listed = pd.read_csv(out)
-    assert list(listed) == ["rank", "edge", "source", "target", "time", "score", "probability", "model"]
+    assert list(listed) == ["rank", "edge", "source", "target", "time", "score", "probability", "model", "reasons"]
+    reasons = listed["reasons"]
+    assert reasons.notna().sum() == 3 < len(listed), "the highest ones have reasons"
+    predictor = load_predictor(run.path, 0)
+    (first,) = explain(predictor, predictor.own, None, None, [str(listed["edge"][0])], checks=False)
+    assert reasons[0] == first.text(2)
+    largest = np.sort(np.concatenate([first.of_columns, first.of_edges]))[-2:][::-1]
+    assert reasons[0].count(";") == 1
+    assert all(f"({value:+.2g})" in reasons[0] for value in largest), "the two that raise the score most"
+    text = page.read_text()
+    assert "Alerts of client 0: FedAvg on payments" in text
+    assert stored["model"] in text
+    assert reasons[0][:20] in html.unescape(text)
     assert (listed["score"].diff().dropna() <= 0).all()
     assert listed["probability"].between(0, 1).all()
     assert len(listed) >= round(stored["validation"]["alerts_per_day"][0] * stored["validation"]["days"])

@@ -1,0 +1,260 @@
+"""Pages of a desk: alerts, drift, reasons and worth as self-contained HTML, drawn as the report of runs."""
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.report.headline import display_name, is_share, score_text
+from fedgraph_flwr.report.page import Page, grid, render, table
+from fedgraph_flwr.report.runs import method_name
+from fedgraph_flwr.report.units import duration, percent
+from fedgraph_flwr.version import __version__
+
+MAX_ROWS = 500
+"""Most alerts in a page; the CSV has all."""
+
+MAX_BARS = 25
+"""Most columns in the chart of drift; the table has all."""
+
+_COLOURS = {"stable": 2, "watch": 1, "shifted": 3}
+
+
+def write_page(page: Page, out: Path) -> None:
+    """Write a page.
+
+    Raises:
+        FedGraphError: the suffix is not .html, or the folder is not writable.
+    """
+    if out.suffix != ".html":
+        raise FedGraphError(
+            f"--page {out} has another suffix than .html: pass a name such as {out.with_suffix('.html')}"
+        )
+    write_bytes(out, page.html().encode())
+
+
+def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
+    """Return the page of a party's alerts.
+
+    Args:
+        choice: threshold and calibration (`alerts.Choice`).
+        listed: table of the alerts.
+        predictor: the model.
+        items: number of scored items.
+    """
+    chance = float(choice.calibration.apply(np.array([choice.threshold]))[0]) if np.isfinite(choice.threshold) else 1.0
+    figures = choice.test or choice.validation
+    cells = [
+        ("alerts", str(len(listed)), f"of {items} items"),
+        ("from a probability of", percent(chance), choice.positive),
+    ]
+    for name in ("precision", "recall", "alerts_per_day"):
+        if name in figures:
+            value, low, high = figures[name]
+            shown = [percent(v) if name != "alerts_per_day" else f"{v:.3g}" for v in (value, low, high)]
+            cells.append((name.replace("_", " "), shown[0], f"{shown[1]} to {shown[2]}"))
+    if choice.calibrated:
+        before, after = (choice.calibrated[when]["brier"] for when in ("before", "after"))
+        cells.append(("Brier score", f"{after:.3g}", f"{before:.3g} before calibration"))
+    lead = f"Items that the model takes for '{choice.positive}' with at least this calibrated probability, the surest first."
+    page = _page(f"Alerts of {_whose(predictor)}", f"{lead} Model {choice.model}.", cells)
+    page.section("threshold", "Threshold and calibration", "", [grid(_operating(page, choice), _curve(page, choice))])
+    cut = f" The first {MAX_ROWS} of {len(listed)}." if len(listed) > MAX_ROWS else ""
+    shown = listed.drop(columns="model")[:MAX_ROWS]
+    if "time" in shown and len(shown):
+        days, counts = np.unique(listed["time"].str[:10], return_counts=True)
+        data: dict[str, Any] = {"unit": "count", "name": "", "categories": days.tolist()}
+        data["series"] = [{"name": "alerts", "values": counts.tolist(), "colour": 0}]
+        page.section(
+            "days", "Alerts per day", "", [page.chart("Alerts", "Number of alerts by day.", "bars", wide=True, **data)]
+        )
+    page.section("alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown)] if len(shown) else [])
+    return page
+
+
+def _operating(page: Page, choice: Any) -> Markup:
+    """Plot precision and recall of validation and test items with their intervals."""
+    rows = [
+        {"name": f"{name}, {split}", "mean": value[0], "lo": value[1], "hi": value[2], "colour": colour}
+        for colour, name in enumerate(("precision", "recall"))
+        for split, figures in (("validation", choice.validation), ("test", choice.test))
+        if (value := figures.get(name))
+    ]
+    how = "Of the items above the threshold; lines: 95 % intervals. The threshold was chosen on the validation items."
+    return page.chart("Precision and recall", how, "dots", height=90 + 46 * len(rows), rows=rows, unit="share", name="")
+
+
+def _curve(page: Page, choice: Any) -> Markup:
+    """Plot the reliability of probabilities before and after the calibration."""
+    if not choice.calibrated:
+        return Markup("")
+    series = [
+        {
+            "name": f"{when} calibration",
+            "colour": colour,
+            "points": [
+                [mean, share, f"{count} items", 6 + 14 * (count / max(row[2] for row in found)) ** 0.5]
+                for mean, share, count in found
+            ],
+        }
+        for colour, when in enumerate(("before", "after"))
+        if (found := choice.calibrated[when]["curve"])
+    ]
+    axes = {"unit": "share", "min": 0, "max": 1}
+    return page.chart(
+        "Calibration",
+        "Test items in ten bins of probability: on the diagonal, probabilities are shares. Larger: more items.",
+        "plane",
+        height=320,
+        series=series,
+        diagonal=True,
+        x={"name": "mean probability", **axes},
+        y={"name": f"share of '{sanitize(choice.positive, 30)}'", **axes},
+    )
+
+
+def drift_page(found: Any, predictor: Any) -> Page:
+    """Return the page of a table of `drift.drift`."""
+    from fedgraph_flwr.party.use.drift import SHIFTED, WATCH
+
+    counts = found["verdict"].value_counts()
+    meanings = {
+        "shifted": f"PSI above {SHIFTED:g}",
+        "watch": f"PSI from {WATCH:g}",
+        "stable": "or not more than chance",
+    }
+    cells = [(verdict, str(counts.get(verdict, 0)), meaning) for verdict, meaning in meanings.items()]
+    lead = (
+        "New tables compared with the stored data: population stability index (PSI) of each column, the largest first."
+    )
+    page = _page(f"Drift of {_whose(predictor)}", lead, cells)
+    rows = [
+        {
+            "name": sanitize(f"{row.column} ({row.what})", 60),
+            "mean": row.psi,
+            "lo": None,
+            "hi": None,
+            "colour": _COLOURS[row.verdict],
+        }
+        for row in found[:MAX_BARS].itertuples()
+    ]
+    marks = [{"name": "", "at": limit} for limit in (WATCH, SHIFTED)]
+    how = f"The {len(rows)} largest changes; dashed: {WATCH:g} and {SHIFTED:g}. Triangles: stable; diamonds: shifted."
+    height = 90 + 30 * len(rows)
+    chart = page.chart(
+        "Change by column", how, "dots", height=height, wide=True, rows=rows, unit="plain", name="PSI", marks=marks
+    )
+    page.section("changes", "Changes", "", [chart])
+    page.section("columns", "All columns", "Click on a column to sort.", [_table(found)])
+    return page
+
+
+def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
+    """Return the page of the reasons of items.
+
+    Args:
+        found: `explain.Reasons` of each item.
+        top: number of reasons per item.
+        predictor: the model.
+    """
+    from fedgraph_flwr.party.use.explain import WITHOUT
+
+    lead = "Columns and payments that carry the score of each item, in the model. Right of 0: they raise it."
+    page = _page(f"Reasons by {_whose(predictor)}", lead, [])
+    for number, reasons in enumerate(found):
+        frame = reasons.to_frame(top)
+        names = [sanitize(_named(row), 60) for row in frame.itertuples()]
+        value = frame["contribution"].to_numpy()
+        signs = (("raises the score", np.maximum(value, 0)), ("lowers the score", np.minimum(value, 0)))
+        series = [{"name": name, "values": part, "colour": colour} for colour, (name, part) in enumerate(signs)]
+        chart = page.chart(
+            "Contributions",
+            "Contribution to the score, the largest first.",
+            "bars",
+            height=90 + 24 * len(names),
+            wide=True,
+            unit="plain",
+            name="contribution",
+            categories=names,
+            series=series,
+            flat=True,
+            min=float(min(value.min(initial=0.0), 0.0)),
+        )
+        checks = f"Score {reasons.score:.3g}, {reasons.without:.3g} without the first {WITHOUT} reasons"
+        checks += (
+            f"; rank correlation with a random model {reasons.alike:.2f} (near 1: they follow from the data alone)."
+        )
+        rest = frame.drop(columns=["item", "score", "score_without_first", "random_model_correlation"])
+        page.section(f"item{number}", f"Item {sanitize(reasons.item, 40)}", checks, [chart, _table(rest)])
+    return page
+
+
+def _named(row: Any) -> str:
+    return f"{row.name}: {row.source} → {row.target}" if row.kind == "payment" else str(row.name)
+
+
+def worth_page(found: Any) -> Page:
+    """Return the page of a table of `worth.worth`."""
+    metric, about = found["metric"][0], found.attrs
+    unit = "share" if is_share(metric) else "plain"
+    cells = [(row.run, score_text(row.score, metric), row.verdict or "compared with") for row in found.itertuples()]
+    lead = f"{about['items']} test items of the party; intervals by {about['clusters']} {about['by']}s."
+    page = _page(f"Worth: {display_name(metric)} of {', '.join(found['run'])}", lead, cells)
+    charts = []
+    for title, names, rows in (
+        (display_name(metric), ("score", "low", "high"), found),
+        (f"Difference to {found['run'][0]}", ("difference", "difference_low", "difference_high"), found[1:]),
+    ):
+        points = [
+            {"name": row["run"], "mean": row[names[0]], "lo": row[names[1]], "hi": row[names[2]], "colour": place}
+            for place, row in rows.iterrows()
+        ]
+        is_change = names[0] == "difference"
+        charts.append(
+            page.chart(
+                title,
+                "Lines: 95 % intervals" + (": one that contains 0 decides nothing." if is_change else "."),
+                "dots",
+                height=90 + 46 * len(points),
+                rows=points,
+                unit="points" if is_change and unit == "share" else unit,
+                name="points" if is_change and unit == "share" else "",
+                marks=[{"name": "", "at": 0}] if is_change else [],
+            )
+        )
+    page.section("scores", "Scores", "", [grid(*charts)])
+    costs = found[["run", "rounds", "seconds", "megabytes", "epsilon"]].rename(
+        columns={"megabytes": "MB per party", "epsilon": "ε"}
+    )
+    costs["seconds"] = costs["seconds"].map(duration)
+    page.section("cost", "Cost", "", [_table(costs)])
+    return page
+
+
+def _page(title: str, lead: str, cells: Iterable[tuple[str, str, str]]) -> Page:
+    """Return a page with its heading and tiles."""
+    page = Page(title)
+    when, body = time.strftime("%d %B %Y").lstrip("0"), render("paragraph", content=lead)
+    shown = render("tiles", cells=list(cells)) if cells else ""
+    page.add(render("heading", when=when, version=__version__, title=title, summaries=body, tiles=shown))
+    return page
+
+
+def _whose(predictor: Any) -> str:
+    return f"client {predictor.client}: {method_name(predictor.cfg.strategy.name)} on {predictor.cfg.data_name}"
+
+
+def _table(frame: Any) -> Markup:
+    """Return a table of a data frame; numbers sort as numbers."""
+    columns = [
+        [("–" if v != v else f"{v:.4g}", float(v)) for v in frame[name]]
+        if frame[name].dtype.kind in "fiu"
+        else [sanitize(v, 300) for v in frame[name]]
+        for name in frame
+    ]
+    return table([str(name).replace("_", " ") for name in frame], list(zip(*columns, strict=True)))
