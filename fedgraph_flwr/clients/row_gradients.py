@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.schema import LEAST_PAYMENTS
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.readout import READOUT, OfItems
@@ -80,6 +83,8 @@ class Rows:
     def __init__(self, client: GraphClient):
         check_rows(client.cfg, client.model)
         self.rules, self.model, self.y = client.cfg.privacy, client.model, client.batch.y.cpu()
+        if self.rules.unit == "payment":
+            _check_payments(client.graph, self.y.numel(), self.rules.look_back)
         self.x, self.attr, self.ends = client.graph.x, None, client.train_nodes.cpu()[None]
         if client.task.ITEMS == "edges":
             places, attr = client.task.training_places()  # type: ignore[attr-defined]
@@ -160,6 +165,30 @@ class Rows:
         for tap in found if not bool(finite.all()) else ():  # of parameters that a server chose: these rows count as 0
             tap.a, tap.grad = (torch.where(finite[None, :, None], t, 0.0) for t in (tap.a, tap.grad))
         return found
+
+
+def _check_payments(graph: ClientGraph, payments: int, last: int) -> None:
+    """Refuse a party whose rows may read a payment more often than ε counts, or with too few payments.
+
+    Raises:
+        FedGraphError: with what is accepted.
+    """
+    recipe = recipe_of(graph)
+    if recipe is None or not 0 < recipe.last <= last:
+        found = f"last={recipe.last}" if recipe else "no recipe"
+        raise FedGraphError(
+            f"privacy.unit=payment needs columns that read at most the last privacy.look_back={last} payments at each end, but"
+            f" this party's file has {found}: import it with --features payments,last={last}, or set dataset.last={last}"
+        )
+    if graph.far_x.numel():
+        raise FedGraphError(
+            "privacy.unit=payment counts the rows of one party that read a payment, but this party's file has columns that other"
+            " parties share of their accounts: link it without --share"
+        )
+    if payments < LEAST_PAYMENTS:
+        raise FedGraphError(
+            f"privacy.unit=payment needs at least {LEAST_PAYMENTS} training payments per party, but this party has {payments}"
+        )
 
 
 class _Tap:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgraph_flwr.data.capped import capped_values
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 Ints = NDArray[Any]
@@ -97,11 +98,14 @@ class Recipe:
         name: one of `RECIPES`.
         windows: lengths of the windows in days.
         without: patterns of names of columns that are left out, such as ``flow_*``.
+        last: R, most records at each end that a column reads, the last ones (`capped`); then columns of records further away and
+            of accounts do not exist. 0: all within the windows.
     """
 
     name: str = "payments"
     windows: tuple[float, ...] = WINDOWS
     without: tuple[str, ...] = ()
+    last: int = 0
 
     def __post_init__(self) -> None:
         if self.name not in RECIPES:
@@ -110,6 +114,8 @@ class Recipe:
             got = ", ".join(f"{days:g}" for days in self.windows) or "none"
             raise FedGraphError(f"windows of a recipe must be numbers of days above 0, such as 2,0.5, got {got}")
         object.__setattr__(self, "windows", tuple(sorted(set(self.windows))))
+        if not 0 <= self.last <= LAST:
+            raise FedGraphError(f"last of a recipe must be a number of records from 0 (all) to {LAST}, got {self.last}")
         names = [column.name for column in (*_edge_documents(self), *_node_documents(self))]
         for pattern in self.without:
             if not fnmatch.filter(names, pattern):
@@ -126,7 +132,8 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON and YAML store it."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        found = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return found if self.last else {key: value for key, value in found.items() if key != "last"}
 
     @classmethod
     def from_dict(cls, values: Any, where: str) -> "Recipe":
@@ -146,33 +153,42 @@ class Recipe:
             raise FedGraphError(
                 f"{where}: windows of features must be numbers of days, got {values.get('windows')}"
             ) from error
-        return cls(str(values.get("name", "payments")), windows, tuple(map(str, values.get("without", ()))))
+        last = str(values.get("last", 0))
+        if not last.isdecimal():
+            raise FedGraphError(f"{where}: last of features must be a whole number of records, got {last}")
+        return cls(
+            str(values.get("name", "payments")), windows, tuple(map(str, values.get("without", ()))), int(last[:9])
+        )
 
     @classmethod
     def parse(cls, text: str, windows: str = "") -> "Recipe":
-        """Build a recipe from ``NAME,-PATTERN,...`` and days separated by commas, as tables and options write them.
+        """Build a recipe from ``NAME,-PATTERN,...,last=R`` and days separated by commas, as tables and options write them.
 
         Raises:
             FedGraphError: a part is not accepted.
         """
         name, *without = [word.strip() for word in text.split(",") if word.strip()] or [""]
+        last = [word[5:] for word in without if word.startswith("last=")]
+        without = [word for word in without if not word.startswith("last=")]
         if wrong := [word for word in without if not word.startswith("-")]:
             raise FedGraphError(
-                f"--features {text}: expected NAME or NAME,-PATTERN with columns to leave out, got '{wrong[0]}'"
+                f"--features {text}: expected NAME, NAME,-PATTERN with columns to leave out or NAME,last=R, got '{wrong[0]}'"
             )
-        values = {"name": name, "without": [word[1:] for word in without]}
+        values: dict[str, Any] = {"name": name, "without": [word[1:] for word in without]}
+        values |= {"last": last[-1]} if last else {}
         days = [word for word in windows.split(",") if word.strip()]
         return cls.from_dict(values | ({"windows": days} if days else {}), "--features")
 
     @property
     def edge_columns(self) -> list[Column]:
         """Columns of records, in order."""
-        return [column for column in _edge_documents(self) if self.keeps(column.name)]
+        far = ("hop2_", "flow_in_depth_") if self.last else ()
+        return [c for c in _edge_documents(self) if self.keeps(c.name) and not c.name.startswith(far)]
 
     @property
     def node_columns(self) -> list[Column]:
         """Columns of accounts, in order."""
-        return [column for column in _node_documents(self) if self.keeps(column.name)]
+        return [] if self.last else [column for column in _node_documents(self) if self.keeps(column.name)]
 
 
 def text_of(days: float) -> str:
@@ -403,6 +419,11 @@ def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> ND
     size = book.time.size
     if accounts is not None:
         book = _per_party(book, accounts)[0]
+    if recipe.last:
+        windows = list(zip(map(text_of, recipe.windows), recipe.seconds, strict=True))
+        forms = {column.name: form_of(column) for column in _edge_documents(recipe)}
+        found = capped_values(book, windows, recipe.last, ALIKE, NEVER)
+        return _matrix(((name, forms[name], value) for name, value in found), recipe.edge_columns, size)
     return _matrix(_edge_values(book, recipe), recipe.edge_columns, size)
 
 
@@ -530,6 +551,8 @@ def node_columns(
             computes from its own book.
         until: last time that is read; None reads all records.
     """
+    if recipe.last:
+        return np.zeros((nodes, 0), dtype=np.float32)
     if until is not None:
         book = book.where(book.time <= until)
     if party is None:

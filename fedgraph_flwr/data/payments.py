@@ -100,6 +100,9 @@ class ColumnKeys:
     ports: bool = False  # whether port numbers are edge features
     recipe: str | None = None  # columns of a bank's own records: payments; windows are then those of the recipe
     without: list[str] = field(default_factory=list)  # patterns of columns that the recipe leaves out, such as flow_*
+    last: int = number(
+        0
+    )  # most payments at each end that a column of the recipe reads, the last ones; 0: all in its windows
     features: str = "constant"  # features of accounts: constant | activity, counts of their payments
 
     def __post_init__(self) -> None:
@@ -108,6 +111,11 @@ class ColumnKeys:
         if self.without and not self.recipe:
             raise FedGraphError(
                 f"dataset.without={self.without} leaves out columns of a recipe: set dataset.recipe=payments"
+            )
+        if self.last and (not self.recipe or self.ports or self.features == "activity"):
+            raise FedGraphError(
+                f"dataset.last={self.last} caps what columns of payments read: set dataset.recipe=payments, dataset.ports=false"
+                " and dataset.features=constant, whose columns have no cap"
             )
         self.recorded()
 
@@ -119,7 +127,7 @@ class ColumnKeys:
         """
         if not self.recipe:
             return None
-        return Recipe(self.recipe, tuple(self.windows) or WINDOWS, tuple(self.without))
+        return Recipe(self.recipe, tuple(self.windows) or WINDOWS, tuple(self.without), self.last)
 
     @property
     def counted(self) -> list[float]:
@@ -138,6 +146,7 @@ class PaymentsSpec(ColumnKeys):
 
     banks: int | None = number(None, low=1)  # null: the run's num_clients
     accounts: int = number(4000, low=10)  # N
+    skew: float = number(0.7)  # sizes of banks fall with rank^-skew; 0: equal sizes
     background: int = number(40_000)  # payments that belong to no pattern
     days: int = number(30, low=1)
     kinds: list[str] | None = None  # of patterns; null: all
@@ -355,7 +364,7 @@ def generate(spec: PaymentsSpec, *, seed: int, banks: int) -> Payments:
 def _accounts(spec: PaymentsSpec, banks: int, rng: np.random.Generator) -> tuple[Ints, Ints, NDArray[np.float64], Ints]:
     """Return bank, kind and activity of each account [N], and its standing contacts [N, 6]."""
     n = spec.accounts
-    weight = np.arange(1, banks + 1) ** -0.7
+    weight = np.arange(1, banks + 1) ** -spec.skew
     bank = np.sort(rng.choice(banks, n, p=weight / weight.sum()))
     kind = rng.choice(3, n, p=SHARES)
     activity = np.minimum(rng.pareto(1.5, n) + 1, 50)

@@ -11,11 +11,11 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy.special import ive, logsumexp
 from torch.nn.functional import cross_entropy
 
-from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients import row_gradients, session
 from fedgraph_flwr.clients.fedgrad import FedGradClient
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import compose, schema
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runs.checks import check_method, startup_notes
 from fedgraph_flwr.secure import rows
 from fedgraph_flwr.secure.accounting import UNITS, divergence, skellam_epsilon
@@ -282,3 +282,56 @@ def test_the_user_reads_what_is_protected(run):
     assert any(UNITS["row"] in note for note in notes)
     summary = json.loads((run(*ROW, "rounds=1", sizes=(16, 16, 16)).out / "summary.json").read_text())
     assert "That the payment took place is not protected." in summary["privacy"]["relation"]
+
+
+BANKS = [
+    "dataset=payments",
+    "task=edges",
+    "dataset.accounts=200",
+    "dataset.background=400",
+    "dataset.per_kind=2",
+    "num_clients=3",
+]
+BANKS += ["dataset.recipe=payments", "dataset.windows=[2]", "model.hidden=4", "rounds=2", "train.optimizer=sgd"]
+CAPPED = [*ROW[:3], "privacy.unit=payment", "privacy.dp=local", "privacy.scores=none", "privacy.noise_multiplier=1"]
+CAPPED += ["privacy.rows=100", "privacy.delta=1e-4", "privacy.look_back=3", "dataset.last=3"]
+
+
+@pytest.fixture
+def few_payments(monkeypatch):
+    for module in (schema, row_gradients):
+        monkeypatch.setattr(module, "LEAST_PAYMENTS", 10)
+
+
+def test_payments_are_covered_by_their_readers(run, few_payments):
+    """Noise of 4R + 1 norms at each bank, 8R + 1 in a joint sum."""
+    for secure, reach in (([], 13), ([*SECURE, "privacy.secagg_bits=16"], 25)):
+        done = run(*BANKS, *CAPPED, *secure)
+        assert done.summary["privacy"]["relation"] == UNITS["payment"]
+        assert done.cfg.privacy.reach == reach
+    zeros = rows.released(np.zeros(20_000), 1.0, compose([*BANKS, *CAPPED]).privacy, rows.SecureNoise())
+    assert zeros.std() == pytest.approx(13, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["dataset.last=0"],
+            r"at most the last privacy\.look_back=3 payments at each end, but this party's file has last=0",
+        ),
+        (["dataset.last=4"], "this party's file has last=4"),
+        (["dataset.last=0", "dataset.recipe=null"], "this party's file has no recipe"),
+    ],
+)
+def test_columns_without_the_cap_are_refused(run, few_payments, overrides, message):
+    with pytest.raises((FedGraphError, RunFailed), match=message):
+        run(*BANKS, *CAPPED, *overrides)
+
+
+def test_a_party_below_the_limit_is_refused(run, monkeypatch):
+    monkeypatch.setattr(schema, "LEAST_PAYMENTS", 10)
+    with pytest.raises(
+        (FedGraphError, RunFailed), match=r"needs at least 500000 training payments per party, but this party has"
+    ):
+        run(*BANKS, *CAPPED)
