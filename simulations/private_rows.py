@@ -137,8 +137,8 @@ def measured(
     """Return a row's noise multiplier and scores, means over banks."""
     rules = None
     if setting in (LOCAL, SECURE):
-        secure = {"dp": "distributed", "secagg": True} if setting == SECURE else {}
-        rules = replace(cfg.privacy, clipping_norm=keys["clip"], **secure)
+        rules = replace(cfg.privacy, clipping_norm=keys["clip"])
+        rules = replace(rules, dp="distributed", secagg=True) if setting == SECURE else rules
         rules = replace(rules, noise_multiplier=multiplier(rules, epsilon, keys["rounds"]))
     models = [train([bank], None, cfg, keys["rounds"]) for bank in banks] if setting == OWN else []
     models = models or [train(banks, rules, cfg, keys["rounds"])] * BANKS
@@ -207,14 +207,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not before:
             writer.writeheader()
         for seed in args.seeds:
-            cfg, banks = config(args.rows, args.skew, seed, batch, keys["lr"]), []
-            for setting, epsilon in [(OWN, ""), (ALL, ""), *itertools.product((LOCAL, SECURE), EPSILONS)]:
+            cfg = config(args.rows, args.skew, seed, batch, keys["lr"])
+            banks: list[Bank] = []
+            for setting, epsilon in [(OWN, 0.0), (ALL, 0.0), *itertools.product((LOCAL, SECURE), EPSILONS)]:
                 row = {"rows": args.rows, "skew": args.skew, "setting": setting, "seed": seed}
                 row["epsilon"] = f"{epsilon:g}" if epsilon else ""
                 if tuple(str(row[k]) for k in ("rows", "skew", "setting", "epsilon", "seed")) in done:
                     continue
                 banks = banks or [Bank(cfg, number) for number in range(BANKS)]
-                writer.writerow(row | measured(banks, cfg, setting, float(epsilon or 0), keys))
+                writer.writerow(row | measured(banks, cfg, setting, epsilon, keys))
                 file.flush()
     write_bytes(PATH.with_suffix(".md"), table(list(csv.DictReader(PATH.open(newline="")))).encode())
 

@@ -4,10 +4,18 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.data.features import Book, Recipe, edge_columns, node_columns
+from fedgraph_flwr.data.features import DAY, Book, Recipe, edge_columns, node_columns
 from fedgraph_flwr.data.payments import PaymentsSpec
 from fedgraph_flwr.errors import FedGraphError
-from tests.data.test_features import book
+
+
+def book(seed: int, records: int = 150, accounts: int = 7, ties: bool = True) -> Book:
+    """Return random records of six days: some of equal time and amount, some to oneself, some of amount 0."""
+    rng = np.random.default_rng(seed)
+    ends = rng.integers(accounts, size=(2, records))
+    time = (rng.random(records) * 6 * DAY).astype(np.int64)
+    cents = rng.choice([0, 900, 1000, 1049, 20_000], records) + rng.integers(0, 3, records)
+    return Book.of([*ends, time // 7_200 * 7_200 if ties else time, cents])
 
 
 @pytest.mark.parametrize("ties", [False, True])
