@@ -1,0 +1,50 @@
+"""The table of `benchmarks.payments_worth` says what its rows say."""
+
+import numpy as np
+from scipy import stats
+
+from benchmarks import payments_worth as worth
+
+ROOT = worth.RESULTS.parents[1]
+
+
+def test_the_stored_table_and_the_page_say_what_the_rows_say():
+    rows = worth.stored(worth.RESULTS / "payments_worth.csv")
+    assert (worth.RESULTS / "payments_worth.md").read_text() == worth.table(rows)
+    assert worth.means(rows) in (ROOT / "docs" / "tasks.md").read_text()
+
+
+def test_intervals_are_those_of_students_t():
+    rng = np.random.default_rng(0)
+    scores = {method: rng.random(6) for method in ("Local", "FedAvg")}
+    rows = {
+        ("payments", "counts", name, s): {"test": str(v)} for name, own in scores.items() for s, v in enumerate(own)
+    }
+    low, high = stats.ttest_rel(100 * scores["FedAvg"], 100 * scores["Local"]).confidence_interval()
+    line = f"| counts | {(low + high) / 2:+.1f} ± {(high - low) / 2:.1f} (6) |"
+    assert line in worth.table(rows).splitlines()
+    own = stats.t.interval(0.95, 5, 100 * scores["Local"].mean(), stats.sem(100 * scores["Local"]))
+    assert f"| counts | {sum(own) / 2:.1f} ± {(own[1] - own[0]) / 2:.1f} (6) |" in worth.table(rows)
+    assert (
+        f"| payments | counts | {100 * scores['Local'].mean():.1f} | {100 * scores['FedAvg'].mean():.1f} |"
+        in worth.means(rows)
+    )
+
+
+def test_a_blend_on_the_recipe_reads_networks_on_counts():
+    cells = list(worth.cells(2, ""))
+    assert len(cells) == len(set(cells))
+    blends = {(cell.columns, cell.method) for cell in cells if cell.method in worth.BLENDS}
+    assert blends == {("counts", "Blend"), ("counts", "Blend, trees on the recipe"), ("recipe", "Blend")}
+    own = worth.Cell("payments", "recipe", "FedAvg", 3).overrides("FedAvg")
+    assert own[-1] == "seed=3"
+    assert [word for word in own if word.startswith("dataset.windows=")][-1] == "dataset.windows=[1,0.25]"
+
+
+def test_the_page_is_written_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{worth.MARKS[0]}\nold\n{worth.MARKS[1]}\nafter\n<!-- end -->\n")
+    worth.write_page({("payments", "counts", "Local", 0): {"test": "0.5"}}, page)
+    assert page.read_text().startswith(f"before\n{worth.MARKS[0]}\n| data | columns | Local |\n")
+    assert page.read_text().endswith(f"| 50.0 |\n{worth.MARKS[1]}\nafter\n<!-- end -->\n")
+    assert "old" not in page.read_text()
