@@ -20,6 +20,7 @@ and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
 examples:
   fedgraph-flwr run
   fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5 seed=1
+  fedgraph-flwr run graph=parts --predictions scored.csv
   fedgraph-flwr run protocol=fedomd strategy=fedspa dataset=cora
   fedgraph-flwr run resume=runs/20260101-120000-fedavg-demo-0
 """
@@ -38,6 +39,12 @@ def register(commands: Any) -> None:
     parser.add_argument("--verbose", action="store_true", help="print every test score (default: the first four)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON instead of the table")
     parser.add_argument("--no-report", action="store_true", help="do not write report.html")
+    parser.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help=".csv or .parquet: write the trained model's scores of all clients' items",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the composed configuration and exit")
     parser.set_defaults(func=main)
 
@@ -58,6 +65,10 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.data import datasets
     from fedgraph_flwr.runs.prepare import with_folder
 
+    if args.predictions:
+        from fedgraph_flwr.party.use.predict import check_predictable, predict_clients
+
+        check_predictable(cfg, args.predictions)
     cfg = with_folder(cfg)
     if not args.json and cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
         print(f"split: imported with dataset={cfg.dataset.name} (pass split.kind=ratio to draw another)")
@@ -69,13 +80,15 @@ def main(args: argparse.Namespace) -> int:
         hint = f"to resume: fedgraph-flwr run resume={cfg.out}" if run.resumable else nothing
         print(f"interrupted; {hint}", file=sys.stderr)
         return 130
-    report = {} if args.no_report else {"report": str(run.report())}
+    found = {} if args.no_report else {"report": str(run.report())}
+    if args.predictions:
+        found["predictions"] = f"{args.predictions} ({predict_clients(run.path, args.predictions)} rows)"
     if args.json:
-        print(as_json({**run.summary, "out": cfg.out, **report}))
+        print(as_json({**run.summary, "out": cfg.out, **found}))
         return 0
     print_summary(run.summary, cfg, args.verbose)
-    for place in report.values():
-        print(f"report: {place}")
+    for what, place in found.items():
+        print(f"{what}: {place}")
     return 0
 
 

@@ -1,11 +1,13 @@
 """The command line as a user meets it: help, exit codes, one-sentence errors, a run from nothing to a report."""
 
+import io
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -261,3 +263,33 @@ def test_the_handlers_of_signals_are_those_before_a_command(capsys):
     assert main(["keys"]) == 0
     assert main(["nonsense"]) != 0
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_run_writes_the_scores_of_all_clients(clients, tmp_path, capsys):
+    out, table = tmp_path / "run", tmp_path / "scored.csv"
+    options = ["rounds=2", f"out={out}", "--no-report", "--quiet", "--predictions", str(table), "strategy=fedper"]
+    assert main(["run", *clients, *options]) == 0
+    found = pd.read_csv(table)
+    for client in range(3):
+        capsys.readouterr()
+        assert main(["predict", str(out), "--client", str(client)]) == 0
+        expected = pd.read_csv(io.StringIO(capsys.readouterr().out))
+        own = found[found["client"] == client].drop(columns="client").reset_index(drop=True)
+        pd.testing.assert_frame_equal(own, expected)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "match"),
+    [
+        ([], "scored.txt", "unknown suffix: expected .csv or .parquet"),
+        (["task=links"], "scored.csv", "task=links predicts pairs: run `fedgraph-flwr predict RUN --pairs FILE`"),
+        (["engine=banks"], "scored.csv", "engine=banks leaves at the parties: run `fedgraph-flwr predict --node DIR`"),
+    ],
+)
+def test_predictions_that_cannot_be_written_are_refused_before_the_run(
+    clients, tmp_path, capsys, overrides, name, match
+):
+    out = tmp_path / "run"
+    assert main(["run", *clients, *overrides, f"out={out}", "--predictions", str(tmp_path / name)]) == 2
+    assert match in capsys.readouterr().err
+    assert not out.exists()

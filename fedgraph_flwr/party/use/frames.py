@@ -33,12 +33,17 @@ def as_csv(frame: Any, keep_formulas: bool = False) -> str:
     return text
 
 
+def check_suffix(path: Path) -> None:
+    """Refuse a table that is neither ``.csv`` nor ``.parquet``."""
+    if path.suffix not in (".csv", ".parquet"):
+        raise FedGraphError(f"{path} has an unknown suffix: expected .csv or .parquet")
+
+
 def write_frame(frame: Any, path: Path, keep_formulas: bool = False) -> None:
     """Write a pandas table as ``.csv``, without formulas unless they are to be kept, or unchanged as ``.parquet``.
 
     Raises:
         FedGraphError: the suffix is unknown, or the folder is not writable.
     """
-    if path.suffix not in (".csv", ".parquet"):
-        raise FedGraphError(f"{path} has an unknown suffix: expected .csv or .parquet")
+    check_suffix(path)
     write_bytes(path, as_csv(frame, keep_formulas).encode() if path.suffix == ".csv" else frame.to_parquet())

@@ -44,7 +44,7 @@ from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.forest import empty_forest
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.party.tables.roles import Columns
-from fedgraph_flwr.party.use.frames import write_frame
+from fedgraph_flwr.party.use.frames import check_suffix, write_frame
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
 from fedgraph_flwr.runs.checks import client_class, rebuilds
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
@@ -729,6 +729,51 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
         names = tuple(map(str, range(found.own.num_classes)))
         found.input_spec = replace(found.input_spec, classes=names, num_features=found.own.num_features)
     return found
+
+
+def check_predictable(cfg: RunConfig, out: Path) -> None:
+    """Refuse, before a run, a table of predictions that it could not write.
+
+    Raises:
+        FedGraphError: the suffix is unknown, or the run predicts no items on this machine.
+    """
+    check_suffix(out)
+    if cfg.on_fleet:
+        raise FedGraphError(
+            f"--predictions needs the clients' items, which engine={cfg.engine} leaves at the parties: run `fedgraph-flwr predict"
+            " --node DIR` at each party"
+        )
+    if not (kind_of(cfg).classes or kind_of(cfg).targets):
+        raise FedGraphError(
+            f"--predictions lists items, and task={cfg.task.name} predicts pairs: run `fedgraph-flwr predict RUN --pairs FILE`"
+        )
+
+
+def predict_clients(run: Path, out: Path) -> int:
+    """Write the scores of all clients' own items, each by its own model, and return their number.
+
+    Args:
+        run: folder of a finished simulation.
+        out: ``.csv`` or ``.parquet`` file; several clients are told apart by a column ``client``.
+
+    Raises:
+        FedGraphError: as of `load_predictor` and `TaskPredictor.predict`, or a client's graph that is missing.
+    """
+    import pandas as pd
+
+    first = load_predictor(run, 0)
+    clients = 1 if first.cfg.strategy.pooled else first.cfg.num_clients
+    frames = []
+    for client in range(clients):
+        predictor = load_predictor(run, client) if client else first
+        if predictor.own is None:
+            raise FedGraphError(f"{run}: the graph of client {client} is missing: restore the folder of client files")
+        frame = predictor.predict(predictor.own).to_frame()
+        if clients > 1:
+            frame.insert(0, "client", client)
+        frames.append(frame)
+    write_frame(table := pd.concat(frames, ignore_index=True), out)
+    return len(table)
 
 
 def load_node(state: Path, at: str = "") -> Predictor:
