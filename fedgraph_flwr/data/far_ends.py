@@ -7,8 +7,8 @@ of an edge, such as ``edges.n_in_2d`` for ``n_in_source_2d`` and ``n_in_target_2
 
     buckets    (default) rounded down to a power of two: 1 + value of columns that are ln(1 + value), else the size of the value
     exact      unchanged
-    eps=E      one of `LEVELS`, drawn by k-ary randomised response: the true one with probability e^E / (e^E + k − 1), else any
-               other. One account's value of one column is E-differentially private towards the receiver; ε of an account is the
+    eps=E      one of `LEVELS` (0 or 1 of a flag), drawn by k-ary randomised response: the true one with probability
+               e^E / (e^E + k − 1), else any other. One account's value of one column is E-differentially private towards the receiver; ε of an account is the
                sum over such columns. The draw depends on the owner's secret, the account and the true level only, so that a
                repetition tells nothing new.
 
@@ -134,12 +134,14 @@ class Column:
         place: its position in ``x``.
         form: as in `Entry`.
         log: how ``x`` was made of ln(1 + value); None for other columns.
+        binary: whether its values are 0 and 1.
     """
 
     name: str
     place: int
     form: str
     log: Form | None = None
+    binary: bool = False
 
     @property
     def epsilon(self) -> float:
@@ -147,11 +149,16 @@ class Column:
         return Entry(self.name, self.form).epsilon
 
     @property
+    def levels(self) -> NDArray[np.float32]:
+        """Values that randomised response draws from."""
+        return LEVELS[1:3] if self.binary else LEVELS
+
+    @property
     def codes(self) -> tuple[int, int]:
         """Smallest and largest code of a column that is not exact."""
         if self.form == BUCKETS:
             return (0, MOST_LOG) if self.log else (SMALLEST - LARGEST - 1, LARGEST - SMALLEST + 1)
-        return 0, len(LEVELS) - 1
+        return 0, len(self.levels) - 1
 
     def encode(self, x: NDArray[np.float32], key: bytes, accounts: Sequence[bytes]) -> NDArray[Any]:
         """Return what the owner tells of its values: codes int8 [K], or the values float32 [K].
@@ -170,29 +177,28 @@ class Column:
             _, exponent = np.frexp(np.abs(x))  # |x| = m 2^e with m in [1/2, 1)
             size = np.clip(exponent - 1, SMALLEST - 1, LARGEST) - SMALLEST + 1
             return np.where(x == 0, 0, np.sign(x) * size).astype(np.int8)
-        level = np.abs(x[:, None] - LEVELS).argmin(axis=1)
-        return _randomised(level, self.epsilon, key + self.name.encode(), accounts)
+        level = np.abs(x[:, None] - self.levels).argmin(axis=1)
+        return _randomised(level, len(self.levels), self.epsilon, key + self.name.encode(), accounts)
 
     def decode(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Return the values that a receiver reads from what the owner tells, float32 [K]."""
         if self.form == EXACT:
             return codes
         if self.form != BUCKETS:
-            return LEVELS[codes]
+            return self.levels[codes]
         if self.log:
             return ((codes * _LN2 - self.log.center) / self.log.scale).astype(np.float32)
         size = np.abs(codes.astype(np.float64))
         return (np.sign(codes) * np.where(size, 2.0 ** (size + SMALLEST - 1), 0)).astype(np.float32)
 
 
-def _randomised(level: NDArray[Any], epsilon: float, key: bytes, accounts: Sequence[bytes]) -> NDArray[np.int8]:
-    """Return levels [K] by k-ary randomised response, whose draws follow from a key, the account and its level."""
+def _randomised(level: NDArray[Any], k: int, epsilon: float, key: bytes, accounts: Sequence[bytes]) -> NDArray[np.int8]:
+    """Return levels [K] of k by k-ary randomised response, whose draws follow from a key, the account and its level."""
     drawn = b"".join(
         hashlib.sha256(b"fedgraph far end" + key + bytes([true]) + account).digest()[:16]
         for true, account in zip(level.tolist(), accounts, strict=True)
     )
     keep, other = np.frombuffer(drawn, dtype=np.uint64).reshape(-1, 2).T
-    k = len(LEVELS)
     kept = keep / 2.0**64 < np.exp(epsilon) / (np.exp(epsilon) + k - 1)
     step = 1 + (other % np.uint64(k - 1)).astype(np.int64)
     return np.where(kept, level, (level + step) % k).astype(np.int8)
@@ -217,6 +223,8 @@ def shared_columns(graph: Graph, share: Sequence[str] | str) -> list[Column]:
     """
     names, recipe = column_names(graph), recipe_of(graph)
     forms = {column.name: form_of(column) for column in (recipe.node_columns if recipe else ())}
+    schema = agreed_schema(graph.schema, graph.name or "the graph")
+    flags = {name for name, c in (schema.nodes.get(NODE, {}) if schema else {}).items() if c.kind == "flag"}
     found: dict[int, Column] = {}
     for entry in parse_share(share):
         if entry.pattern.startswith(EDGES):
@@ -228,7 +236,9 @@ def shared_columns(graph: Graph, share: Sequence[str] | str) -> list[Column]:
             raise unknown("column of nodes in share", entry.pattern, names)
         for place in places:
             log = forms.get(names[place])
-            found.setdefault(place, Column(names[place], place, entry.form, log if log and log.log else None))
+            found.setdefault(
+                place, Column(names[place], place, entry.form, log if log and log.log else None, names[place] in flags)
+            )
     return [found[place] for place in sorted(found)]
 
 

@@ -20,6 +20,7 @@ from fedgraph_flwr.data.far_ends import shared_columns, shared_records
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link import uplink as link
+from fedgraph_flwr.party.link.join import party_of
 from fedgraph_flwr.party.link.policy import book_link, book_share, check_consent, needs_consent, peer_name
 from fedgraph_flwr.party.link.protocol import LinkParty
 from fedgraph_flwr.party.link.rules import ANNOUNCE, COUNT, SHARE, WRITE, LinkRules
@@ -66,7 +67,7 @@ class LinkClient(GraphClient):
             if needs_consent(rules):
                 clients = self.graph.num_clients
                 consent = check_consent(self.policy.linking.consent, rules, self.keyring, clients)
-        return LinkParty(self.graph, rules, self.keyring, self.stored, consent, names)
+        return party_of(rules)(self.graph, rules, self.keyring, self.stored, consent, names)
 
     @phase
     def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:

@@ -63,7 +63,8 @@ _RULES = """
     (default: payments)
 --one-sided drop|stub|disclose  treatment of records that only one party has: drop, stub (a node without features) or disclose
     (default: drop)
---entities edges|overlap  with --match ids: join two nodes by edges, or make them one node of both clients (default: edges)
+--entities edges|overlap|columns  with --match ids: join two nodes by edges, or make them one node of both clients; columns, also
+    with --match routed: bring columns --share of a party's accounts to the party whose payments name them (default: edges)
 --max-ids N  maximum records per peer (default: 1e6)
 --min-shared N  minimum shared records of a pair that shares any (default: 0)
 --max-shared S  maximum share of a set that a pair shares (default: 1)
@@ -182,7 +183,8 @@ def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:
     """Link files on this machine, by the messages of a fleet."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.data.schema import check_same
-    from fedgraph_flwr.party.link.protocol import LinkParty, simulate
+    from fedgraph_flwr.party.link.join import party_of
+    from fedgraph_flwr.party.link.protocol import simulate
     from fedgraph_flwr.secure.keyring import Keyring
 
     found: dict[int, tuple[Path, Any]] = {}
@@ -202,7 +204,7 @@ def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:
                 + (f": add the file of client {missing[0]}" if missing else ": import all with the same --num-clients")
             )
     check_same((str(path), graph.schema) for path, graph in ordered)
-    parties = [LinkParty(graph, rules, Keyring(graph.client)) for _, graph in ordered]
+    parties = [party_of(rules)(graph, rules, Keyring(graph.client)) for _, graph in ordered]
     simulate(parties)
     for (path, _), party in zip(ordered, parties, strict=True):
         print(f"{path}:")

@@ -184,6 +184,7 @@ def linked(graph: ClientGraph, numbers: Numbering, edges: Mapping[int, Edges]) -
         fields |= _cut(graph, cut, outgoing, numbers, place, edges)
     rows = {key: getattr(graph, key)[order] for key in ("x", "y", "train_mask", "val_mask", "test_mask")}
     rows |= {key: rows_of(getattr(graph, key), order) for key in ("targets", "graph_id")}
+    rows["group"] = graph.group[:0]
     rows["ids"] = graph.ids[order] if len(graph.ids) else graph.ids
     rows["book"] = renumbered(graph.book, new, graph.num_nodes)
     made = replace(own, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=numbers.total)

@@ -133,7 +133,7 @@ def link_policy(values: Mapping[str, Any]) -> LinkPolicy:
 
 def needs_consent(rules: LinkRules) -> bool:
     """Return whether a run reveals more than records that both parties have."""
-    return rules.match == "ids" or rules.one_sided == "disclose" or bool(rules.share)
+    return rules.identities or rules.one_sided == "disclose" or bool(rules.share)
 
 
 @dataclass(frozen=True)

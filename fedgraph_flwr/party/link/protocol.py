@@ -28,7 +28,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -118,7 +118,7 @@ class LinkParty:
 
     Attributes:
         done: number of phases whose messages this party has sent.
-        names: names of the parties, by client.
+        names: names of the parties, by client; likewise ``roles``.
         counts: numbers by peer, for the party's report.
         absent: records that name a party which no client is, by name.
     """
@@ -144,8 +144,9 @@ class LinkParty:
         self.nodes: list[int] = stored["nodes"].tolist() if "nodes" in stored else []
         self.done = int(stored["done"][0]) if "done" in stored else 0
         self.names: dict[int, str] = {}
+        self.roles: dict[int, str] = {self.client: graph.linking.get("role", "")}
         if "names" in stored:
-            self.names = dict(enumerate(json.loads(stored["names"].tobytes())))
+            self.names, self.roles = (dict(enumerate(each)) for each in json.loads(stored["names"].tobytes()))
         self.pairs: dict[int, dict[str, Any]] = {int(k): dict(v) for k, v in stored.get("pairs", {}).items()}
         if "keys" in stored:
             self.sealer.meet({k: key.tobytes() for k, key in enumerate(stored["keys"])})
@@ -176,7 +177,7 @@ class LinkParty:
             )
         if not is_secret(graph.linking.get("secret", "0" * 64)):
             raise FedGraphError(f"the file of client {self.client} has a damaged secret of its party: import it again")
-        if self.rules.match != "ids" and not {"party", "parties"} <= graph.linking.keys():
+        if not self.rules.identities and not {"party", "parties"} <= graph.linking.keys():
             raise FedGraphError(
                 f"the file of client {self.client} names no party: import it with --own-party and --party-columns"
             )
@@ -197,7 +198,8 @@ class LinkParty:
             tree |= {"session": _bytes(self.session), "nodes": np.array(self.nodes)}
             tree |= {"keys": as_rows([keys[k] for k in sorted(keys)], 32)}
         if self.names:
-            tree["names"] = _bytes(json.dumps([self.names[k] for k in sorted(self.names)]).encode())
+            texts = [[each[k] for k in sorted(self.names)] for each in (self.names, self.roles)]
+            tree["names"] = _bytes(json.dumps(texts).encode())
         if self.pairs:
             tree["pairs"] = {str(k): dict(found) for k, found in self.pairs.items() if found}
         return tree
@@ -308,6 +310,7 @@ class LinkParty:
             "schema": schema.to_dict() if schema else {},
             "undirected": undirected(graph),
             "consent": self.consent.hex(),
+            "role": graph.linking.get("role", ""),
             "share": [[column.name, column.form] for column in self.told_columns],
             "own columns": {key: value for key, value in graph.own_columns.items() if key != "until"},
             "data": [key for key in DATA if _has(graph, key)]
@@ -323,7 +326,7 @@ class LinkParty:
         found = {k: json.loads(arrays["introduction"].tobytes()) for k, arrays in inbox.items()}
         for peer, other in found.items():
             for key in ("rules", "form", "undirected", "consent", "share", "own columns", "data"):
-                if self.rules.match == "ids" and key in ("form", "data"):
+                if self.rules.identities and key in ("form", "data"):
                     continue
                 if other[key] != own[key] and None not in (other[key], own[key]):
                     raise RunFailed(
@@ -345,6 +348,7 @@ class LinkParty:
                     )
         names = {k: str(values["name"]) for k, values in {**found, self.client: own}.items()}
         self.names = dict(sorted({**self.names, **names}.items()))
+        self.roles |= {k: str(values["role"]) for k, values in found.items()}
         for client, name in self.names.items():
             if self.accepted and self.accepted[client : client + 1] != [name]:
                 listing = ", ".join(f"'{sanitize(wanted, 60)}'" for wanted in self.accepted)
@@ -362,15 +366,20 @@ class LinkParty:
 
     # --- the sets -----------------------------------------------------------------------------------------------------
 
+    def nodes_for(self, peer: int) -> Ints:
+        """Return the nodes that may be shared with a peer."""
+        return np.arange(self.graph.num_nodes)
+
     def values(self, peer: int) -> tuple[Ints, list[bytes]]:
         """Return the rows and keys of what may be shared with a peer: records, or identities."""
         if peer not in self._values:
             graph = self.graph
-            if self.rules.match == "ids":
+            if self.rules.identities:
                 if not len(graph.ids):
                     raise FedGraphError(f"the file of client {self.client} has no ids of nodes: import it from tables")
-                ids = normal_ids(unpack_words(graph.ids), id_form(graph))
-                self._values[peer] = np.arange(len(ids)), [str(word).encode() for word in ids]
+                rows = self.nodes_for(peer)
+                ids = normal_ids(unpack_words(graph.ids)[rows], id_form(graph))
+                self._values[peer] = rows, [str(word).encode() for word in ids]
             else:
                 parties = self.graph.linking["parties"]
                 place = parties.index(self.names[peer]) if self.names[peer] in parties else -1
@@ -411,7 +420,7 @@ class LinkParty:
     def _padded(self, size: int) -> int:
         """Return the padded size of an own set: a power of two, or the limit that all parties know."""
         most = self.rules.max_ids
-        if self.rules.match == "ids":
+        if self.rules.identities:
             most = min(most, math.ceil(MOST_PER_NODE * self.graph.num_nodes))
         return max(min(bucket(size), most), size)
 
@@ -422,7 +431,7 @@ class LinkParty:
             RunFailed: names the limits.
         """
         most = self.rules.max_ids
-        if self.rules.match == "ids":
+        if self.rules.identities:
             most = min(most, math.ceil(MOST_PER_NODE * self.nodes[peer]))
         else:
             own = len(self.values(peer)[1])
@@ -660,8 +669,8 @@ class LinkParty:
         _, places, count = self._prepare()
         own, remote = self._by_mask(peer)
         content: Arrays = {"count": np.array([count]), "position": remote}
-        if self.rules.match == "ids":
-            return content | {"row": places[own]}
+        if self.rules.identities:
+            return content | {"row": places[self.values(peer)[0][own]]}
         rows = self.values(peer)[0][own]
         node = self.graph.foreign[0].numpy()[rows]
         content |= {"row": places[node], **self._data(rows[self._sends_data(peer, rows)], "")}
@@ -775,9 +784,14 @@ class LinkParty:
     def told_digest(self, peer: int) -> tuple[str, int]:
         """Return a keyed hash of the accounts of which a peer is told and their values, and their number."""
         rows, _, names = self.told(peer)
-        values = self.linked().x.numpy()[rows][:, [column.place for column in self.columns]]
-        keyed = hashlib.sha256(b"fedgraph told" + self.secret + BETWEEN.encode().join(names) + values.tobytes())
-        return keyed.hexdigest(), rows.size
+        return self.digest_of(self.linked(), rows, names, range(len(self.columns))), rows.size
+
+    def digest_of(self, graph: ClientGraph, rows: Ints, names: Sequence[bytes], numbers: Iterable[int]) -> str:
+        """Return a keyed hash of accounts and their values of some of `columns`."""
+        values = graph.x.numpy()[rows][:, [self.columns[number].place for number in numbers]]
+        return hashlib.sha256(
+            b"fedgraph told" + self.secret + BETWEEN.encode().join(names) + values.tobytes()
+        ).hexdigest()
 
     def _make_share(self, peer: int) -> Arrays:
         rows, codes, _ = self.told(peer)
@@ -886,7 +900,7 @@ class LinkParty:
         edges: dict[int, Edges] = {}
         for peer in self.peers:
             start = sum(counts[:peer])
-            if self.rules.match == "ids":
+            if self.rules.identities:
                 self._identities(peer, start, given, edges)
             else:
                 edges[peer] = self._edges(peer, start)
@@ -900,6 +914,8 @@ class LinkParty:
 
     def _identities(self, peer: int, start: int, given: dict[int, int], edges: dict[int, Edges]) -> None:
         own, far = self._ordered(peer), self.pairs[peer]["match"]["row"]
+        if self.rules.joins:
+            return
         if self._overlaps:
             if peer < self.client:
                 for node, row in zip(own.tolist(), far.tolist(), strict=True):
@@ -1036,18 +1052,18 @@ class LinkParty:
     def report(self) -> list[str]:
         """Return lines for this party: numbers per peer, and records without a peer."""
         lines = []
-        what = "identities" if self.rules.match == "ids" else "records"
+        what = "identities" if self.rules.identities else "records"
         for peer in self.peers:
             records, found = (int(n) for n in self.pairs[peer]["found"])
             count = self.counts.get(peer, PairCount())
             name = f"client {peer}" + (f" ('{sanitize(self.names[peer], 60)}')" if self.names.get(peer) else "")
-            alone = "" if self.rules.match == "ids" else f", {records - found} one-sided ({self.rules.one_sided})"
+            alone = "" if self.rules.identities else f", {records - found} one-sided ({self.rules.one_sided})"
             more = f", {count.conflicts} with another label there (the source's counts)" if count.conflicts else ""
             more += f", {count.unknown} name accounts that it does not have" if count.unknown else ""
             lines.append(f"{name}: {records} {what}, {found} shared{alone}{more}")
             if self.rules.share and not self.rules.dry_run:
                 lines.append(f"{name}: {self._share_line(peer)}")
-        if self.rules.match != "ids":
+        if not self.rules.identities:
             parties, known = self.graph.linking["parties"], set(self.names.values())
             counts = torch.bincount(self.graph.foreign[1], minlength=len(parties)).tolist()
             for party, records in zip(parties, counts, strict=True):

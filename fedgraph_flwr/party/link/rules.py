@@ -9,7 +9,7 @@ from fedgraph_flwr.errors import FedGraphError
 
 MATCHES = ("payments", "routed", "ids")
 ONE_SIDED = ("drop", "stub", "disclose")
-ENTITIES = ("edges", "overlap")
+ENTITIES = ("edges", "overlap", "columns")
 
 ANNOUNCE, SHARE, WRITE, COUNT = "announce", "share", "write", "count"
 
@@ -23,13 +23,14 @@ class LinkRules:
             accounts) or ``ids`` (private intersection of identities).
         one_sided: what becomes of records that only one party has: ``drop``, ``stub`` (a node without features, at that party
             only) or ``disclose`` (the other party learns of it).
-        entities: what becomes of shared identities: ``edges`` between two nodes, or ``overlap``: one node at both clients.
+        entities: what becomes of shared identities: ``edges`` between two nodes, ``overlap``: one node at both clients, or
+            ``columns``: a party gets the columns ``share`` of its nodes that only the other party has (`join`).
         max_ids: most records or identities of a party for one peer.
         min_shared: fewest shared ones of a pair; a pair that shares fewer, but at least one, is refused.
         max_ratio: largest padded set of records of a peer, relative to the own records for it; a set of 64 is always accepted.
         max_shared: largest share of the own set that may be shared.
         share: columns of its own accounts in shared records that each party tells the party at the other end (`data.far_ends`).
-        min_records: fewest records of an account of which a party tells.
+        min_records: fewest records of an account of which a party tells; with ``columns``, of an account that it asks for.
         dry_run: whether only numbers are learnt; not with ``routed``, whose hashes show which records are shared.
     """
 
@@ -53,9 +54,15 @@ class LinkRules:
         at_least(self.max_ratio, 1, "max_ratio")
         at_least(self.min_records, 1, "min_records")
         entries = parse_share(self.share)
-        if self.match == "ids" and any(entry.pattern.startswith(EDGES) for entry in entries):
+        if self.joins and not entries:
+            raise FedGraphError("entities=columns brings columns of nodes to other parties: pass --share COLUMNS")
+        if self.joins and self.match == "payments":
             raise FedGraphError(
-                f"share: columns of edges ({EDGES}...) need records, but match=ids matches accounts: leave them out"
+                "entities=columns matches nodes, not records: pass --match ids, or --match routed for hashes"
+            )
+        if self.identities and any(entry.pattern.startswith(EDGES) for entry in entries):
+            raise FedGraphError(
+                f"share: columns of edges ({EDGES}...) need records, but accounts are matched: leave them out"
             )
         if entries and self.entities == "overlap":
             raise FedGraphError(
@@ -63,9 +70,10 @@ class LinkRules:
             )
         if not 0 < self.max_shared <= 1:
             raise FedGraphError(f"max_shared must be above 0 and at most 1, got {self.max_shared}")
-        if self.match == "ids" and self.one_sided != "drop":
+        if self.identities and self.one_sided != "drop":
             raise FedGraphError(
-                f"one_sided={self.one_sided} applies to records, not to match=ids: leave it out (one_sided=drop)"
+                f"one_sided={self.one_sided} applies to records, not to match=ids or entities=columns: leave it out"
+                " (one_sided=drop)"
             )
 
         if self.match == "routed" and self.dry_run:
@@ -73,6 +81,16 @@ class LinkRules:
                 "dry_run with match=routed would show which records are shared, not only their number: use match=payments, or"
                 " leave dry_run out"
             )
+
+    @property
+    def joins(self) -> bool:
+        """Whether parties bring each other columns of the nodes that both have."""
+        return self.entities == "columns"
+
+    @property
+    def identities(self) -> bool:
+        """Whether nodes are matched, not records."""
+        return self.match == "ids" or self.joins
 
     @property
     def phases(self) -> list[str]:

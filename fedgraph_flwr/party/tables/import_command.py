@@ -187,7 +187,7 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
     else:
         path, use = args.out, f"dataset=file dataset.path={args.out}"
     if args.out:
-        if args.own_party and isinstance(graph, ClientGraph):
+        if (args.own_party or args.role) and isinstance(graph, ClientGraph):
             graph.linking["secret"] = party_secret(path.absolute().parent, graph.client, args.secret_seed)
         graph.save(path)
     for line in summary(graph, has_split(path), args.client is not None):

@@ -185,6 +185,7 @@ def from_tables(
         return hetero.check(graph, where, labelled)
     if rule:
         graph = with_records(graph, found[EDGE_TYPE], rule, undirected)
+        graph.linking |= {"role": treatment.role} if treatment.role else {}
     elif treatment.role:
         graph = with_role(
             graph, own_party, ids[NODE].index.to_numpy(), tables.edges[EDGE_TYPE], columns, where, treatment

@@ -77,6 +77,7 @@ def with_role(
     linking: dict[str, Any] = {
         "party": str(fold([own])[0]),
         "parties": [],
+        "role": treatment.role,
         "form": f"ids {columns.id_form or 'text'}; key none",
     }
     made = ClientGraph(**{**vars(graph), "linking": linking})
