@@ -1,4 +1,4 @@
-"""Empirical audit of ε of client-level differential privacy: noise, adaptive norms, sampled cohorts, floats and scores.
+"""Empirical audit of ε: noise, adaptive norms, sampled cohorts, floats and scores for clients; rows and payments of a party.
 
     python -m benchmarks.dp_audit                      # 20,000 trials a world
     python -m benchmarks.dp_audit --trials 2000
@@ -15,23 +15,31 @@ error rates α and β, which gives two lower bounds on the privacy loss:
 `sampled` draws the cohort as a run does; every other client's update is the opposite of the canary's. `float64` and `scores` look
 at the least bits of what is released: could Gaussian noise in floats have given it, if the canary had sent zeros?
 
-An audited value above the claimed one proves an error. `PLANTED` is one: noise half as wide as claimed.
+`row` has a canary row among a party's clipped gradients, `row_secure` in a secure sum whose auditor is a member and knows its own
+noise. `payment` has a canary payment and 2R rows that read it, whose columns without it give the opposite gradients.
+
+An audited value above the claimed one proves an error. `PLANTED` are some: noise half as wide as claimed, or noise for a row
+where the unit is a payment.
 """
 
 import argparse
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import beta, norm
 
+from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import PrivacyConfig, compose
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.methods import cohorts
-from fedgraph_flwr.secure.accounting import cost, epsilon_at
+from fedgraph_flwr.secure import noise, rows
+from fedgraph_flwr.secure.accounting import cost, epsilon_at, least_sensitivity, skellam_epsilon
 from fedgraph_flwr.secure.adaptive import bit, count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import clipped
 from fedgraph_flwr.secure.distributed import DistributedNoise
@@ -40,8 +48,9 @@ from fedgraph_flwr.wire.messages import CLIPPED, MODEL
 
 NOISE, RELEASES, DELTA, NORM = 2 / 3, 1, 1e-5, 0.5
 SIZE, CLIENTS, NEEDED, BITS = 12, 4, 3, 20
-PLANTED = 0.5
-"""Factor of the noise of the mechanism that the audit must catch."""
+LOOK_BACK = 2
+PLANTED = {"payment": 1 / (4 * LOOK_BACK + 1)}
+"""Factor of the noise of the mechanism that the audit must catch, else one half."""
 
 Scores = NDArray[np.float64]
 Mechanism = Callable[[bool, float, int], float]
@@ -163,6 +172,62 @@ def possible(value: float, deviation: float) -> bool:
     return bool((deviation * ndtri(grid[(grid > 0) & (grid < 1)]) == value).any())
 
 
+UNITS = {
+    "row": PrivacyConfig("local", NOISE, NORM, unit="row", rows=1000, scores="none"),
+    "row_secure": PrivacyConfig(
+        "distributed", NOISE, NORM, unit="row", rows=1000, scores="none", secagg=True, secagg_bits=BITS
+    ),
+    "payment": PrivacyConfig(
+        "local", NOISE, NORM, unit="payment", rows=500_000, delta=1e-6, look_back=LOOK_BACK, scores="none"
+    ),
+}
+"""Privacy of the mechanisms whose unit is not a client."""
+
+
+@cache
+def _sum(kind: str, present: bool) -> NDArray[np.float64]:
+    """Return a party's sum of clipped gradients over ten rows and what the canary is or changes, projected axis first."""
+    places, canary = np.arange(10) % 3, 3.0 * np.ones((1, SIZE))
+    readers = np.repeat(canary if present else -canary, 2 * LOOK_BACK * (kind == "payment"), axis=0)
+    x = np.concatenate([np.eye(3, SIZE)[places], readers, canary[:present]])
+    mask = torch.ones(len(x), dtype=torch.bool)
+    empty = torch.zeros(2, 0, dtype=torch.int64)
+    y = torch.tensor([*places % 2, *[0] * (len(x) - 10)])
+    graph = ClientGraph(torch.from_numpy(x).float(), empty, y, mask, ~mask, ~mask, num_classes=2, num_clients=1)
+    graph.node_id, graph.num_global_nodes = torch.arange(len(x)), len(x)
+    keys = ["strategy=fedgrad", "model=mlp", "model.layers=1", "model.dropout=0", "num_clients=1", "privacy.unit=row"]
+    keys += ["privacy.dp=local", "privacy.rows=1000", "privacy.noise_multiplier=1", "privacy.scores=none"]
+    client = FedGradClient(compose(keys), graph)
+    with torch.no_grad():
+        for tensor in client.model.parameters():
+            tensor.zero_()
+    sums = client.rows.clipped_sums(torch.arange(len(x)), NORM)
+    return np.concatenate([t.numpy().ravel() for t in sums.values()])
+
+
+def _projected(kind: str, released: NDArray[np.float64]) -> float:
+    """Return the statistic: the projection on what the canary changes."""
+    axis = _sum(kind, True) - _sum(kind, False)
+    return float(released @ axis / np.linalg.norm(axis))
+
+
+def row(present: bool, factor: float, releases: int, kind: str = "row") -> float:
+    """Release a party's sum by `rows.released`."""
+    rules = replace(UNITS[kind], noise_multiplier=NOISE * factor)
+    found = (rows.released(_sum(kind, present), NORM, rules, noise.source()) for _ in range(releases))
+    return sum(_projected(kind, each) for each in found)
+
+
+def row_secure(present: bool, factor: float, releases: int) -> float:
+    """Sum `DistributedNoise` of the minimum number of survivors, without the noise of one of them."""
+    drawn, total = DistributedNoise(replace(UNITS["row_secure"], noise_multiplier=NOISE * factor)), 0.0
+    for _ in range(releases):
+        values = [_sum("row", present), *[np.zeros_like(_sum("row", present))] * (NEEDED - 2)]
+        terms = [drawn.terms({MODEL: {"w": v}}, {MODEL: 1 / CLIENTS}, CLIENTS, NEEDED) for v in values]
+        total += _projected("row", np.sum(terms, axis=0) * (CLIENTS / 2.0**BITS))
+    return total
+
+
 MECHANISMS: dict[str, Mechanism] = {
     "central": central,
     "sampled": sampled,
@@ -171,6 +236,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "distributed": distributed,
     "central_adaptive": central_adaptive,
     "distributed_adaptive": distributed_adaptive,
+    "row": row,
+    "row_secure": row_secure,
+    "payment": partial(row, kind="payment"),
 }
 
 
@@ -213,6 +281,8 @@ def audited(inside: Scores, outside: Scores, delta: float, confidence: float = 0
 
 def claimed(kind: str, releases: int = RELEASES) -> float:
     """Return the ε that a run would report."""
+    if kind in UNITS:
+        return skellam_epsilon(DELTA, NOISE, releases, least_sensitivity(UNITS[kind], CLIENTS))
     if not kind.startswith("distributed"):
         return cost(PrivacyConfig("server_fixed", NOISE, NORM, delta=DELTA), CLIENTS, releases)
     return cost(PrivacyConfig(kind, NOISE, NORM, delta=DELTA, secagg=True, secagg_bits=BITS), CLIENTS, releases)
@@ -226,10 +296,12 @@ def main() -> None:
     print(f"z = {NOISE:.3g}, {RELEASES} release(s), δ = {DELTA:g}, {trials} trials per world")
     print(f"{'mechanism':<20} {'noise':>6} {'claimed':>8} {'threshold':>10} {'μ-GDP':>7}")
     for kind, mechanism in MECHANISMS.items():
-        for factor in (1.0, PLANTED):
+        for factor in (1.0, PLANTED.get(kind, 0.5)):
             found = audited(*scores(mechanism, trials, factor), DELTA)
             caught = "  caught" if max(found["gdp"], found["threshold"]) > claimed(kind) else ""
-            print(f"{kind:<20} {factor:6g} {claimed(kind):8.2f} {found['threshold']:10.2f} {found['gdp']:7.2f}{caught}")
+            print(
+                f"{kind:<20} {factor:6.3g} {claimed(kind):8.2f} {found['threshold']:10.2f} {found['gdp']:7.2f}{caught}"
+            )
 
 
 if __name__ == "__main__":
