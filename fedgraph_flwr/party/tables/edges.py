@@ -248,7 +248,7 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     """Return the times of a table's edges in seconds, int64 [E]: whole numbers unchanged, dates since 1970.
 
     Raises:
-        FedGraphError: a time is missing, or neither a number nor a date.
+        FedGraphError: a time is missing, too large, or neither a number nor a date.
     """
     import pandas as pd
 
@@ -267,7 +267,18 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
             f"{where}: row {row + 1} has '{read.iloc[row]}' in column '{column}', which is neither a number of seconds nor a"
             f" date: pass --date-format {column}=FORMAT"
         )
-    return torch.from_numpy(np.floor(numbers.to_numpy(dtype=np.float64)).astype(np.int64))
+    seconds = np.floor(numbers.to_numpy(dtype=np.float64))
+    if (far := np.abs(seconds) >= MAX_SECONDS).any():
+        row = int(far.argmax())
+        raise FedGraphError(
+            f"{where}: row {row + 1} has '{read.iloc[row]}' in column '{column}', expected seconds below {MAX_SECONDS:g} or a"
+            " date: correct it, or divide times in smaller units"
+        )
+    return torch.from_numpy(seconds.astype(np.int64))
+
+
+MAX_SECONDS = 1e15
+"""Times of edges are less, so that sums of them and of windows fit 64 bits."""
 
 
 def _format_of_first(read: Any, column: str, where: str) -> str:

@@ -223,7 +223,8 @@ def _joined(
 ) -> NewNodes:
     treatment = treatment or spec.treatment()
     rule = rule_of(columns, stored) if spec.parallel else None
-    columns = _of_new(columns).without([table], "label", "split", "client").without([links], "time", "edge_label")
+    timeless = () if columns.windows or recipe_of(stored) else ("time",)
+    columns = _of_new(columns).without([table], "label", "split", "client").without([links], *timeless, "edge_label")
     names = feature_columns({NODE: table}, (), columns.others, {NODE: where[0]})[NODE]
     carried = edge_feature_columns({EDGE: links}, columns, {EDGE: where[1]}, treatment)[EDGE]
     treatment.check_names({NODE: names, EDGE: carried})

@@ -215,19 +215,21 @@ def test_overlapping_tables_are_counted(tmp_path, capsys, caplog):
         ({}, ["--amount-column", "amuont"], "amount column 'amuont' is unknown"),
         ({}, ["--windows", "0"], "windows of a recipe must be numbers of days above 0"),
         ({}, ["--features", "paymnts"], "recipe of features 'paymnts'"),
-        ({}, ["--features", "payments,flow_*"], "expected NAME or NAME,-PATTERN"),
+        ({}, ["--features", "payments,flow_*"], "expected NAME, NAME,-PATTERN with columns to leave out"),
         ({}, ["--time-column", ""], "--features payments reads the times of edges"),
         ({"amount": "n/a"}, [], "row 1 has 'n/a' in column 'amount' of amounts"),
         ({"amount": "2,317"}, [], "two possible readings: pass --decimal amount=SIGN"),
+        ({"time": "1e30"}, [], "row 1 has '1e30' in column 'time', expected seconds below 1e+15 or a date"),
+        ({"time": "soon"}, [], "row 1 has 'soon' in column 'time', which is neither a number of seconds nor a date"),
     ],
 )
 def test_wrong_input(tmp_path, capsys, change, more, message):
     _, pays = tables(tmp_path)
     if "drop" in change:
         pays = pays.drop(columns=change["drop"])
-    if "amount" in change:
-        pays["amount"] = pays["amount"].astype(str)
-        pays.loc[0 if change["amount"] == "n/a" else slice(None), "amount"] = change["amount"]
+    for column in {"amount", "time"} & set(change):
+        pays[column] = pays[column].astype(str)
+        pays.loc[slice(None) if change[column] == "2,317" else 0, column] = change[column]
     pays.to_csv(tmp_path / "all.csv", index=False)
     args = ["import", "--nodes", tmp_path / "accounts.csv", "--edges", tmp_path / "all.csv", *ROLES, "--features"]
     args += ["payments", *more, "--name", "x"]
@@ -242,6 +244,45 @@ def test_amounts_of_zero_and_below_are_counted(tmp_path, capsys):
     graph = imported(tmp_path, "all.csv")
     assert "3 of 300 rows have an amount of 0 or below" in capsys.readouterr().out
     assert int((graph.book[3] == 0).sum()) == 3
+
+
+def test_rows_out_of_order_and_equal_times(tmp_path):
+    """The order of rows changes no column, and rows of one moment do not read each other; an account may only pay."""
+    _, pays = tables(tmp_path)
+    pays.loc[pays["time"] >= 10 * 86_400, "time"] = 10 * 86_400
+    pays["source"] = pays["source"].where(pays["target"] != "a0", "a1")
+    pays["target"] = pays["target"].replace("a0", "a1")  # a0 only pays
+    found = []
+    for name, rows in (("sorted.csv", pays), ("mixed.csv", pays.sample(frac=1, random_state=3))):
+        rows.to_csv(tmp_path / name, index=False)
+        graph = imported(tmp_path, name)
+        assert graph.edge_attr.isfinite().all()
+        assert graph.x.isfinite().all()
+        found.append((by_ends_and_amount(graph), graph.x))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+    last = pays[pays["time"] < 10 * 86_400]
+    last = pd.concat([last, pays[pays["time"] == 10 * 86_400].iloc[:1]])
+    last.to_csv(tmp_path / "one.csv", index=False)
+    one = by_ends_and_amount(imported(tmp_path, "one.csv"))
+    assert set(one) <= set(found[0][0])  # as if the others of that moment were not there
+
+
+def by_ends_and_amount(graph: Graph) -> list[tuple]:
+    words = unpack_words(graph.ids)
+    rows = [*(words[graph.edge_index[i]].tolist() for i in (0, 1)), graph.edge_time.tolist(), graph.edge_attr.tolist()]
+    return sorted((*ends, tuple(columns)) for *ends, columns in zip(*rows, strict=True))
+
+
+@pytest.mark.parametrize("column", ["amount", "time"])
+def test_later_tables_lack_no_column_of_the_recipe(tmp_path, column):
+    tables(tmp_path)
+    stored = imported(tmp_path, "first.csv")
+    schema = Schema.from_dict(stored.schema["fitted"], "x")
+    spec = InputSpec(("no", "yes"), stored.num_features, schema, parallel=True)
+    pd.read_csv(tmp_path / "later.csv").drop(columns=column).to_csv(tmp_path / "less.csv", index=False)
+    with pytest.raises(FedGraphError, match=rf"{column} column '{column}' is unknown .*less\.csv"):
+        new_nodes(tmp_path / "accounts.csv", tmp_path / "less.csv", Columns.of(schema.tables), spec, stored, "stored")
 
 
 def test_the_schema_holds_the_recipe(tmp_path, capsys):
