@@ -86,7 +86,7 @@ TREES = {
 }
 NETWORKS = {"FedAvg": ["strategy=fedavg"], "Local": ["strategy=local"], "Central": ["strategy=central"]}
 TRAINED = {
-    "nodes": ["model=sage", "rounds=60", "evaluation.every=5"],
+    "nodes": ["model=sage", "rounds=60", "evaluation.every=5", "train.weight_decay=0.01"],
     "edges": ["rounds=150", "train.lr=0.02", "model.hidden=32", "evaluation.every=5"],
 }
 BLENDS = {"Blend": "", "Blend, trees on the recipe": "recipe"}
@@ -119,7 +119,7 @@ class Cell(NamedTuple):
         """Return the overrides of a run of a method in this cell."""
         data = DATA[self.data]
         network = TRAINED[data[0].removeprefix("task=")] if method in NETWORKS else []
-        decay = ["train.weight_decay=0.001"] if network and "recipe" in self.columns else []
+        decay = ["train.weight_decay=0.001"] if network and self.data == "payments" and "recipe" in self.columns else []
         own = [*COLUMNS[self.columns], *(SHORT if self.data == "payments" and "recipe" in self.columns else [])]
         return [*data, *own, *network, *decay, *(NETWORKS | TREES)[method], f"seed={self.seed}"]
 
@@ -128,6 +128,11 @@ def cells(seeds: int, only: str) -> Iterator[Cell]:
     """Yield the cells: trees, which take a second each, then what FedAvg and blends reach, then their references."""
     quick = itertools.product(range(seeds), BY_DATA, [method for method in TREES if method != SLOW])
     known = [(seed, data, columns, method) for seed, data, method in quick for columns in BY_DATA[data]]
+    known += [
+        (seed, "accounts in rings", columns, "FedAvg")
+        for seed in range(seeds)
+        for columns in BY_DATA["accounts in rings"]
+    ]
     for columns, methods in itertools.product(
         ("counts", "recipe"), (("FedAvg", *BLENDS), ("Local",), ("Central",), (SLOW,))
     ):
