@@ -248,9 +248,9 @@ def test_a_killed_run_leaves_no_clients_behind(data, tmp_path):
     process = command(tmp_path, "rounds=4000", "checkpoint_every=5")
     wait_for((tmp_path / "checkpoint.safetensors").is_file, "a checkpoint")
     started = psutil.Process(process.pid).children(recursive=True)
+    large = [p for p in started if p.memory_info().rss > 150e6]  # Ray's small helpers take half a minute to notice
     process.kill()
     process.communicate()
-    large = [p for p in started if p.memory_info().rss > 150e6]  # Ray's small helpers take half a minute to notice
     assert len(large) >= 2
     wait_for_end(large)
 
