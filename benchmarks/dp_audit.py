@@ -292,10 +292,12 @@ def main() -> None:
     """Print claimed and audited ε of each mechanism, without and with the planted error."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trials", type=int, default=20_000, help="per world")
-    trials = parser.parse_args().trials
+    parser.add_argument("--only", nargs="+", choices=MECHANISMS, default=list(MECHANISMS), metavar="MECHANISM")
+    args = parser.parse_args()
+    trials = args.trials
     print(f"z = {NOISE:.3g}, {RELEASES} release(s), δ = {DELTA:g}, {trials} trials per world")
     print(f"{'mechanism':<20} {'noise':>6} {'claimed':>8} {'threshold':>10} {'μ-GDP':>7}")
-    for kind, mechanism in MECHANISMS.items():
+    for kind, mechanism in ((kind, MECHANISMS[kind]) for kind in args.only):
         for factor in (1.0, PLANTED.get(kind, 0.5)):
             found = audited(*scores(mechanism, trials, factor), DELTA)
             caught = "  caught" if max(found["gdp"], found["threshold"]) > claimed(kind) else ""

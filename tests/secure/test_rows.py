@@ -23,7 +23,6 @@ from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.secagg import threshold
 from fedgraph_flwr.wire.messages import MODEL
 from tests.conftest import client_graph
-from tests.support import recorded_messages
 
 ROW = [
     "strategy=fedgrad",
@@ -175,38 +174,6 @@ def test_little_noise_and_a_huge_norm_give_gradient_averaging(run):
             assert found.arrays[name].dtype == np.float32
         assert found.summary["privacy"]["relation"] == UNITS["row"]
         assert found.summary["privacy"]["releases"] == 3
-
-
-def test_no_message_holds_anything_without_noise(run, monkeypatch):
-    """Train replies hold the noised sum and the client's number; no loss, score, size or sum without noise is in any message."""
-    exact, real = [], FedGradClient.rows.func
-
-    def watched(self):
-        found = real(self)
-        sums = found.clipped_sums
-
-        def recorded(*args):
-            exact.append(sums(*args))
-            return exact[-1]
-
-        found.clipped_sums = recorded
-        return found
-
-    monkeypatch.setattr(FedGradClient.rows, "func", watched)
-    with recorded_messages(monkeypatch) as seen:
-        run(*ROW, "privacy.batch=4", sizes=(16, 16, 16))
-    up = [content for way, _, content in seen if way == "up"]
-    numbers = {key for content in up for record in content.metric_records.values() for key in record}
-    assert numbers <= {"client", "num_features", "num_classes", "protocol"}
-    arrays = [content.array_records["model"] for content in up if "model" in content.array_records]
-    assert len(arrays) == len(exact) == 9
-    assert {tuple(c.array_records) for c in up} == {(), ("model",)}
-    for sent in arrays:
-        for sums in exact:
-            for name, total in sums.items():
-                noise = torch.from_numpy(sent[name].numpy()) - total
-                assert noise.abs().max() > 0.05
-                assert noise.abs().min() > 0
 
 
 def test_runs_of_one_seed_have_different_noise_and_one_ledger(run):
