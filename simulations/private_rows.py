@@ -12,6 +12,7 @@ import argparse
 import csv
 import itertools
 import statistics
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from fedgraph_flwr.wire.messages import MODEL
 
 BANKS = 5
 PATH = Path(__file__).parent / "results" / "private_rows.csv"
-FIELDS = ["rows", "skew", "setting", "epsilon", "seed", "noise_multiplier", "rounds", "validation", "test"]
+FIELDS = ["rows", "skew", "setting", "epsilon", "seed", "noise_multiplier", "rounds", "validation", "test", "commit"]
 OWN, ALL, LOCAL, SECURE = "own data", "no privacy", "noise at each bank", "noise in the secure sum"
 EPSILONS = (1.0, 3.0, 8.0)
 ROUNDS = 150
@@ -200,6 +201,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--choose", action="store_true", help="print validation scores of hyper-parameters")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=PATH.parent
+    ).stdout.strip()
     if args.choose:
         return choose(args.rows)
     before = list(csv.DictReader(PATH.open(newline=""))) if PATH.is_file() else []
@@ -212,6 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             banks: list[Bank] = []
             for setting, epsilon in [(OWN, 0.0), (ALL, 0.0), *itertools.product((LOCAL, SECURE), EPSILONS)]:
                 row = {"rows": args.rows, "skew": args.skew, "setting": setting, "seed": seed}
+                row["commit"] = commit
                 row["epsilon"] = f"{epsilon:g}" if epsilon else ""
                 if tuple(str(row[k]) for k in ("rows", "skew", "setting", "epsilon", "seed")) in done:
                     continue
