@@ -153,8 +153,8 @@ class EdgeClusterBatches(ClusterBatches):
     def batch(self, inputs: Any, graph: ClientGraph, nodes: NDArray[np.int64], edges: NDArray[np.int64]) -> Batch:
         """With the training edges of the subgraph as items, in their order."""
         item = self.item[edges]
-        rows = np.flatnonzero(item >= 0)
-        rows = torch.from_numpy(rows[np.argsort(item[rows])])
+        held = np.flatnonzero(item >= 0)
+        rows = torch.from_numpy(held[np.argsort(item[held])])
         chosen = torch.from_numpy(item)[rows]
         inputs = replace(inputs, **items_of(graph.edge_index[:, rows], self.attr[chosen], self.device, self.dtype))
         return Batch(inputs, None, self.y[chosen.to(self.device)])
