@@ -20,7 +20,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.secure.policy import Policy, simulated
 
-SMALL = ["num_clients=3", "dataset.nodes_per_client=[60,90]", "checkpoint_every=0"]
+SMALL = ["dataset=csbm", "num_clients=3", "dataset.nodes_per_client=[60,90]", "checkpoint_every=0"]
 
 
 def moves(method: str, rounds: int) -> list[float]:

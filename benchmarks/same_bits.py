@@ -34,7 +34,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parents[1]
 EXPECTED = HERE / "benchmarks" / "expected_bits.txt"
-SMALL = ["dataset.nodes_per_client=[40,60]"]
+SMALL = ["dataset=csbm", "dataset.nodes_per_client=[40,60]"]
 OVERRIDES = ["num_clients=3", "checkpoint_every=0"]
 TYPED = ["dataset=typed", "partition=random-edges"]
 SCENARIOS = {

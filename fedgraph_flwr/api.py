@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configuration, described
+from fedgraph_flwr.config.run_keys import RunKeys
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.runs.interrupt import after_the_round
 from fedgraph_flwr.runs.progress import Shown
@@ -227,6 +228,18 @@ class Run:
         return load_run(self.path)
 
 
+@overload
+def run(
+    *overrides: str,
+    data: Any = None,
+    graphs: Sequence[Any] | None = None,
+    classes: Sequence[str] = (),
+    target: str = "",
+    progress: Shown = "auto",
+    **keys: Unpack[RunKeys],
+) -> Run: ...
+@overload
+def run(*overrides: str, **keys: Any) -> Run: ...
 def run(
     *overrides: str,
     data: Any = None,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 KEY_ALIASES = {
-    **dict.fromkeys(("learning_rate", "lr", "eta"), "train.lr"),
+    **dict.fromkeys(("learning_rate", "lr", "eta", "step_size"), "train.lr"),
     **dict.fromkeys(
         ("epochs", "epoch", "steps", "iterations"),
         "train.local_steps, optimiser steps per round, or with train.sampler, train.local_epochs",

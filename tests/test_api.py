@@ -1,5 +1,6 @@
 """The package from Python: the same runs as from the command line, graphs in memory, tables, and nothing left behind."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import typing
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,8 @@ import fedgraph_flwr as fg
 from fedgraph_flwr import api
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import configuration
+from fedgraph_flwr.config import RunConfig, configuration
+from fedgraph_flwr.config.run_keys import RunKeys
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.partition import load_client
@@ -483,8 +486,17 @@ def test_log_lines_have_the_packages_name(caplog, monkeypatch):
     from fedgraph_flwr.logs import log, logger
 
     log(logging.WARNING, "seen")
-    monkeypatch.setattr(logger, "level", logging.ERROR)
-    logger.manager._clear_cache()
-    log(logging.WARNING, "not seen")
-    logger.manager._clear_cache()
+    logger.setLevel(logging.ERROR)
+    try:
+        log(logging.WARNING, "not seen")
+    finally:
+        logger.setLevel(logging.NOTSET)
     assert [(record.name, record.message) for record in caplog.records] == [("fedgraph_flwr", "seen")]
+
+
+def test_the_typed_keys_of_a_run_are_those_of_its_configuration():
+    hints, fields = typing.get_type_hints(RunKeys), dataclasses.fields(RunConfig)
+    assert set(hints) == {field.name for field in fields} | {"config"}
+    plain = {field.name: field.type for field in fields if field.type in (int, float, bool)}
+    assert {name: hints[name] for name in plain} == plain
+    assert len(typing.get_overloads(fg.run)) == 2

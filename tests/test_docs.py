@@ -142,7 +142,7 @@ def test_the_blocks_of_a_page_run_in_their_order(page, tmp_path, monkeypatch, ca
 
 
 AFTERWARDS = {  # what a page's commands tell, or the files that they leave
-    "docs/start.md": ["fedavg on csbm", "report.html", "sweeps"],
+    "docs/start.md": ["fedavg on demo", "report.html", "sweeps"],
     "docs/own-data.md": [
         "fedprox on parts, seed 1",
         "test_average_precision at best_val",
@@ -152,8 +152,8 @@ AFTERWARDS = {  # what a page's commands tell, or the files that they leave
     "docs/between-parties.md": ["one-sided (drop)", "wrote 3 files to linked", "fedgcn on linked"],
     "docs/python.md": ["p_keeps", "local-and-fedavg.png", "MODEL_CARD.md"],
     "docs/extend.md": [
-        "near_mean on csbm",
-        "Damped on csbm",
+        "near_mean on demo",
+        "Damped on demo",
         "test worst class",
         "damped on csbm",
         "train.lr = 0.01",

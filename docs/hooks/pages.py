@@ -20,6 +20,7 @@ import stored  # noqa: E402
 from mkdocs.structure.files import File, Files  # noqa: E402
 
 from fedgraph_flwr.config.key_docs import keys_of, sections  # noqa: E402
+from fedgraph_flwr.errors import KEY_ALIASES  # noqa: E402
 from simulations import reproduction  # noqa: E402
 
 RESULTS = stored.RESULTS
@@ -88,7 +89,8 @@ def result_page(path: Path) -> str:
         beside.append(f"![{head.lstrip('# ')}]({stem}.png)")
     if path.with_suffix(".csv").is_file():
         beside.append(f"[All runs as CSV]({stem}.csv), one row per run with its overrides.")
-    return "\n\n".join([head, *beside, rest])
+    ranked_last = "---\nsearch:\n  boost: 0.1\n---\n"  # tables hold the words of every page
+    return ranked_last + "\n\n".join([head, *beside, rest])
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
@@ -139,7 +141,15 @@ def keys() -> str:
     for group in sections():
         title = "The run" if group == "run" else f"`{group}`"
         said += [f"## {title} {{ #{group} }}", methods.keys_table(keys_of(group))]
-    return "\n\n".join(said)
+    return "\n\n".join([*said, "## Keys by their names elsewhere", usual_names()])
+
+
+def usual_names() -> str:
+    """Return a list of the keys that have other names elsewhere, by which the site's search finds them."""
+    names = defaultdict(list)
+    for name, key in KEY_ALIASES.items():
+        names[key.split(",")[0].split("=")[0]].append(name.replace("_", " "))
+    return "\n\n".join(f"### {', '.join(of)}: `{key}`\n\nSet `{key}`." for key, of in names.items())
 
 
 def results_list() -> str:

@@ -244,7 +244,22 @@ def training(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
                 y={"name": "training loss", "unit": "plain"},
             )
         )
+    keys = [key for group in groups for run in group.runs for r in run.every_round[:1] for key in r.get("train", {})]
+    own = [key for key in dict.fromkeys(keys) if key != "train_loss" and not key.startswith("trained_")]
+    if views := {key: view for key in own if (view := _statistic(groups, key))["series"]}:
+        how = "Mean over the clients of a round of each number that the method declares in its uplink."
+        x = {"name": "round", "unit": "count"}
+        parts.append(page.chart("Statistics of the method", how, "lines", height=300, wide=True, views=views, x=x))
     return [grid(*parts)]
+
+
+def _statistic(groups: Sequence[RunGroup], key: str) -> dict[str, Any]:
+    """Return the curves of one number that clients upload."""
+    lines = [
+        {"name": group.name, "colour": i, **_seeds(group, "train", key)}
+        for i, group in enumerate(groups[:MAX_SETTINGS])
+    ]
+    return {"series": [line for line in lines if line["x"]], "y": {"name": key.replace("_", " "), "unit": "plain"}}
 
 
 def _curves(groups: Sequence[RunGroup], metric: str) -> dict[str, Any]:

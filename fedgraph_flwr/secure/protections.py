@@ -173,7 +173,8 @@ def check_sent(cfg: RunConfig, uplink: Uplink, phase: str, groups: object, numbe
     if odd := sorted(set(groups) - known.keys()):  # type: ignore[call-overload]
         raise FedGraphError(
             f"strategy={cfg.strategy.name}: the client's reply to '{phase}' holds group '{odd[0]}', which its uplink does not"
-            f" declare; declared: {', '.join(sorted(known)) or 'none'}"
+            " declare: declare it in `uplink`, as Mean, Sum, LateMean, Relay, Individual or Public; declared:"
+            f" {', '.join(sorted(known)) or 'none'}"
         )
     reducer = known.get(METRICS)
     fields = reducer.fields if reducer else {}
@@ -182,5 +183,5 @@ def check_sent(cfg: RunConfig, uplink: Uplink, phase: str, groups: object, numbe
     if odd:
         raise FedGraphError(
             f"strategy={cfg.strategy.name}: the client's reply to '{phase}' holds number '{odd[0]}', which its uplink does not"
-            f" declare: name it in group '{METRICS}'"
+            f" declare: declare it in `uplink`: {{'{phase}': {{METRICS: Individual({{'{odd[0]}': NumberField()}}, why='...')}}}}"
         )

@@ -33,9 +33,9 @@ from fedgraph_flwr.strategies.requests import (
     messages,
     with_own,
 )
-from fedgraph_flwr.strategies.scoring import as_list, confusion_of, counts_of, scores_of, training_record
+from fedgraph_flwr.strategies.scoring import as_list, confusion_of, counts_of, scores_of, statistics_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
-from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, to_record
+from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 if TYPE_CHECKING:
@@ -409,7 +409,9 @@ class Loop:
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the round's record of training."""
         prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
-        return training_record(replies, prefixes, self.cfg, self.strategy.described.class_counts)
+        record = training_record(replies, prefixes, self.cfg, self.strategy.described.class_counts)
+        declared = self.strategy.uplink_of[TRAIN].get(METRICS)
+        return record | statistics_of(replies, declared.fields if declared else None)
 
     def _nodes_of(self, replies: list[Reply]) -> list[float] | None:
         """Return the numbers of nodes of the clients that replied, if means of scores are weighted by them."""

@@ -130,6 +130,13 @@ def training_record(
     return record
 
 
+def statistics_of(replies: Sequence[Reply], fields: Any) -> dict[str, float]:
+    """Return the mean over clients of each single number that a method declares in the replies to ``train``."""
+    names = [name for name, field in fields.items() if field.length is None] if isinstance(fields, Mapping) else []
+    sent = {name: [float(reply.metrics[name]) for reply in replies if name in reply.metrics] for name in names}
+    return {name: float(np.mean(values)) for name, values in sent.items() if values}
+
+
 def as_list(value: Any) -> list[float]:
     """Return a number, or a list of numbers, as a list."""
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -304,6 +304,7 @@ def test_an_installed_package_brings_its_methods_on_both_engines(tmp_path):
     args = [
         "rounds=2",
         "num_clients=2",
+        "dataset=csbm",
         "dataset.nodes=80",
         "dataset.nodes_per_client=[40,40]",
         "--no-report",

@@ -7,6 +7,7 @@ import torch
 from fedgraph_flwr.config import DatasetConfig, compose
 from fedgraph_flwr.data import csbm
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.runner import run
 
 
 def draw(seed: int = 0, num_clients: int = 4, **params):
@@ -145,3 +146,21 @@ def test_yaml_lists_every_key():
 def test_wrong_input_is_one_sentence(params, message):
     with pytest.raises(FedGraphError, match=message):
         draw(**params)
+
+
+def test_on_the_default_data_federation_gains(tmp_path, monkeypatch):
+    """The first comparison of a new user: FedAvg ahead of Local for each seed, and level with pooled training."""
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    for seed in (0, 1):
+        scores = {}
+        for method in ("local", "fedavg", "central"):
+            words = [
+                f"strategy={method}",
+                f"seed={seed}",
+                "rounds=8",
+                "checkpoint_every=0",
+                f"out={tmp_path / method}{seed}",
+            ]
+            scores[method] = run(compose(words))["test_accuracy"]
+        assert scores["fedavg"] > scores["local"] + 0.02, (seed, scores)
+        assert scores["fedavg"] > scores["central"] - 0.02, (seed, scores)

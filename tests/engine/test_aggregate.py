@@ -12,7 +12,14 @@ from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.wire.reply_schema import ArrayField
 from tests.support import Finished, assert_same_arrays
 
-WORDS = ["num_clients=7", "dataset.nodes_per_client=[30,50]", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+WORDS = [
+    "dataset=csbm",
+    "num_clients=7",
+    "dataset.nodes_per_client=[30,50]",
+    "rounds=3",
+    "model.hidden=8",
+    "checkpoint_every=0",
+]
 
 pytestmark = pytest.mark.xdist_group("ray sums")  # one instance
 

@@ -28,7 +28,14 @@ from tests.engine.actors import kill_an_actor
 from tests.support import PATIENCE, Finished, assert_same_arrays, same_result, wait_for, wait_for_end
 
 ROOT = Path(__file__).parents[2]
-WORDS = ["num_clients=5", "dataset.nodes_per_client=[30,50]", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+WORDS = [
+    "dataset=csbm",
+    "num_clients=5",
+    "dataset.nodes_per_client=[30,50]",
+    "rounds=3",
+    "model.hidden=8",
+    "checkpoint_every=0",
+]
 WIDE = ["strategy=local", "dataset.features=2000", "model.hidden=64", "rounds=5"]
 """Private state of more than a megabyte a client, which is not copied after every exchange."""
 

@@ -17,7 +17,7 @@ from fedgraph_flwr.errors import FedGraphError
 from tests.conftest import client_graph
 
 PYG = "torch_geometric.nn.models"
-SMALL = ["dataset.nodes_per_client=[40,50]", "num_clients=3", "rounds=2", "checkpoint_every=0"]
+SMALL = ["dataset=csbm", "dataset.nodes_per_client=[40,50]", "num_clients=3", "rounds=2", "checkpoint_every=0"]
 
 
 class Own(nn.Module):
@@ -174,7 +174,7 @@ def test_a_head_that_is_called_twice_or_never_is_refused():
     ids=" ".join,
 )
 def test_methods_and_tasks_take_it(overrides, tmp_path):
-    small = SMALL if len(overrides) == 1 else SMALL[1:]
+    small = SMALL if len(overrides) == 1 else SMALL[2:]
     run = fg.run(f"model={PYG}:GraphSAGE", *small, *overrides, out=str(tmp_path / "run"))
     assert run.summary["failures"] == {}
     assert (run.rounds["train_loss"] > 0).all()

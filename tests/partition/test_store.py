@@ -22,6 +22,7 @@ from fedgraph_flwr.runs.runner import run
 from tests.conftest import client_graph
 
 SMALL = (
+    "dataset=csbm",
     "dataset.nodes_per_client=[30,30]",
     "dataset.features=4",
     "dataset.cut_degree=2",

@@ -112,6 +112,7 @@ def test_folders_of_killed_partition_calls_go(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
     args = [
         "partition",
+        "dataset=csbm",
         "dataset.nodes_per_client=[30,30]",
         "num_clients=2",
         "partition=random",

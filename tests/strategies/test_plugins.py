@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from fedgraph_flwr import tracking
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.numerics.partial_sums import PartialSum
 from fedgraph_flwr.plugin import (
     ARRAYS,
+    METRICS,
     MODEL,
     TRAIN,
     ArrayField,
@@ -19,6 +21,7 @@ from fedgraph_flwr.plugin import (
     GraphStrategy,
     Individual,
     Mean,
+    NumberField,
     Sum,
     phase,
 )
@@ -27,7 +30,7 @@ from fedgraph_flwr.strategies import reducing
 from fedgraph_flwr.strategies.personal import PersonalStrategy
 from fedgraph_flwr.wire.messages import from_record, weighted_mean
 from tests.conftest import client_graph
-from tests.support import recorded_messages
+from tests.support import recorded_messages, write_report
 
 AVERAGED = Mean(ARRAYS, origin=ARRAYS)
 HERE = "tests.strategies.test_plugins"
@@ -210,8 +213,42 @@ def test_an_undeclared_statistic_never_leaves(run, monkeypatch):
     with pytest.raises(RunFailed, match="reply to 'train' holds group 'statistic', which its uplink does not declare"):
         run("rounds=1")
     monkeypatch.setattr(GraphClient, "send", lambda self: ({}, {"mean_degree": 2.0}))
-    with pytest.raises(RunFailed, match="holds number 'mean_degree', which its uplink does not declare"):
+    with pytest.raises(
+        RunFailed, match="holds number 'mean_degree', which its uplink does not declare: declare it in `uplink`: "
+    ):
         run("rounds=1")
+
+
+def logged_uplink(cfg, params):
+    """Of FedAvg, with a number for the log."""
+    return {TRAIN: {MODEL: AVERAGED, METRICS: LOGGED}}
+
+
+LOGGED = Individual({"index_squared": NumberField(low=0)}, why="it is logged")
+
+
+class Logged(GraphStrategy):
+    """FedAvg whose clients log a number."""
+
+    uplink = staticmethod(logged_uplink)
+
+
+class LoggedClient(GraphClient):
+    """Sends the square of its index."""
+
+    uplink = staticmethod(logged_uplink)
+
+    def send(self):
+        return {}, {"index_squared": float(self.graph.client**2)}
+
+
+def test_a_declared_number_is_in_the_record_the_report_and_the_trackers(run):
+    done = run(f"strategy={HERE}:Logged", f"strategy.client={HERE}:LoggedClient", "rounds=2")
+    assert [record["train"]["index_squared"] for record in done.rounds] == [pytest.approx((0 + 1 + 4) / 3)] * 2
+    assert tracking.scalars(done.rounds[0])["train/index_squared"] == pytest.approx(5 / 3)
+    page = write_report([done.out], done.out / "report.html").read_text()
+    assert "Statistics of the method" in page
+    assert '"y":{"name":"index squared","unit":"plain"}' in page
 
 
 def test_both_sides_must_declare_the_same():

@@ -1,0 +1,68 @@
+"""What a newcomer does, as the README says: clone, environment, first run, first comparison; seconds of each step.
+
+    python -m benchmarks.newcomer [--here]
+
+The commands are those of README.md. The script fails if the comparison does not say that FedAvg is ahead of Local, or if run and
+comparison take more than three minutes. `--here` skips clone and installation and uses this environment.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 180.0
+"""Maximum seconds of the first run and the first comparison, on two idle cores."""
+
+
+def main() -> None:
+    """Print a line per step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--here", action="store_true", help="use this checkout and environment")
+    here = parser.parse_args().here
+    with tempfile.TemporaryDirectory() as name:
+        work, python = Path(name), sys.executable
+        if not here:
+            timed("clone", ["git", "clone", "-q", str(ROOT), str(work / "clone")], work)
+            began = time.perf_counter()
+            venv.create(work / "venv", with_pip=True)
+            python = str(work / "venv" / "bin" / "python")
+            for args in (["torch==2.13.0"], ["-e", str(work / "clone")]):
+                subprocess.run([python, "-m", "pip", "install", "-q", *args], check=True)
+            print(f"{time.perf_counter() - began:7.1f} s  environment", flush=True)
+        seconds, said = 0.0, ""
+        for command in commands((ROOT / "README.md").read_text()):
+            took, said = timed(
+                command, [python, "-m", *command.replace("fedgraph-flwr", "fedgraph_flwr", 1).split()], work
+            )
+            seconds += took
+    verdicts = [line for line in said.splitlines() if re.search(r" ahead of | are level", line)]
+    print("\n".join(verdicts))
+    if not any(re.match(r"fed\w+ ahead of Local by ", line) for line in verdicts):
+        sys.exit("the first comparison shows no gain over Local")
+    if seconds > LIMIT:
+        sys.exit(f"the first run and comparison took {seconds:.0f} s, the README says less than {LIMIT:.0f}")
+
+
+def commands(readme: str) -> list[str]:
+    """Return the first run and the first comparison of the README."""
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", readme, re.S) for line in block.splitlines()]
+    return [next(line for line in lines if line.startswith(f"fedgraph-flwr {name} ")) for name in ("run", "sweep")]
+
+
+def timed(what: str, command: list[str], folder: Path) -> tuple[float, str]:
+    """Run a command, print its seconds, and return them with its output."""
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+    seconds = time.perf_counter() - began
+    print(f"{seconds:7.1f} s  {what}", flush=True)
+    return seconds, done.stdout
+
+
+if __name__ == "__main__":
+    main()
