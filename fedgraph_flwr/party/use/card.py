@@ -5,6 +5,7 @@ import html
 import json
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedgraph_flwr.data.schema import EDGE, NODE
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.party.use.alerts import Choice
 from fedgraph_flwr.party.use.predict import Predictor
 from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds
 from fedgraph_flwr.secure import accounting
@@ -42,6 +44,8 @@ def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
     content = {"round": predictor.round, "rounds": summary["rounds"], "headline": summary["headline"]}
     content |= {"score": headline_score(summary), "chance": summary.get("chance")}
     content |= {key: summary[key] for key in ("privacy", "versions", "nodes") if key in summary}
+    with contextlib.suppress(FedGraphError):  # of no party, or none chosen for this model
+        content |= {"alerts": asdict(Choice.load(run, predictor))} if predictor.client is not None else {}
     if predictor.unscored:
         return _finite({key: value for key, value in content.items() if key not in ("headline", "score", "chance")})
     return _finite({**content, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
@@ -110,6 +114,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
         "## Scores",
         "",
         *([f"None: {predictor.unscored}."] if predictor.unscored else _scores(found, predictor.task)),
+        *_alerts(found.get("alerts")),
         "",
         "## Limits",
         "",
@@ -185,6 +190,31 @@ def _scores(found: dict[str, Any], task: type[Task]) -> list[str]:
         lines.append(f"| {index} | {' | '.join(_number(clients[key][index]) for key in shown)} |")
     means = [found["metrics"].get(key.replace("-", "_", 1)) for key in shown]
     return [*lines, f"| mean | {' | '.join(map(_number, means))} |"]
+
+
+def _alerts(choice: dict[str, Any] | None) -> list[str]:
+    """Return the section on the party's threshold and calibration (`alerts.Choice`); empty without one."""
+    if not choice:
+        return []
+    lines = [
+        "",
+        "## Alerts",
+        "",
+        f"'{escaped(choice['positive'])}' from a score of {_number(choice['threshold'])} on:",
+        "",
+    ]
+    for split in ("validation", "test"):
+        parts = [
+            f"{name.replace('_', ' ')} {_number(value[0])} [{_number(value[1])}, {_number(value[2])}]"
+            for name, value in choice[split].items()
+            if isinstance(value, list | tuple)
+        ]
+        lines += [f"- {split} items: {', '.join(parts)} (95 % intervals)"] if parts else []
+    if curves := choice["calibrated"]:
+        kind = "one temperature" if choice["calibration"]["temperature"] else "isotonic regression"
+        briers = [_number(curves[when]["brier"]) for when in ("after", "before")]
+        lines.append(f"- probabilities by {kind}: Brier score on test items {briers[0]}, {briers[1]} before")
+    return lines
 
 
 def _limits(predictor: Predictor, found: dict[str, Any]) -> list[str]:

@@ -57,7 +57,7 @@ def rings(tmp_path_factory):
 
 
 def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsys):
-    """In the first five, at least twice as often as by chance, and more often than those of a model with random parameters."""
+    """In the first five that raise the score, twice as often as by chance, and more often than those of a random model."""
     run, pattern = rings
     predictor = load_predictor(run.path, 0)
     logits, task = predictor.items(predictor.own)
@@ -77,7 +77,7 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
         others = (reasons.of_edges != 0) & (numbers != item)
         same = pattern[numbers] == pattern[item]
         for counts, sizes in ((hits, reasons.of_edges), (random, reasons.random[len(reasons.columns) :])):
-            first = np.argsort(-np.where(others, np.abs(sizes), -1), kind="stable")[:5]
+            first = np.argsort(-np.where(others, sizes, -np.inf), kind="stable")[:5]  # those that raise the score
             counts.append(same[first].mean())
         reach, planted = int(others.sum()), int((others & same).sum())
         chance.append(1 - comb(reach - planted, 5) / comb(reach, 5))
@@ -87,9 +87,7 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
         assert reasons.time.tolist() == stored.edge_time[numbers].tolist()
     assert np.mean(np.array(hits) > 0) >= 2 * np.mean(chance)
     assert np.mean(np.array(hits) > 0) >= np.mean(np.array(random) > 0)
-    assert np.mean(hits) > 1.2 * np.mean(random), (
-        "payments next to the item are often near by chance: how many are planted"
-    )
+    assert np.mean(hits) > 1.5 * np.mean(random), "benchmarks/reasons.py has more data sets"
     assert np.mean([r.score - r.without for r in found]) > 0, "without its reasons, a payment is less suspicious"
     # the same as a command
     words = [
