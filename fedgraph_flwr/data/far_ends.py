@@ -8,9 +8,9 @@ of an edge, such as ``edges.n_in_2d`` for ``n_in_source_2d`` and ``n_in_target_2
     buckets    (default) rounded down to a power of two: 1 + value of columns that are ln(1 + value), else the size of the value
     exact      unchanged
     eps=E      one of `LEVELS` (0 or 1 of a flag), drawn by k-ary randomised response: the true one with probability
-               e^E / (e^E + k − 1), else any other. One account's value of one column is E-differentially private towards the receiver; ε of an account is the
-               sum over such columns. The draw depends on the owner's secret, the account and the true level only, so that a
-               repetition tells nothing new.
+               e^E / (e^E + k − 1), else any other. One account's value of one column is E-differentially private towards the
+               receiver; ε of an account is the sum over such columns. The draw depends on the owner's secret, the account and the
+               true level only, so that a repetition tells nothing new.
 
 Columns of edges look back, so that they are told as of each edge, exact or in buckets. The party at the other end reads those of
 the far end in the place of its own (`told_places`), and 0 for an account below the floor.

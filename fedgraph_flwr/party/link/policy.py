@@ -178,7 +178,10 @@ class Consent:
     @property
     def statement(self) -> bytes:
         """The bytes that each party signs."""
-        return b"fedgraph link consent\n" + json.dumps(asdict(self), sort_keys=True).encode()
+        values = {
+            key: value for key, value in asdict(self).items() if self.share or key not in ("share", "min_records")
+        }
+        return b"fedgraph link consent\n" + json.dumps(values, sort_keys=True).encode()
 
 
 def write_consent(path: Path, consent: Consent, signatures: Mapping[str, str] | None = None) -> None:
@@ -236,10 +239,14 @@ def check_consent(path: str, rules: LinkRules, keyring: Keyring, clients: int, t
                 f"{where} is for {key}={getattr(consent, key)}, but the run has {key}={getattr(rules, key)}: change the run, or"
                 " sign a new consent"
             )
-    if rules.max_ids > consent.max_ids or consent.parties != clients or rules.min_records < consent.min_records:
+    if rules.min_records < consent.min_records:
         raise FedGraphError(
-            f"{where} is for {consent.parties} parties, max_ids={consent.max_ids} and min_records={consent.min_records}, but the"
-            f" run has {clients}, {rules.max_ids} and {rules.min_records}: change the run, or sign a new consent"
+            f"{where} is for min_records={consent.min_records}, but the run has {rules.min_records}: raise --min-records"
+        )
+    if rules.max_ids > consent.max_ids or consent.parties != clients:
+        raise FedGraphError(
+            f"{where} is for {consent.parties} parties and max_ids={consent.max_ids}, but the run has {clients} and"
+            f" {rules.max_ids}: change the run, or sign a new consent"
         )
     if keyring.own is None or keyring.pins is None:
         raise FedGraphError(f"{where} can be verified only with pinned keys: start this node with --key and --peers")

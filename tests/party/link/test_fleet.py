@@ -115,6 +115,22 @@ def test_consent_of_all_parties_is_accepted_by_each(signed, keys):
             "max_ids=1000000, but the run has 2 and 2000000: change the run",
         ),
         ({}, IDS, 3, TODAY, "is for 2 parties"),
+        ({}, replace(IDS, entities="edges", share=["age"]), 2, TODAY, "is for entities=overlap"),
+        (
+            {"entities": "edges", "share": ["age:eps=1"]},
+            replace(IDS, entities="edges", share=["age"]),
+            2,
+            TODAY,
+            r"is for share=\['age:eps=1'\], but the run has share=\['age'\]",
+        ),
+        ({"min_records": 5}, IDS, 2, TODAY, "is for min_records=5, but the run has 1: raise --min-records"),
+        (
+            {"entities": "edges", "share": ["age"]},
+            replace(IDS, entities="edges", share=["age"]),
+            2,
+            TODAY,
+            "not signed",
+        ),
         ({"purpose": "another one"}, IDS, 2, TODAY, "is not signed by client 0's key"),
         ({"expires": "2030-01-01"}, IDS, 2, TODAY, "is not signed by client 0's key"),
         ({"expires": "soon"}, IDS, 2, TODAY, "expires of a consent must be a day"),
@@ -216,8 +232,9 @@ def test_rules_travel_as_keys_of_the_run(run, tmp_path, monkeypatch, caplog):
     made = banks(tmp_path, accounts=8, payments=20)
     for client, bank in enumerate(BANKS):
         made.client(bank).save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
+    rules = LinkRules(one_sided="disclose", share=["a*:eps=1", "income"])
     with recorded_messages(monkeypatch) as seen:
-        done = run(f"graph={tmp_path / 'graphs'}", *link_overrides(LinkRules(one_sided="disclose")))
+        done = run(f"graph={tmp_path / 'graphs'}", *link_overrides(rules))
     sealed, received = set(), set()
     for way, node, content in seen:
         groups = groups_of(content)
@@ -229,14 +246,15 @@ def test_rules_travel_as_keys_of_the_run(run, tmp_path, monkeypatch, caplog):
             ends = (node - 1, int(other)) if way == "up" else (int(other), node - 1)
             (sealed if way == "up" else received).add((*ends, envelope.tobytes()))
     assert received == sealed
-    assert len(sealed) == 6 * 10  # of each pair, in each step but the last
+    assert len(sealed) == 6 * 11  # of each pair, in each step but the last
     phases = done.summary["bytes_by_phase"]
-    assert phases["link"]["exchanges"] == 11
+    assert phases["link"]["exchanges"] == 12
     assert phases["announce"]["exchanges"] == 1
     assert phases["train"]["bytes_up_by_group"].keys() <= {"metrics"}
     assert asdict(LinkPolicy())["match"] == []
-    steps = LinkRules(one_sided="disclose").phases
-    lines = [f"setup: link {step} ({place} of 12): clients 0, 1, 2 replied" for place, step in enumerate(steps, 1)]
+    lines = [
+        f"setup: link {step} ({place} of 13): clients 0, 1, 2 replied" for place, step in enumerate(rules.phases, 1)
+    ]
     assert [record.getMessage() for record in caplog.records if "setup: " in record.getMessage()] == lines
 
 

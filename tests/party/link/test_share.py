@@ -1,6 +1,7 @@
 """Columns of far ends that parties share by `link --share`: equal to `partition.share`, and nothing else leaves."""
 
 import itertools
+import json
 from dataclasses import fields, replace
 
 import numpy as np
@@ -17,11 +18,13 @@ from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.partition.clients import cut
+from fedgraph_flwr.party.link.client import LinkClient
 from fedgraph_flwr.party.link.policy import LinkPolicy, book_share, needs_consent
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.tables.parties import BETWEEN
 from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.secure.policy import read_policy
 from fedgraph_flwr.tasks.edges import Edges
 from tests.party.linked_banks import BANKS, banks
 from tests.party.two_banks import books, payments
@@ -292,3 +295,26 @@ def test_each_party_tells_the_columns_of_its_end_of_a_payment(tmp_path):
         LinkRules(match="ids", share=["edges.n_in_2d"])
     with pytest.raises(FedGraphError, match="ε of an account grows"):
         LinkRules(share=["edges.n_in_2d:eps=1"])
+
+
+def test_a_node_enters_what_it_tells_in_its_ledger_before_it_is_sent(tmp_path):
+    made = banks(tmp_path, accounts=6, payments=20)
+    party = linked([made.client(bank) for bank in BANKS], LinkRules(share=["age:eps=2", "income"]))[0]
+    path = tmp_path / "policy.yaml"
+    path.write_text('link: {match: [payments], share: ["age:eps=2", income], epsilon: 3}\n')
+    client = object.__new__(LinkClient)
+    vars(client).update(party=party, policy=read_policy(str(path)), keyring=Keyring(0))
+    client.book_share()
+    ledger = json.loads((tmp_path / "policy.shares.json").read_text())
+    assert ledger.keys() == {"client 1", "client 2"}
+    assert {name: entry["epsilon"] for name, entry in ledger["client 1"].items()} == {
+        "age:eps=2": 2,
+        "income:buckets": 0,
+    }
+    assert ledger["client 2"]["income:buckets"]["accounts"] == party.told(2)[0].size > 0
+    client.book_share()
+    assert json.loads((tmp_path / "policy.shares.json").read_text()) == ledger
+    other = linked([made.client(bank) for bank in BANKS], LinkRules(share=["age:eps=2", "income"], min_records=3))[0]
+    vars(client).update(party=other)
+    with pytest.raises(FedGraphError, match="local ε of an account to 4, above 3"):
+        client.book_share()
