@@ -23,6 +23,7 @@ COMMANDS = {
     "runs": ("fedgraph_flwr.cli.runs", "list runs with their settings, state and score"),
     "partition": ("fedgraph_flwr.cli.partition", "partition a dataset into client files, or describe the partition"),
     "datasets": ("fedgraph_flwr.cli.datasets", "list datasets, their availability and their files"),
+    "init-party": ("fedgraph_flwr.party.tables.init_command", "write party.yaml by guessing from a party's two tables"),
     "import": ("fedgraph_flwr.party.tables.import_command", "import your graph from tables or a saved PyG object"),
     "link": ("fedgraph_flwr.party.link.command", "match records of edges between parties, without showing the others"),
     "schema": (

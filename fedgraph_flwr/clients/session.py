@@ -32,6 +32,7 @@ from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
 from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.config.lookup import locate, method_params
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError, located, sanitize, unknown
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.cohorts import left_out
@@ -732,17 +733,25 @@ def _threads(cfg: RunConfig, context: Context) -> int:
 
 
 def load_graph(cfg: RunConfig, context: Context) -> Any:
-    """Return the client's graph: the file named in the node config, else that of its partition."""
+    """Return the client's graph: the file named in the node config, else that of its partition.
+
+    Files without edges between clients do not fix the number of clients: it is the run's.
+    """
     from fedgraph_flwr import partition
 
-    if path := context.node_config.get("graph"):
-        return partition.load(str(path))
-    if "partition-id" not in context.node_config:
+    path = context.node_config.get("graph")
+    if not path and "partition-id" not in context.node_config:
         raise FedGraphError(
             "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', where FILE was written by"
             " `fedgraph-flwr partition` or `fedgraph-flwr import`"
         )
-    return partition.load_client(cfg, int(context.node_config["partition-id"]))
+    graph = (
+        partition.load(str(path)) if path else partition.load_client(cfg, int(context.node_config["partition-id"]))
+    )
+    cut = isinstance(graph, ClientGraph) and (graph.cut_out.numel() or graph.cut_in.numel())
+    if not cut and not cfg.strategy.pooled:
+        graph.num_clients = max(cfg.num_clients, graph.client + 1)
+    return graph
 
 
 def device(cfg: RunConfig, context: Context) -> torch.device:

@@ -266,7 +266,8 @@ def check(folder: Path) -> None:
     for index, (path, (shapes, values)) in enumerate(zip(paths, headers, strict=True)):
         _client_kind(path, values.get("kind"))
         check_client_fields(str(values.get("kind")), values, str(path))
-        if values["client"] != index or values["num_clients"] != len(paths):
+        fixed = link_number(values.get("linking", {})) or any(shapes.get(cut, (2, 0))[1] for cut in ("cut_out", "cut_in"))
+        if values["client"] != index or (fixed and values["num_clients"] != len(paths)):
             raise FedGraphError(
                 f"{path} belongs to client {values['client']} of {values['num_clients']}, expected {index} of {len(paths)}:"
                 " use the files of one partition"

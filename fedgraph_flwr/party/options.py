@@ -1,5 +1,6 @@
 """Options of a command from the text that describes them."""
 
+import argparse
 import inspect
 import re
 from collections.abc import Mapping
@@ -30,3 +31,11 @@ def add_options(group: Any, text: str, **more: Mapping[str, Any]) -> None:
         else:
             given["action"] = "store_true"
         group.add_argument(flag, **given | dict(more.get(flag[2:].replace("-", "_"), {})))
+
+
+def fill(args: argparse.Namespace) -> None:
+    """Set options that the command line leaves out from a party's file, if one is given (`party_file.complete`)."""
+    if args.party_file is not None:
+        from fedgraph_flwr.party.party_file import complete
+
+        complete(args)

@@ -186,16 +186,7 @@ def startup_notes(cfg: RunConfig) -> list[str]:
         notes.append(
             f"privacy.dp={cfg.privacy.dp}: clients count the same in {', '.join(equal)}, whose weights are private"
         )
-    own = cfg.graph or cfg.on_fleet or datasets.own_path(cfg.dataset)
-    if (
-        own
-        and models.network(cfg.model).heterogeneous
-        and (learnt := cfg.model.params.get("type_embedding")) != "decoupled"
-    ):
-        notes.append(
-            f"model.type_embedding={learnt or 'entity'} learns a vector of each training node, so `fedgraph-flwr predict` cannot"
-            " predict new nodes: set model.type_embedding=decoupled to predict them"
-        )
+    notes += _without_new_nodes(cfg)
     if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
         notes.append(f"stack={cfg.stack} has no effect with {reason}: clients train separately")
     return notes
@@ -210,6 +201,17 @@ def _unit_notes(cfg: RunConfig) -> list[str]:
             " worse than a party's own model without privacy (docs/privacy.md)"
         )
     return notes if rules.unit == "client" else [*notes, f"privacy.unit={rules.unit} protects: {relation(rules)}"]
+
+
+def _without_new_nodes(cfg: RunConfig) -> list[str]:
+    """Return a note if the model of a party's tables learns a vector of each training node."""
+    own, learnt = cfg.graph or cfg.on_fleet or datasets.own_path(cfg.dataset), cfg.model.params.get("type_embedding")
+    if not own or not models.network(cfg.model).heterogeneous or learnt == "decoupled":
+        return []
+    return [
+        f"model.type_embedding={learnt or 'entity'} learns a vector of each training node, so `fedgraph-flwr predict` cannot"
+        " predict new nodes: set model.type_embedding=decoupled to predict them"
+    ]
 
 
 def not_stacked(cfg: RunConfig) -> str:

@@ -53,7 +53,7 @@ def register(commands: Any) -> None:
 
 
 _RUN = """
---simulate FILE  client files of all parties, on one machine
+--simulate FILE  client files or party.yaml of the parties that take part, on one machine
 --out DIR  output folder of --simulate
 --quiet  on a fleet: print only the result, not the steps
 """
@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
     if not math.isfinite(args.max_ids) or args.max_ids != int(args.max_ids):
         raise FedGraphError(f"--max-ids must be a whole number, got {args.max_ids}")
     names = ("match", "one_sided", "entities", "min_shared", "min_records", "max_shared", "dry_run")
-    share = [str(entry) for entry in parse_share(args.share)]
+    share = [str(entry) for entry in parse_share(args.share or _share_of(args.simulate or []))]
     rules = LinkRules(**{name: getattr(args, name) for name in names}, max_ids=int(args.max_ids), share=share)
     if args.new_consent or args.sign_consent:
         return _consent(args, rules)
@@ -179,6 +179,38 @@ def link_overrides(rules: Any) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]
 
 
+def client_file(path: Path) -> Path:
+    """Return a client file: the given one, or ``out`` of a party's file.
+
+    Raises:
+        FedGraphError: the party's file names none.
+    """
+    from fedgraph_flwr.party.party_file import read_party
+
+    if path.suffix not in (".yaml", ".yml"):
+        return path
+    if (out := read_party(path).path("out", path.parent)) is None:
+        raise FedGraphError(f"{path} has no out, the client file that `fedgraph-flwr import {path}` writes: add it")
+    return out
+
+
+def _share_of(files: list[Path]) -> list[str]:
+    """Return ``share`` of parties' files.
+
+    Raises:
+        FedGraphError: two differ.
+    """
+    from fedgraph_flwr.party.party_file import read_party
+
+    shares = {path: read_party(path).share for path in files if path.suffix in (".yaml", ".yml")}
+    for path, share in shares.items():
+        if share != (first := next(iter(shares.values()))):
+            raise FedGraphError(
+                f"{path} has share {share}, another party's file {first}: agree on one, or pass --share COLUMNS"
+            )
+    return next(iter(shares.values()), [])
+
+
 def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:
     """Link files on this machine, by the messages of a fleet."""
     from fedgraph_flwr import partition
@@ -188,7 +220,8 @@ def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:
     from fedgraph_flwr.secure.keyring import Keyring
 
     found: dict[int, tuple[Path, Any]] = {}
-    for path in files:
+    for given in files:
+        path = client_file(given)
         graph = partition.load(path)
         if graph.client in found:
             raise FedGraphError(
@@ -196,13 +229,12 @@ def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:
             )
         found[graph.client] = path, graph
     ordered = [found[client] for client in sorted(found)]
-    for path, graph in ordered:
-        if graph.num_clients != len(files):
-            missing = sorted(set(range(graph.num_clients)) - set(found))
-            raise FedGraphError(
-                f"{path} is client {graph.client} of {graph.num_clients}, got {len(files)} files"
-                + (f": add the file of client {missing[0]}" if missing else ": import all with the same --num-clients")
-            )
+    if len(ordered) < 2:
+        raise FedGraphError(f"link needs the files of two parties or more, got {ordered[0][0]}")
+    for client, (path, graph) in enumerate(ordered):
+        if graph.client != client:
+            print(f"{path}: client {graph.client} is client {client} of the {len(ordered)} present")
+        graph.client, graph.num_clients = client, len(ordered)
     check_same((str(path), graph.schema) for path, graph in ordered)
     parties = [party_of(rules)(graph, rules, Keyring(graph.client)) for _, graph in ordered]
     simulate(parties)

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from fedgraph_flwr.data.schema import (
 )
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables.columns import (
     FLOOR,
@@ -40,6 +41,7 @@ _EPILOG = """\
 tables: .csv, .tsv, .txt (or with .gz) or .parquet, with a header. Ids and labels may have any type; an empty label is unknown.
 examples:
   fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
+  fedgraph-flwr import bank_a.yaml                     # a party's file, written by `fedgraph-flwr init-party`
   fedgraph-flwr import --data graph.pt --name mine
   fedgraph-flwr import --node-table paper=p.csv --node-table author=a.csv --edge-table author:writes:paper=w.csv \\
       --target paper --name papers
@@ -63,6 +65,7 @@ def register(commands: Any) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``import``."""
+    parser.add_argument("party_file", nargs="?", type=Path, metavar="PARTY.YAML", help="a party's file (`init-party`)")
     add_options(parser.add_argument_group("input"), _INPUT)
     columns = parser.add_argument_group("columns and formats of the tables (stored in the schema)")
     add_table_arguments(columns, parties=True)
@@ -113,7 +116,7 @@ _OUTPUT = """
 --overwrite  replace an existing dataset
 --out FILE  output file: a dataset for dataset=file dataset.path=FILE, or with --client a client file
 --client I  write the file of client I (0..M-1) for one SuperNode; requires --classes or --schema
---num-clients M  number of clients
+--num-clients M  check that the client is one of M; a run counts the clients that take part (default: not checked)
 --ratio T,V,T  train, validation and test shares of a client without split column (default: 0.6,0.2,0.2)
 --split ratio|temporal  split of a client without split column: at random, or edges by their times (default: ratio)
 --until T,T  --split temporal: last times of training and validation, seconds or dates, the same for all parties (default: by
@@ -124,6 +127,7 @@ _OUTPUT = """
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``import``."""
+    fill(args)
     known = args.schema is not None and args.schema.is_file()
     _check(args, known)
     check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table"))
@@ -156,11 +160,9 @@ def _check(args: argparse.Namespace, known: bool) -> None:
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
         raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
     named = args.classes or args.edge_classes or args.schema
-    if args.client is not None and (args.num_clients is None or args.out is None or not named):
+    if args.client is not None and (args.out is None or not named):
         raise FedGraphError(
-            "--client requires --num-clients M, --out FILE, and --classes A,B,C or --schema FILE, so that all clients"
-            " use the same"
-            " class order"
+            "--client requires --out FILE, and --classes A,B,C or --schema FILE, so that all clients use the same class order"
         )
 
 
@@ -355,10 +357,10 @@ def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph
         print(f"split by column '{column}': --split temporal applies only without one")
         kind = "ratio"
     split = replace(_ratio(args.ratio), kind=kind, until=_until(args.until))
+    count = args.client + 1 if args.num_clients is None else args.num_clients
     if isinstance(graph, Graph):
-        return client_graph(graph, args.client, args.num_clients, split, args.seed)
-
-    return typed_client(graph, args.client, args.num_clients, split, args.seed)
+        return client_graph(graph, args.client, count, split, args.seed)
+    return typed_client(graph, args.client, count, split, args.seed)
 
 
 def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
@@ -369,7 +371,7 @@ def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
     """
     if args.own_party and args.nodes and args.client is None and (args.name or args.out):
         raise FedGraphError(
-            f"--own-party {args.own_party} makes the file of one party: pass --client I and --num-clients M"
+            f"--own-party {args.own_party} makes the file of one party: pass --client I"
         )
     nodes, edges = typed_files(args)
     if treatment.schema and treatment.schema.roles and not args.role:

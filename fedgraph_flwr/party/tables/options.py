@@ -11,7 +11,8 @@ from fedgraph_flwr.party.options import add_options
 if TYPE_CHECKING:  # imports torch, which the parser does not need
     from fedgraph_flwr.data.schema import TableLayout
 
-_ROLES = ("id", "label", "split", "source", "target", "time", "amount", "edge-label", "graph", "edge-id")
+ROLES = ("id", "label", "split", "source", "target", "time", "amount", "edge-label", "graph", "edge-id")
+"""Roles of columns: option ``--ROLE-column``."""
 
 _TABLES = """
 --id-column NAME  column of node ids (default: the schema's, else id)
@@ -84,7 +85,7 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
     """Return the layout given by the options."""
     from fedgraph_flwr.data.schema import TableLayout
 
-    roles = [role.replace("-", "_") for role in (*_ROLES, "client")]
+    roles = [role.replace("-", "_") for role in (*ROLES, "client")]
     given = {role: getattr(args, f"{role}_column", None) or "" for role in roles}
     given |= {name: getattr(args, name, "") for name in ("party_columns", "party_prefix", "match_columns", "id_form")}
     given |= {"predict": args.predict_columns or "", "windows": args.windows or "", "recipe": args.recipe or ""}

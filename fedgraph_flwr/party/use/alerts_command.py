@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.party.options import fill
 from fedgraph_flwr.party.tables.options import check_outputs
 from fedgraph_flwr.party.use.predict_command import (
     add_input_arguments,
@@ -66,6 +67,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use import alerts
     from fedgraph_flwr.party.use.frames import write_frame
 
+    fill(args)
     check_outputs(args, ("out", "page"), ("nodes", "edges", "graph", "schema"))
     if args.reasons < 0 or args.explained < 0:
         raise FedGraphError(f"--reasons and --explained must be at least 0, got {args.reasons} and {args.explained}")

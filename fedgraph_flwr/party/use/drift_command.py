@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.options import fill
 from fedgraph_flwr.party.tables.options import check_outputs, layout_of
 from fedgraph_flwr.party.use.predict_command import (
     add_input_arguments,
@@ -47,6 +48,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.drift import drift
     from fedgraph_flwr.party.use.frames import write_frame
 
+    fill(args)
     check_outputs(args, ("out", "page"), ("nodes", "edges", "graph", "schema"))
     predictor = load_chosen(args)
     if predictor.client is None or predictor.own is None:

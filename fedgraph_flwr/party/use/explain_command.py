@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.options import fill
 from fedgraph_flwr.party.tables.options import check_outputs
 from fedgraph_flwr.party.use.predict_command import add_input_arguments, add_model_arguments, chosen_input, load_chosen
 
@@ -44,6 +45,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.explain import WITHOUT, explain
     from fedgraph_flwr.party.use.frames import write_frame
 
+    fill(args)
     check_outputs(args, ("out", "page"), ("nodes", "edges", "graph", "schema"))
     items = [item.strip() for item in args.items.split(",") if item.strip()]
     if not items or args.top < 1:

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.party.options import fill
+
 _EPILOG = """\
 examples:
   fedgraph-flwr export runs/mine --out folder                   # the shared model
@@ -34,6 +36,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.export import export
     from fedgraph_flwr.party.use.predict_command import load_chosen
 
+    fill(args)
     export(load_chosen(args), args.out, args.run)
     print(f"wrote {args.out}: {', '.join(sorted(path.name for path in args.out.iterdir()))}")
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
 
 _EPILOG = """\
@@ -67,6 +67,7 @@ _OUTPUT = """
 """
 
 _MODEL = """
+--party-file FILE  party.yaml of the party: its client, columns and format, and with --edges its node table
 --node DIR  state folder of a party, instead of RUN
 --client I  client whose model to use, 0..M-1 (default: the shared model)
 --round best|last  round of the model (default: that of the headline score)
@@ -108,6 +109,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.frames import as_csv, without_formulas
     from fedgraph_flwr.report.as_json import as_json
 
+    fill(args)
     if args.json and (args.out is not None or args.pairs is not None):
         raise FedGraphError("--json prints the predictions of items: leave --out and --pairs out")
     check_outputs(args, ("out",), ("nodes", "edges", "graph", "pairs", "schema"))

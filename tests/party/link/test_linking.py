@@ -22,7 +22,7 @@ from torch import Tensor
 from fedgraph_flwr import cli
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.config import SplitConfig, compose
-from fedgraph_flwr.data.graph import read_digest, unpack_words
+from fedgraph_flwr.data.graph import ClientGraph, read_digest, unpack_words
 from fedgraph_flwr.data.pyg import client_graph
 from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed
@@ -1069,9 +1069,19 @@ def test_the_command_links_files(tmp_path, capsys):
         one, two = (read_digest(tmp_path / name / f"client_{client:04d}.safetensors") for name in ("linked", "again"))
         assert one == two
     assert cli.main(["link", "--simulate", *paths, "--dry-run"]) == 0
+    absent = ["link", "--simulate", paths[0], paths[2], "--out", str(tmp_path / "two")]
+    assert cli.main(absent) == 0
+    assert "C.safetensors: client 2 is client 1 of the 2 present" in capsys.readouterr().out
+    alone = [made.client(bank) for bank in "AC"]
+    for client, graph in enumerate(alone):
+        graph.client, graph.num_clients = client, 2
+    for client, party in enumerate(link(alone, LinkRules())):  # as if no other party had ever been imported
+        found, path = party.result(), tmp_path / "two" / f"client_{client:04d}.safetensors"
+        assert_equal(ClientGraph.load(path), found)
+        assert (ClientGraph.load(path).num_clients, ClientGraph.load(path).linking) == (2, found.linking)
     for args, message in (
         (["--simulate", *paths], "--simulate needs --out DIR"),
-        (["--simulate", *paths[:2], "--out", "x"], "client 0 of 3, got 2 files: add the file of client 2"),
+        (["--simulate", paths[0], "--out", "x"], "link needs the files of two parties or more, got"),
         (["--simulate", paths[0], paths[0], paths[1], "--out", "x"], "are both client 0"),
         (["--simulate", *paths, "--out", "x", "--match", "names"], "match 'names'"),
         (["--simulate", *paths, "--out", "x", "--one-sided", "stub", "--match", "ids"], "applies to records"),

@@ -269,6 +269,8 @@ def test_import_as_one_clients_file(tmp_path):
     assert [int(m.sum()) for m in (client.train_mask, client.val_mask, client.test_mask)] == [2, 1, 1]
     assert client.node_id.tolist() == [0, 1, 2, 3]
     assert client.cut_out.shape == (2, 0)
+    assert run(*args[:4], *args[6:], "--classes", "a,b,c", "--ratio", "0.5,0.25,0.25") == 0  # no number of clients
+    assert (ClientGraph.load(out).client, ClientGraph.load(out).num_clients) == (1, 2)
 
 
 @pytest.mark.parametrize(

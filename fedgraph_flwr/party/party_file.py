@@ -1,0 +1,177 @@
+"""A party's own file, ``party.yaml``: its tables and their columns, which `import`, `link`, `predict` and others read.
+
+    party: a                             # its name, as the edge table writes it
+    client: 0                            # its number in runs, from 0
+    nodes: accounts.csv                  # paths are relative to this file
+    edges: payments.csv
+    schema: ../schema.yaml               # what all parties share: read if it exists, else the import writes it
+    out: client_0000.safetensors         # the client file that `import` writes and `link` reads
+    columns: {id: account, label: fraud, split: part, time: booked, amount: amount}
+    party_columns: [from_bank, to_bank]
+    match: {value_date: date, amount: amount, reference: text}
+    features: payments
+    share: ["age:exact"]                 # columns that `link` tells the other parties (`link --share`)
+
+Each key stands for options of the commands (`PartyFile`). An option on the command line takes precedence.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.config import at_least, one_of, typed
+from fedgraph_flwr.data.far_ends import parse_share
+from fedgraph_flwr.data.schema import KINDS, SCALES, Schema
+from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
+from fedgraph_flwr.party.tables.parties import ID_FORMS, KEY_KINDS
+
+COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge_label", "graph", "edge_id")
+"""Keys of ``columns``: the options ``--KEY-column``."""
+
+_PATHS = ("nodes", "edges", "schema", "out")
+_LISTS = {"classes": "classes", "edge_classes": "edge_classes", "edge_columns": "edge_columns"}
+_LISTS |= {"feature_columns": "feature_columns", "party_columns": "party_columns", "until": "until"}
+_TEXTS = {"party_prefix": "party_prefix", "id_form": "id_form", "features": "recipe", "windows": "windows"}
+_TEXTS |= {"split": "split", "separator": "separator", "encoding": "encoding"}
+_PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
+_OF_IMPORT = {"nodes", "edges", "schema", "out", "own_party"}
+"""Options that only `import` takes from the file; `link` reads ``out``."""
+
+
+@dataclass
+class PartyFile:
+    """Keys of the file; the module's docstring shows them. Those not shown are the options of `import` with that name.
+
+    Attributes:
+        path: the file.
+    """
+
+    party: str = ""
+    client: int = 0
+    nodes: str = ""
+    edges: str = ""
+    schema: str = ""
+    out: str = ""
+    columns: dict[str, str] = field(default_factory=dict)
+    party_columns: list[str] = field(default_factory=list)
+    party_prefix: str = ""
+    match: dict[str, str] = field(default_factory=dict)
+    id_form: str = ""
+    features: str = ""
+    windows: str = ""
+    share: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    edge_classes: list[str] = field(default_factory=list)
+    feature_columns: list[str] = field(default_factory=list)
+    edge_columns: list[str] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
+    scales: dict[str, str] = field(default_factory=dict)
+    edge_kinds: dict[str, str] = field(default_factory=dict)
+    edge_scales: dict[str, str] = field(default_factory=dict)
+    undirected: bool = False
+    split: str = ""
+    until: list[str] = field(default_factory=list)
+    separator: str = ""
+    encoding: str = ""
+
+    def __post_init__(self) -> None:
+        at_least(self.client, 0, "client")
+        for role in self.columns:
+            if role not in COLUMNS:
+                raise unknown("key of columns", role, COLUMNS)
+        accepted = {"match": KEY_KINDS, "kinds": KINDS, "edge_kinds": KINDS, "scales": SCALES, "edge_scales": SCALES}
+        for key, values in accepted.items():
+            for name, value in getattr(self, key).items():
+                one_of(value, values, f"{key}.{name}")
+        parse_share(self.share)
+        if self.id_form:
+            one_of(self.id_form, ID_FORMS, "id_form")
+        if self.split:
+            one_of(self.split, ("ratio", "temporal"), "split")
+        if self.party_columns and (len(self.party_columns) != 2 or self.party_prefix):
+            raise FedGraphError(
+                f"party_columns must be the columns with the parties of source and target, such as [from_bank, to_bank], without"
+                f" party_prefix, got {self.party_columns}"
+            )
+        for key in ("party", "nodes", "edges"):
+            if not getattr(self, key):
+                raise FedGraphError(f"{key} is missing: write it, as `fedgraph-flwr init-party` does")
+
+    def path(self, key: str, folder: Path) -> Path | None:
+        """Return a path of the file, relative to its folder; None if it is not given."""
+        return folder / value if (value := getattr(self, key)) else None
+
+    def options(self, folder: Path) -> dict[str, Any]:
+        """Return values of options by their destination."""
+        found: dict[str, Any] = {key: self.path(key, folder) for key in _PATHS}
+        found |= {dest: ",".join(getattr(self, key)) for key, dest in _LISTS.items()}
+        found |= {dest: getattr(self, key) for key, dest in _TEXTS.items()}
+        found |= {
+            dest: [f"{name}={value}" for name, value in getattr(self, key).items()] for key, dest in _PAIRS.items()
+        }
+        found |= {f"{role}_column": name for role, name in self.columns.items()}
+        found |= {"match_columns": ",".join(f"{name}:{kind}" for name, kind in self.match.items())}
+        found |= {"client": self.client, "undirected": self.undirected}
+        schema = found["schema"]
+        stored = Schema.load(schema).tables if schema and schema.is_file() else self
+        if any(each.party_columns or each.party_prefix for each in (self, stored)):
+            found["own_party"] = self.party
+        return {dest: value for dest, value in found.items() if value not in (None, "", [], False) or dest == "client"}
+
+
+def read_party(path: Path) -> PartyFile:
+    """Read a party's file.
+
+    Raises:
+        FedGraphError: the file is missing or not YAML, a key is unknown or missing, or a value has another type or range.
+    """
+    import yaml
+
+    try:
+        # Read every scalar as a string: `no` may be a class.
+        values = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as a party's file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedGraphError(f"{path} cannot be read as a party's file ({str(error).splitlines()[0]})") from error
+    if not isinstance(values, Mapping):
+        raise FedGraphError(
+            f"{path} must hold keys and values, such as party: a (`fedgraph-flwr init-party` writes one)"
+        )
+    for key in values:
+        if key not in (known := [f.name for f in fields(PartyFile)]):
+            raise unknown("key", key, known, str(path))
+    given: dict[str, Any] = dict(values)
+    if str(given.get("client", "0")).isdecimal():
+        given["client"] = int(given.get("client", "0"))
+    given["undirected"] = {"true": True, "false": False}.get(word := given.get("undirected", "false"), word)
+    try:
+        found: PartyFile = typed(PartyFile, given, f"{path}=")
+    except FedGraphError as error:
+        raise FedGraphError(f"{path}: {str(error).removeprefix(f'{path}.').replace(f' ({path}=)', '')}") from error
+    return found
+
+
+def complete(args: argparse.Namespace) -> None:
+    """Set options that the command line leaves out from the file ``args.party_file``.
+
+    Commands that read a model take its client, columns and format. They take the node table if ``--edges`` is given.
+    """
+    importing = hasattr(args, "own_party")
+    party = read_party(args.party_file)
+    for dest, value in party.options(args.party_file.parent).items():
+        if (
+            not hasattr(args, dest)
+            or (not importing and dest in _OF_IMPORT)
+            or (dest == "client" and getattr(args, "node", None))
+        ):
+            continue
+        given = getattr(args, dest)
+        if isinstance(value, list):
+            setattr(args, dest, [*value, *given])
+        elif given is None or given is False or given in ("", "ratio"):
+            setattr(args, dest, value)
+    if not importing and getattr(args, "edges", None) and not args.nodes:
+        args.nodes = party.path("nodes", args.party_file.parent)

@@ -1,0 +1,206 @@
+"""Guess the roles of the columns of a party's two tables, from their values first and their names second.
+
+Each guess has a reason in words, which `fedgraph-flwr init-party` prints and writes beside it. No guess is used without the file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedgraph_flwr.data.value_formats import date_like, number_like
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.tables.columns import as_words
+from fedgraph_flwr.party.tables.parties import normal_ids
+
+NAMES = {
+    "id": ("id", "account", "customer", "iban", "konto", "kunde", "node"),
+    "label": ("label", "class", "fraud", "is_fraud", "status", "outcome", "suspicious", "laundering", "is_laundering"),
+    "source": ("source", "from", "from_account", "sender", "debtor", "payer", "von", "src", "originator"),
+    "target": ("target", "to", "to_account", "receiver", "creditor", "payee", "an", "dst", "beneficiary"),
+    "time": ("time", "timestamp", "booked", "booked_at", "date", "datetime", "value_date", "zeit", "datum", "step"),
+    "amount": ("amount", "value", "sum", "betrag", "amount_paid", "montant"),
+    "edge_id": ("edge_id", "payment_id", "transaction_id", "tx_id", "txid", "id"),
+    "reference": ("reference", "ref", "e2e", "end_to_end_id", "uetr", "message_id", "referenz"),
+}
+"""Names that a column of a role often has, the most frequent first; compared without case."""
+
+SPLIT = {"train", "val", "test", ""}
+
+FEW = 0.95
+"""Share of rows that must agree with a guess about parties."""
+
+
+@dataclass
+class Guess:
+    """Keys of a party's file, each with the reason for its value."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, key: str, value: Any, reason: str) -> None:
+        """Set a key, unless it is given already; ``columns.ROLE`` sets one column."""
+        section, _, role = key.partition(".")
+        held = self.values.setdefault(section, {}) if role else self.values
+        if value and (role or section) not in held:
+            held[role or section] = value
+            self.reasons[key] = reason
+
+
+def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
+    """Guess the keys of a party's file.
+
+    Args:
+        tables: the two tables, by file; text cells as `read_table` returns them.
+        given: keys that the user sets, which are not guessed; ``columns`` by role.
+
+    Raises:
+        FedGraphError: no column of one table holds the ids of the other's rows.
+    """
+    made = Guess({key: dict(value) if isinstance(value, Mapping) else value for key, value in given.items()})
+    nodes, edges = _roles(tables, made)
+    made.values |= {"nodes": nodes, "edges": edges}
+    people, payments, roles = tables[nodes], tables[edges], made.values["columns"]
+    ids = _ids(people[roles["id"]])
+    _labels(people, made, "columns.label")
+    for name in people.columns:
+        words = {*np.char.lower(as_words(people[name])).tolist()}
+        if "train" in words and words <= SPLIT:
+            made.add("columns.split", name, "holds train, val and test")
+    ends = [np.isin(_ends(payments[roles[end]], made.values), ids) for end in ("source", "target")]
+    _parties(payments, made, ends)
+    used = {*roles.values(), *made.values.get("party_columns", ())}
+    _facts(payments[[name for name in payments.columns if name not in used]], made)
+    if roles.get("time") and roles.get("amount"):
+        made.add(
+            "features", "payments", "there are times and amounts; `features: payments` adds columns of own records"
+        )
+    return made
+
+
+def _facts(payments: Any, made: Guess) -> None:
+    """Set the columns that say what an edge is: label, time, amount and id, and those that identify a record."""
+    rest = list(payments.columns)
+    kinds = {name: _kind(payments[name]) for name in rest}
+    _labels(payments, made, "columns.edge_label")
+    for role, kind, others in (("time", "date", ("date", "number")), ("amount", "number", ("number",))):
+        named = [name for name in rest if name.lower() in NAMES[role] and kinds[name] in others]
+        best = min(named, key=lambda name: (kinds[name] != kind, NAMES[role].index(name.lower())), default="")
+        best = best or next((name for name in rest if kinds[name] == kind and role == "time"), "")
+        made.add(f"columns.{role}", best, f"holds {'dates' if kinds.get(best) == 'date' else 'numbers'}")
+    number = next((n for n in rest if n.lower() in NAMES["edge_id"] and payments[n].is_unique), "")
+    made.add("columns.edge_id", number, "differs in each row")
+    if made.values.get("party_columns") or made.values.get("party_prefix"):
+        _match(rest, kinds, made)
+
+
+def _ids(column: Any) -> np.ndarray:
+    return np.unique(normal_ids(as_words(column), "text"))
+
+
+def _ends(column: Any, values: Mapping[str, Any]) -> np.ndarray:
+    """Return ids of one end in normal form, without the party's name at their start."""
+    words = as_words(column)
+    if prefix := values.get("party_prefix"):
+        words = np.array([word.partition(prefix)[2] or word for word in words.tolist()], dtype=str)
+    return normal_ids(words, "text")
+
+
+def _roles(tables: Mapping[str, Any], made: Guess) -> tuple[str, str]:
+    """Return the files of nodes and edges; set the columns of ids and of both ends."""
+    roles = made.values.setdefault("columns", {})
+    best: tuple[float, str, str, str, list[str]] = (0.0, "", "", "", [])
+    for nodes, edges in ((a, b) for a in tables for b in tables if a != b):
+        people = tables[nodes]
+        for name in {roles["id"]} & {*people.columns} if "id" in roles else people.columns:
+            if people[name].is_unique and not people[name].isna().any():
+                score, ends = _ends_of(people[name], tables[edges], made.values)
+                score += (_named(name, "id") / 10) * bool(score)
+                best = max(best, (score, nodes, edges, name, ends), key=lambda found: found[0])
+    if not best[1]:
+        raise FedGraphError(
+            f"no column of {' or '.join(tables)} lists ids that two columns of the other table name: pass --id-column,"
+            " --source-column and --target-column"
+        )
+    _, nodes, edges, name, ends = best
+    ends.sort(key=lambda c: (_named(c, "target"), list(tables[edges].columns).index(c)))
+    made.add("columns.id", name, "differs in each row, and the other table names its values")
+    for end, column in zip(("source", "target"), ends, strict=True):
+        made.add(f"columns.{end}", column, "holds ids of the node table" + f" ({end} by its name or place)")
+    return nodes, edges
+
+
+def _ends_of(names: Any, payments: Any, values: Mapping[str, Any]) -> tuple[float, list[str]]:
+    """Return the two columns that name most of the ids, and the sum of their shares of rows; 0 without two."""
+    ids, roles = _ids(names), values["columns"]
+    share = {c: float(np.isin(_ends(payments[c], values), ids).mean()) for c in payments.columns}
+    ends = [roles[end] for end in ("source", "target")] if {*roles} >= {"source", "target"} else []
+    ends = ends or sorted(share, key=lambda c: (-share[c] - _named(c, "source", "target"), list(share).index(c)))[:2]
+    shares = [share.get(end, 0.0) for end in ends]
+    return (sum(shares) if len(ends) == 2 and all(shares) else 0.0), ends
+
+
+def _named(column: str, *roles: str) -> bool:
+    return any(str(column).lower() in NAMES[role] for role in roles)
+
+
+def _first(columns: Sequence[str], role: str) -> str:
+    """Return the column with the most frequent name of a role; "" without one."""
+    named = [name for name in columns if name.lower() in NAMES[role]]
+    return min(named, key=lambda name: NAMES[role].index(name.lower()), default="")
+
+
+def _labels(table: Any, made: Guess, key: str) -> None:
+    """Set a column of labels and its classes, the rarer of two second."""
+    made.add(key, _first(list(table.columns), "label"), "has the name of a label; check that no input follows from it")
+    name = made.values["columns"].get(key.partition(".")[2])
+    if name in table.columns:
+        words, counts = np.unique(as_words(table[name]), return_counts=True)
+        order = np.argsort(-counts, kind="stable") if (words != "").sum() == 2 else np.arange(len(words))
+        classes = [sanitize(words[place], 60) for place in order if words[place]]
+        about = "the values of the label; the rarer second" if len(classes) == 2 else "the values of the label, sorted"
+        made.add("classes" if key == "columns.label" else "edge_classes", classes if len(classes) <= 20 else [], about)
+
+
+def _parties(table: Any, made: Guess, own: Sequence[np.ndarray]) -> None:
+    """Set the two columns that hold one name exactly where the end is an own id, and that name."""
+    if made.values.get("party_columns") or made.values.get("party_prefix") or all(each.all() for each in own):
+        return
+    found: list[dict[str, str]] = []
+    for each in own:
+        held: dict[str, str] = {}
+        for name in table.columns:
+            words = normal_ids(as_words(table[name]), "text")
+            names, counts = np.unique(words[each], return_counts=True)
+            word = str(names[counts.argmax()]) if names.size else ""
+            if word and ((words == word) == each).mean() >= FEW:
+                held[name] = word
+        found.append(held)
+    pairs = [(a, b) for a, word in found[0].items() for b, other in found[1].items() if a != b and word == other]
+    if pairs:
+        made.add(
+            "party_columns",
+            list(pairs[0]),
+            "hold one name where the account is in the node table, and others elsewhere",
+        )
+        made.add("party", found[0][pairs[0][0]], "the name beside own accounts")
+
+
+def _match(rest: Sequence[str], kinds: Mapping[str, str], made: Guess) -> None:
+    """Set the columns that identify a record in both books."""
+    dates = [name for name in rest if kinds[name] == "date"]
+    day = next((name for name in dates if "value" in name.lower()), dates[0] if dates else "")
+    key = {day: "date"} if day else {}
+    if amount := made.values["columns"].get("amount"):
+        key[amount] = "amount"
+    if reference := _first(rest, "reference"):
+        key[reference] = "text"
+    made.add("match", key, "date, amount and reference, which both books of a payment should have alike: check it")
+
+
+def _kind(column: Any) -> str:
+    """Return number, date or text."""
+    texts = [word for word in np.unique(as_words(column)).tolist() if word][:2000]
+    tests: dict[str, Callable[[Sequence[str]], Any]] = {"number": number_like, "date": date_like}
+    return next((kind for kind, test in tests.items() if texts and bool(np.all(test(texts)))), "text")

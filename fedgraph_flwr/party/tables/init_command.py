@@ -1,0 +1,115 @@
+"""Command ``init-party``: write a party's file (party.yaml) by guessing from its two tables."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.party.tables.options import ROLES, add_table_arguments
+
+_EPILOG = """\
+Options correct a guess. Edit the file for other keys, then run `fedgraph-flwr import PARTY.YAML`.
+examples:
+  fedgraph-flwr init-party accounts.csv payments.csv
+  fedgraph-flwr init-party accounts.csv payments.csv --party a --client 0 --schema ../schema.yaml --label-column fraud
+"""
+
+_PARTY = """
+--party NAME  this party's name, as the edge table writes it (default: guessed)
+--client I  this party's number in runs, from 0 (default: 0)
+--schema FILE  schema file shared by all parties (default: schema.yaml next to the output)
+--file FILE  client file that `import` writes (default: client_000I.safetensors next to the output)
+--out FILE  output (default: party.yaml next to the first table)
+--overwrite  replace an existing output
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``init-party`` to the subparsers."""
+    parser = commands.add_parser(
+        "init-party",
+        help="write party.yaml by guessing from a party's two tables",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("tables", nargs=2, type=Path, metavar="TABLE", help="the table of nodes and that of edges")
+    add_options(parser, _PARTY, client={"default": 0})
+    add_table_arguments(parser.add_argument_group("corrections"), parties=True)
+    parser.set_defaults(func=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``init-party``."""
+    from fedgraph_flwr.data.graph import write_bytes
+    from fedgraph_flwr.party.party_file import read_party
+    from fedgraph_flwr.party.tables.guessing import guess
+    from fedgraph_flwr.party.tables.options import layout_of
+    from fedgraph_flwr.party.tables.reading import read_table
+
+    out = args.out or args.tables[0].with_name("party.yaml")
+    if out.exists() and not args.overwrite:
+        raise FedGraphError(f"{out} exists: edit it, pass another --out, or --overwrite to replace it")
+    files = {os.path.relpath(path, out.parent): path for path in args.tables}
+    layout = layout_of(args)
+    found = guess({name: read_table(path, layout) for name, path in files.items()}, _given(args))
+    schema = args.schema or out.with_name("schema.yaml")
+    file = args.file or out.with_name(f"client_{args.client:04d}.safetensors")
+    found.add("party", out.parent.name or "party", "no table names it: the folder's name")
+    found.add("schema", os.path.relpath(schema, out.parent), "shared by all parties; the first import writes it")
+    found.add("out", os.path.relpath(file, out.parent), "the client file")
+    found.values["client"] = args.client
+    write_bytes(out, _text(found.values, found.reasons).encode())
+    read_party(out)
+    for key, reason in found.reasons.items():
+        section, _, role = key.partition(".")
+        value = found.values[section][role] if role else found.values[section]
+        print(f"{key}: {_flow(value)}  ({reason})")
+    missing = [role for role in ("label", "time", "amount") if role not in found.values["columns"]]
+    if missing and "edge_label" not in found.values["columns"]:
+        print(f"no column found for {', '.join(missing)}: if there is one, pass --{missing[0]}-column NAME")
+    print(f"wrote {out}: check it, then run `fedgraph-flwr import {out}`")
+    return 0
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the keys that the options set."""
+    names = {role: getattr(args, f"{role.replace('-', '_')}_column") for role in ROLES}
+    found: dict[str, Any] = {"columns": {role.replace("-", "_"): name for role, name in names.items() if name}}
+    keys = {"party": "party", "party_prefix": "party_prefix", "id_form": "id_form", "features": "recipe"}
+    keys |= {"windows": "windows", "separator": "separator", "encoding": "encoding"}
+    found |= {key: value for key, dest in keys.items() if (value := getattr(args, dest))}
+    if args.party_columns:
+        found["party_columns"] = [name.strip() for name in args.party_columns.split(",")]
+    if args.match_columns:
+        pairs = [word.strip().rpartition(":") for word in args.match_columns.split(",")]
+        found["match"] = {name or kind: kind if name else "text" for name, _, kind in pairs}
+    return found
+
+
+def _flow(value: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+_ORDER = ("party", "client", "nodes", "edges", "schema", "out", "columns", "party_columns", "match", "features", "classes")
+
+
+def _text(values: dict[str, Any], reasons: dict[str, str]) -> str:
+    """Return the file: one line per key, with the reason of its guess as a comment."""
+    lines = ["# This party's tables, for `fedgraph-flwr import`, `link`, `predict` and others. Check the guesses."]
+    for key in [*(key for key in _ORDER if key in values), *(key for key in values if key not in _ORDER)]:
+        if isinstance(values[key], dict) and key == "columns":
+            lines.append(f"{key}:")
+            own = values[key].items()
+            lines += [f"  {role}: {_flow(name)}{_comment(reasons.get(f'{key}.{role}', ''))}" for role, name in own]
+        else:
+            lines.append(f"{key}: {_flow(values[key])}{_comment(reasons.get(key, ''))}")
+    return "\n".join(lines) + "\n"
+
+
+def _comment(reason: str) -> str:
+    return f"   # {reason}" if reason else ""

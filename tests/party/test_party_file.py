@@ -1,0 +1,216 @@
+"""A party's file: what it stands for, its errors, and how `init-party` guesses it."""
+
+import runpy
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from fedgraph_flwr.cli import app
+from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.schema import Schema
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.options import fill
+from fedgraph_flwr.party.party_file import COLUMNS, read_party
+from fedgraph_flwr.party.tables.guessing import guess
+from fedgraph_flwr.party.tables.options import ROLES
+
+ROOT = Path(__file__).parents[2]
+MINIMAL = "party: a\nnodes: n.csv\nedges: e.csv\n"
+
+
+@pytest.fixture(scope="module")
+def banks(tmp_path_factory):
+    """Tables of three banks, with the file that `init-party` guesses for each."""
+    folder = tmp_path_factory.mktemp("crossing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["linked_tables.py", str(folder), "--accounts", "40"])
+        runpy.run_path(str(ROOT / "examples" / "banks" / "linked_tables.py"), run_name="__main__")
+    for client, bank in enumerate("abc"):
+        tables = [str(folder / f"{bank}_{kind}.csv") for kind in ("accounts", "payments")]
+        out = ["--out", str(folder / f"{bank}.yaml"), "--file", str(folder / f"{bank}.safetensors")]
+        assert main(["init-party", *tables, *out, "--client", str(client)]) == 0
+    return folder
+
+
+def same(one: ClientGraph, two: ClientGraph) -> bool:
+    pairs = [(getattr(one, f.name), getattr(two, f.name)) for f in fields(one) if f.name not in ("linking", "schema")]
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
+def test_three_short_commands_import_and_link_as_the_long_ones(banks, tmp_path, capsys):
+    """The banks write dates, amounts and ids in three ways; each file is guessed without a correction."""
+    for client, bank in enumerate("abc"):
+        assert main(["import", str(banks / f"{bank}.yaml"), "--secret-seed", "1"]) == 0
+        long = [
+            "--nodes",
+            f"{banks}/{bank}_accounts.csv",
+            "--edges",
+            f"{banks}/{bank}_payments.csv",
+            "--own-party",
+            bank,
+        ]
+        long += ["--party-columns", "from_bank,to_bank", "--match-columns", "value_date:date,amount:amount,reference"]
+        long += [
+            "--split-column",
+            "part",
+            "--classes",
+            "ok,fraud",
+            "--time-column",
+            "value_date",
+            "--features",
+            "payments",
+        ]
+        long += ["--client", str(client), "--num-clients", str(client + 1), "--secret-seed", "1"]
+        long += ["--schema", f"{tmp_path}/schema.yaml", "--out", f"{tmp_path}/{bank}.safetensors"]
+        assert main(["import", *long]) == 0
+        one, two = (ClientGraph.load(folder / f"{bank}.safetensors") for folder in (banks, tmp_path))
+        assert one.foreign.size(1) > 100
+        assert same(one, two)
+        assert one.linking == two.linking
+    schemas = [Schema.load(folder / "schema.yaml") for folder in (banks, tmp_path)]
+    assert schemas[0].difference(schemas[1]) == ""
+    for folder, suffix in ((banks, "yaml"), (tmp_path, "safetensors")):
+        files = [str(folder / f"{bank}.{suffix}") for bank in "abc"]
+        assert main(["link", "--simulate", *files, "--out", str(folder / "linked")]) == 0
+    for client in range(3):
+        name = f"linked/client_{client:04d}.safetensors"
+        assert same(ClientGraph.load(banks / name), ClientGraph.load(tmp_path / name))
+    assert ClientGraph.load(banks / "linked/client_0000.safetensors").cut_out.size(1) > 50
+    capsys.readouterr()
+
+
+def test_an_option_of_the_command_line_takes_precedence(banks):
+    def parsed(*args: str):
+        found = app._parse(list(args))
+        fill(found)
+        return found
+
+    plain, changed = (
+        parsed("import", str(banks / "b.yaml"), *more)
+        for more in ((), ("--client", "0", "--time-column", "booked_at", "--kind", "age=category", "--edges", "x.csv"))
+    )
+    assert (plain.client, plain.own_party, plain.id_column) == (1, "b", "id")
+    assert plain.edges == banks / "b_payments.csv"
+    assert (changed.client, changed.time_column, changed.kind) == (0, "booked_at", ["age=category"])
+    assert str(changed.edges) == "x.csv"
+    assert changed.nodes == plain.nodes
+    stored = parsed("predict", "runs/x", "--party-file", str(banks / "b.yaml"))
+    assert (stored.client, stored.nodes, stored.edges, stored.schema, stored.out) == (1, None, None, None, None)
+    for command in (["predict"], ["alerts"], ["explain", "--items", "3"], ["drift"]):
+        today = parsed(*command, "--node", "state", "--party-file", str(banks / "b.yaml"), "--edges", "today.csv")
+        assert (today.client, today.nodes, str(today.edges)) == (None, banks / "b_accounts.csv", "today.csv")
+        assert today.source_column == "source"
+
+
+def test_lists_and_kinds_of_the_file_become_options(tmp_path):
+    schema = tmp_path / "schema.yaml"
+    schema.write_text("nodes: {}\ntables: {party_prefix: ':'}\n")
+    (tmp_path / "p.yaml").write_text(
+        MINIMAL
+        + "client: 3\nclasses: [no, yes]\nkinds: {zip: category}\nschema: schema.yaml\nuntil: [2026-03-01, 2026-04-01]\n"
+        "split: temporal\nundirected: true\nmatch: {day: date, ref: text}\nwindows: 2,0.5\nshare: [age]\ncolumns: {edge_id: no}\n"
+    )
+    found = read_party(tmp_path / "p.yaml").options(tmp_path)
+    assert found == {
+        "client": 3,
+        "nodes": tmp_path / "n.csv",
+        "edges": tmp_path / "e.csv",
+        "schema": schema,
+        "classes": "no,yes",
+        "kind": ["zip=category"],
+        "until": "2026-03-01,2026-04-01",
+        "split": "temporal",
+        "undirected": True,
+        "match_columns": "day:date,ref:text",
+        "windows": "2,0.5",
+        "edge_id_column": "no",
+        "own_party": "a",  # the schema says that ids name parties
+    }
+    (tmp_path / "alone.yaml").write_text(MINIMAL)
+    assert "own_party" not in read_party(tmp_path / "alone.yaml").options(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MINIMAL + "clint: 1", r"key 'clint' is unknown \(.*p.yaml\); did you mean 'client'\?"),
+        (MINIMAL + "client: x", "p.yaml: client must be an integer, got 'x'"),
+        (MINIMAL + "client: -1", "p.yaml: client must be >= 0, got -1"),
+        (MINIMAL + "columns: {splt: part}", "p.yaml: key of columns 'splt' is unknown; did you mean 'split'"),
+        (MINIMAL + "columns: part", "p.yaml: columns must be keys with values, got 'part'"),
+        (MINIMAL + "match: {amount: amont}", "p.yaml: match.amount 'amont' is unknown; did you mean 'amount'"),
+        (MINIMAL + "kinds: {zip: categry}", "p.yaml: kinds.zip 'categry' is unknown; did you mean 'category'"),
+        (MINIMAL + "scales: {zip: lg}", "p.yaml: scales.zip 'lg' is unknown"),
+        (MINIMAL + "split: time", "p.yaml: split 'time' is unknown; .*expected one of: ratio, temporal"),
+        (MINIMAL + "id_form: numbr", "p.yaml: id_form 'numbr' is unknown; did you mean 'number'"),
+        (MINIMAL + "share: ['age:epx=1']", "p.yaml: share: 'age:epx=1'"),
+        (MINIMAL + "undirected: maybe", "p.yaml: undirected must be true or false, got 'maybe'"),
+        (MINIMAL + "classes: ok", "p.yaml: classes must be a list of strings, got 'ok'"),
+        (MINIMAL + "party_columns: [from]", r"p.yaml: party_columns must be the columns .* got \['from'\]"),
+        ("party: a\nnodes: n.csv\n", "p.yaml: edges is missing: write it, as `fedgraph-flwr init-party` does"),
+        ("- a\n", "p.yaml must hold keys and values, such as party: a"),
+        ("a: [b", "p.yaml.*invalid YAML.*cannot be read as a party's file"),
+    ],
+)
+def test_a_wrong_file_is_one_error_message(tmp_path, text, message):
+    (tmp_path / "p.yaml").write_text(text)
+    with pytest.raises(FedGraphError, match=message) as error:
+        read_party(tmp_path / "p.yaml")
+    assert "\n" not in str(error.value)
+
+
+def test_columns_of_the_file_are_those_of_the_options():
+    assert [role.replace("-", "_") for role in ROLES] == list(COLUMNS)
+
+
+def test_link_needs_the_client_file_of_a_party(tmp_path, capsys):
+    (tmp_path / "p.yaml").write_text(MINIMAL)
+    assert main(["link", "--simulate", str(tmp_path / "p.yaml"), "--out", str(tmp_path)]) == 2
+    assert "p.yaml has no out, the client file that `fedgraph-flwr import" in capsys.readouterr().err
+    for name, share in (("p", "[age]"), ("q", "[income]")):
+        (tmp_path / f"{name}.yaml").write_text(MINIMAL + f"share: {share}\n")
+    assert main(["link", "--simulate", str(tmp_path / "p.yaml"), str(tmp_path / "q.yaml"), "--out", str(tmp_path)]) == 2
+    assert "q.yaml has share ['income'], another party's file ['age']" in capsys.readouterr().err
+    with pytest.raises(FedGraphError, match=r"none\.yaml cannot be read as a party's file"):
+        read_party(tmp_path / "none.yaml")
+
+
+def test_guesses_follow_values_before_names():
+    """Ids and ends in any order of tables and columns; numbers that are ids elsewhere; a correction; and what is not there."""
+    people = pd.DataFrame({"age": ["30", "40", "30"], "konto": ["1", "2", "3"], "ist_betrug": ["n", "n", "y"]})
+    book = pd.DataFrame(
+        {"an": ["2", "3", "9"], "x": ["7", "8", "9"], "von": ["1", "2", "3"], "betrag": ["5", "6,5", "7"]}
+    )
+    found = guess({"book": book, "people": people}, {"columns": {"label": "ist_betrug"}}).values
+    assert found["columns"] == {
+        "id": "konto",
+        "source": "von",
+        "target": "an",
+        "label": "ist_betrug",
+        "amount": "betrag",
+    }
+    assert (found["nodes"], found["edges"], found["classes"]) == ("people", "book", ["n", "y"])
+    assert not found.keys() & {"match", "features", "party", "party_columns"}
+    prefixed = book.assign(
+        von="A:" + book["von"], an=["A:2", "B:3", "B:9"], tag=["2026-01-01", "2026-01-02", "2026-01-03"]
+    )
+    found = guess({"people": people, "book": prefixed}, {"party": "A", "party_prefix": ":"}).values
+    assert (found["columns"]["source"], found["columns"]["time"], found["features"]) == ("von", "tag", "payments")
+    assert found["match"] == {"tag": "date", "betrag": "amount"}
+    with pytest.raises(FedGraphError, match=r"no column of people or book lists ids.*pass --id-column"):
+        guess({"people": people, "book": book[["betrag"]]}, {})
+
+
+def test_a_file_is_not_replaced_unless_it_is_asked_for(banks, capsys):
+    args = ["init-party", str(banks / "a_payments.csv"), str(banks / "a_accounts.csv"), "--out", str(banks / "a.yaml")]
+    before = (banks / "a.yaml").read_text()
+    assert main(args) == 2
+    assert "a.yaml exists: edit it, pass another --out, or --overwrite" in capsys.readouterr().err
+    assert main([*args, "--overwrite", "--file", str(banks / "a.safetensors")]) == 0
+    assert (banks / "a.yaml").read_text() == before  # the order of the tables does not matter
+    assert "party: a  (the name beside own accounts)" in capsys.readouterr().out
