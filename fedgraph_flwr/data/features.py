@@ -271,6 +271,10 @@ def _node_documents(recipe: Recipe) -> Iterator[Column]:
         )
         row = f"Most alike records in a row through the account, each within {days:g} days of the next."
         yield Column(f"flow_depth_{w}", "records", row)
+        ends = (("first", "follow one that it paid"), ("last", "lead to one that it received"))
+        for which, text in ends:
+            row = f"Most alike records in a row that {text}, each within {days:g} days of the next, at most {DEPTH}."
+            yield Column(f"flow_{which}_{w}", "records", row)
         yield Column(f"flow_gap_{w}", "|Δ ln amount| / 0.1", f"Smallest difference of amounts over {pairs}.")
         yield Column(f"flow_hours_{w}", "ln(1 + hours)", f"Shortest time to the closest in amount over {pairs}.")
 
@@ -657,6 +661,8 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
         yield f"flow_chain_{w}", COUNT, summed(follows & on, "out")
         through = np.where(follows, held[f"flow_in_depth_{w}"] + 1 + later.depth, 0)
         yield f"flow_depth_{w}", STEPS, most(through, "out")
+        yield f"flow_first_{w}", STEPS, most(later.depth, "out")
+        yield f"flow_last_{w}", STEPS, most(held[f"flow_in_depth_{w}"], "in")
         yield f"flow_gap_{w}", SHARE, most(held[f"flow_in_gap_{w}"], "out", 1.0, lowest=True)
         hours = np.where(follows, held[f"flow_in_hours_{w}"], days * 24)
         yield f"flow_hours_{w}", HOURS, most(hours, "out", days * 24, lowest=True)

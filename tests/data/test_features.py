@@ -195,10 +195,41 @@ def test_columns_of_accounts_by_hand():
     assert read("flow_sum_1d", SHARE) == [1, 0, 1]
     assert read("flow_chain_1d", COUNT) == [1, 0, 0]  # 3 is elsewhere: whether it passes money on is not in the book
     assert read("flow_depth_1d", STEPS) == [3, 0, 3]
+    assert read("flow_first_1d", STEPS) == [1, 2, 0]
+    assert read("flow_last_1d", STEPS) == [0, 0, 1]
     assert read("flow_gap_1d", SHARE) == pytest.approx(
         [math.log(100 / 95) / ALIKE, 1, math.log(95 / 92) / ALIKE], abs=1e-3
     )
     assert read("flow_hours_1d", HOURS) == pytest.approx([1, 24, 1], abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_alike_records_from_and_to_an_account_by_hand(seed):
+    b = book(seed, accounts=6, records=80)
+    rows = list(zip(b.source.tolist(), b.target.tolist(), b.time.tolist(), b.cents.tolist(), strict=True))
+
+    def longest(row: tuple[int, ...], days: float, forward: bool, most: int = DEPTH) -> int:
+        """Length of the longest row of alike records that follows a record, or leads to it."""
+        near, far, way = (1, 0, 1) if forward else (0, 1, -1)
+        alike = [
+            r
+            for r in rows
+            if r[far] == row[near]
+            and 0 < way * (r[2] - row[2]) <= round(days * DAY)
+            and row[3]
+            and r[3]
+            and abs(math.log(row[3]) - math.log(r[3])) < ALIKE
+        ]
+        return max((1 + longest(r, days, forward, most - 1) for r in alike if most > 0), default=0)
+
+    table = node_columns(b, RECIPE, 6)
+    for place, column in enumerate(RECIPE.node_columns):
+        kind, _, w = column.name.rpartition("_")
+        if kind in ("flow_first", "flow_last"):
+            days = {text_of(days): days for days in RECIPE.windows}[w]
+            near, forward = (0, True) if kind == "flow_first" else (1, False)
+            own = [max((longest(r, days, forward) for r in rows if r[near] == a), default=0) for a in range(6)]
+            np.testing.assert_array_equal(table[:, place] * STEPS.scale + STEPS.center, own, err_msg=column.name)
 
 
 def test_parties_read_their_own_books():
