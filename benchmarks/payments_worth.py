@@ -85,6 +85,7 @@ TREES = {
     "Boosting, pooled": ["strategy=boosting", "strategy.pooled=true"],
 }
 NETWORKS = {"FedAvg": ["strategy=fedavg"], "Local": ["strategy=local"], "Central": ["strategy=central"]}
+NETWORKS |= {"FedAvg, GCN": ["strategy=fedavg", "model=gcn"]}
 TRAINED = {
     "nodes": ["model=sage", "rounds=60", "evaluation.every=5", "train.weight_decay=0.01"],
     "edges": ["rounds=150", "train.lr=0.02", "model.hidden=32", "evaluation.every=5"],
@@ -95,7 +96,7 @@ BLENDS = {"Blend": "", "Blend, trees on the recipe": "recipe"}
 SLOW = "Boosting, histogram"
 """About 15 CPU seconds per run, for nearly the trees of the pooled fit."""
 
-METHODS = ("Local", "FedAvg", "Central", *TREES, *BLENDS)
+METHODS = ("Local", "FedAvg", "FedAvg, GCN", "Central", *TREES, *BLENDS)
 DIFFERENCES = (
     ("FedAvg", "Local"),
     ("Central", "FedAvg"),
