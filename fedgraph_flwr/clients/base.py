@@ -108,7 +108,6 @@ class GraphClient(Side, NumPyClient):
             graph; ``whole``: the method reads the model's prepared inputs of it; empty, the default of a subclass: no.
         own_requests: groups of requests that differ by client. All others bind the masks of secure sums, so a server cannot
             send two clients different ones.
-        units: values of ``privacy.unit`` that it supports. A subclass must declare others than ``client`` again.
         stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
             or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
             overrides `loss`, `logits` or `task_loss` must declare it again.
@@ -124,7 +123,6 @@ class GraphClient(Side, NumPyClient):
     own_requests: ClassVar[tuple[str, ...]] = ()
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     samples: ClassVar[str] = "blocks"
-    units: ClassVar[frozenset[str]] = frozenset({"client"})
     stacks: ClassVar[tuple[str, ...] | None] = ()
     reads_far_ends: ClassVar[bool] = True
 
@@ -134,7 +132,6 @@ class GraphClient(Side, NumPyClient):
         if "serves" not in vars(cls):
             cls.serves = frozenset({"nodes"})
         cls.samples = vars(cls).get("samples", "")
-        cls.units = vars(cls).get("units", frozenset({"client"}))
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg

@@ -26,14 +26,18 @@ from fedgraph_flwr.models import Model
 
 
 class FedGradClient(GraphClient):
-    """A client that returns gradients instead of trained parameters."""
+    """A client that returns gradients instead of trained parameters.
+
+    Attributes:
+        units: values of ``privacy.unit`` other than ``client`` that it supports. A subclass must declare them again.
+    """
 
     Params: ClassVar[type] = FedGradParams
     uplink = staticmethod(fedgrad.uplink)
     stacks: ClassVar[tuple[str, ...] | None] = ()
     losses: ClassVar[tuple[str, ...]] = ("cross_entropy", "weighted")
     serves: ClassVar[frozenset[str]] = frozenset({"nodes", "edges"})
-    units: ClassVar[frozenset[str]] = frozenset({"client", "row", "payment"})
+    units: ClassVar[frozenset[str]] = frozenset({"row", "payment"})
     gradients: dict[str, Tensor]
 
     @classmethod

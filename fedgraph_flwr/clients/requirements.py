@@ -132,7 +132,7 @@ def check_unit(cfg: RunConfig, client: Any) -> None:
     what, task = f"privacy.unit={cfg.privacy.unit}", kind_of(cfg)
     if cfg.privacy.unit == "client":
         return
-    if cfg.privacy.unit not in client.units:
+    if cfg.privacy.unit not in vars(client).get("units", ()):
         raise FedGraphError(
             f"{what} needs clients that reply with one sum of gradients of single rows, which strategy={cfg.strategy.name} does"
             " not: set strategy=fedgrad, or privacy.unit=client"

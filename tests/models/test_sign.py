@@ -31,7 +31,7 @@ def dense(graph, hops):
     )
 
 
-@pytest.mark.parametrize("hops", [1, 3])
+@pytest.mark.parametrize("hops", [0, 1, 3])
 def test_inputs_and_logits_equal_dense_powers(hops):
     graph = client_graph(0)
     client = client_of(graph, f"model.hops={hops}")
@@ -76,7 +76,7 @@ def test_features_are_propagated_once_per_client(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "match"),
     [
-        (["model.hops=0"], r"model\.hops must be in \[1, 32\], got 0"),
+        (["model.hops=-1"], r"model\.hops must be in \[0, 32\], got -1"),
         (
             ["train.sampler=clusters"],
             r"does not support model=sign, which reads no edges: set train\.sampler=neighbors",
