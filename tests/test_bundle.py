@@ -18,6 +18,7 @@ from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BY
 from fedgraph_flwr.config import RunConfig, compose, from_run_config
 from fedgraph_flwr.config.key_docs import sections
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet.flower_patches import TESTED
 
 ROOT = Path(__file__).parents[1]
 APP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
@@ -105,7 +106,14 @@ def test_the_workflows_test_every_python_that_the_package_is_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     folder = ROOT / ".github" / "workflows"
     ci, release = (yaml.safe_load((folder / f"{name}.yml").read_text())["jobs"] for name in ("ci", "release"))
-    tested = ci["test"]["strategy"]["matrix"]["python"]
+    columns = ci["test"]["strategy"]["matrix"]["include"]
+    tested = [column["python"] for column in columns]
+    oldest = re.findall(r"(\S+)==([\d.]+)", columns[0]["versions"].replace(".*", ""))
+    assert len(oldest) == 3
+    for name, number in oldest:  # the first column has the lower bounds
+        assert any(line.startswith(f"{name}>={number}") for line in project["dependencies"]), name
+    assert any(re.fullmatch(r"flwr\[simulation\]>=1\.41\.0,<1\.43", line) for line in project["dependencies"])
+    assert TESTED == ("1.41.0", "1.42.0")  # the versions of that range
     assert project["requires-python"] == f">={tested[0]},<3.{int(tested[-1].split('.')[1]) + 1}"
     assert {f"Programming Language :: Python :: {version}" for version in tested} <= set(project["classifiers"])
     assert release["publish"]["needs"] == release["docs"]["needs"] == "checks"

@@ -97,7 +97,7 @@ ROWS = 4
 
 
 def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False) -> None:
-    """Print the summary table: the first `ROWS` test scores, or all."""
+    """Print the summary table: the headline, its chance level and the requested scores, at least `ROWS`, or all."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -112,14 +112,16 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
     for column in ("", *WHEN.values()):
         table.add_column(column, justify="left" if not column else "right", no_wrap=not column)
     scores = score_table(summary, cfg)
-    first = (metrics.headline(cfg.evaluation, "test"), metrics.chance_key(cfg.evaluation, "test"))
+    requested = [f"test_{name.rpartition(':')[2]}" for name in cfg.evaluation.metrics]
+    first = [metrics.headline(cfg.evaluation, "test"), metrics.chance_key(cfg.evaluation, "test"), *requested]
     names = sorted(scores, key=lambda name: first.index(name) if name in first else len(first))
-    for name in names[: None if verbose else ROWS]:
+    rows = max(ROWS, sum(name in first for name in names))
+    for name in names[: None if verbose else rows]:
         table.add_row(name.replace("_", " "), *(f"{value:.4f}" for value in scores[name].values()))
     console = Console()
     console.print(table)
-    if len(scores) > ROWS and not verbose:
-        console.print(f"{len(scores) - ROWS} more scores: --verbose, or the report", highlight=False)
+    if len(scores) > rows and not verbose:
+        console.print(f"{len(scores) - rows} more scores: --verbose, or the report", highlight=False)
     console.print(
         f"headline: {summary['headline']} = {headline_score(summary):.4f} (chance level {summary.get('chance', nan):.4f})  |  "
         f"rounds {summary['rounds']} (best {summary['best_round']}), "

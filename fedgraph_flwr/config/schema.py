@@ -1017,7 +1017,7 @@ class RunConfig(Section):
     ray: RayConfig = field(default_factory=RayConfig)
     adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
     protocol: str = "none"  # conf/protocol file to apply
-    num_clients: int = number(10, low=1, high=MAX_CLIENTS)  # number of clients
+    num_clients: int = number(10, low=1, high=MAX_CLIENTS)  # number of clients M; with `graph`, that of its files
     rounds: int = number(100, low=1)  # maximum number of rounds (see evaluation.patience)
     seed: int = number(0, high=2**63 - 1)  # seed of all random draws
     engine: str = "inline"  # inline | ray | flower-simulation | the name of a SuperLink connection

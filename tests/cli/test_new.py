@@ -33,7 +33,7 @@ def test_a_new_method_runs_and_its_test_passes(tmp_path, capsys):
     args = ["fedgraph_flwr", "run", "--conf", "near_mean/conf", "strategy=near_mean", "rounds=1", "num_clients=2"]
     done = ran(folder, *args, "--quiet", path=["."])
     assert done.returncode == 0, done.stderr
-    assert "near_mean on csbm" in done.stdout
+    assert "near_mean on demo" in done.stdout
     tested = ran(folder, "pytest", "-q", "-p", "no:cacheprovider")
     assert tested.returncode == 0, tested.stdout
     assert "9 passed" in tested.stdout
