@@ -49,8 +49,8 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.prepared import SUFFIX
 from fedgraph_flwr.partition import out_of_core
 
-VERSION = 1
-"""Version of the partition code; a change of any partition's result increases it."""
+VERSION = 2
+"""Version of the partition code; a change of any partition's result, or of a recipe's columns, increases it."""
 
 MODULES = {
     "Graph": "fedgraph_flwr.partition.clients",
