@@ -485,11 +485,23 @@ def _missing(source: Source) -> list[str]:
     return [name for name in source.files if not (folder / name).is_file()]
 
 
+def raw_files(cfg: DatasetConfig) -> list[Path]:
+    """Return the files of a dataset that were placed by hand and exist; a user may replace them by others of the same name."""
+    source = source_of(cfg)
+    if source is None or source.kind != "files":
+        return []
+    return [path for path in (data_root() / source.folder / name for name in source.files) if path.is_file()]
+
+
 def _cached(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | HeteroGraph:
     path = cached_path(cfg)
-    if not path.is_file():
+
+    def fresh() -> bool:
+        return path.is_file() and all(path.stat().st_mtime_ns >= file.stat().st_mtime_ns for file in raw_files(cfg))
+
+    if not fresh():
         with FileLock(path.with_suffix(".lock")):
-            if not path.is_file():
+            if not fresh():
                 graph = replace(_convert(cfg, source, read), name=cfg.name)
                 _checked(graph, f"dataset '{cfg.name}'").save(path)
     return load_graph(path)

@@ -266,7 +266,9 @@ def check(folder: Path) -> None:
     for index, (path, (shapes, values)) in enumerate(zip(paths, headers, strict=True)):
         _client_kind(path, values.get("kind"))
         check_client_fields(str(values.get("kind")), values, str(path))
-        fixed = link_number(values.get("linking", {})) or any(shapes.get(cut, (2, 0))[1] for cut in ("cut_out", "cut_in"))
+        fixed = link_number(values.get("linking", {})) or any(
+            shapes.get(cut, (2, 0))[1] for cut in ("cut_out", "cut_in")
+        )
         if values["client"] != index or (fixed and values["num_clients"] != len(paths)):
             raise FedGraphError(
                 f"{path} belongs to client {values['client']} of {values['num_clients']}, expected {index} of {len(paths)}:"
@@ -431,6 +433,8 @@ def content(cfg: RunConfig) -> list[str]:
         path = datasets.own_path(cfg.dataset)
         paths = [path] if path and path.is_file() else []
     hashes = [_hash(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    placed = [] if cfg.graph else [(path.name, path.stat()) for path in datasets.raw_files(cfg.dataset)]
+    hashes += [f"{name} {found.st_size} {found.st_mtime_ns}" for name, found in placed]
     if cfg.dataset.source and not cfg.graph:
         params, seed = json.dumps(cfg.dataset.params, sort_keys=True), grouping_seed(cfg.split, cfg.seed)
         hashes.append(datasets.digest(cfg.dataset.source, params, seed, cfg.num_clients))

@@ -1,5 +1,6 @@
 """Published payments: hand-written files in the published formats become the graphs that their rows say."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.features import Recipe
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition import store
 from fedgraph_flwr.runs.runner import run
 
 ROWS = """2022/09/01 00:20,010,8000EBD30,010,8000EBD30,3697.34,US Dollar,3697.34,US Dollar,Reinvestment,0
@@ -275,6 +277,17 @@ def test_another_paysim_file_is_refused_in_one_sentence(mobile, old, new, reason
     with pytest.raises(FedGraphError, match=reason) as caught:
         paysim()
     assert mobile.name in str(caught.value)
+
+
+def test_replaced_files_are_read_again_and_partitioned_again(mobile):
+    """An experiment is generated again under its name."""
+    cfg = compose(["dataset=paysim", "num_clients=5"])
+    first, key, time = load(cfg.dataset), store.key(cfg), mobile.stat().st_mtime_ns
+    assert torch.equal(load(cfg.dataset).edge_attr, first.edge_attr)
+    mobile.write_text(PAYSIM.replace("181.0,C840083671", "182.0,C840083671"))
+    os.utime(mobile, ns=(time + 10**9, time + 10**9))
+    assert not torch.equal(load(cfg.dataset).edge_attr, first.edge_attr)
+    assert store.key(cfg) != key
 
 
 def test_paysims_file_has_a_place(mobile):
