@@ -18,6 +18,7 @@ from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
 from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method
 from fedgraph_flwr.runs.folder import SUMMARY, InUse, check_resumable, headline_model, read_checkpoint
+from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.tracking import check as check_tracking
 
 
@@ -64,7 +65,11 @@ def prepare(run: RunConfig | Prepared) -> Prepared:
 
 def unread_edge_features(cfg: RunConfig) -> str:
     """Return a warning if the clients' edges have features that the model does not read; "" otherwise."""
-    if not here(cfg) or models.network(cfg.model).reads_edges:
+    network = models.network(cfg.model)
+    by_task = (
+        network.row_wise is True and kind_of(cfg).reads_edges
+    )  # its columns are read beside a model that reads no edges
+    if not here(cfg) or network.reads_edges or by_task:
         return ""
     shape = read_header(files(client_files(cfg))[0])[0].get("edge_attr", (0, 0))
     return (
