@@ -1,0 +1,200 @@
+"""Three months at three banks: train, raise alerts each day, notice drift, train on, and go on without a bank that leaves.
+
+    python examples/banks/three_months.py work
+
+Month 1: banks a, b and c link their books and train together; bank a asks whether that is worth it and sets a budget of alerts.
+Month 2: bank a scores each day's file. Prices rise, `drift` notices it, and training starts from last month's model.
+Month 3: bank b leaves, bank d joins. The model is trained from the seed on files of a, c and d: nothing that b took part in is
+read.
+
+Books are those of `dataset=payments`, with rings in which nearly the same amount is passed on. Each command is printed before it
+runs.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from banks import go
+
+import fedgraph_flwr as fg
+from fedgraph_flwr import cli
+from fedgraph_flwr.data.payments import PaymentsSpec, generate
+
+DAY, MONTH = 86_400, 30
+BANKS = "abcd"
+BUDGET = 2
+"""Alerts per day that a desk can look at."""
+
+
+def books(folder: Path, accounts: int, seed: int = 0) -> pd.DataFrame:
+    """Write each bank's accounts, and return the payments of three months as banks book them, by time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rings = {"kinds": ["cycle"], "amounts": "passed", "per_kind": accounts, "cross": 0.7, "skew": 0.3}
+    spec = PaymentsSpec(accounts=accounts, background=40 * accounts, days=3 * MONTH, **rings)
+    p = generate(spec, seed=seed, banks=len(BANKS))
+    bank = np.array(list(BANKS))[p.bank]
+    ids = np.array([f"{letter}{i:05d}" for i, letter in enumerate(bank)])
+    for letter in BANKS:
+        pd.DataFrame({"id": ids[bank == letter]}).to_csv(folder / f"{letter}.csv", index=False)
+    dearer = np.where(p.time < MONTH * DAY, 1.0, 4.0)  # from month 2 on
+    table = pd.DataFrame(
+        {
+            "reference": [f"E2E-{i:08d}" for i in np.random.default_rng(seed).permutation(p.time.size)],
+            "from_bank": bank[p.source],
+            "source": ids[p.source],
+            "to_bank": bank[p.target],
+            "target": ids[p.target],
+            "time": p.time,
+            "amount": (p.amount * dearer).round(2),
+            "label": np.where(p.label, "fraud", "ok"),
+        }
+    )
+    return table.sort_values("time", kind="stable", ignore_index=True)
+
+
+def booked_by(table: pd.DataFrame, bank: str, start: float = 0, end: float = np.inf) -> pd.DataFrame:
+    """Return the rows that a bank books, from one day to another."""
+    own = (table[["from_bank", "to_bank"]] == bank).any(axis=1)
+    return table[own & (table["time"] >= start * DAY) & (table["time"] < end * DAY)]
+
+
+def link(month: int, table: pd.DataFrame, banks: str, start: int) -> Path:
+    """Import the books of banks from a day to the month's end, the last half for validation and test, and link them."""
+    place, end = Path(f"month_{month}"), month * MONTH
+    place.mkdir(exist_ok=True)
+    until = ",".join(str(round(day * DAY)) for day in (end - MONTH / 2, end - MONTH / 3))
+    for number, bank in enumerate(banks):
+        booked_by(table, bank, start, end).to_csv(place / f"{bank}_payments.csv", index=False)
+        words = ["import", "--nodes", f"{bank}.csv", "--edges", place / f"{bank}_payments.csv", "--own-party", bank]
+        words += [
+            "--edge-label-column",
+            "label",
+            "--edge-id-column",
+            "reference",
+            "--split",
+            "temporal",
+            "--until",
+            until,
+        ]
+        words += ["--schema", "schema.yaml", "--client", number, "--num-clients", len(banks)]
+        if month == 1 and not number:  # the schema has it for the others, and for later months
+            words += ["--edge-classes", "ok,fraud", "--scaling", "none", "--party-columns", "from_bank,to_bank"]
+            words += [
+                "--match-columns",
+                "time,amount:amount,reference",
+                "--time-column",
+                "time",
+                "--features",
+                "payments",
+            ]
+        go(*words, "--out", place / f"{bank}.safetensors")
+    files = [place / f"{bank}.safetensors" for bank in banks]
+    go("link", "--simulate", *files, "--out", place / "linked")
+    return place / "linked"
+
+
+def train(name: str, files: Path, rounds: int, *words: object) -> fg.Run:
+    """Train on linked files."""
+    common = ["task=edges", "model.hidden=16", "train.loss=weighted", "train.local_steps=5", "evaluation.every=2"]
+    go("run", f"graph={files}", *common, f"rounds={rounds}", *words, f"out=runs/{name}", "--quiet", "--no-report")
+    return fg.load_run(f"runs/{name}")
+
+
+def score(run: fg.Run) -> float:
+    """Return a run's average precision on test payments, mean over banks."""
+    return float(run.table().loc["test_average_precision", "best validation round"])
+
+
+def month_1(table: pd.DataFrame, rounds: int) -> pd.DataFrame:
+    """Train alone and together, compare both at bank a, and choose its threshold; return the comparison."""
+    files = link(1, table, "abc", 0)
+    train("local_1", files, rounds, "strategy=local")
+    train("month_1", files, rounds)
+    go("worth", "runs/local_1", "runs/month_1", "--client", 0, "--clusters", "day", "--out", "worth.csv")
+    go("alerts", "runs/month_1", "--client", 0, "--budget", BUDGET)
+    return pd.read_csv("worth.csv")
+
+
+def days(table: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Score the first days of month 2 at bank a, each with the two days before; return the alerts, with what was true."""
+    found = []
+    for day in range(MONTH, MONTH + count):
+        booked_by(table, "a", day - 2, day + 1).query(f"time >= {MONTH * DAY}").to_csv("today.csv", index=False)
+        given = ["--nodes", "a.csv", "--edges", "today.csv", "--reasons", 2, "--explained", 3]
+        go("alerts", "runs/month_1", "--client", 0, *given, "--out", "alerts.csv")
+        alerts = pd.read_csv("alerts.csv").merge(
+            table[["reference", "time", "label"]], left_on="edge", right_on="reference"
+        )
+        found.append(alerts[alerts["time_y"] >= day * DAY].assign(day=day))
+    listed = pd.concat(found, ignore_index=True)
+    print(f"\n{count} days: {len(listed)} alerts, {(listed['label'] == 'fraud').sum()} of them right", flush=True)
+    return listed
+
+
+def month_2(table: pd.DataFrame, rounds: int) -> tuple[bool, float, fg.Run]:
+    """Return whether bank a's new rows have drifted, the old model's score on the new files, and the model trained on from it."""
+    booked_by(table, "a", MONTH, 2 * MONTH).to_csv("february.csv", index=False)
+    words = [
+        "drift",
+        "runs/month_1",
+        "--client",
+        "0",
+        "--nodes",
+        "a.csv",
+        "--edges",
+        "february.csv",
+        "--page",
+        "drift.html",
+    ]
+    print(f"\n$ fedgraph-flwr {' '.join(words)}", flush=True)
+    shifted = cli.main(words) == 3
+    run = train("month_2", link(2, table, "abc", 0), rounds, "init=runs/month_1")
+    before = run.summary["start"]["metrics"]["test_average_precision"]
+    return shifted, float(before), run
+
+
+def month_3(table: pd.DataFrame, rounds: int) -> fg.Run:
+    """Train without bank b and with bank d, from the seed, on months 2 and 3."""
+    return train("month_3", link(3, table, "acd", MONTH), rounds)
+
+
+def main() -> None:
+    """Play the three months."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--accounts", type=int, default=150, help="accounts of all banks (default: 150)")
+    parser.add_argument("--rounds", type=int, default=10, help="number of rounds (default: 10)")
+    parser.add_argument("--days", type=int, default=7, help="days of month 2 that are scored (default: 7)")
+    args = parser.parse_args()
+    folder = args.folder.absolute()
+    table = books(folder, args.accounts)
+    os.chdir(folder)
+    seconds = {}
+
+    def done(step: str) -> None:
+        seconds[step] = time.process_time() - sum(seconds.values())
+
+    worth = month_1(table, args.rounds)
+    done("month 1")
+    listed = days(table, args.days)
+    done("days")
+    shifted, before, second = month_2(table, args.rounds)
+    done("month 2")
+    third = month_3(table, args.rounds)
+    done("month 3")
+    last = worth.iloc[-1]
+    change = f"{last['difference']:+.3f} [{last['difference_low']:+.3f}, {last['difference_high']:+.3f}]"
+    right = (listed["label"] == "fraud").sum()
+    print(f"\nMonth 1: together instead of alone, at bank a: {change}, {last['verdict']}")
+    print(f"Month 2: {len(listed)} alerts in {args.days} days, {right} right; drift: {'yes' if shifted else 'no'}")
+    print(f"Month 2: last month's model {before:.3f}, trained on {score(second):.3f}")
+    print(f"Month 3: without bank b, with bank d: {score(third):.3f}")
+    print("CPU seconds: " + ", ".join(f"{step} {value:.1f}" for step, value in seconds.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
