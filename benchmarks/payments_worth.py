@@ -284,7 +284,9 @@ def means(rows: Rows) -> str:
 
 def write_page(rows: Rows, page: Path) -> None:
     """Put the means between the marks of a page."""
-    before, _, rest = page.read_text().partition(MARKS[0])
+    before, mark, rest = page.read_text().partition(MARKS[0])
+    if not mark:
+        sys.exit(f"{page} has no line {MARKS[0]}: put it where the table belongs, and {MARKS[1]} after it")
     page.write_text(f"{before}{MARKS[0]}\n{means(rows)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
 
 
