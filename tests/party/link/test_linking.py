@@ -692,7 +692,14 @@ def test_files_of_two_link_runs_do_not_fit(files, tmp_path):
     assert "link" in describe(compose(), link(files)[0].result(), 1, 2)
 
 
-@pytest.mark.parametrize("rules", [LinkRules(one_sided="disclose"), LinkRules(match="routed"), LinkRules(dry_run=True)])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        LinkRules(one_sided="disclose", share=["age", "income:eps=1"]),
+        LinkRules(match="routed"),
+        LinkRules(dry_run=True),
+    ],
+)
 def test_a_party_resumes_from_its_state(files, rules):
     """As on a node whose process ends between messages."""
 
