@@ -359,8 +359,8 @@ def worth(
     """Compare runs on one party's own test items with the first of them, with paired 95 % intervals and the cost.
 
     Args:
-        runs: the local model's run first, then boosting, federated ones; at a party, folders of runs in its state folder.
-        client: index of the party; None for state folders.
+        runs: the local model's run first, then boosting, federated ones; at a party, its node's state folder.
+        client: index of the party; None for a state folder.
         metric: accuracy, balanced_accuracy, macro_f1, f1_at_threshold, auc or average_precision; default: the headline of the
             first run.
         clusters: items that are drawn together: ``day``, ``component``, ``item``; ``auto`` takes the first that applies.

@@ -14,6 +14,7 @@ runs.
 import argparse
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,8 @@ BUDGET = 2
 def books(folder: Path, accounts: int, seed: int = 0) -> pd.DataFrame:
     """Write each bank's accounts, and return the payments of three months as banks book them, by time."""
     folder.mkdir(parents=True, exist_ok=True)
-    rings = {"kinds": ["cycle"], "amounts": "passed", "per_kind": accounts, "cross": 0.7, "skew": 0.3}
-    spec = PaymentsSpec(accounts=accounts, background=40 * accounts, days=3 * MONTH, **rings)
+    spec = PaymentsSpec(accounts=accounts, background=40 * accounts, per_kind=accounts, days=3 * MONTH)
+    spec = replace(spec, kinds=["cycle"], amounts="passed", cross=0.7, skew=0.3)
     p = generate(spec, seed=seed, banks=len(BANKS))
     bank = np.array(list(BANKS))[p.bank]
     ids = np.array([f"{letter}{i:05d}" for i, letter in enumerate(bank)])
@@ -173,7 +174,7 @@ def main() -> None:
     folder = args.folder.absolute()
     table = books(folder, args.accounts)
     os.chdir(folder)
-    seconds = {}
+    seconds: dict[str, float] = {}
 
     def done(step: str) -> None:
         seconds[step] = time.process_time() - sum(seconds.values())

@@ -63,7 +63,7 @@ DEPTH = {
     30: ("calibration", "party/use/test_alerts.py::test_a_calibration_finds"),
     31: ("explanation", "party/use/test_explain.py::test_reasons_of_planted_payments"),
     32: ("drift and monitoring", "party/use/test_drift.py::test_the_shifted_column_is_named"),
-    33: ("remove a bank, unlearn", "runs/test_forget.py::test_"),
+    33: ("remove a bank, unlearn", "party/test_forget.py::test_"),
     34: ("privacy of single rows and payments", "secure/test_dp_audit.py::test_"),
     35: ("audit trail", "safety/test_audit.py::test_a_damaged_line_is_named"),
     36: ("refusals that are right", "safety/test_policy.py::test_what_a_policy_refuses"),
@@ -400,7 +400,7 @@ def test_35_an_audit_trail(desk, say):
     [
         (["alerts", "RUN", "--budget", "5"], "a threshold belongs to a party"),
         (["predict", "RUN", "--client", "7"], "has no client 7: expected 0..1"),
-        (["link", "--simulate", "A", "--dry-run"], "client 0 of 2, got 1 files"),
+        (["link", "--simulate", "A", "--dry-run"], "link needs the files of two parties or more"),
         (["explain", "RUN", "--client", "0", "--items", "nothing"], "--items names 'nothing'"),
     ],
 )

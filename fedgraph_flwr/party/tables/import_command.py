@@ -370,9 +370,7 @@ def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
         FedGraphError: a file is missing or has no effect, or the tables are invalid.
     """
     if args.own_party and args.nodes and args.client is None and (args.name or args.out):
-        raise FedGraphError(
-            f"--own-party {args.own_party} makes the file of one party: pass --client I"
-        )
+        raise FedGraphError(f"--own-party {args.own_party} makes the file of one party: pass --client I")
     nodes, edges = typed_files(args)
     if treatment.schema and treatment.schema.roles and not args.role:
         raise FedGraphError(

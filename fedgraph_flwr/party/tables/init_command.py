@@ -95,7 +95,19 @@ def _flow(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-_ORDER = ("party", "client", "nodes", "edges", "schema", "out", "columns", "party_columns", "match", "features", "classes")
+_ORDER = (
+    "party",
+    "client",
+    "nodes",
+    "edges",
+    "schema",
+    "out",
+    "columns",
+    "party_columns",
+    "match",
+    "features",
+    "classes",
+)
 
 
 def _text(values: dict[str, Any], reasons: dict[str, str]) -> str:

@@ -211,14 +211,22 @@ class _Group:
     runs: list[tuple[Path, Predictor]]
 
 
+def _models(path: Path) -> list[Path]:
+    """Return the folders below a node's state folder that hold a model, the oldest first; a run folder itself."""
+    if (path / CONFIG).is_file():
+        return [path]
+    stored = sorted(path.rglob("client_*/model_last.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+    return [file.parents[1] for file in stored] or [path]
+
+
 def _grouped(runs: Sequence[Path], client: int | None) -> list[_Group]:
-    """Load the model of the party by each run, and group them.
+    """Load the model of the party by each run, and group them; of one state folder, a local model comes first.
 
     Raises:
         FedGraphError: a folder holds no model of the party, or a model has no classes.
     """
     found: dict[str, _Group] = {}
-    for path in runs:
+    for path in (each for run in runs for each in _models(run)):
         is_run = (path / CONFIG).is_file()
         if is_run and client is None:
             raise FedGraphError(f"{path} is a run folder: pass --client I, the party that asks")
@@ -235,7 +243,8 @@ def _grouped(runs: Sequence[Path], client: int | None) -> list[_Group]:
             again = sum(group.name.partition(" (")[0] == name for group in found.values())
             found[key] = _Group(f"{name} ({again + 1})" if again else name, [])
         found[key].runs.append((path, model))
-    return list(found.values())
+    groups = list(found.values())
+    return groups if len(runs) > 1 else sorted(groups, key=lambda group: bool(group.runs[0][1].cfg.strategy.shared))
 
 
 def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clusters: str = "auto") -> Any:
@@ -247,7 +256,8 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
     ``attrs`` of the table: ``items``, ``clusters`` (their number) and ``by`` (what they are).
 
     Args:
-        runs: run folders, or folders of runs in a node's state folder; the first is the one that others are compared with.
+        runs: run folders, the first of which is the one that others are compared with; or a node's state folder, whose stored
+            models are compared with its local one.
         client: index of the party; None for state folders.
         metric: one of `METRICS`; default: the headline of the first run.
         clusters: one of `CLUSTERS`.

@@ -10,7 +10,7 @@ Differences are to the first RUN, on the same test items of the party, with 95 %
 leaves the party.
 examples:
   fedgraph-flwr worth runs/local runs/boosting runs/fedavg --client 0
-  fedgraph-flwr worth state/local-17 state/fedavg-18 --metric average_precision       # at a party: folders in its state folder
+  fedgraph-flwr worth state --metric average_precision       # at a party: the models that its node stored
 """
 
 
@@ -24,7 +24,9 @@ def register(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders; the first is the local model's")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run folders, the local model's first; or a state folder"
+    )
     parser.add_argument("--client", type=int, metavar="I", help="party that asks, 0..M-1")
     parser.add_argument(
         "--metric", default="", metavar="NAME", help=f"{', '.join(METRICS)} (default: headline of the first run)"

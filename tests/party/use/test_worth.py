@@ -1,5 +1,7 @@
 """Worth of federation for a party: weighted scores against repeated items, intervals, and the command."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +13,7 @@ from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.party.use.worth import METRICS, clusters_of, effective, interval, measure, scored
+from tests.nodes import party_nodes
 
 
 def items(seed=0, groups=15, classes=2):
@@ -121,6 +124,23 @@ def test_a_party_compares_its_models(runs, tmp_path, capsys):
     assert last["megabytes"] > found["megabytes"][0], "scores only"
     table = fg.worth([fg.load_run(runs / "local"), runs / "fedavg"], client=1, clusters="item")
     pd.testing.assert_frame_equal(table, found.fillna({"verdict": ""}), check_dtype=False, rtol=1e-6)
+
+
+def test_a_party_compares_the_models_of_its_own_state(tmp_path, client_files):
+    """Without the server and its run folders; the same table."""
+    files = client_files((40, 40))
+    graphs = sorted(Path(files.partition("=")[2]).glob("*.safetensors"))
+    (tmp_path / "policy.yaml").write_text("min_nodes: 0\n")
+    keys = {"num_clients": 2, "rounds": 2, "model.hidden": 8, "progress": False}
+    with pytest.MonkeyPatch.context() as patch:
+        party_nodes(patch, graphs, tmp_path / "policy.yaml", tmp_path)
+        for method in ("fedavg", "local"):
+            fg.run(files, strategy=method, out=str(tmp_path / "server" / method), **keys)
+    runs = [fg.run(files, strategy=method, out=str(tmp_path / method), **keys) for method in ("local", "fedavg")]
+    own, of_server = fg.worth([tmp_path / "state_1"]), fg.worth(runs, client=1)
+    for key in ("run", "score", "low", "high", "difference", "verdict"):
+        assert own[key].tolist() == of_server[key].tolist(), "as in a simulation of the same files"
+    assert own["rounds"].isna().all(), "only the server's folder has the cost"
 
 
 @pytest.mark.parametrize(
