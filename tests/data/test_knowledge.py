@@ -200,5 +200,5 @@ def test_a_run_trains(root, tmp_path, task, strategy):
 def test_edges_without_labels_cannot_be_shared_out(root):
     graph = load(compose([]).dataset)
     assert isinstance(graph, Graph)
-    with pytest.raises(FedGraphError, match="partition=relations needs labels of edges, which 'csbm' does not have"):
+    with pytest.raises(FedGraphError, match="partition=relations needs labels of edges, which 'demo' does not have"):
         make(graph, compose(["partition=relations"]))
