@@ -113,7 +113,7 @@ def _differences(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], s
         made = [
             {"name": cell["method"], "colour": place, **_ends(cell["difference"], factor)}
             for place, cell in enumerate(of)
-            if cell["difference"]
+            if cell["difference"] and "seconds_per_round" in cell  # not of what is counted without a run
         ]
         return {"rows": made} if made else {}
 

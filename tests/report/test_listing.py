@@ -1,11 +1,16 @@
 """The list of runs: what their folders say, filters, JSON, page."""
 
+import dataclasses
+import io
 import json
 import shutil
 
+import pandas as pd
 import pytest
 
+import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
+from fedgraph_flwr.cli.run import ROWS, print_summary
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.repeating import overrides_of
 
@@ -69,3 +74,42 @@ def test_a_configuration_that_no_overrides_compose_says_so():
     cfg = compose([])
     cfg.dataset.params["unheard"] = 1
     assert overrides_of(cfg) is None
+
+
+def test_the_summary_fits_eighty_columns_in_four_rows_with_whole_names(runs, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    run = fg.load_run(runs / "fedavg-0")
+    cfg = dataclasses.replace(run.config, evaluation=dataclasses.replace(run.config.evaluation, metric="auc"))
+    for verbose, count in ((False, ROWS), (True, len(run.table()))):
+        print_summary(run.summary, cfg, verbose)
+        lines = capsys.readouterr().out.splitlines()
+        rows = [line for line in lines if line.startswith(" test ")]
+        assert len(rows) == count
+        assert max(map(len, lines)) <= 80
+        assert rows[0].startswith(" test auc ")  # the headline first
+        assert [f"{len(run.table()) - ROWS} more scores: --verbose" in line for line in lines].count(True) == (
+            not verbose
+        )
+
+
+def test_json_of_a_run_and_of_predictions(runs, tmp_path, capsys):
+    words = ["dataset=csbm", "dataset.nodes=90", "num_clients=3", "rounds=1", f"out={tmp_path / 'run'}", "--json"]
+    assert main(["run", *words, "--quiet", "--no-report"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (found["test_accuracy"], found["out"]) == (summary["test_accuracy"], str(tmp_path / "run"))
+    assert main(["predict", str(tmp_path / "run"), "--client", "0"]) == 0
+    table = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    assert main(["predict", str(tmp_path / "run"), "--client", "0", "--json"]) == 0
+    items = json.loads(capsys.readouterr().out)
+    pd.testing.assert_frame_equal(pd.DataFrame(items).astype(float), table.astype(float))
+    assert main(["predict", str(tmp_path / "run"), "--client", "0", "--json", "--out", "p.csv"]) == 2
+
+
+def test_a_typing_error_of_a_command_suggests_it(capsys):
+    assert main(["trian"]) == 2
+    assert "run trains a model" in capsys.readouterr().err
+    assert main(["run", "--rounds", "20"]) == 2
+    assert "rounds=20" in capsys.readouterr().err
+    assert main(["run", "--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 100

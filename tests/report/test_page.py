@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from fedgraph_flwr.report.listing import write_listing
+from fedgraph_flwr.report.sweep_page import write_sweep
 from tests.party.desk import write_pages
 from tests.support import PATIENCE, write_report
 
@@ -42,8 +44,43 @@ def pages(runs, tmp_path_factory):
         several = [runs / f"{method}-{seed}" for method in ("fedavg", "fedprox") for seed in (0, 1)]
         write_report([runs / "fedavg-0"], out / "one.html", with_map=True, baselines=False)
         write_report(several, out / "several.html")
+        write_sweep(_outcome(runs), out / "sweep.csv")
+        write_listing(runs, out / "runs.html")
     write_pages(out)
     return out
+
+
+def _outcome(runs):
+    """Of a sweep of two rows and four columns, whose runs were kept."""
+    cells = [
+        {
+            "setting": f"share of labels {share}",
+            "method": method,
+            "choice": "lr 0.1" if method == "FedAvg" else "",
+            "scores": {0: 80.0 + place, 1: 81.5 + place * share},
+            **{"mean": 80.75 + place, "half": 1.5, "n": 2},
+            "difference": {"mean": place - 1.0, "half": 0.7, "n": 2} if method != "Local" else None,
+            **({"seconds_per_round": 0.1 * (place + 1), "bytes": 1e6 * place} if method != "Majority" else {}),
+            "runs": [str(runs / f"{method.lower()}-{seed}") for seed in (0, 1) if method in ("FedAvg", "FedProx")],
+        }
+        for share in (0.05, 0.6)
+        for place, method in enumerate(("Majority", "Local", "FedAvg", "FedProx"))
+    ]
+    text = {
+        "title": "A sweep",
+        "source": "",
+        "command": "fedgraph-flwr sweep strategy=fedavg,fedprox",
+        "headline": "accuracy",
+    }
+    said = ["share of labels 0.05: FedProx ahead of Local by 2.0 ± 0.7, 2 of 2 seeds"]
+    return {
+        **text,
+        "percent": True,
+        "reference": "Local",
+        "verdicts": said,
+        "cells": cells,
+        "failures": [{"run": "a", "reason": "b"}],
+    }
 
 
 @pytest.fixture
@@ -69,7 +106,8 @@ def opened(browser, pages):
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 @pytest.mark.parametrize(
-    "name", ["one.html", "several.html", "alerts.html", "drift.html", "explain.html", "worth.html"]
+    "name",
+    ["sweep.html", "runs.html", "one.html", "several.html", "alerts.html", "drift.html", "explain.html", "worth.html"],
 )
 def test_nothing_overlaps_or_overflows_and_the_console_is_silent(opened, name, width, scheme):
     page, said = opened(name, width, scheme)
@@ -134,3 +172,14 @@ def test_without_a_script_the_answer_and_the_tables_are_there(browser, pages):
     assert "FedAvg reaches" in page.locator(".answer").inner_text()
     assert page.locator("#clients tbody tr").count() == 3
     context.close()
+
+
+def test_a_chart_is_saved_as_svg(opened):
+    page, said = opened("sweep.html")
+    with page.expect_download() as waiting:
+        page.locator(".card .save").first.click()
+    text = Path(waiting.value.path()).read_text()
+    assert waiting.value.suggested_filename == "Score.svg"
+    assert text.startswith("<svg")
+    assert "FedProx" in text
+    assert said == []
