@@ -268,17 +268,16 @@ def test_18_networks_beat_boosting_on_payments():
     assert means["FedAvg"] > max(means[name] for name in means if name.startswith("Boosting"))
 
 
-def test_19_a_network_and_trees_together_beat_both_on_built_in_payments():
+@pytest.mark.parametrize("columns", ["counts", "recipe"])
+def test_19_a_network_and_trees_together_beat_both_on_built_in_payments(columns):
     with (ROOT / "simulations" / "results" / "payments_worth.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["data"] == "payments"]
-    blends = {(row["seed"], row["method"]): float(row["test"]) for row in rows if "lend" in row["method"]}
-    if not blends:
-        pytest.skip("no blend on built-in payments is stored yet (benchmarks/payments_worth.py)")
-    each = {row["seed"]: [] for row in rows}
-    for row in rows:
-        if (row["seed"], row["method"]) not in blends:
-            each[row["seed"]].append(float(row["test"]))
-    assert fmean(blends.values()) > fmean(max(each[seed]) for seed, _ in blends)
+        rows = [row for row in csv.DictReader(file) if (row["data"], row["columns"]) == ("payments", columns)]
+    scores = {(row["method"], row["seed"]): float(row["test"]) for row in rows}
+    seeds = [seed for method, seed in scores if method == "Blend"]
+    assert len(seeds) >= 5
+    for single in ("FedAvg", "Boosting"):
+        pairs = [scores["Blend", seed] - scores[single, seed] for seed in seeds if (single, seed) in scores]
+        assert fmean(pairs) > 0
 
 
 def _means(text, start):
