@@ -1,0 +1,127 @@
+"""What attributes of banks' accounts are worth to a payment network: tables, import, link, runs, predictions, bounds.
+
+    python examples/network_and_banks/network_and_banks.py work                          # three banks, one seed, minutes
+    python examples/network_and_banks/network_and_banks.py work --payments 100000 --accounts 15000 --seeds 3
+    python examples/network_and_banks/network_and_banks.py work --scale --payments 4000000 --accounts 500000 --banks 9
+
+The network imports payments without a table of accounts, each bank accounts without payments and labels. The first bank comes
+first, so that the schema has the columns of both roles before files are written. `link --entities columns` brings the attributes
+to the network: exact, or by randomised response with a local ε of 1 or 4 per column. The last column of the table is
+(AP - alone) / (exact - alone). `--scale` runs import, link and one epoch with scoring once, and prints the seconds and the peak
+memory of each step, in a process of its own. Commands are printed before they run.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from make_tables import make
+
+FORMS = {"alone": "", "ε = 1": "eps=1", "ε = 4": "eps=4", "exact": "exact"}
+METHODS = {"boosting": ["strategy=boosting"], "FedAvg": ["strategy=fedavg", "train.lr=0.02", "train.local_steps=5"]}
+COMMON = ["task=edges", "evaluation.metric=average_precision", "model.hidden=32", "checkpoint_every=0"]
+LARGE = ["train.sampler=neighbors", "train.batch_size=4096", "train.fanout=[8,4]", "train.local_epochs=1", "threads=1"]
+
+
+def go(*words: object) -> tuple[float, float]:
+    """Print and run a command in a process of its own; return its CPU seconds and peak memory in GB."""
+    args = [str(word) for word in words]
+    print("$ fedgraph-flwr", shlex.join(args), flush=True)
+    began = time.perf_counter()
+    process = os.posix_spawn(sys.executable, [sys.executable, "-m", "fedgraph_flwr", *args], os.environ)
+    _, status, used = os.wait4(process, 0)
+    if code := os.waitstatus_to_exitcode(status):
+        raise SystemExit(code)
+    spent = used.ru_utime + used.ru_stime
+    print(f"# {spent:.1f} CPU s, {time.perf_counter() - began:.1f} s, peak {used.ru_maxrss / 2**20:.2f} GB", flush=True)
+    return spent, used.ru_maxrss / 2**20
+
+
+def bring(place: str, banks: list[str]) -> None:
+    """Import the tables of all parties: the first bank, the network, all banks."""
+    common = ["--schema", f"{place}/schema.yaml", "--num-clients", len(banks) + 1]
+    bank = ["import", "--role", "bank", "--nodes", f"{place}/{banks[0]}.csv", "--own-party", banks[0]]
+    go(*bank, *common, "--client", 1, "--out", f"{place}/client_0001.safetensors")
+    network = ["import", "--role", "network", "--edges", f"{place}/payments.csv", "--time-column", "time"]
+    network += ["--edge-label-column", "fraud", "--edge-columns", "amount,kind", "--edge-scale", "amount=log"]
+    network += ["--edge-id-column", "reference", "--party-columns", "from_bank,to_bank", "--split", "temporal"]
+    go(*network, *common, "--client", 0, "--out", f"{place}/client_0000.safetensors")
+    for number, name in enumerate(banks, 1):
+        bank = ["import", "--role", "bank", "--nodes", f"{place}/{name}.csv", "--own-party", name]
+        go(*bank, *common, "--client", number, "--out", f"{place}/client_{number:04d}.safetensors")
+
+
+def link(place: str, banks: list[str], form: str, match: str) -> str:
+    """Bring the attributes to the network in a form, and return the folder of the files; without a form, the imported ones."""
+    out = f"{place}/{form.replace('=', '') or 'alone'}"
+    files = [f"{place}/client_{number:04d}.safetensors" for number in range(len(banks) + 1)]
+    if form:
+        share = f"flagged:{form},dormant:{form}"
+        rules = ["--match", match, "--entities", "columns", "--share", share]
+        go("link", "--simulate", *files, *rules, "--out", out)
+        return out
+    Path(out).mkdir(exist_ok=True)
+    for file in files:
+        link_to = Path(out, Path(file).name)
+        link_to.unlink(missing_ok=True)
+        link_to.hardlink_to(file)
+    return out
+
+
+def score(graph: str, out: str, words: list[str], seed: int) -> float:
+    """Train on files, and return the network's average precision on test payments."""
+    go("run", f"graph={graph}", *COMMON, *words, f"seed={seed}", f"out={out}", "overwrite=true", "--quiet", "--no-report")
+    return float(json.loads(Path(out, "summary.json").read_text())["metrics"]["best_val"]["test_average_precision"])
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> str:
+    """Return the mean average precision by form and method, in %, and its place between alone and exact."""
+    lines = ["| attributes | " + " | ".join(f"{name} | place" for name in METHODS) + " |", "|---" * 5 + "|"]
+    for form in FORMS:
+        cells = [form]
+        for scores in found.values():
+            low, high, own = (np.mean(scores[key]) for key in ("alone", "exact", form))
+            spread = f" ± {np.std(scores[form]):.3f}" if len(scores[form]) > 1 else ""
+            cells += [f"{own:.3f}{spread}", f"{(own - low) / (high - low):.2f}" if high > low else "-"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run all steps from tables to predictions."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--payments", type=int, default=20_000)
+    parser.add_argument("--accounts", type=int, default=3_000)
+    parser.add_argument("--banks", type=int, default=3)
+    parser.add_argument("--fraud", type=float, default=0.01)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--match", default="routed", choices=("routed", "ids"))
+    parser.add_argument("--scale", action="store_true", help="one import, link, epoch and scoring, with time and memory")
+    args = parser.parse_args()
+    found: dict[str, dict[str, list[float]]] = {name: {form: [] for form in FORMS} for name in METHODS}
+    for seed in range(1 if args.scale else args.seeds):
+        place = f"{args.folder}/{seed}"
+        banks = make(Path(place), args.payments, args.accounts, args.banks, args.fraud, seed)
+        bring(place, banks)
+        if args.scale:
+            score(link(place, banks, "exact", args.match), f"{place}/run", [*LARGE, "rounds=1"], seed)
+            return
+        for form, protection in FORMS.items():
+            graph = link(place, banks, protection, args.match)
+            for name, words in METHODS.items():
+                rounds = [f"rounds={args.rounds}"] if name == "FedAvg" else []
+                ap = score(graph, f"{graph}_{name}", [*words, *rounds], seed)
+                found[name][form].append(ap)
+        go("predict", f"{place}/exact_FedAvg", "--client", 0, "--out", f"{place}/predictions.csv")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
