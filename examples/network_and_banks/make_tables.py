@@ -5,10 +5,11 @@
 payments.csv    the network's: reference, time, from_bank, source, to_bank, target, amount, kind, fraud
 bank1.csv ...   each bank's accounts: id, flagged, dormant, years
 
-Only the shape is the prize's (payments and labels at a network, attributes of accounts at banks), not its data. A fraudulent payment
-starts at a dormant account with probability .45 and ends at a flagged one with .6. Otherwise its ends are drawn like those of
-other payments. It is larger by a factor of e in the median, and more often of kind `instant`. So the network alone sees some of
-it, and the banks' flags most. Flags are rare: 3 % of accounts are flagged, 4 % are dormant, which pay a fifth as often.
+Only the shape is the prize's (payments and labels at a network, attributes of accounts at banks), not its data. A fraudulent
+payment starts at a dormant account with probability .45 and ends at a flagged one with .6. Otherwise its ends are drawn like
+those of other payments. Its amount is larger by a factor of e in the median, and it is more often of kind `instant`. So the
+network alone sees some of it, and the banks' flags show most. 3 % of accounts are flagged; 4 % are dormant and pay a fifth as
+often.
 """
 
 import argparse

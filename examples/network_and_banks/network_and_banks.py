@@ -7,8 +7,8 @@
 The network imports payments without a table of accounts, each bank accounts without payments and labels. The first bank comes
 first, so that the schema has the columns of both roles before files are written. `link --entities columns` brings the attributes
 to the network: exact, or by randomised response with a local ε of 1 or 4 per column. The last column of the table is
-(AP - alone) / (exact - alone). `--scale` runs import, link and one epoch with scoring once, and prints the seconds and the peak
-memory of each step, in a process of its own. Commands are printed before they run.
+(AP - alone) / (exact - alone). `--scale` runs import, link and one epoch with scoring once. It prints the seconds and the peak
+memory of the network's import, of the link of all parties, and of the run, each in a process of its own.
 """
 
 import argparse
@@ -22,48 +22,53 @@ from pathlib import Path
 import numpy as np
 from make_tables import make
 
+from fedgraph_flwr.cli import main as main_of_package
+
 FORMS = {"alone": "", "ε = 1": "eps=1", "ε = 4": "eps=4", "exact": "exact"}
 METHODS = {"boosting": ["strategy=boosting"], "FedAvg": ["strategy=fedavg", "train.lr=0.02", "train.local_steps=5"]}
 COMMON = ["task=edges", "evaluation.metric=average_precision", "model.hidden=32", "checkpoint_every=0"]
 LARGE = ["train.sampler=neighbors", "train.batch_size=4096", "train.fanout=[8,4]", "train.local_epochs=1", "threads=1"]
 
 
-def go(*words: object) -> tuple[float, float]:
-    """Print and run a command in a process of its own; return its CPU seconds and peak memory in GB."""
+def go(*words: object, apart: bool = False) -> None:
+    """Print and run a command; with ``apart`` in a process of its own, with its seconds and peak memory."""
     args = [str(word) for word in words]
     print("$ fedgraph-flwr", shlex.join(args), flush=True)
+    if not apart:
+        if code := main_of_package(args):
+            raise SystemExit(code)
+        return
     began = time.perf_counter()
     process = os.posix_spawn(sys.executable, [sys.executable, "-m", "fedgraph_flwr", *args], os.environ)
     _, status, used = os.wait4(process, 0)
     if code := os.waitstatus_to_exitcode(status):
         raise SystemExit(code)
-    spent = used.ru_utime + used.ru_stime
-    print(f"# {spent:.1f} CPU s, {time.perf_counter() - began:.1f} s, peak {used.ru_maxrss / 2**20:.2f} GB", flush=True)
-    return spent, used.ru_maxrss / 2**20
+    spent, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20
+    print(f"# {spent:.1f} CPU s, {time.perf_counter() - began:.1f} s, peak {peak:.2f} GB", flush=True)
 
 
-def bring(place: str, banks: list[str]) -> None:
-    """Import the tables of all parties: the first bank, the network, all banks."""
+def bring(place: str, banks: list[str], apart: bool = False) -> None:
+    """Import the tables of all parties: the first bank, the network (perhaps apart), all banks."""
     common = ["--schema", f"{place}/schema.yaml", "--num-clients", len(banks) + 1]
     bank = ["import", "--role", "bank", "--nodes", f"{place}/{banks[0]}.csv", "--own-party", banks[0]]
     go(*bank, *common, "--client", 1, "--out", f"{place}/client_0001.safetensors")
     network = ["import", "--role", "network", "--edges", f"{place}/payments.csv", "--time-column", "time"]
     network += ["--edge-label-column", "fraud", "--edge-columns", "amount,kind", "--edge-scale", "amount=log"]
     network += ["--edge-id-column", "reference", "--party-columns", "from_bank,to_bank", "--split", "temporal"]
-    go(*network, *common, "--client", 0, "--out", f"{place}/client_0000.safetensors")
+    go(*network, *common, "--client", 0, "--out", f"{place}/client_0000.safetensors", apart=apart)
     for number, name in enumerate(banks, 1):
         bank = ["import", "--role", "bank", "--nodes", f"{place}/{name}.csv", "--own-party", name]
         go(*bank, *common, "--client", number, "--out", f"{place}/client_{number:04d}.safetensors")
 
 
-def link(place: str, banks: list[str], form: str, match: str) -> str:
+def link(place: str, banks: list[str], form: str, match: str, apart: bool = False) -> str:
     """Bring the attributes to the network in a form, and return the folder of the files; without a form, the imported ones."""
     out = f"{place}/{form.replace('=', '') or 'alone'}"
     files = [f"{place}/client_{number:04d}.safetensors" for number in range(len(banks) + 1)]
     if form:
         share = f"flagged:{form},dormant:{form}"
         rules = ["--match", match, "--entities", "columns", "--share", share]
-        go("link", "--simulate", *files, *rules, "--out", out)
+        go("link", "--simulate", *files, *rules, "--out", out, apart=apart)
         return out
     Path(out).mkdir(exist_ok=True)
     for file in files:
@@ -73,9 +78,10 @@ def link(place: str, banks: list[str], form: str, match: str) -> str:
     return out
 
 
-def score(graph: str, out: str, words: list[str], seed: int) -> float:
+def score(graph: str, out: str, words: list[str], seed: int, apart: bool = False) -> float:
     """Train on files, and return the network's average precision on test payments."""
-    go("run", f"graph={graph}", *COMMON, *words, f"seed={seed}", f"out={out}", "overwrite=true", "--quiet", "--no-report")
+    keys = [f"graph={graph}", *COMMON, *words, f"seed={seed}", f"out={out}", "overwrite=true"]
+    go("run", *keys, "--quiet", "--no-report", apart=apart)
     return float(json.loads(Path(out, "summary.json").read_text())["metrics"]["best_val"]["test_average_precision"])
 
 
@@ -103,15 +109,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--match", default="routed", choices=("routed", "ids"))
-    parser.add_argument("--scale", action="store_true", help="one import, link, epoch and scoring, with time and memory")
+    parser.add_argument(
+        "--scale", action="store_true", help="one import, link, epoch and scoring, with time and memory"
+    )
     args = parser.parse_args()
     found: dict[str, dict[str, list[float]]] = {name: {form: [] for form in FORMS} for name in METHODS}
     for seed in range(1 if args.scale else args.seeds):
         place = f"{args.folder}/{seed}"
         banks = make(Path(place), args.payments, args.accounts, args.banks, args.fraud, seed)
-        bring(place, banks)
+        bring(place, banks, args.scale)
         if args.scale:
-            score(link(place, banks, "exact", args.match), f"{place}/run", [*LARGE, "rounds=1"], seed)
+            graph = link(place, banks, "exact", args.match, apart=True)
+            print(f"average precision {score(graph, f'{place}/run', [*LARGE, 'rounds=1'], seed, apart=True):.3f}")
             return
         for form, protection in FORMS.items():
             graph = link(place, banks, protection, args.match)

@@ -125,7 +125,7 @@ class LinkClient(GraphClient):
         party, linking = self.party, self.policy.linking
         for peer in party.peers:
             name, (digest, accounts) = peer_name(peer, self.keyring), party.told_digest(peer)
-            spent = book_share(Path(self.policy.path), name, party.told_columns, digest, accounts, linking.epsilon)
+            spent = book_share(Path(self.policy.path), name, party.told_to(peer), digest, accounts, linking.epsilon)
             log(INFO, "link: local ε of an account towards client %d is %g", peer, spent)
 
     def finish(self, step: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgraph_flwr.data.far_ends import encoded, records
+from fedgraph_flwr.data.far_ends import Column, encoded, records
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.schema import NODE, Schema, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
@@ -95,6 +95,10 @@ class JoinParty(LinkParty):
         parties = self.graph.linking["parties"]
         place = parties.index(self.names[peer]) if self.names[peer] in parties else -1
         return nodes[homes[nodes] == place]
+
+    def told_to(self, peer: int) -> list[Column]:
+        """Return the columns of its role, if both have an account."""
+        return [self.columns[number] for number in self.held(self.client)] if self._ordered(peer).size else []
 
     def told(self, peer: int) -> tuple[Ints, list[NDArray[Any]], list[bytes]]:
         """Return what this party tells a peer: rows of its file [K], codes or values by column, and the accounts' ids."""

@@ -773,6 +773,10 @@ class LinkParty:
         """All columns that the parties tell each other."""
         return [*self.columns, *(source for source, _ in self.records)]
 
+    def told_to(self, peer: int) -> list[Column]:
+        """Return the columns of accounts that this party tells a peer, which its ledger books."""
+        return self.told_columns
+
     def told(self, peer: int) -> tuple[Ints, list[NDArray[Any]], list[bytes]]:
         """Return what this party tells a peer: rows of the linked graph [K], codes or values by column, and the accounts' ids."""
         graph = self.linked()
@@ -1045,7 +1049,8 @@ class LinkParty:
         if len(self._files) < graph.num_clients:
             return
         name = hashlib.sha256(b"".join(self._files[k] for k in sorted(self._files))).hexdigest()
-        graph.linking = {"party": self.graph.linking.get("party", ""), "link": name}
+        role = {"role": self.graph.linking["role"]} if self.graph.linking.get("role") else {}
+        graph.linking = {"party": self.graph.linking.get("party", ""), "link": name, **role}
 
     # --- report -------------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,13 @@ The schema lists the columns of each role (`Schema.roles`), and every file has t
 does not have is 0 with the indicator of missing values, until `link --entities columns` brings it from who has it.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import ClientGraph, Graph, unpack_words
 from fedgraph_flwr.data.hetero import EdgeType
 from fedgraph_flwr.data.pyg import EDGE_TYPE
 from fedgraph_flwr.data.schema import EDGE, NODE
@@ -43,10 +44,7 @@ def complete(
             " it again with --role in the first import"
         )
     if NODE not in nodes:
-        table, where = edges[EDGE_TYPE], files[EDGE]
-        ends = pd.concat([column_of(table, name, where, "end of edges") for name in (columns.source, columns.target)])
-        nodes[NODE] = pd.DataFrame({columns.id: pd.unique(ends.dropna())})
-        files[NODE] = where
+        nodes[NODE], files[NODE] = _ends(edges[EDGE_TYPE], columns, files[EDGE]), files[EDGE]
     if EDGE_TYPE not in edges:
         names = {columns.source, columns.target, *columns.edge_others}
         edges[EDGE_TYPE] = pd.DataFrame({name: np.zeros(0, dtype=object) for name in sorted(names)})
@@ -55,6 +53,31 @@ def complete(
     free = [name for name in map(str, nodes[NODE].columns) if name not in columns.others]
     if NAMED in held.get(NODE, ()) if held is not None else not free:
         nodes[NODE] = nodes[NODE].assign(**{NAMED: "yes"})
+
+
+def _ends(links: Any, columns: Columns, where: str) -> Any:
+    """Return a table of the nodes that edges name."""
+    import pandas as pd
+
+    ends = pd.concat([column_of(links, name, where, "end of edges") for name in (columns.source, columns.target)])
+    return pd.DataFrame({columns.id: pd.unique(ends.dropna())})
+
+
+def nodes_of_role(links: Any, columns: Columns, stored: Any, where: str, treatment: Treatment) -> tuple[Any, Treatment]:
+    """Return a table of the nodes that new edges name and a stored graph does not have, and the treatment by the party's role.
+
+    Raises:
+        FedGraphError: the stored graph is not of a party without node table.
+    """
+    role = getattr(stored, "linking", {}).get("role", "")
+    if NAMED not in (treatment.schema.roles.get(role, {}) if treatment.schema else {}).get(NODE, ()):
+        raise FedGraphError(
+            f"{where} needs --nodes FILE: the graph of {f'role {role}' if role else 'this party'} was imported from a table of"
+            " nodes"
+        )
+    table = _ends(links, columns, where)
+    known = np.isin(as_words(table[columns.id]), unpack_words(stored.ids))
+    return table[~known].reset_index(drop=True).assign(**{NAMED: "yes"}), replace(treatment, role=role)
 
 
 def with_role(

@@ -242,9 +242,10 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     from fedgraph_flwr.party.use.prediction_input import graph_file, new_nodes, typed_tables
 
     nodes, edges = typed_files(args)
-    if bool(nodes) != bool(edges):
-        raise FedGraphError("incomplete input: pass both --nodes FILE and --edges FILE, or --graph FILE")
     spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
+    by_role = bool(edges and not nodes and spec.schema and spec.schema.roles)
+    if bool(nodes) != bool(edges) and not by_role:
+        raise FedGraphError("incomplete input: pass both --nodes FILE and --edges FILE, or --graph FILE")
     layout = layout_of(args).over(spec.schema.tables if spec.schema else TableLayout())
     options: dict[str, Any] = {**formats_of(args), "say": lambda text: print(text, file=sys.stderr)}
     own_nodes, own_edges = nodes.get(NODE), edges.get(EDGE_TYPE)
@@ -256,9 +257,9 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
             )
         return typed_tables(nodes, edges, args.target, Columns.of(layout), spec, options), None, None
     stored = graph_file(args.graph, spec) if args.graph else None
-    if not nodes and stored is not None:
+    if not nodes and not by_role and stored is not None:
         return stored, None, None
-    if own_nodes and own_edges:
+    if own_edges and (own_nodes or by_role):
         treatment = replace(spec.treatment(), **options)
         where = str(args.graph) if args.graph else f"client {predictor.client}'s stored graph"
         stored = stored if args.graph else predictor.own

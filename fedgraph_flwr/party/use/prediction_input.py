@@ -20,6 +20,7 @@ from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
 from fedgraph_flwr.party.tables.edges import EdgeData, amounts_of, arranged, edge_data, edge_ends, with_columns
 from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
@@ -154,7 +155,7 @@ def _of_new(columns: Columns) -> Columns:
 
 
 def new_nodes(
-    nodes: Path,
+    nodes: Path | None,
     edges: Path,
     columns: Columns,
     spec: InputSpec,
@@ -167,7 +168,7 @@ def new_nodes(
     Stored nodes keep their features, labels and edges. A row with the id of a stored node replaces its features.
 
     Args:
-        nodes: one row per node.
+        nodes: one row per node; None for a party of a role without node table, whose nodes are the ends of edges.
         edges: one row per edge, between nodes of the table and of the stored graph.
         columns: roles of the columns.
         spec: the model's features and classes.
@@ -178,6 +179,11 @@ def new_nodes(
     Raises:
         FedGraphError: an edge names an unknown node, or as for `tables`.
     """
+    if nodes is None:
+        links = read_table(edges, columns.layout)
+        table, treatment = nodes_of_role(links, columns, stored, str(edges), treatment or spec.treatment())
+        own, columns = Ids(table, columns.id, str(edges)), replace(columns, party_columns="", party_prefix="")
+        return _joined(table, links, own, columns, spec, stored, (str(edges), str(edges), where), treatment)
     if columns.graph:  # whole new graphs
         graph, _ = tables(nodes, edges, columns, spec, treatment)
         return NewNodes(graph, unpack_words(graph.ids), np.arange(starts(graph).numel()))
