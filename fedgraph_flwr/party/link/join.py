@@ -5,9 +5,10 @@
 
 Both match ids of nodes, privately (`--match ids`) or by hashes (`--match routed`), and each learns which accounts both have. Then
 each tells the columns of ``share`` that its role has, in their declared form, for accounts that both have, and takes those that
-its role does not have. Parties of one role match nothing. No edges are added. A file without payments has no records to count, so the party with payments applies
-``min_records``: it does not ask for an account of fewer. Where payments name the banks of accounts, it asks each bank only for
-its own, so that no bank can claim those of another; otherwise an account that two banks hold gets no columns.
+its role does not have. Parties of one role match nothing. No edges are added. A file without payments has no records to count, so
+the party with payments applies ``min_records``: it does not ask for an account of fewer. Where payments name the banks of
+accounts, it asks each bank only for its own, so that no bank can claim those of another. Otherwise an account that two banks
+hold gets no columns.
 """
 
 from dataclasses import replace
@@ -86,7 +87,7 @@ class JoinParty(LinkParty):
         return np.flatnonzero(records(self.graph) < self.rules.min_records)
 
     def nodes_for(self, peer: int) -> Ints:
-        """Return the own nodes that the peer may have: those that edges place there, with enough records; none for an equal role."""
+        """Return the own nodes that a peer of another role may have: those that edges place there, with enough records."""
         if self.roles[peer] == self.roles[self.client]:
             return np.zeros(0, dtype=np.int64)
         nodes, homes = np.setdiff1d(np.arange(self.graph.num_nodes), self.few), self.graph.group.numpy()

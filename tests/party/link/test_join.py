@@ -180,6 +180,14 @@ def test_an_account_below_the_floor_is_not_asked_for(files):
     assert int((lacking == 0).sum()) == sum(word not in ("A0", "A1", "B0", "B1") for word in words)
 
 
+def test_the_ledger_books_what_a_party_tells(files):
+    """The network tells nothing, a bank its flag to the network, and nothing to another bank."""
+    parties = joined(files, LinkRules(match="ids", entities="columns", share=["flag:eps=1"]))
+    told = {(p.client, peer): [c.name for c in p.told_to(peer)] for p in parties for peer in p.peers}
+    assert told == {(0, 1): [], (0, 2): [], (1, 0): ["flag"], (1, 2): [], (2, 0): ["flag"], (2, 1): []}
+    assert [parties[1].told_digest(peer)[1] for peer in (0, 2)] == [8, 0]
+
+
 def test_a_bank_without_a_matched_account_is_counted(files):
     other = load_renamed(files[2])
     parties = joined([*files[:2], other], LinkRules(match="ids", entities="columns", share=SHARE))
@@ -267,3 +275,15 @@ def test_link_simulate_writes_files_for_a_run(files, tmp_path, capsys):
         "split.step=null",
     ]
     assert main(["run", *words, "--quiet", "--no-report"]) == 0
+    day = pd.DataFrame({"source": ["A5", "new1"], "target": ["B3", "A5"], "amount": [7.0, 8.0], "t": [200, 201]})
+    day.to_csv(tmp_path / "day.csv", index=False)
+    predict = ["predict", f"{tmp_path}/run", "--client=0", f"--edges={tmp_path}/day.csv", f"--out={tmp_path}/p.csv"]
+    assert main(predict) == 0
+    found = pd.read_csv(tmp_path / "p.csv")
+    assert found[["source", "target"]].to_numpy().tolist() == [["A5", "B3"], ["new1", "A5"]]
+    assert found["p_yes"].between(0, 1).all()
+    assert main([*predict[:2], "--client=1", *predict[3:]]) == 2
+    assert (
+        "day.csv needs --nodes FILE: the graph of role bank was imported from a table of nodes"
+        in capsys.readouterr().err
+    )
