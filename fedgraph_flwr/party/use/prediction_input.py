@@ -154,6 +154,12 @@ def _of_new(columns: Columns) -> Columns:
     return replace(columns, predict="", party_columns="", party_prefix="", match_columns="")
 
 
+def _of_later(columns: Columns, table: Any, links: Any, stored: Graph) -> Columns:
+    """Return the columns of later tables, which may lack labels and, unless windows or a recipe read them, times."""
+    times = () if columns.windows or recipe_of(stored) else ("time",)
+    return _of_new(columns).without([table], "label", "split", "client").without([links], *times, "edge_label")
+
+
 def new_nodes(
     nodes: Path | None,
     edges: Path,
@@ -229,8 +235,7 @@ def _joined(
 ) -> NewNodes:
     treatment = treatment or spec.treatment()
     rule = rule_of(columns, stored) if spec.parallel else None
-    timeless = () if columns.windows or recipe_of(stored) else ("time",)
-    columns = _of_new(columns).without([table], "label", "split", "client").without([links], *timeless, "edge_label")
+    columns = _of_later(columns, table, links, stored)
     names = feature_columns({NODE: table}, (), columns.others, {NODE: where[0]})[NODE]
     carried = edge_feature_columns({EDGE: links}, columns, {EDGE: where[1]}, treatment)[EDGE]
     treatment.check_names({NODE: names, EDGE: carried})
