@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Any
 from fedgraph_flwr.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedgraph_flwr.api import Run, audit, blend, choices, compare, keys, load_run, plot, ray_session, run, worth
+    from fedgraph_flwr.api import (
+        Run,
+        audit,
+        blend,
+        choices,
+        compare,
+        forget,
+        keys,
+        load_run,
+        plot,
+        ray_session,
+        run,
+        worth,
+    )
     from fedgraph_flwr.errors import FedGraphError, RunFailed
     from fedgraph_flwr.partition import api as datasets
 
@@ -26,6 +39,7 @@ __all__ = [
     "choices",
     "compare",
     "datasets",
+    "forget",
     "keys",
     "load_run",
     "plot",

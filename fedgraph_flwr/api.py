@@ -407,6 +407,29 @@ def blend(runs: Iterable[Run | str | os.PathLike[str]], out: str | os.PathLike[s
     return Run(out)
 
 
+def forget(
+    run: Run | str | os.PathLike[str],
+    party: str | int,
+    out: str | os.PathLike[str],
+    graph: str | os.PathLike[str] | None = None,
+) -> Run:
+    """Remove a party from a finished simulation exactly: return the run that never had it, replayed from the first round.
+
+    Args:
+        run: the run.
+        party: the party's name in its client file, or its client's number.
+        out: the new run folder. ``out/files`` has the survivors' files.
+        graph: folder with the survivors' files, imported and linked again; None: the run's files without the party.
+
+    Raises:
+        FedGraphError: the run has no such party, or its files cannot be made without it.
+    """
+    from fedgraph_flwr.party.forget import forget, plan
+
+    forget(plan(_run(run).path, str(party), Path(graph) if graph else None), Path(out))
+    return Run(out)
+
+
 def plot(runs: Iterable[Run | str | os.PathLike[str]], metric: str = "accuracy") -> "Figure":
     """Plot validation (thin) and test (bold) means of a metric by round for several runs.
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "init-party": ("fedgraph_flwr.party.tables.init_command", "write party.yaml by guessing from a party's two tables"),
     "import": ("fedgraph_flwr.party.tables.import_command", "import your graph from tables or a saved PyG object"),
     "link": ("fedgraph_flwr.party.link.command", "match records of edges between parties, without showing the others"),
+    "forget": ("fedgraph_flwr.party.forget_command", "remove a party from a finished run, exactly"),
     "schema": (
         "fedgraph_flwr.party.tables.schema_command",
         "show the schema of your tables, or merge statistics of parties",

@@ -10,6 +10,7 @@ from fedgraph_flwr.partition.store import (
     load_client,
     num_clients,
     outline,
+    parties,
     resolved,
 )
 
@@ -24,6 +25,7 @@ __all__ = [
     "load_client",
     "num_clients",
     "outline",
+    "parties",
     "pool",
     "resolved",
 ]

@@ -461,6 +461,13 @@ def input_spec(cfg: RunConfig) -> dict[str, Any]:
     }
 
 
+def parties(cfg: RunConfig) -> list[str]:
+    """Return the names of the parties in the files of the folder ``graph``, by client; empty where a file has none."""
+    paths = files(Path(cfg.graph).expanduser()) if cfg.graph else []
+    names = [str(read_header(path)[1].get("linking", {}).get("party", "")) for path in paths]
+    return names if all(names) else []
+
+
 def _client_kind(path: Source, kind: str | None) -> None:
     accepted = [name for name in MODULES if name.endswith("ClientGraph")]
     if kind not in accepted:

@@ -368,6 +368,14 @@ def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) 
     return EarlierModel(path, as_arrays(read_tensors(path)[0]), {int(client): tree for client, tree in models.items()})
 
 
+def newcomers(folder: Path, parties: Sequence[str], clients: Sequence[int]) -> list[str]:
+    """Return who takes part now and not in the run of a folder: parties by name if both runs know them, else clients."""
+    summary = json.loads((folder / SUMMARY).read_bytes())
+    if parties and (before := summary.get("parties")):
+        return [name for name in parties if name not in before]
+    return [f"client {client}" for client in clients if str(client) not in summary.get("nodes", {str(client): 0})]
+
+
 def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folder: str) -> None:
     """Check that the clients' descriptions are those of the resumed run.
 

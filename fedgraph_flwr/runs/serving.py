@@ -15,7 +15,7 @@ from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries, chance
 from fedgraph_flwr.logs import log
-from fedgraph_flwr.partition import input_spec
+from fedgraph_flwr.partition import input_spec, parties
 from fedgraph_flwr.runs.checks import startup_notes
 from fedgraph_flwr.runs.folder import FAILURE, INPUT_SPEC, InUse, headline_score, owned
 from fedgraph_flwr.runs.prepare import Prepared, check_unused, here, prepare, with_folder
@@ -50,6 +50,7 @@ def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None
             trackers.begin(recorder.run_name)
             known = input_spec(cfg) if here(cfg) else {}
             recorder.extra |= {"classes": known["classes"]} if known else {}
+            recorder.extra |= {"parties": names} if here(cfg) and (names := parties(cfg)) else {}
             strategy = locate(cfg.strategy.server)(cfg, recorder)
             strategy.start(grid)
             names = [str(number) for number in range(strategy.described.size("num_classes"))]

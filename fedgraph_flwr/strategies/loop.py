@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.methods.uplink import releases, sums
 from fedgraph_flwr.methods.weighting import batch_of
+from fedgraph_flwr.runs.folder import newcomers
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
@@ -147,6 +149,9 @@ class Loop:
         method, recorder = self.strategy, self.recorder
         start: dict[str, Any] = {"run": self.cfg.init, "model": digest(method.arrays).hex()}
         log(INFO, "this run starts with the model %s of %s", start["model"], self.cfg.init)
+        if new := newcomers(Path(self.cfg.init), recorder.extra.get("parties", []), sorted(method.clients)):
+            log(INFO, "new in this run, and not in %s: %s", self.cfg.init, ", ".join(new))
+            start["new"] = new
         if self.cfg.privacy.scores == "exact":
             method.judges = self._judges()
             sent = method.configure_evaluate(0, to_record(method.arrays), ConfigRecord(), self.grid)

@@ -1,0 +1,273 @@
+"""Remove a party from a finished run exactly: the survivors' files without it, and a replay from the first round.
+
+    cut edges to the party            dropped at both kinds of ends, with what was known of its accounts
+    global ids, client numbers        closed up in their order: the files that a link of the survivors alone writes
+    parameters, optimisers, scores    computed again from the seed: nothing of the earlier run is read but its configuration
+
+So the result is that of a run that never had the party, bit for bit. The earlier run's folder, exports of it and the nodes' state
+folders still hold models that the party took part in: delete them.
+
+Not in the client files: statistics and categories of a merged schema. Where the files carry such statistics, the survivors merge
+(`schema merge`), import and link again without the party, and pass that folder.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.data.graph import (
+    EDGE_FIELDS,
+    ClientGraph,
+    pack_words,
+    read_tensors,
+    rows_of,
+    unpack_words,
+    write_bytes,
+)
+from fedgraph_flwr.data.schema import agreed_schema
+from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.partition import client_files, files, load
+from fedgraph_flwr.party.tables.parties import fold
+from fedgraph_flwr.runs.folder import CONFIG, SUMMARY
+from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.secure.masked import digest
+
+RECORD = "forgotten.json"
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """A party's removal from a run, before anything is written.
+
+    Attributes:
+        cfg: configuration of the earlier run.
+        folder: the earlier run.
+        client: the party's client there.
+        name: the party's name; "" if its file has none.
+        rounds: rounds of the earlier run; the replay takes as many.
+        seconds: its duration.
+        cut: edges that the survivors drop.
+        graphs: the survivors' files.
+    """
+
+    cfg: RunConfig
+    folder: Path
+    client: int
+    name: str
+    rounds: int
+    seconds: float
+    cut: int
+    graphs: Sequence[Any]
+
+    def lines(self) -> list[str]:
+        """Return what is removed, what it costs, and what leaves a party."""
+        who = f"client {self.client}" + (f" ('{sanitize(self.name, 60)}')" if self.name else "")
+        clients = [old for old in range(len(self.graphs) + 1) if old != self.client]
+        moved = [f"client {old} is client {new}" for new, old in enumerate(clients) if old != new]
+        lines = [
+            f"{who} is removed; {len(self.graphs)} parties remain, and drop {self.cut} cut edges to it",
+            *([f"then {', '.join(moved[:10])}"] if moved else []),
+            f"cost: all {self.rounds} rounds again; with {len(self.graphs) + 1} parties they took {self.seconds:.1f} s",
+            "the survivors send what they send in any such run; what they hold of the party stays at them and is dropped",
+        ]
+        if self.cfg.privacy.dp != "none":
+            lines.append(
+                f"privacy.dp={self.cfg.privacy.dp}: noise is drawn again, so results are equal in distribution only, and the"
+                " replay's ε adds to that of the earlier run"
+            )
+        return lines
+
+
+def plan(folder: Path, party: str, graph: Path | None = None) -> Forgetting:
+    """Prepare the removal of a party.
+
+    Args:
+        folder: a finished run.
+        party: the party's name in its file, or its client's number.
+        graph: folder with the survivors' files, imported and linked again; None: the run's files without the party.
+
+    Raises:
+        FedGraphError: the folder holds no finished run, the run has no such party, or its files cannot be made without it.
+    """
+    if not (folder / SUMMARY).is_file():
+        raise FedGraphError(f"{folder} holds no finished run: expected a folder with {SUMMARY}")
+    cfg, summary = compose([], folder / CONFIG), json.loads((folder / SUMMARY).read_bytes())
+    _check(cfg, folder)
+    held = [load(path) for path in files(Path(cfg.graph).expanduser() if cfg.graph else client_files(cfg))]
+    names = [str(getattr(each, "linking", {}).get("party", "")) for each in held]
+    gone = _client(party, names, folder)
+    kept = [each for client, each in enumerate(held) if client != gone]
+    others = [name for client, name in enumerate(names) if client != gone]
+    owners = [getattr(each, f"{cut}_owner") for each in kept if isinstance(each, ClientGraph) for cut in _CUTS]
+    if graph is None:
+        _check_schema(kept, names[gone] or str(gone))
+    survivors = without(held, gone) if graph is None else _again(graph, others, names[gone])
+    return Forgetting(
+        cfg=cfg,
+        folder=folder,
+        client=gone,
+        name=names[gone],
+        rounds=int(summary["rounds"]),
+        seconds=float(summary["total_seconds"]),
+        cut=sum(int((owner == gone).sum()) for owner in owners),
+        graphs=survivors,
+    )
+
+
+def _check(cfg: RunConfig, folder: Path) -> None:
+    """Refuse a run that cannot be replayed here, or that started from a model of the party.
+
+    Raises:
+        FedGraphError: names the reason and what to do.
+    """
+    if cfg.on_fleet:
+        raise FedGraphError(
+            f"{folder} is a run of the fleet '{cfg.engine}', whose parties hold their files: link again with those present"
+            f" (`fedgraph-flwr link engine={cfg.engine} num_clients={cfg.num_clients - 1}`), restart the nodes with the new files"
+            f" and fresh state folders, and run config={folder / CONFIG} num_clients={cfg.num_clients - 1} out=DIR"
+        )
+    for key, run_before in (("init", cfg.init), ("evaluate", cfg.evaluate)):
+        if run_before:
+            raise FedGraphError(
+                f"{folder} has {key}={run_before}, a model that the party may have trained: forget it there first, then repeat"
+                " this run on the result"
+            )
+    if cfg.strategy.pooled and not cfg.graph:
+        raise FedGraphError(f"{folder} has strategy={cfg.strategy.name} on one pooled graph, which has no parties")
+
+
+def _client(party: str, names: Sequence[str], folder: Path) -> int:
+    """Return the client of a party, by its name or number.
+
+    Raises:
+        FedGraphError: there is none, or no party would remain.
+    """
+    folded = fold(names).tolist()
+    known = [name for name in names if name] or [str(client) for client in range(len(names))]
+    word = str(fold([party])[0])
+    if len(names) < 2:
+        raise FedGraphError(f"{folder} has one party: without it, nothing remains to train on")
+    if word and word in folded:
+        return folded.index(word)
+    if party.isdecimal() and int(party) < len(names):
+        return int(party)
+    raise unknown("party", sanitize(party, 60), known, f"--party, {folder}")
+
+
+def _check_schema(kept: Sequence[Any], party: str) -> None:
+    """Refuse files whose features hold statistics of all parties.
+
+    Raises:
+        FedGraphError: says how the survivors make files without them.
+    """
+    for graph in kept:
+        agreed = agreed_schema(graph.schema, "the files of the run")
+        if agreed and (agreed.scaling == "federated" or agreed.targets):
+            raise FedGraphError(
+                f"the files are scaled by statistics of all parties, also of '{sanitize(party, 60)}': merge the schema again"
+                " without it (`fedgraph-flwr schema merge`), import and link again, and pass that folder by --graph DIR"
+            )
+
+
+def _again(folder: Path, others: Sequence[str], gone: str) -> list[Any]:
+    """Return the survivors' files of a folder.
+
+    Raises:
+        FedGraphError: the folder has files of other parties.
+    """
+    graphs = [load(path) for path in files(folder)]
+    names = [str(getattr(each, "linking", {}).get("party", "")) for each in graphs]
+    if len(graphs) != len(others) or (any(others) and fold(names).tolist() != fold(others).tolist()):
+        raise FedGraphError(
+            f"--graph {folder} has the parties {names}, expected those of the run without '{sanitize(gone, 60)}': {list(others)}"
+        )
+    return graphs
+
+
+_CUTS = ("cut_out", "cut_in")
+
+
+def without(graphs: Sequence[Any], gone: int) -> list[Any]:
+    """Return the files of all parties but one, without edges to it; ids and numbers of clients close up in their order.
+
+    Args:
+        graphs: one per client, in their order.
+        gone: the client to leave out.
+
+    Raises:
+        FedGraphError: parties share nodes.
+    """
+    kept = [graph for client, graph in enumerate(graphs) if client != gone]
+    place: dict[str, Any] = {"num_clients": len(kept)}
+    if not all(isinstance(graph, ClientGraph) for graph in kept):  # several types: no edges between clients
+        return [replace(graph, client=client, **place) for client, graph in enumerate(kept)]
+    ids = torch.cat([graph.node_id for graph in kept]).sort().values
+    if any(graph.shared for graph in kept) or bool((ids.diff() == 0).any()):
+        raise FedGraphError(
+            "parties share nodes (--entities overlap): link again without the party, and pass --graph DIR"
+        )
+    return [_without(graph, client, gone, ids, place) for client, graph in enumerate(kept)]
+
+
+def _without(graph: ClientGraph, client: int, gone: int, ids: Tensor, place: dict[str, Any]) -> ClientGraph:
+    """Return one survivor's file; ``ids`` are the global ids of all survivors' nodes, ascending."""
+    fields: dict[str, Any] = {}
+    for cut in _CUTS:
+        owner = getattr(graph, f"{cut}_owner")
+        rows = (owner != gone).nonzero().view(-1)
+        near, far = getattr(graph, cut)[:, rows]
+        fields |= {
+            cut: torch.stack([near, torch.searchsorted(ids, far)]),
+            f"{cut}_owner": owner[rows] - (owner[rows] > gone).long(),
+        }
+        fields |= {f"{cut}_{key}": rows_of(getattr(graph, f"{cut}_{key}"), rows) for key in EDGE_FIELDS}
+    far = torch.searchsorted(ids, graph.far_id).clamp(max=max(ids.numel() - 1, 0))
+    held = torch.isin(far, torch.cat([fields[cut][1] for cut in _CUTS])) & (ids[far] == graph.far_id)
+    fields |= {"far_id": far[held], "far_x": rows_of(graph.far_x, held.nonzero().view(-1))}
+    if graph.far_name.numel():
+        fields["far_name"] = pack_words(unpack_words(graph.far_name)[held.numpy()])
+    linking = dict(graph.linking)
+    if "link" in linking:
+        linking["link"] = hashlib.sha256(f"{linking['link']} without {gone}".encode()).hexdigest()
+    own = torch.searchsorted(ids, graph.node_id)
+    return replace(graph, **fields, node_id=own, client=client, num_global_nodes=ids.numel(), linking=linking, **place)
+
+
+def forget(found: Forgetting, out: Path, on_round: Any = None) -> dict[str, Any]:
+    """Write the survivors' files to ``out/files``, and replay the run on them.
+
+    Args:
+        found: the result of `plan`.
+        out: folder of the new run.
+        on_round: called with each finished round's record.
+
+    Returns:
+        The summary of the new run. ``out/forgotten.json`` has the party, the earlier run and the digest of the model.
+
+    Raises:
+        FedGraphError: the configuration does not fit the remaining parties, or ``out`` holds a run.
+        RunFailed: the run could not continue.
+    """
+    if (out / SUMMARY).is_file():
+        raise FedGraphError(f"{out} holds a finished run: pass another --out")
+    graphs = out / "files"
+    for graph in found.graphs:
+        graph.save(graphs / f"client_{graph.client:04d}.safetensors")
+    cfg = replace(found.cfg, graph=str(graphs.absolute()), num_clients=len(found.graphs), out=str(out), resume="")
+    summary = run(cfg, on_round)
+    model = {name: tensor.numpy() for name, tensor in read_tensors(out / "model_final.safetensors")[0].items()}
+    record = {
+        "party": found.name or found.client,
+        "client": found.client,
+        "run": str(found.folder),
+        "model": digest(model).hex(),
+    }
+    write_bytes(out / RECORD, json.dumps(record, indent=1).encode())
+    return summary
