@@ -50,12 +50,13 @@ def main(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("run", "seed", "state", "score"):
+    for column in ("run", "method", "data", "seed", "state", "score"):
         table.add_column(column, justify="right" if column in ("seed", "score") else "left", overflow="fold")
     for run in runs:
         state = run["state"] if run["state"] == "finished" else f"{run['state']}, {run['round']} of {run['rounds']}"
         score = f"{run['score']:.4f}" if run["score"] == run["score"] else "–"
-        table.add_row(str(Path(run["run"]).relative_to(folder)), str(run["seed"]), state, score)
+        name = str(Path(run["run"]).relative_to(folder))
+        table.add_row(name, *(str(run[key]) for key in ("strategy", "dataset", "seed")), state, score)
     console = Console()
     console.print(table if runs else f"no run in {folder} has these values" if filters else f"no run in {folder}")
     return 0
