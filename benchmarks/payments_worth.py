@@ -104,6 +104,9 @@ DIFFERENCES = (
     ("Boosting, pooled", "Boosting"),
     ("Blend", "FedAvg"),
     ("Blend", "Boosting"),
+    ("FedAvg", "Boosting"),
+    ("Blend, trees on the recipe", "FedAvg"),
+    ("FedAvg", "FedAvg, GCN"),
 )
 Rows = dict[tuple[str, str, str, int], dict[str, str]]
 
@@ -129,11 +132,8 @@ def cells(seeds: int, only: str) -> Iterator[Cell]:
     """Yield the cells: trees, which take a second each, then what FedAvg and blends reach, then their references."""
     quick = itertools.product(range(seeds), BY_DATA, [method for method in TREES if method != SLOW])
     known = [(seed, data, columns, method) for seed, data, method in quick for columns in BY_DATA[data]]
-    known += [
-        (seed, "accounts in rings", columns, "FedAvg")
-        for seed in range(seeds)
-        for columns in BY_DATA["accounts in rings"]
-    ]
+    rings = "accounts in rings"
+    known += itertools.product(range(seeds), [rings], BY_DATA[rings], ["FedAvg", "FedAvg, GCN"])
     for columns, methods in itertools.product(
         ("counts", "recipe"), (("FedAvg", *BLENDS), ("Local",), ("Central",), (SLOW,))
     ):
