@@ -1,6 +1,8 @@
 """The papers' tables compose, and what is stored of them is what their rows say; rounds and bytes to a target."""
 
+import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,13 @@ from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import COUNTED
 from fedgraph_flwr.sweeps.spec import load
 from fedgraph_flwr.sweeps.summary import SweepSummary
 from fedgraph_flwr.sweeps.table import markdown
-from simulations import budget, whole_graph
+from simulations import budget, private_rows, whole_graph
 
 FOLDER = Path(budget.__file__).parent
 PLUGIN = FOLDER.parent / "examples" / "feddep_authors"
@@ -150,3 +153,18 @@ def test_the_stored_table_of_the_whole_graph_is_what_its_rows_say():
     found = whole_graph.read(FOLDER / "results" / "federatedscope_whole.csv")
     assert {row["words"] for row in found} == {" ".join(cell.overrides) for cell in sweep.cells({})}
     assert (FOLDER / "results" / "federatedscope_whole.md").read_text() == whole_graph.table(sweep, found)
+
+
+def test_private_rows_have_the_epsilon_of_their_setting():
+    cfg = private_rows.config(1000, 0.0, 0, 20, 0.03)
+    for setting, dp in ((private_rows.LOCAL, "local"), (private_rows.SECURE, "distributed")):
+        rules = replace(
+            cfg.privacy, dp=dp, secagg=dp == "distributed", clipping_norm=private_rows.CHOSEN[setting]["clip"]
+        )
+        z = private_rows.multiplier(rules, 3.0, 150)
+        assert 2.9 < cost(replace(rules, noise_multiplier=z), private_rows.BANKS, 150) <= 3.0
+
+
+def test_the_stored_table_of_private_rows_is_what_its_rows_say():
+    with private_rows.PATH.open(newline="") as file:
+        assert private_rows.PATH.with_suffix(".md").read_text() == private_rows.table(list(csv.DictReader(file)))

@@ -745,9 +745,7 @@ def load_graph(cfg: RunConfig, context: Context) -> Any:
             "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', where FILE was written by"
             " `fedgraph-flwr partition` or `fedgraph-flwr import`"
         )
-    graph = (
-        partition.load(str(path)) if path else partition.load_client(cfg, int(context.node_config["partition-id"]))
-    )
+    graph = partition.load(str(path)) if path else partition.load_client(cfg, int(context.node_config["partition-id"]))
     cut = isinstance(graph, ClientGraph) and (graph.cut_out.numel() or graph.cut_in.numel())
     if not cut and not cfg.strategy.pooled:
         graph.num_clients = max(cfg.num_clients, graph.client + 1)

@@ -245,7 +245,7 @@ def test_a_party_with_too_many_rows_for_the_delta_refuses():
 
 def test_the_user_reads_what_is_protected(run):
     notes = startup_notes(compose([*ROW, "num_clients=3"]))
-    assert any("below 100000 rows" in note for note in notes)
+    assert any("a gain from 100000 rows" in note for note in notes)
     assert any(UNITS["row"] in note for note in notes)
     summary = json.loads((run(*ROW, "rounds=1", sizes=(16, 16, 16)).out / "summary.json").read_text())
     assert "That the payment took place is not protected." in summary["privacy"]["relation"]
