@@ -481,6 +481,16 @@ def _by_task(dataset: str, task: str) -> list[Layer]:
     return [(f"{path} ({_BY_TASK}.{task})", found)] if found else []
 
 
+def _wished(wishes: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
+    return [wish.get(key) for wish in wishes]
+
+
+def _reads_dataset(given: Mapping[str, Any], chosen: Mapping[str, str]) -> bool:
+    """Return whether a run reads its dataset: not the parties' own files, beside which only the default would be named."""
+    held = given.get("graph") or given.get("engine", "inline") not in SIMULATIONS
+    return not held or bool({"dataset", "dataset.name"} & {*chosen, *given})
+
+
 def _layers(given: dict[str, Any]) -> list[Layer]:
     """Return the layers of files in order, and remove the group selections from ``given``."""
     roots = [root for folder in [conf_dir(), *reversed(own_conf_dirs())] if (root := folder / "config.yaml").is_file()]
@@ -514,28 +524,27 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     file = Path(str(given.get("dataset.path", ""))).expanduser() if dataset == "file" else Path()
     if file.is_file():
         own.append(_own_wishes(file))
-    partition = choose("partition", *(c.get("partition") for c in (*chosen_below, by_protocol, *own)))
+    wishes = [*chosen_below, by_protocol, *own]
+    partition = choose("partition", *_wished(wishes, "partition"))
     task = choose("task", by_protocol.get("task"))
-    model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol, _wishes("task", task))))
+    model = choose("model", *_wished([*chosen_below, *own, by_protocol, _wishes("task", task)], "model"))
 
     layers += [selected, _group("partition", partition), _group("model", model), _group("task", task)]
-    held = (
-        given.get("graph") or given.get("engine", "inline") not in SIMULATIONS
-    )  # not the default dataset: the parties' files
-    layers += [] if held and not {"dataset", "dataset.name"} & {*chosen, *given} else _by_task(dataset, task)
+    layers += _by_task(dataset, task) if _reads_dataset(given, chosen) else []
     if file.is_file():
         layers.append((str(file), _own_defaults(file)))
     layers.append(_chosen("strategy", strategy, given))
-    if protocol_path:
-        protocol["protocol"] = protocol_name
-        layers.append((protocol_path, protocol))
-        layers.append((f"{protocol_path} (datasets.{section})", dataset_part))
-        own_size = {"model": by_model.get(model, {})}
-        layers.append((f"{protocol_path} (datasets.{section}.models.{model})", own_size))
-        layers.append((f"{protocol_path} (strategies.{strategy})", strategy_part))
-        own_part = own_strategies.get(strategy, {})
-        layers.append((f"{protocol_path} (datasets.{section}.strategies.{strategy})", own_part))
-    return layers
+    if not protocol_path:
+        return layers
+    of_dataset = f"datasets.{section}"
+    return [
+        *layers,
+        (protocol_path, protocol | {"protocol": protocol_name}),
+        (f"{protocol_path} ({of_dataset})", dataset_part),
+        (f"{protocol_path} ({of_dataset}.models.{model})", {"model": by_model.get(model, {})}),
+        (f"{protocol_path} (strategies.{strategy})", strategy_part),
+        (f"{protocol_path} ({of_dataset}.strategies.{strategy})", own_strategies.get(strategy, {})),
+    ]
 
 
 def _is_name(name: str) -> bool:

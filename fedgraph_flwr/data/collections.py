@@ -42,19 +42,8 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
     if name not in known.__all__:
         raise unknown("dataset.name", name, known.__all__, "dataset=pyg")
     base: Any = getattr(known, name)
-    arguments = inspect.signature(base.__init__).parameters
-    needed = [
-        key
-        for key, about in arguments.items()
-        if about.default is about.empty and about.kind is about.POSITIONAL_OR_KEYWORD
-    ]
     where = f"dataset=pyg dataset.name={name}"
-    if part is None and "name" in needed:
-        raise FedGraphError(f"{where}: the class needs a name: pass dataset.part=NAME")
-    if part is not None and "name" not in arguments:
-        raise FedGraphError(f"{where} dataset.part={part}: the class has no argument name: leave dataset.part out")
-    if more := [key for key in needed if key not in ("self", "root", "name")]:
-        raise FedGraphError(f"{where}: the class needs {', '.join(more)}: create it by dataset.source=MODULE:FUNCTION")
+    _check_arguments(base, part, where)
 
     class Fetched(base):
         """The class, with a download that says which files it could not fetch."""
@@ -78,16 +67,34 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
         )
     data = dataset[0]
     if hasattr(data, "node_types"):
-        labelled = [kind for kind in data.node_types if "y" in data[kind]]
-        target = params.get("target") or (labelled[0] if len(labelled) == 1 else "")
-        if target not in labelled:
-            raise FedGraphError(
-                f"{where}: pass dataset.target=TYPE, a node type with labels, one of: {', '.join(labelled)}"
-            )
-        return in_order(from_hetero_data(data, where, target))
+        return in_order(from_hetero_data(data, where, _target(data, params.get("target"), where)))
     if getattr(data, "y", None) is not None and data.y.dim() == 2 and data.y.size(1) == 1:
         data.y = data.y.view(-1)
     return from_data(data, where)
+
+
+def _check_arguments(base: Any, part: Any, where: str) -> None:
+    """Require that a root folder, and a name if the class takes one, is all that a class needs."""
+    arguments = inspect.signature(base.__init__).parameters
+    required = {k: about for k, about in arguments.items() if about.default is about.empty}
+    needed = [key for key, about in required.items() if about.kind is about.POSITIONAL_OR_KEYWORD]
+    if part is None and "name" in needed:
+        raise FedGraphError(f"{where}: the class needs a name: pass dataset.part=NAME")
+    if part is not None and "name" not in arguments:
+        raise FedGraphError(f"{where} dataset.part={part}: the class has no argument name: leave dataset.part out")
+    if more := [key for key in needed if key not in ("self", "root", "name")]:
+        raise FedGraphError(f"{where}: the class needs {', '.join(more)}: create it by dataset.source=MODULE:FUNCTION")
+
+
+def _target(data: Any, target: Any, where: str) -> str:
+    """Return the labelled node type of a ``HeteroData``: the one that was asked for, or the only one."""
+    labelled = [kind for kind in data.node_types if "y" in data[kind]]
+    found = target or (labelled[0] if len(labelled) == 1 else "")
+    if found not in labelled:
+        raise FedGraphError(
+            f"{where}: pass dataset.target=TYPE, a node type with labels, one of: {', '.join(labelled)}"
+        )
+    return str(found)
 
 
 def ogb(folder: Path, params: dict[str, Any]) -> Graph:

@@ -198,7 +198,14 @@ def _share(value: float | None) -> tuple[str, float]:
 
 
 def training(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
-    """Plot all recorded means over clients and the training loss by round."""
+    """Plot all recorded means over clients, the training loss and the method's statistics by round."""
+    return [grid(*_scores(page, groups), *_losses(page, groups), *_statistics(page, groups))]
+
+
+ROUNDS = {"name": "round", "unit": "count"}
+
+
+def _scores(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
     reported = [
         key.removeprefix("test_")
         for run in (group.runs[0] for group in groups)
@@ -212,45 +219,32 @@ def training(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
         if "_by_" not in m and not m.startswith(("val_", "global_", chance.PREFIX))
     ]
     views = {display_name(m): view for m in names if (view := _curves(groups, m))["series"]}
-    parts = []
-    if views:
-        many = " Bands: from the lowest to the highest seed." if any(len(group.runs) > 1 for group in groups) else ""
-        parts.append(
-            page.chart(
-                "Scores by round",
-                "Means over clients: test scores bold, validation scores dashed. Dotted: the chance level, and upright the best"
-                f" validation round.{many}",
-                "lines",
-                height=360,
-                wide=True,
-                views=views,
-                x={"name": "round", "unit": "count"},
-            )
-        )
-    losses = [
-        {"name": group.name, "colour": i, **_seeds(group, "train", "train_loss")}
-        for i, group in enumerate(groups[:MAX_SETTINGS])
-    ]
-    if any(line["x"] for line in losses):
-        parts.append(
-            page.chart(
-                "Loss of local training",
-                "Mean training objective over the clients of a round.",
-                "lines",
-                height=300,
-                wide=True,
-                series=[line for line in losses if line["x"]],
-                x={"name": "round", "unit": "count"},
-                y={"name": "training loss", "unit": "plain"},
-            )
-        )
+    if not views:
+        return []
+    many = " Bands: from the lowest to the highest seed." if any(len(group.runs) > 1 for group in groups) else ""
+    how = (
+        "Means over clients: test scores bold, validation scores dashed. Dotted: the chance level, and upright the best"
+        f" validation round.{many}"
+    )
+    return [page.chart("Scores by round", how, "lines", height=360, wide=True, views=views, x=ROUNDS)]
+
+
+def _losses(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
+    drawn = _statistic(groups, "train_loss") | {"y": {"name": "training loss", "unit": "plain"}}
+    if not drawn["series"]:
+        return []
+    how = "Mean training objective over the clients of a round."
+    return [page.chart("Loss of local training", how, "lines", height=300, wide=True, x=ROUNDS, **drawn)]
+
+
+def _statistics(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
     keys = [key for group in groups for run in group.runs for r in run.every_round[:1] for key in r.get("train", {})]
     own = [key for key in dict.fromkeys(keys) if key != "train_loss" and not key.startswith("trained_")]
-    if views := {key: view for key in own if (view := _statistic(groups, key))["series"]}:
-        how = "Mean over the clients of a round of each number that the method declares in its uplink."
-        x = {"name": "round", "unit": "count"}
-        parts.append(page.chart("Statistics of the method", how, "lines", height=300, wide=True, views=views, x=x))
-    return [grid(*parts)]
+    views = {key: view for key in own if (view := _statistic(groups, key))["series"]}
+    if not views:
+        return []
+    how = "Mean over the clients of a round of each number that the method declares in its uplink."
+    return [page.chart("Statistics of the method", how, "lines", height=300, wide=True, views=views, x=ROUNDS)]
 
 
 def _statistic(groups: Sequence[RunGroup], key: str) -> dict[str, Any]:

@@ -325,27 +325,7 @@ class LinkParty:
         own = self.introduction()
         found = {k: json.loads(arrays["introduction"].tobytes()) for k, arrays in inbox.items()}
         for peer, other in found.items():
-            for key in ("rules", "form", "undirected", "consent", "share", "own columns", "data"):
-                if self.rules.identities and key in ("form", "data"):
-                    continue
-                if other[key] != own[key] and None not in (other[key], own[key]):
-                    raise RunFailed(
-                        f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(own[key]))} here,"
-                        f" {sanitize(_text(other[key]))} there; import both with the same options (--match-columns, --id-form,"
-                        " --undirected, --time-column, --edge-label-column, --windows, --features), and link them with the"
-                        " same options"
-                    )
-            if own["schema"] and other["schema"]:
-                schemas = (
-                    Schema.from_dict(values["schema"], f"client {k}")
-                    for k, values in ((self.client, own), (peer, other))
-                )
-                first, second = schemas
-                if difference := first.difference(second):
-                    raise RunFailed(
-                        f"clients {self.client} and {peer} have different schemas ({sanitize(difference)}): import both with one"
-                        " --schema FILE"
-                    )
+            self._check_alike(peer, own, other)
         names = {k: str(values["name"]) for k, values in {**found, self.client: own}.items()}
         self.names = dict(sorted({**self.names, **names}.items()))
         self.roles |= {k: str(values["role"]) for k, values in found.items()}
@@ -362,6 +342,28 @@ class LinkParty:
                 raise RunFailed(
                     f"clients {owners[name]} and {client} both call themselves '{sanitize(name, 60)}': import one with another"
                     " --own-party"
+                )
+
+    def _check_alike(self, peer: int, own: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+        """Require that a peer's introduction has the same rules, options and schema."""
+        for key in ("rules", "form", "undirected", "consent", "share", "own columns", "data"):
+            if self.rules.identities and key in ("form", "data"):
+                continue
+            if other[key] != own[key] and None not in (other[key], own[key]):
+                raise RunFailed(
+                    f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(own[key]))} here,"
+                    f" {sanitize(_text(other[key]))} there; import both with the same options (--match-columns, --id-form,"
+                    " --undirected, --time-column, --edge-label-column, --windows, --features), and link them with the"
+                    " same options"
+                )
+        if own["schema"] and other["schema"]:
+            first, second = (
+                Schema.from_dict(v["schema"], f"client {k}") for k, v in ((self.client, own), (peer, other))
+            )
+            if difference := first.difference(second):
+                raise RunFailed(
+                    f"clients {self.client} and {peer} have different schemas ({sanitize(difference)}): import both with one"
+                    " --schema FILE"
                 )
 
     # --- the sets -----------------------------------------------------------------------------------------------------

@@ -239,18 +239,25 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
         if gaps := int(absent(read).sum()):
             mark = "" if column.missing else ", without an indicator, as in the schema"
             filled.append(f"{name} {gaps} of {len(read)}{mark}")
-    if present:
-        treatment.say(f"{where}: {_listing({name: used[name] for name in present})}")
+    _report(used, missing, filled, where, treatment)
+    x = torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32))
+    if scaling == "none":
+        warn_unscaled(x, feature_names(agreed), treatment.say)
+    return Features(agreed, fitted, x)
+
+
+def _report(
+    used: Mapping[str, Column], missing: set[str], filled: Sequence[str], where: str, treatment: Treatment
+) -> None:
+    """Say which columns were read, and how."""
+    if present := {name: column for name, column in used.items() if name not in missing}:
+        treatment.say(f"{where}: {_listing(present)}")
     if missing & set(used):
         treatment.say(f"{where}: columns of other roles, absent here: {', '.join(n for n in used if n in missing)}")
     if formats := [f"{name} as {column.format}" for name, column in used.items() if column.format and _unusual(column)]:
         treatment.say(f"{where}: formats: {', '.join(formats)}")
     if filled:
         treatment.say(f"missing values, filled: {'; '.join(filled)}")
-    x = torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32))
-    if scaling == "none":
-        warn_unscaled(x, feature_names(agreed), treatment.say)
-    return Features(agreed, fitted, x)
 
 
 def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: Treatment) -> dict[str, Column]:

@@ -363,14 +363,12 @@ def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph
     return typed_client(graph, args.client, count, split, args.seed)
 
 
-def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
-    """Read the graph of tables, or of a saved object.
+def _of_role(args: argparse.Namespace, treatment: Treatment) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Return the files of nodes and of edges by type; None for a table that a role lacks.
 
     Raises:
-        FedGraphError: a file is missing or has no effect, or the tables are invalid.
+        FedGraphError: the options name too few files or too many, or no role where the schema has roles.
     """
-    if args.own_party and args.nodes and args.client is None and (args.name or args.out):
-        raise FedGraphError(f"--own-party {args.own_party} makes the file of one party: pass --client I")
     nodes, edges = typed_files(args)
     if treatment.schema and treatment.schema.roles and not args.role:
         raise FedGraphError(
@@ -385,6 +383,18 @@ def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
             "incomplete input: pass both --nodes FILE and --edges FILE (or one of them with --role NAME), or --data FILE, or"
             " --node-table and --edge-table per type"
         )
+    return nodes, edges
+
+
+def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
+    """Read the graph of tables, or of a saved object.
+
+    Raises:
+        FedGraphError: a file is missing or has no effect, or the tables are invalid.
+    """
+    if args.own_party and args.nodes and args.client is None and (args.name or args.out):
+        raise FedGraphError(f"--own-party {args.own_party} makes the file of one party: pass --client I")
+    nodes, edges = _of_role(args, treatment)
     layout = _layout(args, treatment)
     columns = Columns.of(layout, _names(args, "feature_columns"), _names(args, "edge_columns"))
     options: dict[str, Any] = {

@@ -148,13 +148,9 @@ def from_tables(
     single = ([*nodes], [*edges]) == ([NODE], [EDGE_TYPE])
     if not single:
         columns.of_one_type(own_party, graphs, undirected)
-    whole = not treatment.role or (nodes.get(NODE) is not None and edges.get(EDGE_TYPE) is not None)
-    rule = columns.parties(own_party) if whole else None
+    rule = _rule(columns, nodes, edges, own_party, treatment.role)
     tables = _read(nodes, edges, target, columns, treatment, bool(parallel or rule))
-    if columns.graph:
-        _join_graphs(tables, graphs)
-    elif graphs is not None:
-        raise FedGraphError(f"--graph-table {graphs} needs --graph-column NAME, the column with the graph of each node")
+    _join_graphs(tables, graphs)
     columns, target = _present(tables, labelled, bool(treatment.role)), tables.target
     undirected = undirected or (single and treatment.undirected)
     for kind in tables.nodes:
@@ -174,8 +170,7 @@ def from_tables(
         made,
         names,
         treatment.settled_scaling(),
-        tables.kinds if single else graph.counts,
-        tables.relations if single else graph.edges,
+        *((tables.kinds, tables.relations) if single else (graph.counts, graph.edges)),
         layouts=(treatment.schema.tables if treatment.schema else columns.layout, columns.layout),
         roles=treatment.roles({kind: one.agreed for kind, one in made.items()}, {**usable, EDGE: of_edges}),
         **_agreed_of_edges(tables, found, treatment, undirected),
@@ -183,14 +178,24 @@ def from_tables(
     labelled = labelled and bool(columns.label or columns.targets)
     if not single:
         return hetero.check(graph, where, labelled)
+    if treatment.role and not rule:
+        names_of = ids[NODE].index.to_numpy()
+        graph = with_role(graph, own_party, names_of, tables.edges[EDGE_TYPE], columns, where, treatment)
+    return check(_linkable(graph, found, rule, treatment.role, undirected), where, labelled)
+
+
+def _rule(columns: Columns, nodes: Nodes, edges: Edges, own_party: str, role: str) -> Any:
+    """Return how edges name other parties; None without such edges, or for a role that has one table of the two."""
+    both = nodes.get(NODE) is not None and edges.get(EDGE_TYPE) is not None
+    return columns.parties(own_party) if both or not role else None
+
+
+def _linkable(graph: Any, found: Mapping[Any, Any], rule: Any, role: str, undirected: bool) -> Any:
+    """Return the graph of a party with its records of edges to other parties; without them, the graph."""
     if rule:
         graph = with_records(graph, found[EDGE_TYPE], rule, undirected)
-        graph.linking |= {"role": treatment.role} if treatment.role else {}
-    elif treatment.role:
-        graph = with_role(
-            graph, own_party, ids[NODE].index.to_numpy(), tables.edges[EDGE_TYPE], columns, where, treatment
-        )
-    return check(graph, where, labelled)
+        graph.linking |= {"role": role} if role else {}
+    return graph
 
 
 def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: Treatment, in_memory: bool) -> Tables:
@@ -228,7 +233,13 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
 
 
 def _join_graphs(tables: Tables, graphs: Path | str | None) -> None:
-    """Give the nodes of many graphs the columns of the table of graphs, in the order of the graphs."""
+    """Give the nodes of many graphs, if they are many, the columns of the table of graphs, in the order of the graphs."""
+    if not tables.columns.graph:
+        if graphs is not None:
+            raise FedGraphError(
+                f"--graph-table {graphs} needs --graph-column NAME, the column with the graph of each node"
+            )
+        return
     where, layout = (tables.files[NODE], tables.files[EDGE]), tables.columns.layout
     tables.nodes[NODE], tables.edges[EDGE_TYPE], place, named = graph_tables.joined(
         tables.nodes[NODE], tables.edges[EDGE_TYPE], tables.columns, graphs, layout, where

@@ -223,6 +223,21 @@ def _names(stored: Graph, own: Ids, named: list[np.ndarray]) -> bool:
     return any(bool((ids.get_indexer(texts) >= 0).any()) for texts in (own.index, *named))
 
 
+def _table_columns(
+    table: Any, names: list[str], stored: Graph, where: tuple[str, str, str], treatment: Treatment
+) -> Tensor:
+    """Return the features of new nodes that their table gives, as many as those of the stored graph [n, F]."""
+    made = int(stored.own_columns.get("nodes", 0))
+    x = features(NODE, table, names, where[0], treatment).x if names or not made else torch.zeros(len(table), 0)
+    x = torch.cat([x, x.new_zeros(len(x), MARKS if getattr(stored, "far", None) else 0)], dim=1)
+    if x.size(1) != stored.num_features - made:
+        raise FedGraphError(
+            f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features - made}: pass the table columns of"
+            " the run"
+        )
+    return x
+
+
 def _joined(
     table: Any,
     links: Any,
@@ -239,14 +254,7 @@ def _joined(
     names = feature_columns({NODE: table}, (), columns.others, {NODE: where[0]})[NODE]
     carried = edge_feature_columns({EDGE: links}, columns, {EDGE: where[1]}, treatment)[EDGE]
     treatment.check_names({NODE: names, EDGE: carried})
-    made = int(stored.own_columns.get("nodes", 0))
-    x = features(NODE, table, names, where[0], treatment).x if names or not made else torch.zeros(len(table), 0)
-    x = torch.cat([x, x.new_zeros(len(x), MARKS if getattr(stored, "far", None) else 0)], dim=1)
-    if x.size(1) != stored.num_features - made:
-        raise FedGraphError(
-            f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features - made}: pass the table columns of"
-            " the run"
-        )
+    x = _table_columns(table, names, stored, where, treatment)
     old = Ids.of(unpack_words(stored.ids), where[2])
     rows = old.index.get_indexer(own.index)
     fresh = rows < 0
