@@ -366,7 +366,7 @@ def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
     assert run("--nodes", nodes, "--edges", edges, "--split-column", "part", "--name", "mine") == 0
     overrides = ["run", "dataset=mine", "partition=random", "num_clients=2", "rounds=1", f"out={tmp_path / 'r'}"]
     capsys.readouterr()
-    assert cli.main([*overrides, "--no-report"]) == 0
+    assert cli.main([*overrides, "--no-report", "--verbose"]) == 0
     output = capsys.readouterr().out
     assert "split: imported with dataset=mine" in output
     assert "majority" in output
