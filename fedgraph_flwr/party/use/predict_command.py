@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,14 @@ def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
     return replace(predictor, input_spec=spec)
 
 
+def _by_role(nodes: Mapping[str, Any], edges: Mapping[Any, Any], spec: Any) -> bool:
+    """Return whether edges without nodes are the table of a role."""
+    by_role = bool(edges and not nodes and spec.schema and spec.schema.roles)
+    if bool(nodes) != bool(edges) and not by_role:
+        raise FedGraphError("incomplete input: pass both --nodes FILE and --edges FILE, or --graph FILE")
+    return by_role
+
+
 def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     """Return the graph to predict, its node ids from tables, and the tables that it was read from (None: a stored graph)."""
     from dataclasses import replace
@@ -243,9 +252,7 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
 
     nodes, edges = typed_files(args)
     spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
-    by_role = bool(edges and not nodes and spec.schema and spec.schema.roles)
-    if bool(nodes) != bool(edges) and not by_role:
-        raise FedGraphError("incomplete input: pass both --nodes FILE and --edges FILE, or --graph FILE")
+    by_role = _by_role(nodes, edges, spec)
     layout = layout_of(args).over(spec.schema.tables if spec.schema else TableLayout())
     options: dict[str, Any] = {**formats_of(args), "say": lambda text: print(text, file=sys.stderr)}
     own_nodes, own_edges = nodes.get(NODE), edges.get(EDGE_TYPE)
