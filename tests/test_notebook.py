@@ -53,4 +53,4 @@ def test_three_months_at_three_banks(tmp_path, monkeypatch):
     assert "FedAvg" in worth
     assert "payment " in alerts or "column " in alerts
     assert "True" in second
-    assert "test_average_precision" in third
+    assert "forgotten" in third

@@ -376,9 +376,11 @@ def test_32_drift_is_reported(desk, say, tmp_path):
     assert "edges amount" in text
 
 
-def test_33_a_bank_is_forgotten(say):
-    code, text = say("forget", "--help")
+def test_33_a_bank_is_forgotten(client_files, say, tmp_path):
+    run = fg.run(client_files((30, 30, 30)), num_clients=3, rounds=1, out=str(tmp_path / "run"), progress=False)
+    code, text = say("forget", run.path, "--party", "2", "--out", tmp_path / "without")
     assert code == 0, text
+    assert fg.load_run(tmp_path / "without").config.num_clients == 2
 
 
 def test_34_single_rows_are_protected(desk, tmp_path):
