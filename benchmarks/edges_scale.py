@@ -71,15 +71,38 @@ def child(out: str, overrides: list[str]) -> None:
     Path(out, "figures.json").write_text(json.dumps(spent))
 
 
+def table() -> list[str]:
+    """Return the rows of the table in docs/big-graphs.md."""
+    with RESULT.open() as file:
+        rows = list(csv.DictReader(file))
+    numbers = ("payments", "accounts")
+    shown = (
+        "peak_gb",
+        "set_up_cpu_seconds",
+        "epoch_cpu_seconds",
+        "epoch_per_million",
+        "scoring_cpu_seconds",
+        "scoring_per_million",
+    )
+    return [
+        "| " + " | ".join([*(f"{int(row[key]):,}" for key in numbers), *(row[key] for key in shown)]) + " |"
+        for row in rows
+    ]
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--payments", type=int, default=4_000_000)
     parser.add_argument("--accounts", type=int, default=500_000)
     parser.add_argument("--write", action="store_true", help=f"append the row to {RESULT.name}")
+    parser.add_argument("--table", action="store_true", help="only print the stored rows, as in docs/big-graphs.md")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
+    if given.table:
+        print("\n".join(table()))
+        return
     if given.child:
         child(given.child, given.overrides)
         return
