@@ -1,5 +1,7 @@
 """The table of `benchmarks.payments_worth` says what its rows say."""
 
+import re
+
 import numpy as np
 from scipy import stats
 
@@ -12,6 +14,19 @@ def test_the_stored_table_and_the_page_say_what_the_rows_say():
     rows = worth.stored(worth.RESULTS / "payments_worth.csv")
     assert (worth.RESULTS / "payments_worth.md").read_text() == worth.table(rows)
     assert worth.means(rows) in (ROOT / "docs" / "tasks.md").read_text()
+
+
+def test_the_page_quotes_intervals_of_the_table():
+    section = (
+        (ROOT / "docs" / "tasks.md")
+        .read_text()
+        .partition("### What is worth what on payments")[2]
+        .partition("\n## ")[0]
+    )
+    quoted = re.findall(r"\d+\.\d ± \d+\.\d", section)
+    table = (worth.RESULTS / "payments_worth.md").read_text()
+    assert quoted
+    assert [text for text in quoted if text not in table] == []
 
 
 def test_intervals_are_those_of_students_t():

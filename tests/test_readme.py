@@ -15,7 +15,7 @@ import yaml
 from scipy import stats
 
 import fedgraph_flwr as fg
-from benchmarks import baselines, scale
+from benchmarks import baselines, payments_worth, scale
 from fedgraph_flwr.cli.app import COMMANDS
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.runs.recorder import Recorder
@@ -187,9 +187,17 @@ def test_the_story_of_the_results_is_in_their_tables():
     wins, of = ahead["fedstruct_table1"]
     most = max(mean for mean, _ in gains["fedstruct_table1"])
     assert f"FedStruct is ahead of FedAvg in {wins} of {of} settings, by up to {most:.1f} points" in text
-    mean, half = gain("payments_edges", "all", "FedAvg", "Local")
-    assert f"{mean:.1f} ± {half:.1f} points more average precision" in text
-    assert "rounds=40" in (ROOT / "simulations" / "payments_edges.yaml").read_text()
+    worth = payments_worth.stored(RESULTS / "payments_worth.csv")
+    for method, other, words in (
+        ("FedAvg", "Local", "points more average precision"),
+        ("Blend, trees on the recipe", "FedAvg", "more"),
+    ):
+        scores = [
+            [100 * float(worth["payments", "counts", name, seed]["test"]) for seed in range(10)]
+            for name in (method, other)
+        ]
+        low, high = stats.ttest_rel(*scores).confidence_interval(0.95)
+        assert f"{(low + high) / 2:.1f} ± {(high - low) / 2:.1f} {words}" in text
     with (RESULTS / "scale.csv").open(newline="") as file:
         flower = next(row for row in csv.DictReader(file) if row["row"] == "1000, Flower's simulation")
     assert f"Flower's simulation {float(flower['seconds']):.1f} s for the second" in text
