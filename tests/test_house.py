@@ -210,6 +210,7 @@ def test_tests_mirror_the_package():
         "docs",
         "house",
         "notebook",
+        "payments_worth",
         "prose",
         "readme",
         "results_schema",

@@ -144,8 +144,12 @@ def respond(message: Message, context: Context) -> Message:
 
 
 def _logged(message: Message, reply: Message, request: Request | None, context: Context) -> Message:
-    """Return a reply after it was written to the node's audit log; an error instead if it cannot be."""
-    if not (root := context.node_config.get("state")) or _simulated(context):
+    """Return a reply after it was written to the node's audit log; an error instead if it cannot be.
+
+    A node whose state folder cannot be created (`_check`) has no log, and says so in its reply.
+    """
+    root = context.node_config.get("state")
+    if not root or _simulated(context) or (reply.has_error() and not Path(str(root)).is_dir()):
         return reply
     try:
         audit.append(Path(str(root)), _audited(message, reply, request, context))

@@ -3,7 +3,9 @@
 Both download into their folder under the data root. Without a network, the error lists the files to put there.
 """
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,8 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
                 ) from error
 
     Fetched.__name__ = name  # PyG names folders after some classes
-    dataset = Fetched(str(folder), **({"name": part} if part is not None else {}))
+    with _no_empty_folders(folder):
+        dataset = Fetched(str(folder), **({"name": part} if part is not None else {}))
     if len(dataset) != 1:
         raise FedGraphError(
             f"{where} has {len(dataset)} graphs, expected one: pass them from Python, fg.run(graphs=[...])"
@@ -109,7 +112,8 @@ def ogb(folder: Path, params: dict[str, Any]) -> Graph:
     archive, scheme, size = OGB[name]
     raw, split = folder / archive / "raw", folder / archive / "split" / scheme
     if not all((raw / file).is_file() for file in OGB_FILES):
-        _fetch(name, f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip", size, folder, raw)
+        with _no_empty_folders(folder):
+            _fetch(name, f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip", size, folder, raw)
     y = table(raw / "node-label.csv.gz", np.int64)[:, 0]
     masks: dict[str, Any] = {}
     for mask, file in (("train", "train"), ("val", "valid"), ("test", "test")):
@@ -122,6 +126,19 @@ def ogb(folder: Path, params: dict[str, Any]) -> Graph:
         num_classes=int(y.max()) + 1,
         **masks,
     )
+
+
+@contextlib.contextmanager
+def _no_empty_folders(folder: Path) -> Iterator[None]:
+    """Remove the empty folders that a failed download leaves in a folder, and it and its parent if they are empty."""
+    try:
+        yield
+    except FedGraphError:
+        inside = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
+        for path in (*inside, folder, folder.parent):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
 
 
 def _fetch(name: str, url: str, size: str, folder: Path, raw: Path) -> None:

@@ -108,6 +108,19 @@ def test_lists_and_dicts_are_copies():
 
 
 CLIPPED = ["privacy.dp=client_fixed", "privacy.noise_multiplier=1"]
+ROW = ["privacy.dp=local", "privacy.noise_multiplier=1", "privacy.unit=row", "privacy.scores=none"]
+ROW_REFUSED = [
+    ["privacy.scores=exact"],
+    [],
+    ["privacy.rows=9", "privacy.batch=10", "privacy.delta=0.1"],
+    ["privacy.rows=9", "privacy.delta=0.2"],
+]
+PAYMENT_REFUSED = [
+    ["privacy.rows=9", "privacy.delta=0.1"],
+    ["privacy.rows=500000", "privacy.delta=1e-6", "privacy.batch=9"],
+    ["privacy.rows=500000", "privacy.delta=1e-6"],
+]
+
 REFUSED = [
     ["split.train=0.9"],
     ["split.kind=kfold", "split.folds=2"],
@@ -147,6 +160,12 @@ REFUSED = [
     ["strategy.aggregator=median", "engine=ray", "ray.aggregate=true"],
     ["strategy.aggregator=median", *CLIPPED],
     ["privacy.reveal=[model]"],
+    ["privacy.unit=row"],
+    ["privacy.dp=local"],
+    ["privacy.rows=9"],
+    ["privacy.look_back=8"],
+    *([*ROW, *more] for more in ROW_REFUSED),
+    *([*ROW, "privacy.unit=payment", *more] for more in PAYMENT_REFUSED),
 ]
 
 

@@ -20,7 +20,7 @@ from tests.support import assert_same_arrays, call_fresh, honest_reply, patch_re
 
 FEDERATED = ("train.loss=weighted", "train.class_weights=federated")
 
-UNWEIGHTED = {"fedgrad", "fedsage_true", "fedstruct", "fedstruct_a", "fedstruct_private"}
+UNWEIGHTED = {"fedstruct_a"}
 """Methods that sum gradients of a plain loss."""
 
 

@@ -161,7 +161,9 @@ def slow_shapley(forest, counts, x):
 
 def test_contributions_of_trees_are_shapley_values(tmp_path):
     keys = {"strategy.min_data_in_leaf": 3, "strategy.trees": 4, "dataset.features": 5, "dataset.nodes": 60}
-    run = fg.run("strategy=boosting", num_clients=2, rounds=1, progress=False, out=str(tmp_path / "run"), **keys)
+    run = fg.run(
+        "dataset=csbm", "strategy=boosting", num_clients=2, rounds=1, progress=False, out=str(tmp_path / "run"), **keys
+    )
     predictor = load_predictor(run.path, 0)
     x = predictor.inputs_of_trees(predictor.own)
     forest = {key: value.copy() for key, value in predictor.forest.items()}
