@@ -328,6 +328,10 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
 
     if args.data:
         raise FedGraphError("--statistics requires tables: columns of --data have no names")
+    if args.role:
+        raise FedGraphError(
+            "--statistics does not support --role: each party scales the columns of its role by its own values"
+        )
     own = fitted_schema(graph.schema, "the import") or agreed
     nodes, edges = typed_files(args)
     files = nodes | {":".join(edge): path for edge, path in edges.items()}

@@ -107,11 +107,12 @@ def test_a_bank_with_labels_trains(tables, files, tmp_path, capsys):
         (["--edges=pay.csv"], "has roles (network, bank): pass --role with one of them, or a new name"),
         (["--role=bank", "--nodes=pay.csv", "--id-column=t"], "has no column 'flag' (flag) of"),
         (["--role=network", "--data=x.pt"], "--role network needs --nodes FILE, --edges FILE or both"),
+        (["--role=bank", "--nodes=A.csv", "--statistics=sums.json"], "--statistics does not support --role"),
         (["--role=network"], "--role network needs --nodes FILE, --edges FILE or both"),
     ],
 )
 def test_wrong_roles_are_refused(tables, files, args, message, capsys):
-    args = [word.replace("pay.csv", f"{tables}/pay.csv") for word in args]
+    args = [word.replace("pay.csv", f"{tables}/pay.csv").replace("A.csv", f"{tables}/A.csv") for word in args]
     assert bring(tables, *args, "--client=0", f"--out={tables}/other.safetensors") == 2
     assert message in capsys.readouterr().err
 
