@@ -36,7 +36,7 @@ def make(folder: Path, payments: int, accounts: int, banks: int, fraud: float, s
     label = rng.random(payments) < fraud
     source, target = (rng.choice(accounts, payments, p=often) for _ in range(2))
     for ends, odd, part in ((source, dormant, 0.45), (target, flagged, 0.6)):
-        moved = label & (rng.random(payments) < part)
+        moved = label & (rng.random(payments) < part * odd.any())
         ends[moved] = rng.choice(np.flatnonzero(odd), int(moved.sum()))
     target = np.where(source == target, (target + 1) % accounts, target)
     kind = np.where(label & (rng.random(payments) < 0.5), 1, rng.choice(3, payments, p=[0.5, 0.2, 0.3]))

@@ -46,8 +46,9 @@ class LinkClient(GraphClient):
         """Return why predictions of other graphs are refused."""
         return "it matches records with other parties"
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):
+        super().__init__(cfg, graph, *args, **kwargs)
+        self.whole = graph  # `graph` has no edges of later stages
         self.stored: dict[str, Any] = {}
         self.finished = False
 
@@ -63,11 +64,11 @@ class LinkClient(GraphClient):
         if not self.policy.trusting:
             rules, names = self.policy.linking.bounded(rules), self.policy.linking.names
             records = [source for source, _ in shared_records(self.graph, rules.share)]
-            self.policy.linking.check_share([*shared_columns(self.graph, rules.share), *records])
+            self.policy.linking.check_share([*shared_columns(self.whole, rules.share), *records])
             if needs_consent(rules):
                 clients = self.graph.num_clients
                 consent = check_consent(self.policy.linking.consent, rules, self.keyring, clients)
-        return party_of(rules)(self.graph, rules, self.keyring, self.stored, consent, names)
+        return party_of(rules)(self.whole, rules, self.keyring, self.stored, consent, names)
 
     @phase
     def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:

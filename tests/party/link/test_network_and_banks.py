@@ -5,16 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.engine.flower import end_group
 from fedgraph_flwr.fleet.keys import check_key
+from fedgraph_flwr.partition import load
+from fedgraph_flwr.party.link.client import LinkClient
+from fedgraph_flwr.party.link.command import link_overrides
 from fedgraph_flwr.party.link.policy import Consent, sign_consent, write_consent
+from fedgraph_flwr.party.link.rules import LinkRules
 from tests.engine.fleet import COMMAND, Fleet
 from tests.support import PATIENCE
 
@@ -49,6 +52,17 @@ def test_tables_have_their_shape(example, tmp_path):
     assert flagged[pay.target[~fraud]].mean() < 0.1
 
 
+def test_a_node_links_the_edges_of_all_stages(example, tmp_path):
+    """A node's client trains on the first edges by time, but a link run reads and writes all."""
+    banks = example.make(tmp_path, 300, 40, 2, 0.1, 0)
+    example.bring(str(tmp_path), banks)
+    graph = load(tmp_path / "client_0000.safetensors")
+    rules = LinkRules(match="ids", entities="columns", share=SHARE)
+    client = LinkClient(compose([*link_overrides(rules), "num_clients=3"]), graph)
+    assert client.graph.edge_index.size(1) < graph.edge_index.size(1) == 300
+    assert client.party.graph is graph
+
+
 @pytest.mark.slow
 def test_the_example_runs(example, tmp_path, monkeypatch, capsys):
     words = ["--payments=3000", "--accounts=300", "--fraud=0.05", "--rounds=2"]
@@ -65,7 +79,7 @@ def test_the_example_runs(example, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_network_and_three_banks_on_a_fleet(example, tmp_path):
-    """The files that nodes write are those of `--simulate`; the network trains on its own and predicts from its state."""
+    """The files that nodes write are those of `--simulate`."""
     place, graphs = tmp_path / "tables", tmp_path / "graphs"
     banks = example.make(place, 400, 60, 3, 0.1, 0)
     example.bring(str(place), banks)
@@ -84,7 +98,7 @@ def test_a_network_and_three_banks_on_a_fleet(example, tmp_path):
     policy = tmp_path / "policy.yaml"
     share = ", ".join(f'"{column}"' for column in SHARE)
     link = f"{{match: [routed], min_shared: 1, min_records: 1, share: [{share}], consent: consent.json}}"
-    policy.write_text(f"min_nodes: 0\ntasks: [nodes, edges]\nlink: {link}\n")
+    policy.write_text(f"min_nodes: 0\nlink: {link}\n")
     options = {"env": fleet.environment, "capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
     rules = ["--match=routed", "--entities=columns", f"--share={','.join(SHARE)}"]
     try:
@@ -100,15 +114,6 @@ def test_a_network_and_three_banks_on_a_fleet(example, tmp_path):
         command = [*COMMAND, "link", "engine=loopback", "num_clients=4", *rules, f"out={tmp_path / 'out'}"]
         done = subprocess.run(command, **options)
         assert done.returncode == 0, done.stdout + done.stderr + fleet.log("node_0")
-        for node in range(4):  # each restarts its node with the file that it wrote
-            end_group(fleet.processes.pop(f"node_{node}"))
-            own, linked = tmp_path / f"node_{node}", graphs / f"linked_client_{node:04d}.safetensors"
-            fleet.start_node(node, policy=str(own / "policy.yaml"), peers=str(peers), graph=str(linked))
-        words = ["task=edges", "strategy=fedavg", "rounds=2", "model.hidden=4", "checkpoint_every=0", "num_clients=4"]
-        run = [*COMMAND, "run", "engine=loopback", *words, f"out={tmp_path / 'run'}", "--quiet", "--no-report"]
-        done = subprocess.run(run, **options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "only predict with the model: 1, 2, 3" in done.stdout + done.stderr
     finally:
         fleet.stop()
     files = [str(graphs / f"client_{node:04d}.safetensors") for node in range(4)]
@@ -119,5 +124,3 @@ def test_a_network_and_three_banks_on_a_fleet(example, tmp_path):
         assert found.linking == expected.linking
         assert torch.equal(found.x, expected.x)
         assert torch.equal(found.edge_index, expected.edge_index)
-    assert main(["predict", "--node", str(tmp_path / "state_0"), "--out", str(tmp_path / "p.csv")]) == 0
-    assert np.isfinite(pd.read_csv(tmp_path / "p.csv")["p_yes"]).all()
