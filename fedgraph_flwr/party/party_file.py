@@ -21,11 +21,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedgraph_flwr.config import at_least, one_of, typed
 from fedgraph_flwr.data.far_ends import parse_share
-from fedgraph_flwr.data.schema import KINDS, SCALES, Schema
+from fedgraph_flwr.data.schema import KINDS, SCALES, Schema, TableLayout
 from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
+from fedgraph_flwr.party.tables.columns import as_words
+from fedgraph_flwr.party.tables.nodes import column_of
 from fedgraph_flwr.party.tables.parties import ID_FORMS, KEY_KINDS
+from fedgraph_flwr.party.tables.reading import read_table
 
 COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge_label", "graph", "edge_id")
 """Keys of ``columns``: the options ``--KEY-column``."""
@@ -175,3 +180,24 @@ def complete(args: argparse.Namespace) -> None:
             setattr(args, dest, value)
     if not importing and getattr(args, "edges", None) and not args.nodes:
         args.nodes = party.path("nodes", args.party_file.parent)
+
+
+def table_order(path: Path, ids: np.ndarray) -> np.ndarray:
+    """Return the places [N] of nodes by their rows in the party's node table; unknown ids come last.
+
+    A linked file has the nodes in an order that only the party knows.
+
+    Args:
+        path: the party's file.
+        ids: ids of the nodes, as the client file has them [N].
+
+    Raises:
+        FedGraphError: the table or its column of ids is missing.
+    """
+    import pandas as pd
+
+    party = read_party(path)
+    where, name = party.path("nodes", path.parent), party.columns.get("id", "id")
+    table = read_table(str(where), TableLayout(separator=party.separator, encoding=party.encoding))
+    row = pd.Index(as_words(column_of(table, name, str(where), "id"))).get_indexer(np.asarray(ids, dtype=str))
+    return np.argsort(np.where(row < 0, len(table), row), kind="stable")

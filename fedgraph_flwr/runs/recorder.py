@@ -271,7 +271,7 @@ class Recorder:
         (this process and its largest child), ``versions``, ``commit``, ``code`` (its
         `digest`), ``nodes`` (node id of each client). Optional keys:
         ``privacy`` (ε, δ and releases of the run), ``start`` (run, digest and scores of the incoming model), ``attack``,
-        ``adversary`` (success rate of a backdoor) and ``classes`` (names, for imported graphs).
+        ``adversary`` (success rate of a backdoor), ``classes`` (names, for imported graphs), and ``parties`` (their names).
         """
         if self._pending is not None:
             self._write(self._pending)

@@ -5,6 +5,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,7 +16,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import fill
-from fedgraph_flwr.party.party_file import COLUMNS, read_party
+from fedgraph_flwr.party.party_file import COLUMNS, read_party, table_order
 from fedgraph_flwr.party.tables.guessing import guess
 from fedgraph_flwr.party.tables.options import ROLES
 
@@ -105,6 +106,25 @@ def test_an_option_of_the_command_line_takes_precedence(banks):
         today = parsed(*command, "--node", "state", "--party-file", str(banks / "b.yaml"), "--edges", "today.csv")
         assert (today.client, today.nodes, str(today.edges)) == (None, banks / "b_accounts.csv", "today.csv")
         assert today.source_column == "source"
+
+
+def test_predictions_of_a_linked_file_are_in_the_order_of_the_table(banks, tmp_path, capsys):
+    """The linked file has another order; a run of no round is enough."""
+    files = []
+    for client, bank in enumerate("abc"):
+        files.append(str(tmp_path / f"{bank}.safetensors"))
+        assert main(["import", str(banks / f"{bank}.yaml"), "--out", files[-1], "--secret-seed", str(client)]) == 0
+    assert main(["link", "--simulate", *files, "--out", str(tmp_path / "linked")]) == 0
+    small = ["rounds=1", "model=mlp", "model.hidden=4", f"out={tmp_path / 'run'}", "--quiet", "--no-report"]
+    assert main(["run", f"graph={tmp_path / 'linked'}", *small]) == 0
+    for more, ordered in ((["--party-file", str(banks / "c.yaml")], True), (["--client", "2"], False)):
+        assert main(["predict", str(tmp_path / "run"), *more, "--out", str(tmp_path / "p.csv")]) == 0
+        ids = pd.read_csv(tmp_path / "p.csv").id.tolist()
+        table = pd.read_csv(banks / "c_accounts.csv").id.tolist()
+        assert (ids == table) == ordered
+        assert sorted(ids) == sorted(table)
+    assert table_order(banks / "c.yaml", np.array(["c0002", "new", "c0001"])).tolist() == [2, 0, 1]
+    capsys.readouterr()
 
 
 def test_lists_and_kinds_of_the_file_become_options(tmp_path):

@@ -107,6 +107,7 @@ def load_chosen(args: argparse.Namespace) -> Any:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``predict``."""
+    from fedgraph_flwr.party.party_file import table_order
     from fedgraph_flwr.party.use.frames import as_csv, without_formulas
     from fedgraph_flwr.report.as_json import as_json
 
@@ -121,6 +122,8 @@ def main(args: argparse.Namespace) -> int:
         return _score_pairs(predictor, graph, ids, args)
     of = getattr(getattr(predictor, "task", None), "ITEMS", "nodes")
     found = predicted(args, predictor)
+    if args.party_file and of == "nodes" and not (args.nodes or args.graph or args.node_table):
+        found = found.at(table_order(args.party_file, found.ids))
     if args.threshold is not None:
         classes = getattr(found, "classes", ())
         if not (0 <= args.threshold <= 1 and len(classes) == 2):
