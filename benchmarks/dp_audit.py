@@ -201,7 +201,7 @@ def _sum(kind: str, present: bool) -> NDArray[np.float64]:
     with torch.no_grad():
         for tensor in client.model.parameters():
             tensor.zero_()
-    sums = client.rows.clipped_sums(torch.arange(len(x)), NORM)
+    sums = client.training_rows.clipped_sums(torch.arange(len(x)), NORM)
     return np.concatenate([t.numpy().ravel() for t in sums.values()])
 
 

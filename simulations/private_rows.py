@@ -79,7 +79,7 @@ class Bank:
 
     def __init__(self, cfg: RunConfig, number: int):
         self.client = FedGradClient(cfg, partition.load_client(cfg, number))
-        self.rows, self.model = self.client.rows, self.client.model
+        self.rows, self.model = self.client.training_rows, self.client.model
         task: Any = self.client.task
         self.start = {name: t.clone() for name, t in self.model.state_dict().items()}
         last = len(task.points) - 1

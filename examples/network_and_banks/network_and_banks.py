@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from make_tables import make
+from network_tables import make
 
 from fedgraph_flwr.cli import main as main_of_package
 

@@ -111,8 +111,6 @@ class GraphClient(Side, NumPyClient):
         stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
             or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
             overrides `loss`, `logits` or `task_loss` must declare it again.
-        reads_far_ends: whether far ends with shared columns are nodes of its graph (`data.far_ends`). False for methods that
-            exchange rows of single nodes or read cut edges themselves: far ends are another party's.
         real: for stacked clients, which rows of the inputs are nodes, bool [N]; None: all rows.
     """
 
@@ -124,7 +122,6 @@ class GraphClient(Side, NumPyClient):
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     samples: ClassVar[str] = "blocks"
     stacks: ClassVar[tuple[str, ...] | None] = ()
-    reads_far_ends: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -138,7 +135,8 @@ class GraphClient(Side, NumPyClient):
         self.file = file
         self.params = method_params(type(self), cfg)
         self.uplink_of = declared(type(self), cfg)
-        sees = self.reads_far_ends and kind_of(cfg).far_ends and getattr(graph, "far", None)
+        # A method that reads rows of other clients' nodes (`needs_others`) keeps to its own: far ends are another party's.
+        sees = kind_of(cfg).far_ends and not type(self).needs_others(cfg) and getattr(graph, "far", None)
         whole = with_far_ends(graph) if sees else graph
         self.task = kind_of(cfg)(cfg, whole)
         self.scorer = cache(self.task.scorer)

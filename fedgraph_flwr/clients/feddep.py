@@ -44,7 +44,6 @@ class FedDEPClient(GraphClient):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(feddep.uplink)
-    reads_far_ends: ClassVar[bool] = False
     predicts_with: ClassVar[tuple[str, ...]] = ("z", "at")
     model: FusedSAGE
 

@@ -64,7 +64,6 @@ class FedGCNClient(GraphClient):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgcn.uplink)
-    reads_far_ends: ClassVar[bool] = False
     predicts_with: ClassVar[tuple[str, ...]] = ("z", "degree")
 
     @classmethod

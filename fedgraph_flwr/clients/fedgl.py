@@ -37,7 +37,6 @@ class FedGLClient(GraphClient):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgl.uplink)
-    reads_far_ends: ClassVar[bool] = False
     predicts_with: ClassVar[tuple[str, ...]] = ("row", "col", "weight")
 
     @classmethod

@@ -51,7 +51,7 @@ class FedGradClient(GraphClient):
             check_rows(cfg, model)
 
     @cached_property
-    def rows(self) -> Rows:
+    def training_rows(self) -> Rows:
         """The training rows, for gradients of single ones."""
         return Rows(self)
 
@@ -82,7 +82,7 @@ class FedGradClient(GraphClient):
             if parameters:
                 self.set_parameters(parameters)
             remember(self, {}, config)
-            sums = self.rows.released(self.shared)
+            sums = self.training_rows.released(self.shared)
             return [sums[name] for name in self.shared], self.num_train, {}
         self.gradients = {}
         _, num_train, numbers = super().fit(parameters, config)

@@ -84,7 +84,6 @@ class FedSageClient(GraphClient):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedsage.uplink)
-    reads_far_ends: ClassVar[bool] = False
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", *STEPS), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("x", "at")
     generator: tuple[NeighGen, Model, Adam] | None = None

@@ -34,7 +34,6 @@ class FedSageTrueClient(FedGradClient):
     makes_graphs = True
 
     uplink = staticmethod(fedgrad.true_features)
-    reads_far_ends: ClassVar[bool] = False
 
     predicts_with: ClassVar[tuple[str, ...]] = ("external_x",)
 

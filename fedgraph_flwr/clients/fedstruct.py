@@ -53,7 +53,6 @@ class FedStructClient(FedGradClient):
 
     Params: ClassVar[type] = FedStructParams
     uplink = staticmethod(fedstruct.uplink)
-    reads_far_ends: ClassVar[bool] = False
     predicts_with: ClassVar[tuple[str, ...]] = (STRUCTURE,)
     repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MAX_BLOCKS}  # one per hop and block, or two per hop
     model: FedStruct

@@ -34,7 +34,6 @@ class FedStructAClient(FedGradClient):
     Params: ClassVar[type] = FedStructAParams
     uplink = staticmethod(fedstruct.known_uplink)
     losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)  # residuals are differences of probabilities
-    reads_far_ends: ClassVar[bool] = False
     predicts_with: ClassVar[tuple[str, ...]] = (STRUCTURE,)
 
     @classmethod

@@ -164,7 +164,7 @@ def _audited(message: Message, reply: Message, request: Request | None, context:
     record = message.content.get(CONFIG)
     config = record if isinstance(record, ConfigRecord) else {}
     numbers = {key: config[key] if type(config.get(key)) is int else 0 for key in ("round", "exchange")}
-    entry = {
+    entry: dict[str, Any] = {
         "run": str(context.run_id),
         "strategy": "",
         "phase": sanitize(config.get("phase", ""), 60),

@@ -1,5 +1,7 @@
 """Columns of far ends: forms of values, and what a client's graph reads of accounts of other clients."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -157,7 +159,7 @@ def test_methods_that_exchange_rows_keep_to_their_own_nodes():
 
 def test_trees_read_them_at_the_far_ends_of_payments():
     one = shared("1:exact")[0]
-    task = kind_of(compose(["task=edges", "split.kind=ratio"]))(compose(["task=edges", "split.kind=ratio"]), one)
+    task: Any = kind_of(compose(["task=edges", "split.kind=ratio"]))(compose(["task=edges", "split.kind=ratio"]), one)
     columns = task.columns()[task.order.argsort()]
     far = columns[one.edge_index.size(1) :, one.num_edge_features + one.num_features :]
     assert torch.equal(far[:, 1], random_graph().x[one.cut_out[1], 1])

@@ -61,7 +61,7 @@ def client_of(*overrides: str) -> FedGradClient:
 def test_sums_are_those_of_single_gradients(overrides, bound):
     """Each row's gradient by autograd of the model's own pass, clipped and added up."""
     client = client_of("dtype=float64", *overrides)
-    found = client.rows.clipped_sums(torch.arange(len(client.rows.y)), bound)
+    found = client.training_rows.clipped_sums(torch.arange(len(client.training_rows.y)), bound)
     expected = {name: torch.zeros_like(p) for name, p in client.model.named_parameters()}
     logits = client.task.read(client.model(client.inputs), client.batch.nodes if client.task.ITEMS == "nodes" else None)
     for row in range(len(client.batch.y)):
@@ -72,7 +72,7 @@ def test_sums_are_those_of_single_gradients(overrides, bound):
             expected[name] += g * min(1.0, bound / norm)
     for name, total in expected.items():
         torch.testing.assert_close(found[name], total, rtol=1e-9, atol=1e-12)
-    few = client.rows.clipped_sums(torch.tensor([2]), 0.3)
+    few = client.training_rows.clipped_sums(torch.tensor([2]), 0.3)
     assert torch.cat([t.ravel() for t in few.values()]).norm() <= 0.3 * (1 + 1e-12)
 
 
@@ -82,7 +82,7 @@ def test_rows_without_a_number_count_as_nothing():
     with torch.no_grad():
         client.graph.x[client.train_nodes[0]] = torch.nan
         client.model.tensors["head.weight"].fill_(1e300)
-    sums = client.rows.clipped_sums(torch.arange(len(client.rows.y)), 1.0)
+    sums = client.training_rows.clipped_sums(torch.arange(len(client.training_rows.y)), 1.0)
     assert all(bool(t.isfinite().all()) for t in sums.values())
 
 
@@ -142,7 +142,7 @@ def test_a_party_adds_all_noise_even_to_an_empty_batch():
     rules = compose([*ROW, "privacy.noise_multiplier=2", "privacy.clipping_norm=0.5"]).privacy
     found = rows.released(np.zeros(20_000), 0.5, rules, rows.SecureNoise())
     assert found.std() == pytest.approx(1.0, rel=0.03)
-    empty = client_of("privacy.batch=1", "privacy.rows=8").rows
+    empty = client_of("privacy.batch=1", "privacy.training_rows=8").rows
     empty.y = empty.y[:0]
     empty.ends = empty.ends[:, :0]
     released = empty.released({"head.bias": empty.model.tensors["head.bias"]})
@@ -240,7 +240,7 @@ def test_each_wrong_setting_has_one_error_message(overrides, message):
 
 def test_a_party_with_too_many_rows_for_the_delta_refuses():
     with pytest.raises(FedGraphError, match=r"one of this party's 8 training rows: expected at most 0.125"):
-        _ = client_of("privacy.delta=0.2", "privacy.rows=5").rows
+        _ = client_of("privacy.delta=0.2", "privacy.training_rows=5").rows
 
 
 def test_the_user_reads_what_is_protected(run):

@@ -193,7 +193,7 @@ def linked(graph: ClientGraph, numbers: Numbering, edges: Mapping[int, Edges]) -
     names = np.concatenate([np.zeros(0, dtype=str), *(found.name for found in edges.values())])
     known = np.zeros(far.numel(), dtype=names.dtype)
     known[np.searchsorted(far.numpy(), ends[names != ""])] = names[names != ""]
-    return replace(made, far_id=far, far_name=pack_words(known))
+    return replace(made, far_id=far, far_name=pack_words(known)) if len(far) else made
 
 
 def _no_records() -> dict[str, Any]:

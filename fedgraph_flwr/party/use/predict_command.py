@@ -124,13 +124,7 @@ def main(args: argparse.Namespace) -> int:
     found = predicted(args, predictor)
     if args.party_file and of == "nodes" and not (args.nodes or args.graph or args.node_table):
         found = found.at(table_order(args.party_file, found.ids))
-    if args.threshold is not None:
-        classes = getattr(found, "classes", ())
-        if not (0 <= args.threshold <= 1 and len(classes) == 2):
-            raise FedGraphError(
-                f"--threshold must be in [0, 1] and needs two classes, got {args.threshold:g} for {len(classes)} classes"
-            )
-        found.threshold = args.threshold
+    _set_threshold(found, args.threshold)
     frame = found.to_frame()
     if args.out is None:
         print(as_json(frame.to_dict("records")) if args.json else as_csv(frame, args.keep_formulas).rstrip("\n"))
@@ -148,6 +142,17 @@ def main(args: argparse.Namespace) -> int:
         print(f"{changed} cells look like formulas: written with a leading ' (--keep-formulas leaves them unchanged)")
     print(f"wrote {args.out}")
     return 0
+
+
+def _set_threshold(found: Any, threshold: float | None) -> None:
+    """Choose the class of two by the threshold that was given, if any."""
+    classes = getattr(found, "classes", ())
+    if threshold is not None:
+        if not (0 <= threshold <= 1 and len(classes) == 2):
+            raise FedGraphError(
+                f"--threshold must be in [0, 1] and needs two classes, got {threshold:g} for {len(classes)} classes"
+            )
+        found.threshold = threshold
 
 
 def predicted(args: argparse.Namespace, predictor: Any) -> Any:

@@ -33,7 +33,7 @@ def example(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    sys.modules.pop("make_tables", None)
+    sys.modules.pop("network_tables", None)
 
 
 def test_tables_have_their_shape(example, tmp_path):

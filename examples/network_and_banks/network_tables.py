@@ -1,6 +1,6 @@
 """Tables of one payment network and several banks, of the shape of the 2023 privacy-enhancing-technologies prize.
 
-    python make_tables.py prize [--payments 20000] [--accounts 3000] [--banks 3] [--fraud 0.01] [--seed 0]
+    python network_tables.py prize [--payments 20000] [--accounts 3000] [--banks 3] [--fraud 0.01] [--seed 0]
 
 payments.csv    the network's: reference, time, from_bank, source, to_bank, target, amount, kind, fraud
 bank1.csv ...   each bank's accounts: id, flagged, dormant, years
