@@ -142,7 +142,7 @@ def test_a_party_adds_all_noise_even_to_an_empty_batch():
     rules = compose([*ROW, "privacy.noise_multiplier=2", "privacy.clipping_norm=0.5"]).privacy
     found = rows.released(np.zeros(20_000), 0.5, rules, rows.SecureNoise())
     assert found.std() == pytest.approx(1.0, rel=0.03)
-    empty = client_of("privacy.batch=1", "privacy.training_rows=8").rows
+    empty = client_of("privacy.batch=1", "privacy.rows=8").training_rows
     empty.y = empty.y[:0]
     empty.ends = empty.ends[:, :0]
     released = empty.released({"head.bias": empty.model.tensors["head.bias"]})
@@ -240,7 +240,7 @@ def test_each_wrong_setting_has_one_error_message(overrides, message):
 
 def test_a_party_with_too_many_rows_for_the_delta_refuses():
     with pytest.raises(FedGraphError, match=r"one of this party's 8 training rows: expected at most 0.125"):
-        _ = client_of("privacy.delta=0.2", "privacy.training_rows=5").rows
+        _ = client_of("privacy.delta=0.2", "privacy.rows=5").training_rows
 
 
 def test_the_user_reads_what_is_protected(run):
