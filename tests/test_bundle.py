@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 from flwr.cli.build import build_fab_from_files
 from flwr.cli.utils import collect_files
 from flwr.common.config import get_fused_config_from_dir, parse_config_args
@@ -39,6 +40,12 @@ def test_the_bundle_meets_the_hubs_rules():
     assert len(bundle.namelist()) < MAX_FILE_COUNT
     assert max(entry.file_size for entry in bundle.infolist()) < MAX_FILE_BYTES
     assert {"LICENSE", "README.md", "conf/config.yaml", "fedgraph_flwr/server_app.py"} <= set(bundle.namelist())
+
+
+def test_the_readme_starts_with_what_the_hub_lists():
+    front = yaml.safe_load((ROOT / "README.md").read_text().split("---\n")[1])
+    assert front.keys() == {"tags", "dataset", "framework"}
+    assert all(isinstance(word, str) for words in front.values() for word in words)
 
 
 def test_without_a_word_a_run_is_that_of_the_configuration():
