@@ -26,7 +26,7 @@ SECURE = ["privacy.dp=distributed", "privacy.secagg=true", "privacy.secagg_bits=
 @pytest.fixture
 def exact(monkeypatch):
     """Collect the sums without noise of all clients."""
-    found, own_rows = [], vars(FedGradClient)["rows"]
+    found, own_rows = [], vars(FedGradClient)["training_rows"]
     real = own_rows.func
 
     def watched(self):
