@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 SIZES = (12, 16, 20, 14)
-HOSTS = ["fgserver", *(f"fgnode{i}" for i in range(len(SIZES)))]
+HOSTS = [f"fg{os.getpid()}s", *(f"fg{os.getpid()}n{i}" for i in range(len(SIZES)))]  # two test runs share a machine
 WORDS = ["rounds=2", "checkpoint_every=1", "strategy.on_failure=fail", "strategy.timeout=300"]
 PHASES = {"describe": "query", "train": "train", "evaluate": "evaluate"}
 SECONDS = 900
@@ -47,7 +47,7 @@ class Hosts(Fleet):
 
     def within(self, name: str) -> list[str]:
         """The namespace of a process."""
-        host = name.replace("node_", "fgnode") if name.startswith("node_") else HOSTS[0]
+        host = HOSTS[1 + int(name.removeprefix("node_"))] if name.startswith("node_") else HOSTS[0]
         return ["ip", "netns", "exec", host]
 
     def asked(self, phase: str) -> int:
