@@ -1,7 +1,8 @@
 """Rows of a day's edge table at a party: between its own accounts, with accounts of other parties, and rows without a score.
 
-An account of another party becomes a node without features, as in training. It is a stored one if the party's
-file names it, else a new one. A row that cannot be scored is listed with its reason; the others are scored.
+An account of another party becomes a node with the columns that its party shares, or without features, as in training. It is
+a stored one if the party's file names it, else a new one. A row that cannot be scored is listed with its reason; the others are
+scored.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
+from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import as_words
 from fedgraph_flwr.party.tables.parties import BETWEEN, PartyRule, fold, normal_ids, parties_of
@@ -49,7 +51,9 @@ def rule_of(columns: Any, stored: Any) -> PartyRule | None:
     return PartyRule.parse(str(stored.linking.get("party", "")), columns.party_columns, columns.party_prefix, "", form)
 
 
-def divide(links: Any, columns: Any, index: Any, rule: PartyRule | None, stored: Any, where: tuple[str, str]) -> Day:
+def divide(
+    links: Any, columns: Any, index: Any, rule: PartyRule | None, stored: Any, where: tuple[str, str], items: bool
+) -> Day:
     """Divide the rows of an edge table.
 
     Args:
@@ -59,9 +63,10 @@ def divide(links: Any, columns: Any, index: Any, rule: PartyRule | None, stored:
         rule: how rows name accounts of other parties; None: all accounts are own.
         stored: the party's graph.
         where: files of the edges and of the nodes, for errors.
+        items: whether rows are predicted; otherwise accounts are, and rows that the model cannot read are left out.
 
     Raises:
-        FedGraphError: no row can be scored.
+        FedGraphError: no row can be scored, or, of accounts, no row names one of the party.
     """
     texts = [as_words(links[end]) for end in (columns.source, columns.target)]
     places = [np.asarray(index.get_indexer(words), dtype=np.int64) for words in texts]
@@ -72,7 +77,6 @@ def divide(links: Any, columns: Any, index: Any, rule: PartyRule | None, stored:
         forms = index.__class__(normal_ids(index.to_numpy(), rule.id_form))
         parties = [fold(names) for names in parties_of(links, texts, rule, where[0])]
         mine = [names == fold([rule.own])[0] for names in parties]
-        linked = stored.cut_out.numel() or stored.cut_in.numel()
         named = []
         for end, (words, own) in enumerate(zip(texts, mine, strict=True)):
             ids = normal_ids(words, rule.id_form)
@@ -81,12 +85,8 @@ def divide(links: Any, columns: Any, index: Any, rule: PartyRule | None, stored:
             named.append(np.char.add(np.char.add(parties[end].astype(str), BETWEEN), ids))
             _mark(reasons, ~own & ((parties[end] == "") | (ids == "")), "names no party or no account")
         _mark(reasons, ~mine[0] & ~mine[1], f"has no account of '{rule.own}'")
-        if not linked:
-            _mark(
-                reasons,
-                ~mine[0] | ~mine[1],
-                "names another party's account, and this graph is not linked with its records",
-            )
+        if unread := _unread(stored, columns, items):
+            _mark(reasons, ~(mine[0] & mine[1]), unread)
         usable = [np.unique(names[~own & (reasons == "")]) for names, own in zip(named, mine, strict=True)]
         far = np.concatenate([far, np.setdiff1d(np.concatenate(usable), far)]).astype(str)
         order = np.argsort(far)
@@ -96,10 +96,20 @@ def divide(links: Any, columns: Any, index: Any, rule: PartyRule | None, stored:
     for words, own, at in zip(texts, mine, places, strict=True):
         _mark_unknown(reasons, own & (at < 0), words, where[1])
     kept = np.flatnonzero(reasons == "")
-    if len(links) and not kept.size:
+    useful = kept if items else np.flatnonzero(((np.stack(places) >= 0) & np.stack(mine)).any(axis=0))
+    if len(links) and not useful.size:
         raise FedGraphError(f"no row of {where[0]} can be scored: row 1 {reasons[0]}")
     left = tuple((int(row), str(reasons[row])) for row in np.flatnonzero(reasons != ""))
     return Day(kept, np.stack(places)[:, kept], far, left)
+
+
+def _unread(stored: ClientGraph, columns: Any, items: bool) -> str:
+    """Return why a model does not read rows that name another party's account; "" if it does."""
+    if items:
+        linked = stored.cut_out.numel() or stored.cut_in.numel()
+        return "" if linked else "names another party's account, and this graph is not linked with its records"
+    read = stored.far or recipe_of(stored) or columns.seconds
+    return "" if read else "names another party's account, of which this graph has no columns (link --share)"
 
 
 def _mark(reasons: NDArray[Any], rows: NDArray[np.bool_], reason: str) -> None:

@@ -171,15 +171,16 @@ def chosen_input(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, An
 
 def predicted_from(args: argparse.Namespace, predictor: Any, graph: Any, ids: Any, read: Any) -> Any:
     """Return predictions of the items of `chosen_input`."""
-    if read is not None and getattr(predictor, "predicts_edges", False):
+    if read is not None:
         _list_left_out(read, args)
+    if read is not None and getattr(predictor, "predicts_edges", False):
         return predictor.predict_edges(read)
     found = predictor.predict(graph, ids)
     return found if read is None else found.at(read.rows)
 
 
 def _list_left_out(read: Any, args: argparse.Namespace) -> None:
-    """Report rows that cannot be scored, and list them beside the output with their reasons."""
+    """Report rows that cannot be read, and list them beside the output with their reasons."""
     if not read.left_out:
         return
     import pandas as pd
@@ -187,7 +188,7 @@ def _list_left_out(read: Any, args: argparse.Namespace) -> None:
     from fedgraph_flwr.party.use.frames import write_frame
 
     number, name, *_, reason = read.left_out[0]
-    total = len(read.left_out) + len(read.edges)
+    total, verb = len(read.left_out) + len(read.edge_ids), "scored" if len(read.edges) else "read"
     where = ""
     if args.out is not None:
         path = args.out.with_name(f"{args.out.stem}.left-out.csv")
@@ -195,7 +196,7 @@ def _list_left_out(read: Any, args: argparse.Namespace) -> None:
         write_frame(pd.DataFrame(read.left_out, columns=columns), path, args.keep_formulas)
         where = f": see {path}"
     example = f"such as row {number} ({name}), which {reason}{where}"
-    print(f"{len(read.left_out)} of {total} rows of {args.edges} are not scored, {example}", file=sys.stderr)
+    print(f"{len(read.left_out)} of {total} rows of {args.edges} are not {verb}, {example}", file=sys.stderr)
 
 
 def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace) -> int:

@@ -106,9 +106,9 @@ class NewNodes:
         rows: positions of the table's rows in the graph [K]; of many graphs, of each graph [G].
         note: how they were joined to the stored graph, or "".
         edges: positions of the edge table's rows among the graph's items [K'], if the model predicts edges.
-        edge_ids: ids of these rows, or their numbers from 1 [K'].
+        edge_ids: ids of the rows that are read, or their numbers from 1 [K'].
         ends: ids of their sources and targets as the table has them [2, K'].
-        left_out: rows of the edge table that cannot be scored, with the reason: row from 1, id, source, target, reason.
+        left_out: rows of the edge table that cannot be read, with the reason: row from 1, id, source, target, reason.
     """
 
     graph: Graph
@@ -198,7 +198,7 @@ def new_nodes(
     named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target) if end in links.columns]
     outside = [word for texts in named for word in texts[own.index.get_indexer(texts) < 0]]
     known = isinstance(stored, Graph) and stored.book.numel() > 0 and _names(stored, own, named)
-    known = known or (spec.parallel and rule_of(columns, stored) is not None)
+    known = known or rule_of(columns, stored) is not None
     if not outside and not known:
         graph, ids = tables(nodes, edges, columns, spec, treatment)
         found = NewNodes(graph, ids, np.arange(len(ids)))
@@ -249,7 +249,7 @@ def _joined(
     treatment: Treatment | None,
 ) -> NewNodes:
     treatment = treatment or spec.treatment()
-    rule = rule_of(columns, stored) if spec.parallel else None
+    rule = rule_of(columns, stored)
     columns = _of_later(columns, table, links, stored)
     names = feature_columns({NODE: table}, (), columns.others, {NODE: where[0]})[NODE]
     carried = edge_feature_columns({EDGE: links}, columns, {EDGE: where[1]}, treatment)[EDGE]
@@ -261,19 +261,14 @@ def _joined(
     n, k = stored.num_nodes, int(fresh.sum())
     rows[fresh] = n + np.arange(k)
     union = Ids.of(np.concatenate([old.index, own.index[fresh]]), f"{where[0]} or {where[2]}")
-    rows_of_table, day = links, None
-    if spec.parallel:
-        day = divide(links, columns, union.index, rule, stored, (where[1], f"{where[0]} or {where[2]}"))
-        links = links.iloc[day.rows].reset_index(drop=True)
-        ends = torch.from_numpy(day.ends)
-    else:
-        ends = edge_ends(links, columns, where[1], union, union)
+    rows_of_table = links
+    day = divide(links, columns, union.index, rule, stored, (where[1], f"{where[0]} or {where[2]}"), spec.parallel)
+    links = links.iloc[day.rows].reset_index(drop=True)
+    ends = torch.from_numpy(day.ends)
     added: Mapping[str, Tensor] = {}
     if stored.has_edge_data:
         joined = edge_data(links, carried, columns, where[1], treatment)
-        joined, of_nodes = _computed(
-            joined, ends, links, columns, stored, k, day.far if day else old.index[:0].to_numpy(str), where, treatment
-        )
+        joined, of_nodes = _computed(joined, ends, links, columns, stored, k, day.far, where, treatment)
         x = torch.cat([x, of_nodes[torch.from_numpy(rows)]], dim=1)
         added = joined.fields
     inner = (ends < n + k).all(0).nonzero().view(-1)
@@ -303,25 +298,15 @@ def _joined(
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
     note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
     found = NewNodes(graph, union.index.to_numpy(), rows, note)
-    if day is None:
-        return _with_stored_far_ends(found, stored)
     place = np.zeros(every.size(1), dtype=np.int64)
-    place[inner.numpy()] = stored.edge_index.size(1) + order.argsort().numpy()
-    if isinstance(stored, ClientGraph):
-        found = replace(found, graph=_with_cut_edges(graph, stored, day, whole, place))
+    place[inner.numpy()[order.numpy()]] = stored.edge_index.size(1) + np.arange(order.numel())
+    if isinstance(stored, ClientGraph) and (spec.parallel or stored.far):
+        found = replace(found, graph=_with_cut_edges(graph, stored, day, whole, place, spec))
     ids = _edge_ids(rows_of_table, columns, where[1])
     named_ends = np.stack([as_words(rows_of_table[end]).astype(object) for end in (columns.source, columns.target)])
     left = tuple((row + 1, ids[row], *named_ends[:, row], reason) for row, reason in day.left_out)
-    return replace(found, edges=place, edge_ids=ids[day.rows], ends=named_ends[:, day.rows], left_out=left)
-
-
-def _with_stored_far_ends(found: NewNodes, stored: Graph) -> NewNodes:
-    """Return new nodes in a graph whose stored nodes keep the far ends whose columns are shared."""
-    if not isinstance(stored, ClientGraph) or not stored.far:
-        return found
-    none = np.zeros(0, dtype=np.int64)
-    no_rows = Day(none, np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=str), ())
-    return replace(found, graph=_with_cut_edges(found.graph, stored, no_rows, {}, none))
+    found = replace(found, edge_ids=ids[day.rows], ends=named_ends[:, day.rows], left_out=left)
+    return replace(found, edges=place) if spec.parallel else found
 
 
 def _computed(
@@ -392,7 +377,7 @@ def _ends_elsewhere(stored: Graph, start: int, known: np.ndarray) -> tuple[np.nd
 
 
 def _with_cut_edges(
-    graph: Graph, stored: ClientGraph, day: Day, added: Mapping[str, Tensor], place: np.ndarray
+    graph: Graph, stored: ClientGraph, day: Day, added: Mapping[str, Tensor], place: np.ndarray, spec: InputSpec
 ) -> ClientGraph:
     """Return a graph joined to a client's as that client's, with the edges to and from other clients; new ones are items.
 
@@ -402,16 +387,18 @@ def _with_cut_edges(
         day: the new rows.
         added: their data.
         place: receives the positions of rows that name other parties among the graph's items [K].
+        spec: the model's features and classes.
     """
     new, count = graph.num_nodes - stored.num_nodes, stored.num_global_nodes
     fresh, start = torch.arange(count, count + new), graph.edge_index.size(1)
     far = torch.from_numpy(global_ids(stored, day.far, count + new))
     cut: dict[str, Any] = {}
-    for key, rows in zip(("cut_out", "cut_in"), day.of(graph.num_nodes)[1:], strict=True):
-        at = torch.from_numpy(np.flatnonzero(rows))
-        own, other = (0, 1) if key == "cut_out" else (1, 0)
-        ends = torch.from_numpy(day.ends)[:, at]
-        joined = torch.stack([ends[own], far[ends[other] - graph.num_nodes]])
+    leaving, reaching = day.of(graph.num_nodes)[1:]
+    near = np.where(leaving, *day.ends)
+    other = day.ends.sum(0) - near - graph.num_nodes
+    for key, direct in (("cut_out", leaving), ("cut_in", reaching)):
+        at = torch.from_numpy(np.flatnonzero(leaving | reaching if spec.undirected else direct))
+        joined = torch.stack([torch.from_numpy(near)[at], far[torch.from_numpy(other)[at]]])
         held = getattr(stored, key)
         cut[key] = torch.cat([held, joined], dim=1)
         owner = getattr(stored, f"{key}_owner")
@@ -422,6 +409,10 @@ def _with_cut_edges(
             cut[f"{key}_edge_{name}"] = torch.cat([old, values]) if old.numel() else values
         place[at.numpy()] = start + held.size(1) + np.arange(at.numel())
         start += cut[key].size(1)
+        if not (added or spec.parallel):  # such edges count once
+            _, first = np.unique(cut[key].numpy(), axis=1, return_index=True)
+            kept = torch.from_numpy(np.sort(first))
+            cut[key], cut[f"{key}_owner"] = cut[key][:, kept], rows_of(cut[f"{key}_owner"], kept)
     return ClientGraph(
         **{f.name: getattr(graph, f.name) for f in fields(graph)} | {"schema": {**graph.schema, ENTERING: True}},
         **cut,
