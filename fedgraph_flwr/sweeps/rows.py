@@ -14,7 +14,7 @@ from fedgraph_flwr.runs.folder import InUse, owned
 
 FIELDS = ["setting", "method", "seed", "value", "validation", "headline", "last", "last5", "rounds", "best_round"]
 FIELDS += ["seconds_per_round", "bytes_up", "bytes_down", "words", "commit", "success", "seconds", "data", "missed"]
-FIELDS += ["code"]
+FIELDS += ["code", "cpu_seconds", "exchanges", "peak_rss_mb", "parameters"]
 
 MAJORITY = "Majority"
 HOMOPHILY = "Homophily"

@@ -1,5 +1,7 @@
 """Run one cell of a sweep in this process, from its overrides to its row."""
 
+import contextlib
+import hashlib
 import math
 import re
 import statistics
@@ -9,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
 from fedgraph_flwr.sweeps.rows import COUNTED, DIED, FAILED, FIELDS, MAJORITY, REFUSED
 from fedgraph_flwr.sweeps.spec import Cell
@@ -22,7 +25,9 @@ def run_cell(cell: Cell, keep: Path | None = None, on_share: Callable[[float], N
         keep: folder that keeps the run folder; without one it is deleted, and no checkpoints are written.
         on_share: called with the finished share of the rounds, after each round.
     """
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
+    with contextlib.suppress(OSError):  # Linux: peak memory is this cell's, not that of earlier ones in this process
+        Path("/proc/self/clear_refs").write_text("5")
     try:
         counted = (
             (majority if cell.method == MAJORITY else homophily)(cell.overrides) if cell.method in COUNTED else None
@@ -34,7 +39,8 @@ def run_cell(cell: Cell, keep: Path | None = None, on_share: Callable[[float], N
         figures = {"value": math.nan, "headline": f"{REFUSED}{error}"}
     except Exception as error:
         figures = {"value": math.nan, "headline": f"{DIED}{type(error).__name__}: {first_line(error)}"}
-    return {**cell.row, **figures, "seconds": round(time.perf_counter() - began, 3)}
+    spent = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+    return {**cell.row, **figures, **{key: round(value, 3) for key, value in spent.items()}}
 
 
 def _train(cell: Cell, keep: Path | None, on_share: Callable[[float], None] | None) -> dict[str, Any]:
@@ -47,11 +53,13 @@ def _train(cell: Cell, keep: Path | None, on_share: Callable[[float], None] | No
         group = [f"tracking_group={cell.group}"] if cell.group else []
         cfg = configuration(["checkpoint_every=0", *group, *cell.overrides, f"out={out}", "overwrite=true"])
         summary = run(cfg, (lambda record: on_share(record["round"] / cfg.rounds)) if on_share else None)
+        digest = parameters(Path(out))
     key, choice = summary["headline"].split(" at ")
     if choice not in summary["metrics"]:
         raise FedGraphError(f"the run reported no {key}, so it cannot be compared")
     at = {name: summary["metrics"][name][key] for name in ("last", "last5")}
-    same = {name: summary[name] for name in FIELDS if name in summary and name != "seed"}
+    same = {name: summary[name] for name in FIELDS if name in summary and name != "seed"} | {"parameters": digest}
+    same["exchanges"] = sum(phase["exchanges"] for phase in summary["bytes_by_phase"].values())
     if failed := summary["failures"]:
         who, reason = next(iter(failed.items()))
         same["missed"] = sanitize(f"client {who}: {reason}", 300)
@@ -61,6 +69,13 @@ def _train(cell: Cell, keep: Path | None, on_share: Callable[[float], None] | No
         same["success"] = summary["adversary"]["success"]
     validation = summary["metrics"][choice][key.replace("test", "val", 1)]
     return {**same, **at, "value": headline_score(summary), "validation": validation}
+
+
+def parameters(out: Path) -> str:
+    """Return 16 hexadecimal digits over the parameters after the last round, of the server and of clients."""
+    paths = [*sorted(out.glob("model*_final.safetensors")), *sorted(out.glob("state/*/*/model_last.safetensors"))]
+    trees = [sorted(read_tensors(path)[0].items()) for path in paths]
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tree in trees for _, tensor in tree)).hexdigest()[:16]
 
 
 def run_name(cell: Cell) -> str:
