@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedgraph_flwr.config import PrivacyConfig
@@ -18,7 +19,7 @@ from tests.conftest import client_graph
 from tests.engine.fleet import ROOT, Fleet
 from tests.engine.misbehaving import WRONG
 from tests.nodes import party_nodes
-from tests.support import PATIENCE, assert_same_arrays, same_result, wait_for
+from tests.support import PATIENCE, assert_same_arrays, same_result, wait_for, wait_for_end
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +139,9 @@ def test_a_run_ends_when_fewer_than_the_minimum_cohort_answer(fleet, tmp_path):
 @pytest.mark.faults
 def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_back(fleet, tmp_path):
     out = tmp_path / "found"
-    trained = fleet.log("node_1").count("train message")
+    trained = fleet.log("node_1").count("Receiving: train")
     process = fleet.begin(out, "rounds=60", "strategy.timeout=30")
-    wait_for(lambda: fleet.log("node_1").count("train message") > trained, "node 1 to be asked to train")
+    wait_for(lambda: fleet.log("node_1").count("Receiving: train") > trained + 1, "node 1 to be asked a second time")
     fleet.kill("node_1")
     os.killpg(fleet.processes["node_2"].pid, signal.SIGSTOP)
     for failed in (r"clients? (1|1, 2) failed: ", r"clients? (2|1, 2) failed: "):
@@ -182,13 +183,15 @@ def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim
     out = tmp_path / "found"
     process = fleet.begin(out, "rounds=3", "checkpoint_every=1")
     wait_for((out / "checkpoint.safetensors").is_file, "round 1 to end")
+    server_app = psutil.Process(fleet.process_id("flwr-serverapp"))
     if victim == "ServerApp":
-        os.kill(fleet.process_id("flwr-serverapp"), signal.SIGKILL)
+        server_app.kill()
     else:
         fleet.kill("superlink")
     assert process.wait(PATIENCE) == 1
     assert "error: " in fleet.log("run-found")
     if victim == "SuperLink":
+        wait_for_end([server_app])  # until then, its folder is in use
         fleet.start_superlink()
     found = fleet.run(out, f"resume={out}")
     expected = inline("rounds=3")
