@@ -6,6 +6,13 @@ drawn and clipped by `clients.row_gradients`, noise of `secure.rows` or `secure.
 and masks are left out, which do not change a sum. Hyper-parameters are chosen on validation payments of seed 0 at ε = 3, with
 noise at each bank (``--choose``, which prints them). ``results/private_rows.csv`` has a row per setting and seed; stored rows are
 not repeated. ``results/private_rows.md`` has the means.
+
+    python -m simulations.private_rows --rows 1000000 --banks 3 --train 0.9 --batch 2500             # a million rows
+    python -m simulations.private_rows --rows 1000000 --banks 3 --train 0.9 --batch 2500 --last 8    # also unit=payment
+
+With `--last`, columns read at most so many payments at each end, and the noise of `privacy.unit=payment` is measured, too. Its
+mechanism reads all rows in each of its `PAYMENT_ROUNDS` steps. Here a step estimates that sum from a sample of `PAYMENT_SAMPLE`
+of the rows, which adds noise to it: less than a fifth of the variance of the mechanism's own.
 """
 
 import argparse
@@ -37,21 +44,38 @@ from fedgraph_flwr.wire.messages import MODEL
 
 BANKS = 5
 PATH = Path(__file__).parent / "results" / "private_rows.csv"
-FIELDS = ["rows", "skew", "setting", "epsilon", "seed", "noise_multiplier", "rounds", "validation", "test", "commit"]
+CASE = ["rows", "skew", "banks", "train", "batch", "last"]
+FIELDS = [*CASE, "setting", "epsilon", "seed", "noise_multiplier", "rounds", "validation", "test", "commit"]
 OWN, ALL, LOCAL, SECURE = "own data", "no privacy", "noise at each bank", "noise in the secure sum"
+PAYMENT = "noise for payments at each bank"
 EPSILONS = (1.0, 3.0, 8.0)
-ROUNDS = 150
+ROUNDS, PAYMENT_ROUNDS, PAYMENT_SAMPLE = 150, 30, 0.05
 CHOSEN: dict[str, dict[str, float]] = {
     OWN: {"lr": 0.03, "clip": 0},
     ALL: {"lr": 0.03, "clip": 0},
     LOCAL: {"lr": 0.03, "clip": 0.3},
     SECURE: {"lr": 0.03, "clip": 0.3},
+    PAYMENT: {"lr": 0.03, "clip": 0.3},
 }
-"""Learning rate and clipping norm of each setting, by ``--choose``; a step draws a fiftieth of the rows."""
+"""Learning rate and clipping norm of each setting, by ``--choose``; those of `PAYMENT` are taken from `LOCAL`."""
 
 
-def config(size: int, skew: float, seed: int, batch: int, lr: float) -> RunConfig:
-    """Return the configuration of five banks with about this many training payments each."""
+def config(
+    size: int, skew: float, seed: int, batch: int, lr: float, banks: int = BANKS, train: float = 0.6, last: int = 0
+) -> RunConfig:
+    """Return the configuration of banks with about this many training payments each.
+
+    Args:
+        size: training payments of a bank.
+        skew: sizes of banks fall with rank^-skew.
+        seed: seed of the data and of the model.
+        batch: expected rows of a batch.
+        lr: learning rate.
+        banks: how many.
+        train: share of a bank's payments that is for training; the later ones are halved for validation and test.
+        last: most payments that a column reads at each end; 0: all in its windows.
+    """
+    per = banks / BANKS * 0.6 / train
     words = [
         "task=edges",
         "dataset=payments",
@@ -59,8 +83,10 @@ def config(size: int, skew: float, seed: int, batch: int, lr: float) -> RunConfi
         "dataset.windows=[2,0.5]",
         "task.between=true",
     ]
-    words += [f"num_clients={BANKS}", f"seed={seed}", f"dataset.skew={skew}", "split.step=null"]
-    words += [f"dataset.accounts={size // 2}", f"dataset.background={7 * size}", f"dataset.per_kind={size // 125}"]
+    words += [f"num_clients={banks}", f"seed={seed}", f"dataset.skew={skew}", "split.step=null", f"dataset.last={last}"]
+    words += [f"split.train={train}", f"split.val={(1 - train) / 2:g}", f"split.test={(1 - train) / 2:g}"]
+    words += [f"dataset.accounts={round(size * per / 2)}", f"dataset.background={round(7 * size * per)}"]
+    words += [f"dataset.per_kind={round(size * per / 125)}"]
     words += [
         "strategy=fedgrad",
         "model=mlp",
@@ -101,10 +127,10 @@ class Bank:
         return average_precision(logits.numpy(), y)
 
 
-def multiplier(rules: PrivacyConfig, epsilon: float, rounds: int) -> float:
+def multiplier(rules: PrivacyConfig, epsilon: float, rounds: int, banks: int = BANKS) -> float:
     """Return the least noise multiplier whose ε is at most this one."""
-    z = float(brentq(lambda z: cost(replace(rules, noise_multiplier=z), BANKS, rounds) - epsilon, 0.3, 50, xtol=1e-3))
-    while cost(replace(rules, noise_multiplier=z), BANKS, rounds) > epsilon:
+    z = float(brentq(lambda z: cost(replace(rules, noise_multiplier=z), banks, rounds) - epsilon, 0.3, 99, xtol=1e-3))
+    while cost(replace(rules, noise_multiplier=z), banks, rounds) > epsilon:
         z *= 1.001
     return z
 
@@ -112,7 +138,7 @@ def multiplier(rules: PrivacyConfig, epsilon: float, rounds: int) -> float:
 def train(banks: Sequence[Bank], rules: PrivacyConfig | None, cfg: RunConfig, rounds: int) -> dict[str, torch.Tensor]:
     """Return the parameters after some rounds; ``rules`` None: neither clipped nor noised."""
     values = dict(banks[0].start)
-    optimizer, names = NamedOptimizer(cfg.train), list(values)
+    optimizer, names, read = NamedOptimizer(cfg.train), list(values), rules or cfg.privacy
     for _ in range(rounds):
         total = np.zeros(sum(t.numel() for t in values.values()))
         for bank in banks:
@@ -121,16 +147,15 @@ def train(banks: Sequence[Bank], rules: PrivacyConfig | None, cfg: RunConfig, ro
             drawn = torch.from_numpy(rows.drawn(len(bank.rows.y), cfg.privacy.sampling_rate))
             sums = bank.rows.clipped_sums(drawn, bound)
             own = np.concatenate([sums[name].numpy().ravel() for name in names])
+            own *= read.sampling_rate / cfg.privacy.sampling_rate
             if rules and rules.side == "local":
                 own = rows.released(own, bound, rules, noise.source())
             elif rules:
-                needed = threshold(rules.secagg_threshold, BANKS)
-                own = DistributedNoise(rules).terms({MODEL: {"w": own}}, {MODEL: 1 / BANKS}, BANKS, needed)
-                own = own * (BANKS / 2.0**rules.secagg_bits)
+                count, needed = len(banks), threshold(rules.secagg_threshold, len(banks))
+                own = DistributedNoise(rules).terms({MODEL: {"w": own}}, {MODEL: 1 / count}, count, needed)
+                own = own * (count / 2.0**rules.secagg_bits)
             total += own
-        parts = np.split(
-            total / (len(banks) * cfg.privacy.expected_rows), np.cumsum([values[n].numel() for n in names])[:-1]
-        )
+        parts = np.split(total / (len(banks) * read.expected_rows), np.cumsum([values[n].numel() for n in names])[:-1])
         grads = {
             n: torch.from_numpy(p).reshape(values[n].shape).to(values[n]) for n, p in zip(names, parts, strict=True)
         }
@@ -142,18 +167,23 @@ def measured(
     banks: Sequence[Bank], cfg: RunConfig, setting: str, epsilon: float, keys: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a row's noise multiplier and scores, means over banks."""
-    rules = None
-    if setting in (LOCAL, SECURE):
+    rules, rounds = None, PAYMENT_ROUNDS if setting == PAYMENT else ROUNDS
+    if setting not in (OWN, ALL):
         rules = replace(cfg.privacy, clipping_norm=keys["clip"])
         rules = replace(rules, dp="distributed", secagg=True) if setting == SECURE else rules
-        rules = replace(rules, noise_multiplier=multiplier(rules, epsilon, ROUNDS))
-    models = [train([bank], None, cfg, ROUNDS) for bank in banks] if setting == OWN else []
-    models = models or [train(banks, rules, cfg, ROUNDS)] * BANKS
+        rules = (
+            replace(rules, unit="payment", look_back=cfg.dataset.params["last"], batch=0)
+            if setting == PAYMENT
+            else rules
+        )
+        rules = replace(rules, noise_multiplier=multiplier(rules, epsilon, rounds, len(banks)))
+    models = [train([bank], None, cfg, rounds) for bank in banks] if setting == OWN else []
+    models = models or [train(banks, rules, cfg, rounds)] * len(banks)
     found = {
         split: statistics.mean(bank.score(model, part) for bank, model in zip(banks, models, strict=True))
         for split, part in (("validation", "val"), ("test", "test"))
     }
-    return {"noise_multiplier": round(rules.noise_multiplier, 4) if rules else "", "rounds": ROUNDS, **found}
+    return {"noise_multiplier": round(rules.noise_multiplier, 4) if rules else "", "rounds": rounds, **found}
 
 
 def choose(size: int) -> None:
@@ -166,29 +196,35 @@ def choose(size: int) -> None:
 
 def table(found: Sequence[dict[str, str]]) -> str:
     """Return the Markdown table of means and standard deviations over seeds."""
-    settings = [(OWN, ""), (ALL, ""), *((s, f"{e:g}") for s in (LOCAL, SECURE) for e in EPSILONS)]
-    lines = ["# Privacy of single rows: average precision on test payments of five banks", ""]
-    lines += ["| rows per bank | skew | setting | ε | test | validation | seeds |", "|---" * 7 + "|"]
-    for size, skew in sorted({(int(r["rows"]), float(r["skew"])) for r in found}):
-        for setting, epsilon in settings:
-            same = [
-                r
-                for r in found
-                if (int(r["rows"]), float(r["skew"]), r["setting"], r["epsilon"]) == (size, skew, setting, epsilon)
-            ]
-            if same:
-                cells = []
-                for split in ("test", "validation"):
-                    values = [float(r[split]) for r in same]
-                    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-                    cells.append(f"{statistics.mean(values):.3f}{spread}")
-                lines.append(f"| {size} | {skew:g} | {setting} | {epsilon} | {' | '.join(cells)} | {len(same)} |")
+    order = [OWN, ALL, LOCAL, SECURE, PAYMENT]
+    groups: dict[tuple[Any, ...], list[dict[str, str]]] = {}
+    for row in found:
+        place = (order.index(row["setting"]), float(row["epsilon"] or 0))
+        groups.setdefault((*(float(row[key]) for key in CASE), *place), []).append(row)
+    lines = ["# Privacy of single rows: average precision on test payments of banks", ""]
+    lines += [
+        "| rows per bank | skew | banks | train | batch | cap | setting | ε | test | validation | seeds |",
+        "|---" * 11 + "|",
+    ]
+    for _, same in sorted(groups.items(), key=lambda item: item[0]):
+        cells = [*(f"{float(same[0][key]):g}" if key == "skew" else same[0][key] for key in CASE)]
+        cells += [same[0]["setting"], same[0]["epsilon"]]
+        for split in ("test", "validation"):
+            values = [float(r[split]) for r in same]
+            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.3f}{spread}")
+        lines.append(f"| {' | '.join(cells)} | {len(same)} |")
     lines += ["", "Learning rate and clipping norm were chosen on validation payments of seed 0 at ε = 3: "]
     lines[-1] += "; ".join(f"{name} {keys['lr']:g}, {keys['clip'] or 'none'}" for name, keys in CHOSEN.items()) + "."
     lines += [
-        f"{ROUNDS} steps of Adam, each with a fiftieth of the rows, drawn at random; δ = 0.3 / rows. ε is for one training row"
+        f"{ROUNDS} steps of Adam ({PAYMENT_ROUNDS} for payments), each with a sample of the rows; δ = 0.3 / rows. train: share of"
     ]
-    lines += ["(docs/privacy.md). Made by `python -m simulations.private_rows`."]
+    lines += [
+        "payments for training. batch: expected size of a sample. cap: most payments that a column reads at each end, 0: all."
+    ]
+    lines += [
+        "ε is for one training row, or for one payment (docs/privacy.md). Made by `python -m simulations.private_rows`."
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -197,32 +233,39 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m simulations.private_rows", description="Privacy of single rows.")
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--skew", type=float, default=0.0)
+    parser.add_argument("--banks", type=int, default=BANKS)
+    parser.add_argument("--train", type=float, default=0.6, help="share of a bank's payments for training")
+    parser.add_argument("--batch", type=int, default=0, help="expected rows of a batch; 0: a fiftieth of the rows")
+    parser.add_argument("--last", type=int, default=0, help="cap of the columns, for privacy.unit=payment")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS, help="in this order")
     parser.add_argument("--choose", action="store_true", help="print validation scores of hyper-parameters")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=PATH.parent
-    ).stdout.strip()
     if args.choose:
         return choose(args.rows)
+    case = {key: getattr(args, key) for key in CASE} | {"batch": args.batch or args.rows // 50}
+    command = ["git", "rev-parse", "HEAD"]
+    case["commit"] = subprocess.run(command, capture_output=True, text=True, cwd=PATH.parent).stdout.strip()
+    noised = [setting for setting in (PAYMENT, LOCAL, SECURE) if args.last or setting != PAYMENT]
+    cells = [(OWN, 0.0), (ALL, 0.0), *((setting, epsilon) for epsilon in args.epsilons for setting in noised)]
     before = list(csv.DictReader(PATH.open(newline=""))) if PATH.is_file() else []
-    done = {(r["rows"], r["skew"], r["setting"], r["epsilon"], r["seed"]) for r in before}
+    named = [*CASE, "setting", "epsilon", "seed"]
+    done = {tuple(r[key] for key in named) for r in before}
     with PATH.open("a", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         if not before:
             writer.writeheader()
         for seed in args.seeds:
             banks: list[Bank] = []
-            for setting, epsilon in [(OWN, 0.0), (ALL, 0.0), *itertools.product((LOCAL, SECURE), EPSILONS)]:
-                row = {"rows": args.rows, "skew": args.skew, "setting": setting, "seed": seed}
-                row["commit"] = commit
-                row["epsilon"] = f"{epsilon:g}" if epsilon else ""
-                if tuple(str(row[k]) for k in ("rows", "skew", "setting", "epsilon", "seed")) in done:
+            for setting, epsilon in cells:
+                row = case | {"setting": setting, "seed": seed, "epsilon": f"{epsilon:g}" if epsilon else ""}
+                if tuple(str(row[key]) for key in named) in done:
                     continue
+                batch = round(args.rows * PAYMENT_SAMPLE) if setting == PAYMENT else case["batch"]
                 keys = CHOSEN[setting]
-                cfg = config(args.rows, args.skew, seed, args.rows // 50, keys["lr"])
-                banks = banks or [Bank(cfg, number) for number in range(BANKS)]
+                cfg = config(args.rows, args.skew, seed, batch, keys["lr"], args.banks, args.train, args.last)
+                banks = banks or [Bank(cfg, number) for number in range(args.banks)]
                 writer.writerow(row | measured(banks, cfg, setting, epsilon, keys))
                 file.flush()
     write_bytes(PATH.with_suffix(".md"), table(list(csv.DictReader(PATH.open(newline="")))).encode())
