@@ -2,13 +2,16 @@
 
     python examples/network_and_banks/network_and_banks.py work                          # three banks, one seed, minutes
     python examples/network_and_banks/network_and_banks.py work --payments 100000 --accounts 15000 --seeds 3
+    python examples/network_and_banks/network_and_banks.py work --epsilon 5 --payments 100000 --accounts 15000
     python examples/network_and_banks/network_and_banks.py work --scale --payments 4000000 --accounts 500000 --banks 9
 
 The network imports payments without a table of accounts, each bank accounts without payments and labels. The first bank comes
 first, so that the schema has the columns of both roles before files are written. `link --entities columns` brings the attributes
 to the network: exact, or by randomised response with a local ε of 1 or 4 per column. The last column of the table is
-(AP - alone) / (exact - alone). `--scale` runs import, link and one epoch with scoring once. It prints the seconds and the peak
-memory of the network's import, of the link of all parties, and of the run, each in a process of its own.
+(AP - alone) / (exact - alone). `--epsilon` trains an MLP on single payments with and without `privacy.unit=row`, noised inside
+a secure sum of all parties, and scores the network's predictions. `--scale` runs import, link and one epoch with scoring once.
+It prints the seconds and the peak memory of the network's import, of the link of all parties, and of the run, each in a process
+of its own.
 """
 
 import argparse
@@ -20,13 +23,20 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from network_tables import make
+from scipy.optimize import brentq
 
 from fedgraph_flwr.cli import main as main_of_package
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.evaluation.metrics import average_precision
+from fedgraph_flwr.partition import load
+from fedgraph_flwr.secure.accounting import UNITS, cost
 
 FORMS = {"alone": "", "ε = 1": "eps=1", "ε = 4": "eps=4", "exact": "exact"}
 METHODS = {"boosting": ["strategy=boosting"], "FedAvg": ["strategy=fedavg", "train.lr=0.02", "train.local_steps=5"]}
 COMMON = ["task=edges", "evaluation.metric=average_precision", "model.hidden=32", "checkpoint_every=0"]
+ROWS = ["strategy=fedgrad", "model=mlp", "model.dropout=0", "train.lr=0.03", "train.weight_decay=0", "rounds=60"]
 LARGE = ["train.sampler=neighbors", "train.batch_size=4096", "train.fanout=[8,4]", "train.local_epochs=1", "threads=1"]
 
 
@@ -85,6 +95,63 @@ def score(graph: str, out: str, words: list[str], seed: int, apart: bool = False
     return float(json.loads(Path(out, "summary.json").read_text())["metrics"]["best_val"]["test_average_precision"])
 
 
+def private_keys(payments: int, epsilon: float, parties: int) -> list[str]:
+    """Return the keys of a run in which a training payment of the network has at most this ε."""
+    rows = round(0.6 * payments)
+    keys = [
+        "privacy.unit=row",
+        "privacy.dp=distributed",
+        "privacy.secagg=true",
+        "privacy.secagg_bits=20",
+        f"privacy.rows={rows}",
+    ]
+    keys += [
+        f"privacy.batch={rows // 20}",
+        f"privacy.delta={0.3 / rows}",
+        "privacy.clipping_norm=0.3",
+        "privacy.scores=none",
+    ]
+
+    def over(z: float) -> float:
+        cfg = compose(["task=edges", *ROWS, *keys, f"num_clients={parties}", f"privacy.noise_multiplier={z}"])
+        return cost(cfg.privacy, parties, cfg.rounds) - epsilon
+
+    return [*keys, f"privacy.noise_multiplier={brentq(over, 0.3, 50, xtol=1e-3) + 2e-3:.4f}"]
+
+
+def predicted(graph: str, keys: list[str], seed: int) -> float:
+    """Train on single payments, let the network predict, and return average precision on its test payments."""
+    run = ["run", f"graph={graph}", *COMMON, *ROWS, *keys, f"seed={seed}", f"out={graph}_rows", "overwrite=true"]
+    go(*run, "--quiet", "--no-report")
+    go("predict", f"{graph}_rows", "--client", 0, "--out", f"{graph}_rows.csv")
+    held, found = (
+        load(Path(graph, "client_0000.safetensors")),
+        pd.read_csv(f"{graph}_rows.csv").set_index("edge").sort_index(),
+    )
+    test = (held.edge_split == 2).numpy()
+    return average_precision(np.log(found[["p_no", "p_yes"]].to_numpy() + 1e-300)[test], held.edge_y.numpy()[test])
+
+
+def protected(args: argparse.Namespace) -> None:
+    """Print what privacy of single payments costs the network, alone and with exact columns of the banks."""
+    scores: dict[str, list[float]] = {}
+    for seed in range(args.seeds):
+        place = f"{args.folder}/{seed}"
+        banks = make(Path(place), args.payments, args.accounts, args.banks, args.fraud, seed)
+        bring(place, banks)
+        noised = private_keys(args.payments, args.epsilon, len(banks) + 1)
+        for form in ("alone", "exact"):
+            graph = link(place, banks, FORMS[form], args.match)
+            for name, keys in (("no privacy", []), (f"ε = {args.epsilon:g}", noised)):
+                scores.setdefault(f"{form}, {name}", []).append(predicted(graph, keys, seed))
+    for name, values in scores.items():
+        print(f"{name}: average precision {np.mean(values):.3f} ({', '.join(f'{value:.3f}' for value in values)})")
+    alone, *_, private = (float(np.mean(values)) for values in scores.values())
+    print(f"Random order: {args.fraud:g}. What ε protects: {UNITS['row']}")
+    if private < alone:
+        print(f"At this size ε = {args.epsilon:g} is not useful: the network alone, without privacy, does better.")
+
+
 def table(found: dict[str, dict[str, list[float]]]) -> str:
     """Return the mean average precision by form and method, in %, and its place between alone and exact."""
     lines = ["| attributes | " + " | ".join(f"{name} | place" for name in METHODS) + " |", "|---" * 5 + "|"]
@@ -110,9 +177,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--match", default="routed", choices=("routed", "ids"))
     parser.add_argument(
+        "--epsilon", type=float, default=0.0, help="train on single payments without privacy and at this ε"
+    )
+    parser.add_argument(
         "--scale", action="store_true", help="one import, link, epoch and scoring, with time and memory"
     )
     args = parser.parse_args()
+    if args.epsilon:
+        return protected(args)
     found: dict[str, dict[str, list[float]]] = {name: {form: [] for form in FORMS} for name in METHODS}
     for seed in range(1 if args.scale else args.seeds):
         place = f"{args.folder}/{seed}"

@@ -18,6 +18,7 @@ from fedgraph_flwr.party.link.client import LinkClient
 from fedgraph_flwr.party.link.command import link_overrides
 from fedgraph_flwr.party.link.policy import Consent, sign_consent, write_consent
 from fedgraph_flwr.party.link.rules import LinkRules
+from fedgraph_flwr.secure.accounting import cost
 from tests.engine.fleet import COMMAND, Fleet
 from tests.support import PATIENCE
 
@@ -61,6 +62,13 @@ def test_a_node_links_the_edges_of_all_stages(example, tmp_path):
     client = LinkClient(compose([*link_overrides(rules), "num_clients=3"]), graph)
     assert client.graph.edge_index.size(1) < graph.edge_index.size(1) == 300
     assert client.party.graph is graph
+
+
+def test_rows_of_the_network_have_the_epsilon_asked_for(example):
+    keys = example.private_keys(20_000, 5.0, 4)
+    cfg = compose(["task=edges", *example.ROWS, *keys, "num_clients=4"])
+    assert 4.9 < cost(cfg.privacy, 4, cfg.rounds) <= 5
+    assert (cfg.privacy.unit, cfg.privacy.rows) == ("row", 12_000)
 
 
 @pytest.mark.slow
