@@ -46,11 +46,9 @@ from fedgraph_flwr.clients.client_part import assign, copied
 from fedgraph_flwr.clients.descent import begin_training
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.clients.scoring import infer
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import adafgl
-from fedgraph_flwr.methods.adafgl import BETA, CONFIDENCE_STEPS, EXTRACTOR, STAGE, STEPS, Params
-from fedgraph_flwr.models import Model
+from fedgraph_flwr.methods.adafgl import BETA, CONFIDENCE_STEPS, EXTRACTOR, STAGE, STEPS
 from fedgraph_flwr.models.adafgl import Branches
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
 from fedgraph_flwr.models.structure_learner import top_k
@@ -75,21 +73,15 @@ def normalised(matrix: sp.csr_matrix) -> sp.csr_matrix:
     return sp.csr_matrix(scale @ loops @ scale)
 
 
-class AdaFGLClient(GraphClient):
+class AdaFGLClient(GraphClient, method=adafgl):
     """FedAvg's client, which trains `branches` once it has the extractor.
 
     Attributes:
         branches: the client's own MLPs.
     """
 
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(adafgl.uplink)
+    requires = (one_type,)
     predicts_with: ClassVar[tuple[str, ...]] = (EXTRACTOR, "branches")
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require nodes and edges of one type."""
-        one_type(cfg, model)
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

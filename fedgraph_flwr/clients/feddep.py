@@ -24,7 +24,7 @@ from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_nump
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import feddep
-from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, WIDTHS, Params, Peers, clustered
+from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, WIDTHS, Peers, clustered
 from fedgraph_flwr.methods.impaired import ADDED, HIDDEN_SHARE, Impaired, nearest, places, whole_numbers
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.feddep import DeepGenerator, FusedSAGE, fused_inputs
@@ -35,15 +35,13 @@ from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree
 
 
-class FedDEPClient(GraphClient):
+class FedDEPClient(GraphClient, method=feddep):
     """FedAvg's client with embeddings of generated neighbours, which are stored in `memory`.
 
     Attributes:
         plain: the inputs without generated neighbours.
     """
 
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(feddep.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = ("z", "at")
     model: FusedSAGE
 

@@ -28,13 +28,13 @@ from fedgraph_flwr.clients.replies import Received
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedfa
-from fedgraph_flwr.methods.fedfa import EPS, GAPS, GROUPS, MOMENTUM, RUNNING, SPREAD, STATISTICS, Params
+from fedgraph_flwr.methods.fedfa import EPS, GAPS, GROUPS, MOMENTUM, RUNNING, SPREAD, STATISTICS
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class FedFAClient(GraphClient):
+class FedFAClient(GraphClient, method=fedfa):
     """FedAvg's client with augmented hidden features in training.
 
     Attributes:
@@ -43,8 +43,6 @@ class FedFAClient(GraphClient):
         received: μ̄ and σ̄ as received.
     """
 
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedfa.uplink)
     stacks: ClassVar[tuple[str, ...] | None] = None  # its model draws more than dropout's masks
     model: Stack
 

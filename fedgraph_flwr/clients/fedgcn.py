@@ -46,7 +46,6 @@ from fedgraph_flwr.methods.fedgcn import (
     SPANS,
     SUMS,
     Boundary,
-    Params,
     check_spans,
     incoming,
     outgoing,
@@ -59,11 +58,9 @@ from fedgraph_flwr.wire.messages import Arrays, check_arrays
 from fedgraph_flwr.wire.trees import Tree
 
 
-class FedGCNClient(GraphClient):
+class FedGCNClient(GraphClient, method=fedgcn):
     """FedAvg's client on propagated features; `memory` contains z of own and external nodes, and d of the external ones."""
 
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedgcn.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = ("z", "degree")
 
     @classmethod

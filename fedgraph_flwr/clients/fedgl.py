@@ -11,6 +11,7 @@ graph mixes fewer.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,30 +25,23 @@ from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgl
-from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, Params
+from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO
 from fedgraph_flwr.methods.prototypes import WIDTH
-from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree
 
 
-class FedGLClient(GraphClient):
+class FedGLClient(GraphClient, method=fedgl):
     """FedAvg's client with pseudo labels and a pseudo graph, stored in `memory`."""
 
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedgl.uplink)
+    requires = (partial(hidden_features, does="shares"),)
     predicts_with: ClassVar[tuple[str, ...]] = ("row", "col", "weight")
 
     @classmethod
     def needs_others(cls, cfg: RunConfig) -> str:
         """Return why predictions of other graphs are refused."""
         return "edges of its graph were found from all clients' predictions"
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require hidden features, and nodes of one type."""
-        hidden_features(cfg, model, "shares")
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -43,6 +43,7 @@ class FedGradClient(GraphClient):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require cross-entropy, weighted by class or not: its sums add up over clients to the loss of all nodes."""
+        super().check(cfg, model)
         if cfg.train.loss not in cls.losses:
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} needs train.loss={' or '.join(cls.losses)}, got train.loss={cfg.train.loss}"

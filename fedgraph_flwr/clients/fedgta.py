@@ -27,11 +27,9 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.requirements import one_type
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fedgta
-from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED, Params
+from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED
 from fedgraph_flwr.methods.labels import large_enough
-from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -51,17 +49,11 @@ def confidence(y: Tensor, degree: Tensor) -> float:
     return max(float(degree @ bracket), 0.0)
 
 
-class FedGTAClient(GraphClient):
+class FedGTAClient(GraphClient, method=fedgta):
     """FedAvg's client, which sends statistics of its labels smoothed along edges."""
 
-    Params: ClassVar[type] = Params
+    requires = (one_type,)
     samples: ClassVar[str] = "blocks"
-    uplink = staticmethod(fedgta.uplink)
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require nodes and edges of one type."""
-        one_type(cfg, model)
 
     @cached_property
     def smoother(self) -> SparseMatrix:

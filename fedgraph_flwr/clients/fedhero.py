@@ -12,9 +12,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import RunConfig, choice
-from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models import Model
+from fedgraph_flwr.clients.requirements import network
+from fedgraph_flwr.config import choice
 from fedgraph_flwr.models.fedhero import FedHERO
 from fedgraph_flwr.models.structure_learner import REDUCTIONS, smoothness
 
@@ -32,15 +31,8 @@ class FedHEROClient(GraphClient):
     """FedAvg's client with the smoothness loss of Eq. (7)."""
 
     Params: ClassVar[type] = Params
+    requires = (network(FedHERO, "fedhero"),)
     model: FedHERO
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require a model with a latent graph."""
-        if not isinstance(model, FedHERO):
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs model=fedhero, got model={cfg.model.name}: set model=fedhero"
-            )
 
     def loss(self) -> Tensor:
         """Compute Eq. (8)."""

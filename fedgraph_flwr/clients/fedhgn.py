@@ -8,7 +8,7 @@ Never leaves it: the graph, the names of its types, the type of each coefficient
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +19,13 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import coefficients
-from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, Params, alignment
+from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, alignment
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.hetero import EDGE, NODE, HeteroModel
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class FedHGNClient(GraphClient):
+class FedHGNClient(GraphClient, method=coefficients):
     """Client that trains on its task and aligns its coefficients with the nearest coefficients of other clients.
 
     Attributes:
@@ -33,8 +33,6 @@ class FedHGNClient(GraphClient):
     """
 
     own_requests = (POOL,)
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(coefficients.uplink)
     model: HeteroModel
 
     def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):

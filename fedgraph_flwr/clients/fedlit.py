@@ -20,38 +20,27 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
-from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.clients.requirements import network
 from fedgraph_flwr.methods import fedlit
-from fedgraph_flwr.methods.fedlit import LINKS, Params, assigned, means
-from fedgraph_flwr.models import Model
+from fedgraph_flwr.methods.fedlit import LINKS, assigned, means
 from fedgraph_flwr.models.fedlit import FedLIT
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 
 CENTROIDS = "centroids"
 
 
-class FedLITClient(GraphClient):
+class FedLITClient(GraphClient, method=fedlit):
     """FedAvg's client on typed links; `memory` contains the current centroids.
 
     Attributes:
         centres: centres that the server sent last.
     """
 
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedlit.uplink)
+    requires = (network(FedLIT, "fedlit"),)
     predicts_with: ClassVar[tuple[str, ...]] = (CENTROIDS,)
     model: FedLIT
     centres: Tensor | None = None
     behind: Tensor
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require a model with one branch per type."""
-        if not isinstance(model, FedLIT):
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs model=fedlit, got model={cfg.model.name}: set model=fedlit"
-            )
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:

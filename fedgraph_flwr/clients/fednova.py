@@ -15,8 +15,7 @@ from fedgraph_flwr.config import TASKS
 from fedgraph_flwr.methods import fednova
 
 
-class FedNovaClient(GraphClient):
+class FedNovaClient(GraphClient, method=fednova):
     """FedAvg's client, by the uplink of FedNova."""
 
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
-    uplink = staticmethod(fednova.uplink)

@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
+from fedgraph_flwr.clients.requirements import network
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedomd
-from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
+from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET
 from fedgraph_flwr.methods.moments import (
     ORDERS,
     central_moments,
@@ -56,12 +57,11 @@ class CachedForward(NamedTuple):
     moments: Tensor
 
 
-class FedOMDClient(GraphClient):
+class FedOMDClient(GraphClient, method=fedomd):
     """FedAvg's client with the orthogonality and moment terms in its objective."""
 
-    Params: ClassVar[type] = Params
+    requires = (network(OrthoGCN, "fedomd"),)
     samples: ClassVar[str] = "whole"
-    uplink = staticmethod(fedomd.uplink)
     repeats: ClassVar[Mapping[str, int]] = {
         "moments_about": 64,  # about another point for each lost client
         **dict.fromkeys(STEPS, 2),  # secure sums of moments, and of models
@@ -74,11 +74,8 @@ class FedOMDClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require the orthogonal GCN and, of a sampled step, moments of the nodes that it computes."""
-        if not isinstance(model, OrthoGCN):
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs model=fedomd, got model={cfg.model.name}: set model=fedomd"
-            )
+        """Require, of a sampled step, moments of the nodes that it computes."""
+        super().check(cfg, model)
         params = method_params(cls, cfg)
         if params.cmd and params.beta and params.cmd_nodes == "all" and cfg.train.sampler != "none":
             raise FedGraphError(

@@ -14,7 +14,7 @@ nodes. No part of the model leaves the client.
 """
 
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +25,12 @@ from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import prototypes
-from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, Params, class_means, distances
+from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, class_means, distances
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.messages import Arrays, check_arrays
 
 
-class FedProtoClient(GraphClient):
+class FedProtoClient(GraphClient, method=prototypes):
     """Local's client, trained towards the global prototypes.
 
     Attributes:
@@ -38,8 +38,6 @@ class FedProtoClient(GraphClient):
         known: which classes have one, [C].
     """
 
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(prototypes.uplink)
     prototypes: Tensor | None = None
     known: Tensor
 

@@ -24,18 +24,16 @@ from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.client_part import assign, with_parameters
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.clients.requirements import hidden_features
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fedpub
-from fedgraph_flwr.methods.fedpub import EMBEDDING, Params, random_graph
+from fedgraph_flwr.methods.fedpub import EMBEDDING, random_graph
 from fedgraph_flwr.methods.prototypes import WIDTH
-from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.trees import Tree
 
 THRESHOLD = 1e-3
 """Entries of a mask below it count as 0 outside of training; λ1 in the authors' code."""
 
 
-class FedPUBClient(GraphClient):
+class FedPUBClient(GraphClient, method=fedpub):
     """A client with a model whose weight matrices are masked.
 
     Attributes:
@@ -43,17 +41,10 @@ class FedPUBClient(GraphClient):
         received: θ̄_i during training.
     """
 
+    requires = (hidden_features,)
     makes_graphs = True
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedpub.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = ("masks",)
     received: dict[str, Tensor]
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require a model that computes hidden features of the random graph."""
-        hidden_features(cfg, model, "compares")
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

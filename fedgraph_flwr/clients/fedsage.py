@@ -50,7 +50,6 @@ from fedgraph_flwr.methods.fedsage import (
     PROPOSED,
     WEIGHT_DECAY,
     WIDTHS,
-    Params,
     drawn_neighbours,
     with_neighbours,
 )
@@ -71,7 +70,7 @@ from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 _OFTEN = 4096
 
 
-class FedSageClient(GraphClient):
+class FedSageClient(GraphClient, method=fedsage):
     """FedAvg's client on a graph with generated neighbours.
 
     Attributes:
@@ -80,10 +79,8 @@ class FedSageClient(GraphClient):
         read: the inputs without the new nodes that no training node reads, if these are most of them.
     """
 
+    requires = (one_type,)
     makes_graphs = True
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedsage.uplink)
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", *STEPS), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("x", "at")
     generator: tuple[NeighGen, Model, Adam] | None = None
@@ -93,11 +90,6 @@ class FedSageClient(GraphClient):
     def needs_others(cls, cfg: RunConfig) -> str:
         """Return why predictions of other graphs are refused."""
         return "the generator of missing neighbours was trained with the other clients, and is not stored"
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require nodes and edges of one type."""
-        one_type(cfg, model)
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -36,7 +36,6 @@ from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods import fedspa
-from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.models.layers import adjacency
@@ -107,12 +106,10 @@ def _mean_squared_grads(values: Tensor, parameters: list[torch.nn.Parameter]) ->
     return total
 
 
-class FedSPAClient(GraphClient):
+class FedSPAClient(GraphClient, method=fedspa):
     """FedAvg's client that also sends its high-frequency area and its Fisher diagonals, or their deviations."""
 
-    Params: ClassVar[type] = Params
     samples: ClassVar[str] = "whole"
-    uplink = staticmethod(fedspa.uplink)
     repeats: ClassVar[Mapping[str, int]] = {"share_again": 64}  # over fewer and fewer clients
     secrets: ClassVar[tuple[str, ...]] = ("key", "summed")
 

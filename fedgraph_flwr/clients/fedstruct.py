@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import ReplyContent, phase
 from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.clients.requirements import network
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
@@ -53,6 +54,7 @@ class FedStructClient(FedGradClient):
 
     Params: ClassVar[type] = FedStructParams
     uplink = staticmethod(fedstruct.uplink)
+    requires = (network(FedStruct, "fedstruct"),)
     predicts_with: ClassVar[tuple[str, ...]] = (STRUCTURE,)
     repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MAX_BLOCKS}  # one per hop and block, or two per hop
     model: FedStruct
@@ -76,12 +78,8 @@ class FedStructClient(FedGradClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require a model with a structure branch that fits the features."""
+        """Require a structure branch that fits the features."""
         super().check(cfg, model)
-        if not isinstance(model, FedStruct):
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs model=fedstruct, got model={cfg.model.name}: set model=fedstruct"
-            )
         features = method_params(cls, cfg).features
         if isinstance(model.g, torch.nn.Identity) and features != "hop2vec":
             raise FedGraphError(

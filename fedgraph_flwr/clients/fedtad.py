@@ -6,28 +6,19 @@ nodes of each class the client holds. A policy's ``min_nodes`` sets classes with
 """
 
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.requirements import one_type
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fedtad
-from fedgraph_flwr.methods.fedtad import RELIABILITY, Params, reliability
-from fedgraph_flwr.models import Model
+from fedgraph_flwr.methods.fedtad import RELIABILITY, reliability
 
 
-class FedTADClient(GraphClient):
+class FedTADClient(GraphClient, method=fedtad):
     """FedAvg's client with Ψ_i in its description."""
 
+    requires = (one_type,)
     makes_graphs = True
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedtad.uplink)
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require nodes and edges of one type."""
-        one_type(cfg, model)
 
     def describe(self) -> dict[str, Any]:
         """Add Ψ_i."""

@@ -46,11 +46,9 @@ from torch import Tensor, nn
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.client_part import assign
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fggp
-from fedgraph_flwr.methods.fggp import BANK, PROTOTYPES, Params
+from fedgraph_flwr.methods.fggp import BANK, PROTOTYPES
 from fedgraph_flwr.methods.prototypes import WIDTH
-from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import Linear
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.numerics.inputs import Inputs
@@ -101,22 +99,16 @@ class Augmentor(nn.Module):
         return torch.relu(inputs.adj @ self.second(inputs.adj @ self.first(inputs.x)))
 
 
-class FGGPClient(GraphClient):
+class FGGPClient(GraphClient, method=fggp):
     """FedAvg's client with a second view; `memory` contains its pairs and the bank.
 
     Attributes:
         augmentor: network that scores the edges of the second view.
     """
 
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fggp.uplink)
+    requires = (hidden_features,)
     predicts_with: ClassVar[tuple[str, ...]] = (BANK,)
     _pairs: tuple[Tensor, Tensor, Any, "Pairs"] | None = None
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Require hidden features, one node type, and a model that propagates by one matrix."""
-        hidden_features(cfg, model, "compares")
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

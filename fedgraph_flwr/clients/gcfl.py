@@ -11,15 +11,13 @@ import torch
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent
 from fedgraph_flwr.config import TASKS
 from fedgraph_flwr.methods import gcfl
-from fedgraph_flwr.methods.gcfl import GRADIENT, Params
+from fedgraph_flwr.methods.gcfl import GRADIENT
 
 
-class GCFLClient(GraphClient):
+class GCFLClient(GraphClient, method=gcfl):
     """FedAvg's client."""
 
-    Params: ClassVar[type] = Params
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
-    uplink = staticmethod(gcfl.uplink)
 
     def send(self) -> ReplyContent:
         """Send the norm, if the configuration requests it."""

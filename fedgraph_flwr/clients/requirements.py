@@ -4,6 +4,7 @@ The server makes them before any client starts, and a node those of the task and
 of a policy are those of the combinations that a method supports.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from fedgraph_flwr import models
@@ -28,13 +29,25 @@ def one_type(cfg: RunConfig, model: Model) -> None:
         )
 
 
-def hidden_features(cfg: RunConfig, model: Model, does: str, layers: int = 2) -> None:
+def network(kind: type[Model], name: str) -> Callable[[RunConfig, Model], None]:
+    """Return the requirement of a model of one class, which has this name."""
+
+    def require(cfg: RunConfig, model: Model) -> None:
+        if not isinstance(model, kind):
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} needs model={name}, got model={cfg.model.name}: set model={name}"
+            )
+
+    return require
+
+
+def hidden_features(cfg: RunConfig, model: Model, does: str = "compares", layers: int = 2) -> None:
     """Require hidden features, and nodes of one type.
 
     Args:
         cfg: the run's configuration.
         model: the run's model.
-        does: what the method does with the features, such as ``compares``.
+        does: what the method does with the features.
         layers: fewest layers that the model must have.
 
     Raises:

@@ -1,6 +1,7 @@
 """Base of a method's two classes: the declarations that its server and its client share."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Any, ClassVar
 
 from fedgraph_flwr.config import RunConfig
@@ -18,16 +19,23 @@ NOT_CALLED = {
 
 
 class Side:
-    """Declarations of one side of a method.
+    """Declarations of one side of a method: ``class MyClient(GraphClient, method=module)`` takes both first ones from a module.
 
     Attributes:
         Params: the method's own keys, with their types, ranges and defaults.
+        uplink: the function below.
+        requires: what the method needs of the model, each a function of configuration and model that refuses others
+            (`fedgraph_flwr.clients.requirements`).
     """
 
     Params: ClassVar[type] = NoParams
+    requires: ClassVar[tuple[Callable[[RunConfig, Model], None], ...]] = ()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, method: ModuleType | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if method is not None:
+            cls.Params = getattr(method, "Params", cls.Params)
+            cls.uplink = staticmethod(method.uplink)  # type: ignore[method-assign]
         if Side not in cls.__bases__:
             known = {hook: instead for hook, instead in NOT_CALLED.items() if hasattr(base_of(cls), hook)}
             refuse_overrides(cls, known, "Flower's hook, which a run never calls")
@@ -39,7 +47,7 @@ class Side:
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Refuse a configuration that the method does not support; called once, before any client starts.
+        """Refuse a configuration that the method does not support, as `requires` does; called once, before any client starts.
 
         Args:
             cfg: the run's configuration.
@@ -48,6 +56,8 @@ class Side:
         Raises:
             FedGraphError: the problem, the value, what is accepted and what to set.
         """
+        for require in cls.requires:
+            require(cfg, model)
 
     @classmethod
     def startup_note(cls, cfg: RunConfig) -> str:

@@ -9,22 +9,17 @@ In stage 2 messages contain scores and numbers of nodes, no arrays. R is ``extra
 Leaves a client: what FedAvg sends, only in stage 1.
 """
 
-from typing import ClassVar
-
 import numpy as np
 
 from fedgraph_flwr.methods import adafgl
-from fedgraph_flwr.methods.adafgl import EXTRACTOR, STAGE, Params
+from fedgraph_flwr.methods.adafgl import EXTRACTOR, STAGE
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.loop import Stage
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class AdaFGL(GraphStrategy):
+class AdaFGL(GraphStrategy, method=adafgl):
     """FedAvg for R rounds, then no aggregation; `memory` records which clients have the extractor."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(adafgl.uplink)
 
     @property
     def holds(self) -> np.ndarray:

@@ -18,22 +18,17 @@ used here, and no ε is reported.
 Cost: two exchanges, once: K H numbers up, M K H and twice θ^R down.
 """
 
-from typing import ClassVar
-
 import numpy as np
 
 from fedgraph_flwr.methods import feddep
-from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params
+from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES
 from fedgraph_flwr.methods.impaired import say_added
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class FedDEP(GraphStrategy):
+class FedDEP(GraphStrategy, method=feddep):
     """FedAvg with one exchange of prototypes; `memory` records that it has happened."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(feddep.uplink)
 
     @property
     def scores_first(self) -> bool:

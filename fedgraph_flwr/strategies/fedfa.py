@@ -8,13 +8,11 @@ together, so that every γ is 1: ``variance=scalar``. Before round 1 μ̄ = 0 an
 Leaves a client: see `fedgraph_flwr.clients.fedfa`.
 """
 
-from typing import ClassVar
-
 import numpy as np
 
 from fedgraph_flwr import models
 from fedgraph_flwr.methods import fedfa
-from fedgraph_flwr.methods.fedfa import GAPS, RUNNING, SPREAD, STATISTICS, Params
+from fedgraph_flwr.methods.fedfa import GAPS, RUNNING, SPREAD, STATISTICS
 from fedgraph_flwr.methods.uplink import Mean
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -22,11 +20,8 @@ from fedgraph_flwr.strategies.weighting import of_reducer
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class FedFA(GraphStrategy):
+class FedFA(GraphStrategy, method=fedfa):
     """FedAvg that also pools clients' feature statistics; `memory` holds them by group."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedfa.uplink)
 
     def setup(self) -> None:
         """Initialise the statistics."""

@@ -12,12 +12,11 @@ Leaves a client: those sums, degrees of nodes at cut edges, ids of its nodes, an
 
 from collections.abc import Mapping
 from logging import WARNING
-from typing import ClassVar
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import fedgcn
-from fedgraph_flwr.methods.fedgcn import DEGREES, OWNED, ROWS, SPANS, SUMS, Params, spans_of
+from fedgraph_flwr.methods.fedgcn import DEGREES, OWNED, ROWS, SPANS, SUMS, spans_of
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.fedgrad import relayed
 from fedgraph_flwr.strategies.owners import check_owners
@@ -25,11 +24,8 @@ from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField
 
 
-class FedGCN(GraphStrategy):
+class FedGCN(GraphStrategy, method=fedgcn):
     """FedAvg after an exchange of neighbours' sums."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedgcn.uplink)
 
     @classmethod
     def rebuilds(cls, cfg: RunConfig) -> bool:

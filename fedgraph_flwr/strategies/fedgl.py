@@ -21,7 +21,7 @@ Cost: N (C + D) numbers up a round, N and up to N k down. The server computes UÂ
 
 from collections.abc import Mapping
 from logging import WARNING
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import fedgl
-from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, THRESHOLD, Params, among, fused, pseudo_graph, pseudo_labels
+from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, THRESHOLD, among, fused, pseudo_graph, pseudo_labels
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -38,11 +38,8 @@ from fedgraph_flwr.wire.messages import Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField
 
 
-class FedGL(GraphStrategy):
+class FedGL(GraphStrategy, method=fedgl):
     """FedAvg that fuses clients' predictions for shared nodes; `memory` holds their ids, and each client's pseudo labels."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedgl.uplink)
 
     @classmethod
     def startup_note(cls, cfg: RunConfig) -> str:

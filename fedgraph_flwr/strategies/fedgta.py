@@ -12,22 +12,17 @@ Leaves a client: FedAvg's uploads, 2 K C numbers (K C for ``raw``) and H: see `f
 Cost on the server: n² |θ| products for n clients, and their n models kept.
 """
 
-from typing import ClassVar
-
 import numpy as np
 
 from fedgraph_flwr.methods import fedgta
-from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED, Params
+from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED
 from fedgraph_flwr.methods.similarity import cosines
 from fedgraph_flwr.strategies.personal import PersonalStrategy
 from fedgraph_flwr.wire.messages import Reply
 
 
-class FedGTA(PersonalStrategy):
+class FedGTA(PersonalStrategy, method=fedgta):
     """Mixes the models of clients with similar distributions of propagated labels."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedgta.uplink)
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
         """Return H over A_i, in rows that sum to 1, [n, n]."""

@@ -31,14 +31,14 @@ round.
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import coefficients
-from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, TELL, Params, shuffled_pool
+from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, TELL, shuffled_pool
 from fedgraph_flwr.models import Model, probe
 from fedgraph_flwr.models.hetero import HeteroModel
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
@@ -51,16 +51,13 @@ MAX_TYPES = 2**16
 """Maximum number of types of a kind at one client."""
 
 
-class FedHGN(GraphStrategy):
+class FedHGN(GraphStrategy, method=coefficients):
     """FedAvg of parameters that no type owns; coefficients are collected, shuffled and forwarded.
 
     Attributes:
         coefficients: β [T_k, B] by client and name, as last received.
         rows: with a shared schema, the numbers of each client's types, [T_k] by name.
     """
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(coefficients.uplink)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -15,13 +15,12 @@ It helps where edges have different meanings, as in graphs that mix homophily an
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 
 from fedgraph_flwr import models
 from fedgraph_flwr.methods import fedlit
-from fedgraph_flwr.methods.fedlit import LINKS, Params, matched
+from fedgraph_flwr.methods.fedlit import LINKS, matched
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import MODEL, Arrays
@@ -30,11 +29,8 @@ from fedgraph_flwr.wire.reply_schema import ArrayField
 BRANCHES = "branches."
 
 
-class FedLIT(GraphStrategy):
+class FedLIT(GraphStrategy, method=fedlit):
     """FedAvg with matched branches; `memory` contains the centres."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedlit.uplink)
 
     @property
     def shape(self) -> tuple[int, int]:

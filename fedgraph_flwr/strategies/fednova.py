@@ -29,10 +29,8 @@ from fedgraph_flwr.strategies.weighting import of_reducer
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays
 
 
-class FedNova(GraphStrategy):
+class FedNova(GraphStrategy, method=fednova):
     """FedAvg with updates normalised by the number of local steps."""
-
-    uplink = staticmethod(fednova.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

@@ -34,7 +34,7 @@ A client that fails between two exchanges is dropped from the round. If that hap
 receive ``moments_sum`` about the pooled mean. Moments about any point but their own mean are not central.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedomd
-from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
+from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET
 from fedgraph_flwr.methods.moments import ORDERS, central
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy
@@ -50,11 +50,9 @@ from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply
 
 
-class FedOMD(GraphStrategy):
+class FedOMD(GraphStrategy, method=fedomd):
     """FedAvg that also sends the pooled moments of the cohort's hidden features."""
 
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedomd.uplink)
     point: np.ndarray | float = 0.0  # point of the powers in `moments_sum`
 
     @classmethod

@@ -8,22 +8,17 @@ model travels.
 Leaves a client: see `fedgraph_flwr.clients.fedproto`.
 """
 
-from typing import ClassVar
-
 import numpy as np
 
 from fedgraph_flwr.methods import prototypes
-from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, Params
+from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class FedProto(GraphStrategy):
+class FedProto(GraphStrategy, method=prototypes):
     """Pools prototypes, stored in `memory`."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(prototypes.uplink)
 
     def setup(self) -> None:
         """Determine the shape of the prototypes."""

@@ -11,22 +11,17 @@ uniform mean. As τ grows, each client keeps its own model. Leaves a client: Fed
 Cost on the server: n² |θ| products for n clients, and their n stored models.
 """
 
-from typing import ClassVar
-
 import numpy as np
 
 from fedgraph_flwr.methods import fedpub
-from fedgraph_flwr.methods.fedpub import EMBEDDING, Params
+from fedgraph_flwr.methods.fedpub import EMBEDDING
 from fedgraph_flwr.methods.similarity import cosines
 from fedgraph_flwr.strategies.personal import PersonalStrategy
 from fedgraph_flwr.wire.messages import Reply
 
 
-class FedPUB(PersonalStrategy):
+class FedPUB(PersonalStrategy, method=fedpub):
     """Mixes the models of clients with similar embeddings of the same random graph."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedpub.uplink)
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
         """Return α [n, n]."""

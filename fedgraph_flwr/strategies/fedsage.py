@@ -16,13 +16,13 @@ Cost: 2 generator_rounds + 1 exchanges before round 1; then FedAvg's.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedsage
-from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params
+from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED
 from fedgraph_flwr.methods.impaired import say_added
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -30,15 +30,13 @@ from fedgraph_flwr.wire.messages import Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 
 
-class FedSage(GraphStrategy):
+class FedSage(GraphStrategy, method=fedsage):
     """FedAvg after training generators and extending graphs.
 
     Attributes:
         rows: number of neighbours that each client predicted last, by index.
     """
 
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedsage.uplink)
     rows: dict[int, int]
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:

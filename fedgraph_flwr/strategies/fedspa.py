@@ -47,13 +47,12 @@ Leaves the client: see `fedgraph_flwr.clients.fedspa`.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods import fedspa
-from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.secure.keyring import signatures
 from fedgraph_flwr.secure.masked import LIMIT, PEERS, RESOLUTION, unmask
@@ -96,11 +95,8 @@ def posterior_biases(fishers: list[Arrays], nodes: np.ndarray) -> tuple[np.ndarr
     return biases / count, EQUAL * size / count
 
 
-class FedSPA(GraphStrategy):
+class FedSPA(GraphStrategy, method=fedspa):
     """Averages parameter groups, known by name, with three sets of weights."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedspa.uplink)
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
         """Return the two channels' fields: squares, or sums of integers modulo 2^64."""

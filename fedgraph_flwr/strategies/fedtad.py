@@ -30,7 +30,7 @@ round. Each client computes 5 E N products, once. It helps where clients know di
 """
 
 from logging import WARNING
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import fedtad
-from fedgraph_flwr.methods.fedtad import NODES, NOISE, RELIABILITY, STUDENT_STEPS, Params, teacher_weights
+from fedgraph_flwr.methods.fedtad import NODES, NOISE, RELIABILITY, STUDENT_STEPS, teacher_weights
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_flwr.numerics.optim import Adam
@@ -55,11 +55,8 @@ from fedgraph_flwr.wire.trees import as_arrays, flatten, unflatten
 ROUNDING = 1e-9  # relative rounding error of a sum of cosines
 
 
-class FedTAD(GraphStrategy):
+class FedTAD(GraphStrategy, method=fedtad):
     """FedAvg with distillation; `memory` contains the generator and the moments of both optimisers."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fedtad.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

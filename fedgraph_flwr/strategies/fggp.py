@@ -13,8 +13,6 @@ Leaves a client: what FedAvg sends, and a prototype [D] of each class.
 Cost on the server: n² products per class.
 """
 
-from typing import ClassVar
-
 import numpy as np
 
 from fedgraph_flwr import models
@@ -22,18 +20,15 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fggp
-from fedgraph_flwr.methods.fggp import BANK, PROTOTYPES, Params, bank
+from fedgraph_flwr.methods.fggp import BANK, PROTOTYPES, bank
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class FGGP(GraphStrategy):
+class FGGP(GraphStrategy, method=fggp):
     """FedAvg with a bank of prototypes in `memory`."""
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(fggp.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

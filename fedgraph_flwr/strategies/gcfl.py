@@ -20,27 +20,23 @@ models once they are split. A cut takes n³ steps (2.4 s for 200 clients), a war
 """
 
 from logging import INFO
-from typing import ClassVar
 
 import numpy as np
 
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import gcfl
-from fedgraph_flwr.methods.gcfl import GRADIENT, Params, distances, halves
+from fedgraph_flwr.methods.gcfl import GRADIENT, distances, halves
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import Arrays, Reply, weighted_mean
 
 
-class GCFL(GraphStrategy):
+class GCFL(GraphStrategy, method=gcfl):
     """FedAvg within clusters.
 
     `memory` holds each client's cluster, the cosines of all pairs and, in GCFL+, the latest norms of each client and their
     number.
     """
-
-    Params: ClassVar[type] = Params
-    uplink = staticmethod(gcfl.uplink)
 
     def setup(self) -> None:
         """Start with one cluster, and no compared pairs."""
