@@ -31,7 +31,7 @@ from functools import cache, partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 from scipy.stats import beta, norm
 
 from fedgraph_flwr.clients.fedgrad import FedGradClient
@@ -66,19 +66,18 @@ def _canary(present: bool) -> NDArray[np.float64]:
 
 def central(present: bool, factor: float, releases: int) -> float:
     """Release by `Privacy.release`, in which the server clips and adds the noise."""
-    private = _privacy()
-    private.cfg = replace(private.cfg, dp="server_fixed", noise_multiplier=NOISE * factor, clipping_norm=NORM)
-    private.norms = {}
-    origin = {"w": np.zeros(SIZE)}
+    private, origin = _privacy("server_fixed", NOISE * factor), {"w": np.zeros(SIZE)}
     values = [{"w": _canary(present)}, *[origin] * (CLIENTS - 1)]
     terms = {MODEL: Terms(origin, values, [1.0] * CLIENTS, float(CLIENTS))}
     return sum(float(private.release(terms)[MODEL]["w"][0]) for _ in range(releases))
 
 
 @cache
-def _privacy() -> Privacy:
+def _privacy(dp: str, multiplier: float) -> Privacy:
     keys = ["strategy.weighting=uniform", "privacy.dp=server_fixed", f"num_clients={CLIENTS}"]
-    return Privacy(compose([*keys, "privacy.noise_multiplier=2"]))
+    private = Privacy(compose([*keys, "privacy.noise_multiplier=2"]))
+    private.cfg = replace(private.cfg, dp=dp, noise_multiplier=multiplier, clipping_norm=NORM)
+    return private
 
 
 def distributed(present: bool, factor: float, releases: int) -> float:
@@ -94,9 +93,8 @@ def distributed(present: bool, factor: float, releases: int) -> float:
 
 def central_adaptive(present: bool, factor: float, releases: int) -> float:
     """`Privacy.release` with adaptive norms; without the canary, the sum has one client less."""
-    private = _privacy()
-    rules = replace(private.cfg, dp="server_adaptive", noise_multiplier=NOISE * factor, clipping_norm=NORM)
-    private.cfg, private.norms, found = rules, {}, 0.0
+    private, found = _privacy("server_adaptive", NOISE * factor), 0.0
+    rules, private.norms = private.cfg, {}
     origin = {"w": np.zeros(SIZE)}
     values = [{"w": _canary(True)}] * present + [origin] * (CLIENTS - 1)
     for _ in range(releases):
@@ -130,9 +128,8 @@ def _likelihood(rules: PrivacyConfig, value: float, count: float) -> float:
 
 def sampled(present: bool, factor: float, releases: int) -> float:
     """Release means over sampled cohorts, in which nobody may take an absent canary's place."""
-    private, seed = _privacy(), 1
-    private.cfg = replace(private.cfg, dp="server_fixed", noise_multiplier=NOISE * factor, clipping_norm=NORM)
-    private.norms, origin, found, canary = {}, {"w": np.zeros(SIZE)}, 0.0, cohorts.draw(range(10), 5, 1, "cohort", 1)[0]
+    private, seed, origin, found = _privacy("server_fixed", NOISE * factor), 1, {"w": np.zeros(SIZE)}, 0.0
+    canary = cohorts.draw(range(10), 5, 1, "cohort", 1)[0]
     for _ in range(releases):
         clients = [client for client in range(10) if present or client != canary]
         drawn = cohorts.draw(clients, 5, seed, "cohort", 1, places=10)
@@ -143,31 +140,32 @@ def sampled(present: bool, factor: float, releases: int) -> float:
 
 
 def float64(present: bool, factor: float, releases: int) -> float:
-    """`Privacy.release` of float64 arrays: the projection, and whether floats with Gaussian noise on zeros can give it."""
-    private = _privacy()
-    private.cfg = replace(private.cfg, dp="server_fixed", noise_multiplier=NOISE * factor, clipping_norm=NORM)
-    private.norms, origin = {}, {"w": np.zeros(SIZE)}
-    values = [{"w": _canary(present)}, *[origin] * (CLIENTS - 1)]
+    """`Privacy.release` of float64 arrays: the projection, and whether floats with Gaussian noise on zeros can give it.
+
+    The canary lies along the diagonal: each coordinate could be such a float by chance, all of them hardly.
+    """
+    private, origin = _privacy("server_fixed", NOISE * factor), {"w": np.zeros(SIZE)}
+    values = [{"w": np.full(SIZE, 10 * NORM * present)}, *[origin] * (CLIENTS - 1)]
     released = private.release({MODEL: Terms(origin, values, [1.0] * CLIENTS, float(CLIENTS))})[MODEL]["w"]
-    deviation = NOISE * factor * NORM
-    bit = possible(CLIENTS * released[0], deviation) or possible(released[0], deviation / CLIENTS)
-    return float(released[0]) - 10.0 * bit
+    bit = all(possible(CLIENTS * value, NOISE * factor * NORM) for value in released)
+    return float(released.sum()) / math.sqrt(SIZE) - 10.0 * bit
 
 
 def noised_scores(present: bool, factor: float, releases: int) -> float:
     """`Privacy.release_scores`, likewise: the canary's scores are (1, 1), an absent client's 0."""
-    private = _privacy()
-    private.cfg = replace(private.cfg, noise_multiplier=NOISE * factor)
+    private = _privacy("server_fixed", NOISE * factor)
     names = [f"{split}-{private.metric}" for split in ("val", "test")]
     released = private.release_scores({name: [float(present), *[0.0] * (CLIENTS - 1)] for name in names})
-    deviation = NOISE * factor * math.sqrt(2)
-    bits = sum(possible(CLIENTS * v, deviation) or possible(v, deviation / CLIENTS) for v in released.values())
-    return sum(released.values()) - 10.0 * bits
+    bit = all(possible(CLIENTS * value, NOISE * factor * math.sqrt(2)) for value in released.values())
+    return sum(released.values()) - 10.0 * bit
 
 
 def possible(value: float, deviation: float) -> bool:
-    """Return whether ``deviation * Φ⁻¹(u)``, for u on the grid of 53 bits, gives exactly this float."""
-    place = round((norm.cdf(value / deviation) * 2.0**53) - 0.5)
+    """Return whether ``deviation * Φ⁻¹(u)``, for u on the grid of 53 bits, gives exactly this float.
+
+    Of a mean of four values, its sum is asked for: a fourth of a float has the same bits.
+    """
+    place = round(ndtr(value / deviation) * 2.0**53 - 0.5)
     grid = (np.arange(place - 200, place + 201) + 0.5) * 2.0**-53
     return bool((deviation * ndtri(grid[(grid > 0) & (grid < 1)]) == value).any())
 
