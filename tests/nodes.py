@@ -47,8 +47,10 @@ class Node:
         self.context.state = RecordDict()
 
 
-def party_nodes(patch: pytest.MonkeyPatch, graphs: Sequence[Path], policy: Path, state: Path | None = None) -> None:
-    """Make client i of the in-process runs within a party's own node: the i-th file, a policy, perhaps a state folder.
+def party_nodes(
+    patch: pytest.MonkeyPatch, graphs: Sequence[Path], policy: Path, state: Path | None = None, keys: Path | None = None
+) -> None:
+    """Make client i of the in-process runs within a party's own node: the i-th file, a policy, perhaps a state folder and keys.
 
     Every message reaches a new process, and passes through Flower's protobuf both ways, as on a fleet.
     """
@@ -57,6 +59,7 @@ def party_nodes(patch: pytest.MonkeyPatch, graphs: Sequence[Path], policy: Path,
         node = message.metadata.dst_node_id
         settings = {"graph": graphs[node - 1], "policy": policy}
         settings |= {"state": state / f"state_{node - 1}"} if state else {}
+        settings |= {"key": keys / f"node_{node - 1}", "peers": keys} if keys else {}
         self.contexts[node].node_config = {key: str(path) for key, path in settings.items()}
         session.forget(self.run_id)
         reply = get_reply(self.app, over_the_wire(message), self.contexts[node])

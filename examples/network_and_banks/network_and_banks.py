@@ -37,6 +37,15 @@ FORMS = {"alone": "", "ε = 1": "eps=1", "ε = 4": "eps=4", "exact": "exact"}
 METHODS = {"boosting": ["strategy=boosting"], "FedAvg": ["strategy=fedavg", "train.lr=0.02", "train.local_steps=5"]}
 COMMON = ["task=edges", "evaluation.metric=average_precision", "model.hidden=32", "checkpoint_every=0"]
 ROWS = ["strategy=fedgrad", "model=mlp", "model.dropout=0", "train.lr=0.03", "train.weight_decay=0", "rounds=60"]
+NETWORK = """role: network
+edges: payments.csv
+columns: {time: time, edge_label: fraud, edge_id: reference}
+edge_columns: [amount, kind]
+edge_scales: {amount: log}
+party_columns: [from_bank, to_bank]
+split: temporal
+"""
+BANK = "role: bank\nnodes: {name}.csv\n"
 LARGE = ["train.sampler=neighbors", "train.batch_size=4096", "train.fanout=[8,4]", "train.local_epochs=1", "threads=1"]
 
 
@@ -58,17 +67,13 @@ def go(*words: object, apart: bool = False) -> None:
 
 
 def bring(place: str, banks: list[str], apart: bool = False) -> None:
-    """Import the tables of all parties: the first bank, the network (perhaps apart), all banks."""
-    common = ["--schema", f"{place}/schema.yaml", "--num-clients", len(banks) + 1]
-    bank = ["import", "--role", "bank", "--nodes", f"{place}/{banks[0]}.csv", "--own-party", banks[0]]
-    go(*bank, *common, "--client", 1, "--out", f"{place}/client_0001.safetensors")
-    network = ["import", "--role", "network", "--edges", f"{place}/payments.csv", "--time-column", "time"]
-    network += ["--edge-label-column", "fraud", "--edge-columns", "amount,kind", "--edge-scale", "amount=log"]
-    network += ["--edge-id-column", "reference", "--party-columns", "from_bank,to_bank", "--split", "temporal"]
-    go(*network, *common, "--client", 0, "--out", f"{place}/client_0000.safetensors", apart=apart)
-    for number, name in enumerate(banks, 1):
-        bank = ["import", "--role", "bank", "--nodes", f"{place}/{name}.csv", "--own-party", name]
-        go(*bank, *common, "--client", number, "--out", f"{place}/client_{number:04d}.safetensors")
+    """Write each party's file and import its tables: the first bank, the network (perhaps apart), all banks."""
+    for number, name in enumerate(["network", *banks]):
+        role = BANK.format(name=name) if number else NETWORK
+        out = f"client: {number}\nschema: schema.yaml\nout: client_{number:04d}.safetensors\n"
+        Path(place, f"{name}.yaml").write_text(f"party: {name}\n{role}{out}")
+    for name in [banks[0], "network", *banks]:
+        go("import", f"{place}/{name}.yaml", "--num-clients", len(banks) + 1, apart=apart and name == "network")
 
 
 def link(place: str, banks: list[str], form: str, match: str, apart: bool = False) -> str:

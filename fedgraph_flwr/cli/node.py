@@ -50,7 +50,9 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="address of the fleet's server")
     parser.add_argument("--key", required=True, type=Path, metavar="FILE", help="this party's private key (fleet join)")
-    parser.add_argument("--graph", required=True, type=Path, metavar="FILE", help="this party's client file")
+    parser.add_argument(
+        "--graph", required=True, type=Path, metavar="FILE", help="this party's client file or party.yaml"
+    )
     parser.add_argument(
         "--ca", type=Path, metavar="FILE", help="certificate authority of the server (default: ca.crt next to the key)"
     )
@@ -129,9 +131,10 @@ def _check_graph(path: Path) -> None:
         FedGraphError: the file is not a valid client file.
     """
     from fedgraph_flwr import partition
+    from fedgraph_flwr.party.party_file import client_file
 
     try:
-        partition.load(path)
+        partition.load(client_file(path, linked=True))
     except FedGraphError as error:
         raise FedGraphError(f"--graph: {error}") from error
 

@@ -31,7 +31,7 @@ from fedgraph_flwr.clients.requirements import check_sampler, check_task, check_
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
 from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, from_run_config, one_of
-from fedgraph_flwr.config.lookup import locate, method_params
+from fedgraph_flwr.config.lookup import function, locate, method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError, located, sanitize, unknown
 from fedgraph_flwr.logs import log
@@ -43,7 +43,7 @@ from fedgraph_flwr.secure import audit, protections
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.opened import OpenedSums
-from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
+from fedgraph_flwr.secure.policy import OWN_SECTION, Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.secure.spent import SpentPrivacy, booking
 from fedgraph_flwr.tasks import kind_of
@@ -81,6 +81,9 @@ NODE_KEYS = ("graph", "state", "policy", "key", "peers", "device", "threads")
 
 _OPTIONAL = {"resume": int, "run": str, "best": int, "keep": bool, "checkpoint": bool, "evaluate": bool}
 """Scalars that some messages have, and their types."""
+
+CLIENT_FILE = "fedgraph_flwr.party.party_file:client_file"
+"""Finds a party's client file by its ``party.yaml``."""
 
 _PATHS = ("graph", "state", "policy", "key", "peers")
 _ENGINE_KEYS = ("partition-id", "num-partitions", "live")
@@ -505,12 +508,11 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     if key in _live and _live[key][1] == stored:
         return _live[key]
     _check(context.node_config)
-    path = context.node_config.get("graph")
-    file = Path(str(path)) if path else None
+    file = _graph_file(cfg, context)
     policy = _policy(context)
     policy.check_run(cfg)
     kind = _class_of(cfg, context)
-    graph = load_graph(cfg, context)
+    graph = load_graph(cfg, context, file)
     if graph.client in cfg.adversary.clients:
         kind = _malicious(kind, cfg, context)
     if not _simulated(context):
@@ -736,20 +738,30 @@ def _threads(cfg: RunConfig, context: Context) -> int:
     return threads
 
 
-def load_graph(cfg: RunConfig, context: Context) -> Any:
-    """Return the client's graph: the file named in the node config, else that of its partition.
+def _graph_file(cfg: RunConfig, context: Context) -> Path | None:
+    """Return the client file that the node config names, perhaps by the party's ``party.yaml``."""
+    if not (path := context.node_config.get("graph")):
+        return None
+    found: Path = function(CLIENT_FILE, "graph")(Path(str(path)), cfg.strategy.client not in OWN_SECTION)
+    return found
+
+
+def load_graph(cfg: RunConfig, context: Context, file: Path | None) -> Any:
+    """Return the client's graph: the file that the node config names, else that of its partition.
 
     Files without edges between clients do not fix the number of clients: it is the run's.
     """
     from fedgraph_flwr import partition
 
-    path = context.node_config.get("graph")
-    if not path and "partition-id" not in context.node_config:
+    if not file and "partition-id" not in context.node_config:
         raise FedGraphError(
             "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', where FILE was written by"
             " `fedgraph-flwr partition` or `fedgraph-flwr import`"
         )
-    graph = partition.load(str(path)) if path else partition.load_client(cfg, int(context.node_config["partition-id"]))
+    try:
+        graph = partition.load(file) if file else partition.load_client(cfg, int(context.node_config["partition-id"]))
+    except FedGraphError as error:  # the reply replaces the path of the node config, and must not have another
+        raise FedGraphError(str(error).replace(str(file), str(context.node_config.get("graph")))) from error
     cut = isinstance(graph, ClientGraph) and (graph.cut_out.numel() or graph.cut_in.numel())
     if not cut and not cfg.strategy.pooled:
         graph.num_clients = max(cfg.num_clients, graph.client + 1)

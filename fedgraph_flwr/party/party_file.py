@@ -11,6 +11,7 @@
     match: {value_date: date, amount: amount, reference: text}
     features: payments
     share: ["age:exact"]                 # columns that `link` tells the other parties (`link --share`)
+    role: bank                           # for parties with different tables: nodes or edges may then be absent
 
 Each key stands for options of the commands (`PartyFile`). An option on the command line takes precedence.
 """
@@ -39,7 +40,7 @@ _PATHS = ("nodes", "edges", "schema", "out")
 _LISTS = {"classes": "classes", "edge_classes": "edge_classes", "edge_columns": "edge_columns"}
 _LISTS |= {"feature_columns": "feature_columns", "party_columns": "party_columns", "until": "until"}
 _TEXTS = {"party_prefix": "party_prefix", "id_form": "id_form", "features": "recipe", "windows": "windows"}
-_TEXTS |= {"split": "split", "separator": "separator", "encoding": "encoding"}
+_TEXTS |= {"role": "role", "split": "split", "separator": "separator", "encoding": "encoding"}
 _PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
 _OF_IMPORT = {"nodes", "edges", "schema", "out", "own_party"}
 """Options that only `import` takes from the file; `link` reads ``out``."""
@@ -54,6 +55,7 @@ class PartyFile:
     """
 
     party: str = ""
+    role: str = ""
     client: int = 0
     nodes: str = ""
     edges: str = ""
@@ -100,7 +102,7 @@ class PartyFile:
                 f"party_columns must be the columns with the parties of source and target, such as [from_bank, to_bank], without"
                 f" party_prefix, got {self.party_columns}"
             )
-        for key in ("party", "nodes", "edges"):
+        for key in ("party", *([] if self.role and self.nodes + self.edges else ["nodes", "edges"])):
             if not getattr(self, key):
                 raise FedGraphError(f"{key} is missing: write it, as `fedgraph-flwr init-party` does")
 
@@ -121,7 +123,7 @@ class PartyFile:
         found |= {"client": self.client, "undirected": self.undirected}
         schema = found["schema"]
         stored = Schema.load(schema).tables if schema and schema.is_file() else self
-        if any(each.party_columns or each.party_prefix for each in (self, stored)):
+        if self.role or any(each.party_columns or each.party_prefix for each in (self, stored)):
             found["own_party"] = self.party
         return {dest: value for dest, value in found.items() if value not in (None, "", [], False) or dest == "client"}
 
@@ -157,6 +159,24 @@ def read_party(path: Path) -> PartyFile:
     except FedGraphError as error:
         raise FedGraphError(f"{path}: {str(error).removeprefix(f'{path}.').replace(f' ({path}=)', '')}") from error
     return found
+
+
+def client_file(path: Path, linked: bool = False) -> Path:
+    """Return a client file: the given one, or by a party's file the one that `import` wrote.
+
+    Args:
+        path: a client file, or a party's file.
+        linked: whether to return what `link` wrote from the imported file, if that is not newer.
+
+    Raises:
+        FedGraphError: the party's file names none.
+    """
+    if path.suffix not in (".yaml", ".yml"):
+        return path
+    if (out := read_party(path).path("out", path.parent)) is None:
+        raise FedGraphError(f"{path} has no out, the client file that `fedgraph-flwr import {path}` writes: add it")
+    made = out.with_name(f"linked_{out.name}")
+    return made if linked and made.is_file() and made.stat().st_mtime_ns >= out.stat().st_mtime_ns else out
 
 
 def complete(args: argparse.Namespace) -> None:

@@ -25,7 +25,7 @@ start_models: []                  # digests of models that a run may start with 
 check_start: true                 # training must start with the parameters of the run's seed, unless the node has the checkpoint
 reveal: [coefficients]            # groups of a method that a server may see for this client despite secure aggregation
 required_config: {privacy.dp: [server_fixed, client_fixed]}   # keys of a run's configuration, and the accepted values
-link: {match: [payments]}         # runs that match records with other parties (`link_policy`); default: none
+link: {match: [payments]}         # link runs, whatever `tasks` says (`fedgraph_flwr.party.link.policy`); default: none
 
 For a method listed by name, the node accepts the sharing that its YAML declares, or less. Other parameters leave a node only if
 ``required_config`` has ``strategy.shared`` or ``strategy.private``.
@@ -81,7 +81,7 @@ SECTIONS = {"link": "fedgraph_flwr.party.link.policy:link_policy"}
 """Readers of sections of a policy, by key: they belong to parts of the package that this module does not import."""
 
 OWN_SECTION = {"fedgraph_flwr.party.link.client:LinkClient"}
-"""Clients about whose runs a section decides instead of ``strategies``."""
+"""Clients about whose runs a section decides instead of ``strategies``, ``networks``, ``tasks`` and ``samplers``."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -177,15 +177,14 @@ class Policy:
             FedGraphError: names the key, its value and what the policy accepts.
         """
         self._check_strategy(cfg)
-        if self.networks and cfg.model.name not in self.networks:
-            raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
-        if cfg.task.name not in self.tasks:
-            raise _refused(f"task={cfg.task.name}", f"tasks {', '.join(self.tasks)} (tasks)")
-        if cfg.train.sampler not in self.samplers:
-            raise _refused(f"train.sampler={cfg.train.sampler}", f"samplers {', '.join(self.samplers)} (samplers)")
+        if cfg.strategy.client in OWN_SECTION:  # trains nothing: its section decides
+            if cfg.privacy.scores != "none":
+                raise _refused(
+                    f"privacy.scores={cfg.privacy.scores} of a link run", "none, as `fedgraph-flwr link` sets it"
+                )
+        else:
+            self._check_training(cfg)
         self._check_code(cfg)
-        if cfg.strategy.client not in OWN_SECTION:
-            self._check_privacy(cfg.privacy)
         if (odd := sorted(set(cfg.privacy.reveal) - set(self.reveal))) and ANYTHING not in self.reveal:
             raise _refused(f"privacy.reveal={odd}", f"reveal {', '.join(self.reveal) or 'no group'} (reveal)")
         if cfg.rounds > self.rounds:
@@ -193,6 +192,16 @@ class Policy:
         for key, clients in (("num_clients", cfg.num_clients), ("strategy.min_clients", cfg.strategy.min_clients)):
             if clients < self.min_clients:
                 raise _refused(f"{key}={clients}", f"at least {self.min_clients} clients (min_clients)")
+
+    def _check_training(self, cfg: RunConfig) -> None:
+        """Refuse a run whose model, task, sampler or noise the policy does not accept."""
+        if self.networks and cfg.model.name not in self.networks:
+            raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
+        if cfg.task.name not in self.tasks:
+            raise _refused(f"task={cfg.task.name}", f"tasks {', '.join(self.tasks)} (tasks)")
+        if cfg.train.sampler not in self.samplers:
+            raise _refused(f"train.sampler={cfg.train.sampler}", f"samplers {', '.join(self.samplers)} (samplers)")
+        self._check_privacy(cfg.privacy)
 
     def _check_strategy(self, cfg: RunConfig) -> None:
         """Refuse a method that is not listed, or whose client's parts differ from those of its YAML."""

@@ -59,6 +59,8 @@ def test_the_device_is_that_of_the_node_else_that_of_the_run(nodes, monkeypatch)
         ({"graph": "HERE/nothing"}, "no such file: <graph>; expected one written by"),
         ({"graph": "HERE/cut"}, "cannot read <graph>, it is truncated"),
         ({"graph": "HERE/other"}, "<graph> contains a Graph, expected a client's graph"),
+        ({"graph": "HERE/none.yaml"}, "<graph> cannot be read as a party's file"),
+        ({"graph": "HERE/party.yaml"}, "no such file: <graph>; expected one written by"),
         ({"grpah": "x"}, "key 'grpah' is unknown (in --node-config); did you mean 'graph'?"),
         ({"state": "HERE/cut/state"}, "cannot create the folder state=<state> of --node-config: Not a directory"),
         ({"device": "gpu"}, "device 'gpu' is unknown; its name here is cuda"),
@@ -73,6 +75,7 @@ def test_a_wrong_value_is_a_sentence_on_the_server_and_with_its_path_on_the_node
     from fedgraph_flwr.data.graph import Graph
     from tests.conftest import client_graph
 
+    (tmp_path / "party.yaml").write_text("party: a\nnodes: n.csv\nedges: e.csv\nout: hidden/a.safetensors\n")
     whole = client_graph(1)
     whole.save(tmp_path / "cut")
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-7])

@@ -172,6 +172,7 @@ def test_lists_and_kinds_of_the_file_become_options(tmp_path):
         (MINIMAL + "undirected: maybe", "p.yaml: undirected must be true or false, got 'maybe'"),
         (MINIMAL + "classes: ok", "p.yaml: classes must be a list of strings, got 'ok'"),
         (MINIMAL + "party_columns: [from]", r"p.yaml: party_columns must be the columns .* got \['from'\]"),
+        ("party: a\nrole: bank\n", "p.yaml: nodes is missing"),
         ("party: a\nnodes: n.csv\n", "p.yaml: edges is missing: write it, as `fedgraph-flwr init-party` does"),
         ("- a\n", "p.yaml must hold keys and values, such as party: a"),
         ("a: [b", "p.yaml.*invalid YAML.*cannot be read as a party's file"),

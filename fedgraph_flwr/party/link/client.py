@@ -139,7 +139,7 @@ class LinkClient(GraphClient):
             return
         path = self.file.with_name(f"linked_{self.file.name}")
         self.party.result().save(path)
-        log(INFO, "link: wrote %s; restart this node with --graph %s", path, path)
+        log(INFO, "link: wrote %s; restart this node with --graph %s, unless it reads party.yaml", path, path)
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Train nothing."""

@@ -179,21 +179,6 @@ def link_overrides(rules: Any) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]
 
 
-def client_file(path: Path) -> Path:
-    """Return a client file: the given one, or ``out`` of a party's file.
-
-    Raises:
-        FedGraphError: the party's file names none.
-    """
-    from fedgraph_flwr.party.party_file import read_party
-
-    if path.suffix not in (".yaml", ".yml"):
-        return path
-    if (out := read_party(path).path("out", path.parent)) is None:
-        raise FedGraphError(f"{path} has no out, the client file that `fedgraph-flwr import {path}` writes: add it")
-    return out
-
-
 def _share_of(files: list[Path]) -> list[str]:
     """Return ``share`` of parties' files.
 
@@ -217,6 +202,7 @@ def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:
     from fedgraph_flwr.data.schema import check_same
     from fedgraph_flwr.party.link.join import party_of
     from fedgraph_flwr.party.link.protocol import simulate
+    from fedgraph_flwr.party.party_file import client_file
     from fedgraph_flwr.secure.keyring import Keyring
 
     found: dict[int, tuple[Path, Any]] = {}

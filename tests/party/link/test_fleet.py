@@ -220,11 +220,17 @@ def test_a_record_that_another_process_holds_is_one_error(tmp_path, keys, monkey
 def test_a_node_that_lists_strategies_lets_its_link_policy_decide(tmp_path):
     from fedgraph_flwr.config import configuration
 
-    (tmp_path / "policy.yaml").write_text("strategies: [ditto]\nlink: {match: [payments]}\n")
+    (tmp_path / "policy.yaml").write_text(
+        "strategies: [ditto]\nnetworks: [sage]\ntasks: [edges]\nlink: {match: [payments]}\n"
+    )
+    policy = read_policy(str(tmp_path / "policy.yaml"))
     cfg = configuration(["num_clients=3", *link_overrides(LinkRules())])
-    read_policy(str(tmp_path / "policy.yaml")).check_run(cfg)
+    policy.check_run(cfg)
     with pytest.raises(FedGraphError, match="policy refuses strategy=fedavg"):
-        read_policy(str(tmp_path / "policy.yaml")).check_run(configuration(["num_clients=3"]))
+        policy.check_run(configuration(["num_clients=3"]))
+    cfg.privacy.scores = "exact"
+    with pytest.raises(FedGraphError, match=r"refuses privacy\.scores=exact of a link run: it accepts none, as"):
+        policy.check_run(cfg)
 
 
 def test_rules_travel_as_keys_of_the_run(run, tmp_path, monkeypatch, caplog):

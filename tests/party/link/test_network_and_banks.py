@@ -1,7 +1,7 @@
 """A payment network and three banks: the example from tables to bounds, and the same files on a fleet."""
 
 import importlib.util
-import subprocess
+import json
 import sys
 from pathlib import Path
 
@@ -11,16 +11,15 @@ import torch
 
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.fleet.keys import check_key
+from fedgraph_flwr.fleet.keys import check_key, make_node
 from fedgraph_flwr.partition import load
 from fedgraph_flwr.party.link.client import LinkClient
 from fedgraph_flwr.party.link.command import link_overrides
 from fedgraph_flwr.party.link.policy import Consent, sign_consent, write_consent
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.accounting import cost
-from tests.engine.fleet import COMMAND, Fleet
-from tests.support import PATIENCE
+from tests.nodes import party_nodes
+from tests.support import assert_same_arrays
 
 FOLDER = Path(__file__).parents[3] / "examples" / "network_and_banks"
 SHARE = ["flagged:exact", "dormant:exact"]
@@ -72,6 +71,55 @@ def test_rows_of_the_network_have_the_epsilon_asked_for(example):
 
 
 @pytest.mark.slow
+def test_training_on_files_that_nodes_linked_is_the_simulation(example, run, tmp_path, monkeypatch, capsys):
+    """Four nodes with their party.yaml link, train and predict without a restart. Their policy is for training on edges."""
+    place, keys = tmp_path / "place", tmp_path / "keys"
+    parties = ["network", *example.make(place, 120, 20, 3, 0.2, 0)]
+    example.bring(str(place), parties[1:])
+    keys.mkdir()
+    kept = {"match": "routed", "one_sided": "drop", "entities": "columns", "max_ids": 1_000_000, "share": SHARE}
+    write_consent(keys / "consent.json", Consent(parties=4, purpose="fraud", expires="2999-12-31", **kept))
+    for node in range(4):
+        make_node(keys / f"node_{node}")
+        sign_consent(keys / "consent.json", node, check_key(keys / f"node_{node}"))
+    link = {
+        "match": ["routed"],
+        "min_shared": 1,
+        "min_records": 1,
+        "share": SHARE,
+        "consent": f"{keys}/consent.json",
+        "hours": 0,
+    }
+    policy = {"tasks": ["edges"], "networks": ["sage"], "link": link}
+    (tmp_path / "policy.yaml").write_text(json.dumps(policy))
+    rules = LinkRules(match="routed", entities="columns", share=SHARE)
+    train = ["task=edges", "num_clients=4", "rounds=1", "model=sage", "split.step=null"]
+    with monkeypatch.context() as patch:
+        party_nodes(patch, [place / f"{name}.yaml" for name in parties], tmp_path / "policy.yaml", tmp_path, keys)
+        run(f"graph={place}", "num_clients=4", *link_overrides(rules))
+        found = run(*train, f"graph={place}")
+    files = [str(place / f"{name}.yaml") for name in parties]
+    given = ["--match=routed", "--entities=columns", f"--share={','.join(SHARE)}"]
+    assert main(["link", "--simulate", *files, *given, f"--out={tmp_path}/linked"]) == 0
+    for node in range(4):
+        name = f"client_{node:04d}.safetensors"
+        one, other = load(place / f"linked_{name}"), load(tmp_path / "linked" / name)
+        assert one.linking == other.linking
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.edge_index, other.edge_index)
+    expected = run(*train, f"graph={tmp_path}/linked")
+    assert_same_arrays(found.arrays, expected.arrays)
+    assert found.summary["metrics"] == expected.summary["metrics"]
+    tomorrow = pd.read_csv(place / "payments.csv").tail(20)
+    tomorrow.to_csv(tmp_path / "day.csv", index=False)
+    for where, out in ((["--node", f"{tmp_path}/state_0"], "fleet"), ([str(expected.out), "--client=0"], "simulation")):
+        assert main(["predict", *where, f"--edges={tmp_path}/day.csv", f"--out={tmp_path}/{out}.csv"]) == 0
+    assert (tmp_path / "fleet.csv").read_text() == (tmp_path / "simulation.csv").read_text()
+    before, after = (load(place / f"{name}client_0000.safetensors") for name in ("", "linked_"))
+    assert not torch.equal(before.x.sum(0), after.x.sum(0))  # it trained with columns of the banks
+
+
+@pytest.mark.slow
 def test_the_example_runs(example, tmp_path, monkeypatch, capsys):
     words = ["--payments=3000", "--accounts=300", "--fraud=0.05", "--rounds=2"]
     monkeypatch.setattr(sys, "argv", ["network_and_banks.py", str(tmp_path), *words])
@@ -83,52 +131,3 @@ def test_the_example_runs(example, tmp_path, monkeypatch, capsys):
     assert exact > alone + 0.1  # boosting
     predicted = pd.read_csv(tmp_path / "0" / "predictions.csv")
     assert len(predicted) == 3000
-
-
-@pytest.mark.slow
-def test_a_network_and_three_banks_on_a_fleet(example, tmp_path):
-    """The files that nodes write are those of `--simulate`."""
-    place, graphs = tmp_path / "tables", tmp_path / "graphs"
-    banks = example.make(place, 400, 60, 3, 0.1, 0)
-    example.bring(str(place), banks)
-    graphs.mkdir()
-    for file in sorted(place.glob("client_*.safetensors")):
-        file.rename(graphs / file.name)
-    fleet = Fleet(tmp_path, graphs)
-    (peers := tmp_path / "peers").mkdir()
-    for node in range(4):
-        (peers / f"node_{node}.pub").write_text((fleet.keys / f"node_{node}.pub").read_text())
-    kept = {"match": "routed", "one_sided": "drop", "entities": "columns", "max_ids": 1_000_000, "share": SHARE}
-    consent = Consent(parties=4, purpose="a model of fraud", expires="2999-12-31", **kept)
-    write_consent(tmp_path / "consent.json", consent)
-    for node in range(4):
-        sign_consent(tmp_path / "consent.json", node, check_key(fleet.keys / f"node_{node}"))
-    policy = tmp_path / "policy.yaml"
-    share = ", ".join(f'"{column}"' for column in SHARE)
-    link = f"{{match: [routed], min_shared: 1, min_records: 1, share: [{share}], consent: consent.json}}"
-    policy.write_text(f"min_nodes: 0\nlink: {link}\n")
-    options = {"env": fleet.environment, "capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
-    rules = ["--match=routed", "--entities=columns", f"--share={','.join(SHARE)}"]
-    try:
-        fleet.start_superlink()
-        fleet.register(0, 1, 2, 3)
-        for node in range(4):
-            own = tmp_path / f"node_{node}"
-            own.mkdir()
-            (own / "consent.json").write_text((tmp_path / "consent.json").read_text())
-            text = policy.read_text().replace("consent.json", str(own / "consent.json"))
-            (own / "policy.yaml").write_text(text)
-            fleet.start_node(node, policy=str(own / "policy.yaml"), peers=str(peers))
-        command = [*COMMAND, "link", "engine=loopback", "num_clients=4", *rules, f"out={tmp_path / 'out'}"]
-        done = subprocess.run(command, **options)
-        assert done.returncode == 0, done.stdout + done.stderr + fleet.log("node_0")
-    finally:
-        fleet.stop()
-    files = [str(graphs / f"client_{node:04d}.safetensors") for node in range(4)]
-    assert main(["link", "--simulate", *files, *rules, "--out", str(tmp_path / "linked")]) == 0
-    for node in range(4):
-        found = ClientGraph.load(graphs / f"linked_client_{node:04d}.safetensors")
-        expected = ClientGraph.load(tmp_path / "linked" / f"client_{node:04d}.safetensors")
-        assert found.linking == expected.linking
-        assert torch.equal(found.x, expected.x)
-        assert torch.equal(found.edge_index, expected.edge_index)
