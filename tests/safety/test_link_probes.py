@@ -31,8 +31,8 @@ from fedgraph_flwr.party.tables.parties import BETWEEN, normal_ids
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.wire.messages import groups_of
-from tests.party.link import test_join
 from tests.party.linked_banks import BANKS, banks
+from tests.party.network_files import write
 from tests.support import recorded_messages
 
 CASES = {
@@ -64,7 +64,7 @@ def books(tmp_path_factory):
     return {
         "payments": [made.client(bank) for bank in BANKS],
         "ids": [customers.client(bank) for bank in BANKS],
-        "columns": test_join.write(roles),
+        "columns": write(roles),
     }
 
 
