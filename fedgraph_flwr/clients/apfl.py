@@ -10,21 +10,17 @@ model. With any optimiser, α_i changes at the round's first step, by η = train
 Leaves the client: FedAvg's uploads. v_i and α_i never leave it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.client_part import ClientPart, Step, copied, only, with_parameters
 from fedgraph_flwr.clients.descent import update
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.wire.trees import flatten
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 
 class Apfl(ClientPart):

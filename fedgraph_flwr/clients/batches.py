@@ -3,11 +3,9 @@
 An epoch deals the training nodes to ceil(V / ``train.batch_size``) batches of nearly equal size, by a permutation of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +17,13 @@ from fedgraph_flwr.clients.subgraph_batches import ClusterBatches, EdgeClusterBa
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import OVER_NODES
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows, GraphInputs, Neighbours, batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
 from fedgraph_flwr.tasks.edges import Edges
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 AHEAD = 1 << 22
 """Bytes of a batch's features from which a thread makes the next batch; smaller ones take less time than they would wait."""

@@ -4,23 +4,19 @@ A part changes local training at fixed points. It stores its state in the client
 `term_state` during a training, in `memory` between rounds. So parts can be combined, and checkpoints contain their state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import TASKS, RunConfig, StrategyConfig
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 Step = Callable[[Optimizer], Tensor]
 """Function that writes a gradient to the model's parameters and returns the loss."""

@@ -5,11 +5,8 @@ variates          corrections of that gradient, by ``strategy.variates``
 personalization   a personal model, by ``strategy.personalization``, trained on F_i and its own term only
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -25,11 +22,9 @@ from fedgraph_flwr.clients.fedsam import Sam
 from fedgraph_flwr.clients.moon import Moon
 from fedgraph_flwr.clients.scaffold import Scaffold
 from fedgraph_flwr.config import RunConfig, StrategyConfig
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.messages import Arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 KINDS: dict[str, type[ClientPart]] = {
     **{"prox": Prox, "moon": Moon, "sam": Sam},

@@ -1,22 +1,17 @@
 """Local steps, as far as no method changes them: an optimiser, gradients, and the checks of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import with_terms
 from fedgraph_flwr.clients.seam import seam
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.losses import task_grad
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 OBJECTIVE = ("loss", "logits", "task_loss")
 """Client methods that define the objective of local training."""

@@ -9,21 +9,17 @@ client is scored with it. λ = 0 is Local.
 Leaves the client: what FedAvg sends. v_i never leaves it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import ClientPart, copied, only, with_parameters
 from fedgraph_flwr.clients.descent import begin_training
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.wire.trees import flatten
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 
 class Ditto(ClientPart):

@@ -4,11 +4,9 @@ A simulated client reads the state in the earlier run's folder. A party's own no
 whose shared parameters are those received, so that a server cannot pass off other parameters as a model of an earlier run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,10 +16,8 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import reports_best
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.wire.trees import Tree, unflatten
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 TRAINED = "trained"
 """In the metadata of a node's saved model: whether the node trained in that run before."""

@@ -11,10 +11,8 @@ a threshold. This takes at most `passes` passes (ours). Later rounds make one pa
 client is scored with Θ̂_i. No layer to mix, or η = 0, is FedAvg. Leaves the client: FedAvg's uploads. W_i never leaves it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,10 +20,8 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import ClientPart, assign, copied, with_parameters
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models import Model, check_prefixes
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 LOSSES = 10
 """Number of losses whose standard deviation says that learning has settled."""

@@ -6,18 +6,14 @@ For each scoring, the client tunes a copy of the received model on all its train
 copy afterwards. Training is FedAvg's bit for bit. E = 0 is FedAvg. Leaves the client: FedAvg's uploads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import ClientPart, copied, with_parameters
 from fedgraph_flwr.clients.descent import begin_training, update
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.methods.bases import GraphClient
 
 
 class Finetune(ClientPart):

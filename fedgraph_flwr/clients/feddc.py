@@ -10,15 +10,9 @@ approximate the minimum. The reported loss is F_i only.
 Leaves the client: what FedAvg sends, and the change of c_i.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from fedgraph_flwr.clients.scaffold import CONTROL, Scaffold
 from fedgraph_flwr.clients.variates import Named, own
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.methods.bases import GraphClient
 
 DRIFT = "drift"
 

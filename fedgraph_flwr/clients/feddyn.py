@@ -8,14 +8,8 @@ for the server's sum of θ_i − x to decay. The reported loss is F_i only.
 Leaves the client: what FedAvg sends.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from fedgraph_flwr.clients.variates import Named, Variates, own
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.methods.bases import GraphClient
 
 DUAL = "dual"
 

@@ -6,10 +6,8 @@
 Leaves the client: what FedAvg sends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,9 +15,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.client_part import ClientPart
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.parts import chosen
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.methods.bases import GraphClient
 
 
 def anchored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,18 +7,12 @@ and running statistics of batch normalisation are those of the pass at θ. With 
 Leaves the client: what FedAvg sends.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import ClientPart, Step
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.numerics.optim import Optimizer
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 
 class Sam(ClientPart):

@@ -1,16 +1,12 @@
 """A model's inputs of a client's graph: prepared and cached next to its file, or read in blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.numerics.prepared import prepared
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 
 def model_inputs(client: GraphClient, graph: Any, variant: Mapping[str, Any]) -> Any:

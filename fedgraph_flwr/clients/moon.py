@@ -10,9 +10,7 @@ z_prev are computed without dropout. A client that has not trained yet uses the 
 then log 2, without a gradient. With μ = 0, the method is FedAvg. Leaves the client: what FedAvg sends. Never leaves it: z.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +19,8 @@ from torch import Tensor
 from fedgraph_flwr.clients.client_part import ClientPart
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models import Model
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 PREVIOUS = "previous"
 

@@ -7,10 +7,8 @@ plain_reply     the content: a description, Flower's `fit` or `evaluate`, or a p
 protected       checks what leaves the client against its uplink, and masks the terms of secure sums
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from fedgraph_flwr.clients.phases import ReplyContent, messages_of
 from fedgraph_flwr.clients.saved_models import remember
 from fedgraph_flwr.clients.secure_sums import masked_reply, secure_exchange
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.uplink import sums
 from fedgraph_flwr.secure.adaptive import received_norms
@@ -37,9 +36,6 @@ from fedgraph_flwr.wire.messages import (
     Arrays,
     check_arrays,
 )
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 
 class Received(dict[str, Any]):

@@ -9,10 +9,8 @@ layer (two for the ends of an edge). Its squared norm follows from inner product
 All is computed in float64: a row must not change other rows' terms by more than rounding (`fedgraph_flwr.secure.rows`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +23,11 @@ from fedgraph_flwr.config.schema import LEAST_PAYMENTS
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.readout import READOUT, OfItems
 from fedgraph_flwr.secure import noise, rows
 from fedgraph_flwr.wire.messages import MODEL
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 BLOCK = 1 << 14
 """Number of rows whose gradients are computed at once."""
@@ -130,7 +126,7 @@ class Rows:
                 tap.add(sums, factor)
         return sums
 
-    def _taps(self, values: Mapping[str, Tensor], part: Tensor) -> list[_Tap]:
+    def _taps(self, values: Mapping[str, Tensor], part: Tensor) -> "list[_Tap]":
         """Return the layers that some rows pass, with the gradients of their outputs."""
         found: list[_Tap] = []
 

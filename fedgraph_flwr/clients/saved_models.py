@@ -5,11 +5,9 @@ is in the run folder. The server names the round of the best model; under ``eval
 validation score decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +15,8 @@ from torch import Tensor
 
 from fedgraph_flwr.config import EvaluationConfig
 from fedgraph_flwr.data.graph import ClientGraph, graph_digest
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 LAST, BEST = "last", "best"
 

@@ -9,10 +9,6 @@ as that of an edge type that the client does not have, stays unchanged, and so d
 Leaves the client: FedAvg's uploads, and c_i⁺ − c_i.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -20,13 +16,11 @@ from fedgraph_flwr.clients.client_part import Step
 from fedgraph_flwr.clients.variates import OFFER, OWN, Named, Variates, own, trained
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.parts import chosen
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.methods.variates import VARIATES, averages_steps, check_option
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 CONTROL = "control"
 

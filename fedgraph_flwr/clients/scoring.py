@@ -1,17 +1,11 @@
 """Predictions and scores of a client's current model."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.evaluation import metrics
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.methods.bases import GraphClient
 
 
 @seam

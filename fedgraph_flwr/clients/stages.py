@@ -1,16 +1,12 @@
 """Stages of a temporal graph: training, validation and test each read the edges up to their own time."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.tasks.base import Stages
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 
 def later_inputs(client: GraphClient, whole: ClientGraph, inputs: Any) -> Stages:

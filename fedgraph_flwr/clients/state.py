@@ -9,13 +9,11 @@
     model_last, model_best         at the end of the run: models for prediction
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -24,14 +22,12 @@ from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name
 from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 SCHEMA = 1
 """Version of the metadata in a state file."""

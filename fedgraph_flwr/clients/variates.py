@@ -5,21 +5,17 @@ client only offers its new variates, and adopts them once a message acknowledges
 hold the same values. Each method documents what leaves the client.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import ClientPart, Step
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
 
 Named = dict[str, Tensor]
 """Tensors by the names of shared trainable parameters."""

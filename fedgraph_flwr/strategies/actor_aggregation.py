@@ -4,20 +4,16 @@ Methods need no change: their declared means and sums have the same values as wi
 losses, failures) and other groups arrive as usual.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.uplink import Sum, sums
 from fedgraph_flwr.numerics.partial_sums import Plan
 from fedgraph_flwr.strategies.exchange import Outcome
 from fedgraph_flwr.strategies.weighting import of_reducer
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ReplySchema
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class ActorAggregation:

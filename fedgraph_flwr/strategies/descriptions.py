@@ -1,19 +1,15 @@
 """What all clients of a run describe alike, such as the sizes of models that follow from their graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.tasks import kind_of
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 SIZES = ("num_features", "num_classes", "num_edge_features")
 """Sizes of a model that follow from a client's graph, by their names in its description."""

@@ -6,16 +6,10 @@
 Leaves the client: what FedAvg sends.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.server_part import ServerPart
 from fedgraph_flwr.wire.messages import Arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class Momentum(ServerPart):

@@ -9,17 +9,11 @@ code scales α). Without drift (α = 0) it is SCAFFOLD, without the gradient ter
 Leaves the client: FedAvg's uploads, and the change of c_i, as large as the model; the server finds drifts from the models.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.strategies.scaffold import Scaffold
 from fedgraph_flwr.wire.messages import Arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 DRIFT = "drift"
 

@@ -9,18 +9,12 @@ it.
 Leaves the client: what FedAvg sends.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.variates import Variates
 from fedgraph_flwr.wire.messages import Arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 H = "h"
 

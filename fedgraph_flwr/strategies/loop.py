@@ -1,12 +1,10 @@
 """The loop of a run: connect, set up, rounds with their scores and checkpoints, and the end."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -17,6 +15,7 @@ from fedgraph_flwr.data.schema import check_fingerprints, check_links
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import cohorts
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.methods.uplink import releases, sums
 from fedgraph_flwr.methods.weighting import batch_of
@@ -39,9 +38,6 @@ from fedgraph_flwr.strategies.scoring import as_list, confusion_of, counts_of, s
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.wire.trees import Tree, as_arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 @dataclass(frozen=True)

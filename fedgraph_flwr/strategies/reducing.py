@@ -1,16 +1,15 @@
 """Reduction of the replies to one exchange, as the method's uplink declares it for each group."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.config import StrategyConfig
 from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.uplink import ARRAYS, Groups, LateMean, Mean, Public, Reducer, Sum, sums
 from fedgraph_flwr.methods.weighting import private_factors
 from fedgraph_flwr.secure.keyring import SIGNATURE
@@ -19,9 +18,6 @@ from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.privacy import Terms
 from fedgraph_flwr.strategies.weighting import of_reducer
 from fedgraph_flwr.wire.messages import CLIPPED, METRICS, MODEL, TRAIN, Arrays, Reply, weighted_mean
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 Weights = Iterable[float] | Mapping[str, Iterable[float]]
 """One weight per client, or one per client for each named array; unnormalised."""

@@ -1,16 +1,15 @@
 """Reading of replies: the schema of each phase, derived from the method's uplink, and the checks that no schema can express."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import Message
 
 from fedgraph_flwr import models
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.metrics import CONFUSION
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, sums
 from fedgraph_flwr.strategies.connection import difference
 from fedgraph_flwr.strategies.privacy import Privacy
@@ -19,9 +18,6 @@ from fedgraph_flwr.strategies.scoring import check_scores, score_fields
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, MODEL, PROTOCOL, SPEAKS, TRAIN, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 _SIZES = {"C": "num_classes", "F": "num_features"}
 """Letter of an axis → the number's name in a client's description."""

@@ -1,14 +1,13 @@
 """The messages of one exchange and the groups of arrays that travel with them, and the exchange with its cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.wire.messages import (
@@ -24,9 +23,6 @@ from fedgraph_flwr.wire.messages import (
     pack,
     to_record,
 )
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 Groups = Mapping[str, Any]
 """Groups that travel: name → named arrays, or a record of them."""

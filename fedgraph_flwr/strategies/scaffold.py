@@ -9,20 +9,14 @@ cancel in the mean, and η_g = 1 is FedAvg.
 Leaves the client: FedAvg's uploads, and c_i⁺ − c_i, as large as the model (of one step it is a difference of gradients).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.requests import Groups
 from fedgraph_flwr.strategies.variates import Variates
 from fedgraph_flwr.wire.messages import Arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class Scaffold(Variates):

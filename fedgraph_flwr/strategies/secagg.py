@@ -9,13 +9,12 @@ An opened sum is stored before it is used, until a checkpoint covers its round. 
 again, but reads the sums of those rounds from the store instead of opening sums over other survivors (`OpenedStore`).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
 from fedgraph_flwr.methods.weighting import SIZE_KEYS, in_sum
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
@@ -48,9 +47,6 @@ from fedgraph_flwr.strategies.opened_store import OpenedStore
 from fedgraph_flwr.strategies.reducing import private_weights
 from fedgraph_flwr.wire.messages import CLIPPED, Arrays, Reply, to_record
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, up_to
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class SecureSums:

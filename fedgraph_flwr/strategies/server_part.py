@@ -1,14 +1,10 @@
 """Base class of a method's server parts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.wire.messages import Arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class ServerPart:

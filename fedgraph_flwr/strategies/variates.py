@@ -3,21 +3,15 @@
 The server's sum over rounds must equal the clients' variates, even if a reply is lost: see clients/variates.py.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.requests import Groups
 from fedgraph_flwr.strategies.server_part import ServerPart
 from fedgraph_flwr.strategies.weighting import over_all
 from fedgraph_flwr.wire.messages import Arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class Variates(ServerPart):

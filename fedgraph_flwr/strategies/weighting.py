@@ -1,15 +1,9 @@
 """Weights of clients: in a mean by ``strategy.weighting``, and in a declared mean or sum (`fedgraph_flwr.methods.weighting`)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from fedgraph_flwr.methods import weighting
+from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.uplink import Reducer
 from fedgraph_flwr.methods.weighting import capped
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 __all__ = ["by_rule", "capped", "of_reducer", "over_all"]
 
