@@ -287,20 +287,20 @@ class BoostingClient(GraphClient):
         return self.loss_of(raw[rows], rows)
 
     def trained_outputs(self) -> np.ndarray:
-        """Return the outputs for which the client has enough training items [K]: none if it sits out.
+        """Return the outputs for which the client fits trees [K]: none if it sits out.
 
-        Of classes, each needs ``strategy.min_data_in_leaf`` items, and at least two classes do.
+        Of classes, those are trained of which it has ``params.of_class`` items, or the policy's ``min_nodes`` if more.
         """
-        least, y = self.params.min_data_in_leaf, self.y.cpu().numpy()[self.rows]
+        least, y = 2 * self.params.min_data_in_leaf, self.y.cpu().numpy()[self.rows]
+        of_class = max(self.policy.min_nodes, self.params.of_class)
         if y.ndim == 2:
-            known = (~np.isnan(y)).sum(axis=0) >= 2 * least
+            known = (~np.isnan(y)).sum(axis=0) >= least
             if self.objective.kind == "square":
                 return known
-            return known & ((y == 1).sum(axis=0) >= least) & ((y == 0).sum(axis=0) >= least)
-        enough = np.bincount(y, minlength=self.task.width) >= least
-        if self.objective.binary:
-            return np.array([enough.all()])
-        return enough & bool(enough.sum() > 1)
+            return known & ((y == 1).sum(axis=0) >= of_class) & ((y == 0).sum(axis=0) >= of_class)
+        held = np.bincount(y, minlength=self.task.width) >= of_class
+        held &= bool(held.sum() > 1 and len(y) >= least)
+        return np.array([held.all()]) if self.objective.binary else held
 
     def loss_of(self, raw: Floats, rows: np.ndarray) -> float:
         """Return the task's loss of raw scores [V, K] of items."""

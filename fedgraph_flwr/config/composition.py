@@ -460,8 +460,23 @@ def _own_wishes(path: Path) -> dict[str, str]:
 
 
 # A strategy or a task may set a default model, a dataset a default partition and model, and further defaults by task.
-_WISHES = {"strategy": ("model",), "task": ("model",), "dataset": ("partition", "model")}
+_RECIPE = "model_with_recipe"
+_WISHES = {"strategy": ("model",), "task": ("model", _RECIPE), "dataset": ("partition", "model")}
 _BY_TASK = "tasks"
+
+
+def _has_recipe(dataset: str, given: Mapping[str, Any]) -> bool:
+    """Return whether nodes have columns of their own records, as the user's keys or the first file of the graph say."""
+    from fedgraph_flwr.data.graph import read_header
+    from fedgraph_flwr.data.root import imported_path
+
+    path = Path(str(given.get("dataset.path", ""))) if dataset == "file" else imported_path(dataset)
+    file = Path(str(given["graph"]), "client_0000.safetensors") if given.get("graph") else path
+    if not _is_name(dataset) or not file.expanduser().is_file():
+        return str(given.get("dataset.recipe") or "null") != "null"
+    with contextlib.suppress(FedGraphError):  # a broken file is refused where the run reads it
+        return "recipe" in read_header(file.expanduser())[1].get("own_columns", {})
+    return False
 
 
 def _wishes(group: str, name: str) -> dict[str, str]:
@@ -527,7 +542,9 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     wishes = [*chosen_below, by_protocol, *own]
     partition = choose("partition", *_wished(wishes, "partition"))
     task = choose("task", by_protocol.get("task"))
-    model = choose("model", *_wished([*chosen_below, *own, by_protocol, _wishes("task", task)], "model"))
+    of_task = _wishes("task", task)
+    kept = {"model": of_task[_RECIPE]} if _RECIPE in of_task and _has_recipe(dataset, given) else {}
+    model = choose("model", *_wished([*chosen_below, *own, by_protocol, kept, of_task], "model"))
 
     layers += [selected, _group("partition", partition), _group("model", model), _group("task", task)]
     layers += _by_task(dataset, task) if _reads_dataset(given, chosen) else []

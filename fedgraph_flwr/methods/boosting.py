@@ -72,6 +72,11 @@ class BoostingParams:
     patience: int = 20
 
     @property
+    def of_class(self) -> int:
+        """Fewest training items of a class with which a party's trees add more than noise (bagging)."""
+        return min(5, self.min_data_in_leaf)
+
+    @property
     def nodes(self) -> int:
         """Most nodes of a tree."""
         return 2 * (self.leaves if self.mode == "bagging" else 2**self.depth) - 1

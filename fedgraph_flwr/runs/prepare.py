@@ -71,11 +71,14 @@ def unread_edge_features(cfg: RunConfig) -> str:
     )  # its columns are read beside a model that reads no edges
     if not here(cfg) or network.reads_edges or by_task:
         return ""
-    shape = read_header(files(client_files(cfg))[0])[0].get("edge_attr", (0, 0))
+    shapes, values = read_header(files(client_files(cfg))[0])
+    count = shapes.get("edge_attr", (0, 0))[1] - values.get("own_columns", {}).get(
+        "edges", 0
+    )  # whose totals nodes have
     return (
-        f"model={cfg.model.name} does not read the {shape[1]} features of each edge: parallel edges count as weights. Models"
+        f"model={cfg.model.name} does not read the {count} features of each edge: parallel edges count as weights. Models"
         f" that read them: {', '.join(name for name in models.MODELS if models.network(ModelConfig(name)).reads_edges)}"
-        if shape[1]
+        if count
         else ""
     )
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import boosting
 from fedgraph_flwr.methods.boosting import (
@@ -182,6 +183,11 @@ class Boosting(GraphStrategy):
                 held[name] = joined([held.get(name, empty_forest()), reply.groups[FOREST]])
         if out := self.memory.get(SITS_OUT):
             self.recorder.extra["sits_out"] = dict.fromkeys(sorted(out, key=int), self._why)
+        if not held and {str(client) for client in self.clients} <= ended.keys():
+            raise FedGraphError(
+                f"strategy=boosting fits no trees, because each client has {self._why}: set strategy.mode=histogram, which reads"
+                " the items of all clients, or a smaller strategy.min_data_in_leaf"
+            )
         parties = sorted(int(name) for name in held)
         weights = self.weights(parties) if parties else []
         total = sum(weights)
@@ -190,7 +196,11 @@ class Boosting(GraphStrategy):
 
     @property
     def _why(self) -> str:
-        return f"fewer than {self.params.min_data_in_leaf} training items of a class (strategy.min_data_in_leaf)"
+        least = self.params.min_data_in_leaf
+        return (
+            f"fewer than {self.params.of_class} training items of a class, or fewer than {2 * least} in all"
+            f" (strategy.min_data_in_leaf={least})"
+        )
 
     @property
     def finished(self) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from fedgraph_flwr.config import (
 )
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
+from tests.conftest import client_graph
 
 
 def test_later_layers_win():
@@ -81,6 +83,26 @@ def test_any_method_under_any_protocol():
 def test_every_choice_of_a_group_composes(group):
     for name in group_names(group):
         compose([f"{group}={name}"])
+
+
+def test_accounts_with_columns_of_their_own_records_get_a_network_that_keeps_them_apart(tmp_path):
+    for folder, own in ("with", {"recipe": {"name": "payments"}, "nodes": 1}), ("without", {}):
+        replace(client_graph(0, 12), own_columns=own).save(tmp_path / folder / "client_0000.safetensors")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "client_0000.safetensors").write_bytes(b"no file of tensors")
+    chosen = {
+        "dataset=payments dataset.recipe=payments": "sage",
+        f"graph={tmp_path}/with": "sage",
+        f"dataset=file dataset.path={tmp_path}/with/client_0000.safetensors": "sage",
+        f"graph={tmp_path}/with task=edges": "gine",
+        f"graph={tmp_path}/with strategy=fedgcn": "gcn",
+        f"graph={tmp_path}/with model=gcn": "gcn",
+        f"graph={tmp_path}/without": "gcn",
+        f"graph={tmp_path}/broken": "gcn",
+        "dataset=payments dataset.recipe=null": "gcn",
+        "dataset=cora": "gcn",
+    }
+    assert {words: compose(words.split()).model.name for words in chosen} == chosen
 
 
 def test_a_resolved_configuration_repeats_itself(tmp_path):

@@ -205,24 +205,41 @@ def test_bagging_is_the_mean_of_the_parties_own_models_from_one_base_rate(run):
     np.testing.assert_allclose(raw_scores(found.arrays, x, 3), base + expected / total, atol=1e-12)
 
 
-def test_a_party_without_a_class_sits_out_by_name_and_moves_nothing(run, tmp_path):
-    def graphs(folder: str, others: tuple[int, ...]) -> str:
-        for client in range(3):
-            graph = client_graph(client, 60, num_classes=2)
-            if client in others:
-                graph.y[graph.train_mask] = 0
-            graph.save(tmp_path / folder / f"client_{client:04d}.safetensors")
-        return f"graph={tmp_path / folder}"
+def parties_without_positives(folder, others):
+    """Write three clients of two classes; some have items of the first class only, or all but ``others[client]`` of them."""
+    for client in range(3):
+        graph = client_graph(client, 60, num_classes=2)
+        if client in others:
+            positive = (graph.train_mask & (graph.y == 1)).nonzero().view(-1)
+            graph.y[positive[others[client] :]] = 0
+        graph.save(folder / f"client_{client:04d}.safetensors")
+    return f"graph={folder}"
 
-    found = run(*BAGGING, graphs("one", (1,)))
-    assert found.summary["sits_out"] == {"1": "fewer than 2 training items of a class (strategy.min_data_in_leaf)"}
+
+def test_a_party_without_a_class_sits_out_by_name_and_moves_nothing(run, tmp_path):
+    found = run(*BAGGING, parties_without_positives(tmp_path / "one", {1: 0}))
+    why = "fewer than 2 training items of a class, or fewer than 4 in all (strategy.min_data_in_leaf=2)"
+    assert found.summary["sits_out"] == {"1": why}
     parties = clients_of(found)
     raw = raw_scores(found.arrays, parties[1].x, 1)
     assert raw.min() > -6, "not the -34.5 of a model of one class"
     assert parties[1].trained_outputs().tolist() == [False]
-    none = run(*BAGGING, graphs("all", (0, 1, 2)))
-    assert len(none.summary["sits_out"]) == 3
-    assert np.unique(raw_scores(none.arrays, parties[0].x, 1)).size == 1
+    with pytest.raises(FedGraphError, match="each client has fewer than 2 training items of a class"):
+        run(*BAGGING, parties_without_positives(tmp_path / "all", dict.fromkeys(range(3), 0)))
+
+
+def test_parties_with_fewer_positives_than_a_leaf_has_items_take_part(run, tmp_path):
+    words = ["strategy=boosting", "strategy.min_data_in_leaf=10", "strategy.trees=12"]
+    found = run(*words, parties_without_positives(tmp_path / "few", {0: 5, 1: 5, 2: 5}))
+    assert "sits_out" not in found.summary
+    x = np.concatenate([party.x[party.rows] for party in clients_of(found)])
+    y = np.concatenate([party.y.numpy()[party.rows] for party in clients_of(found)])
+    raw = raw_scores(found.arrays, x, 1)[:, 0]
+    assert raw[y == 1].mean() > raw[y == 0].mean() + 0.1
+    party = clients_of(found)[0]
+    assert party.trained_outputs().tolist() == [True]
+    party.policy = Policy(min_nodes=6)
+    assert party.trained_outputs().tolist() == [False], "a class of fewer items than the policy allows"
 
 
 def test_an_absent_class_of_several_stays_at_the_base_rate(run, tmp_path):
