@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.features import Recipe
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import check_many
 from fedgraph_flwr.data.mapped import CompressedEdges
 from fedgraph_flwr.errors import FedGraphError
-
-MASKS = ("train_mask", "val_mask", "test_mask")
 
 
 def check_file(graph: Any, where: str, finite: bool = True) -> Any:

@@ -1,12 +1,13 @@
 """Checks of an external graph, and the options that change it before the split and the partition."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import DatasetConfig
-from fedgraph_flwr.data.graph import Graph, rows_of
+from fedgraph_flwr.data.graph import MASKS, Graph, node_rows
 from fedgraph_flwr.errors import FedGraphError
 
 
@@ -31,7 +32,7 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
     in_memory = graph.compressed is None  # compressed edges were checked when their file was read
     if in_memory and (graph.edge_index.dim() != 2 or graph.edge_index.size(0) != 2):
         raise FedGraphError(f"{where}: edge_index must be [2, E], got {list(graph.edge_index.shape)}")
-    for key in ("train_mask", "val_mask", "test_mask"):
+    for key in MASKS:
         if getattr(graph, key).shape != (n,):
             raise FedGraphError(f"{where}: {key} must be [{n}], got {list(getattr(graph, key).shape)}")
     # A finite sum proves that all entries are finite, without a second matrix.
@@ -122,15 +123,4 @@ def subgraph(graph: Graph, keep: Tensor) -> Graph:
     new_id = keep.cumsum(0) - 1
     inside = (keep[graph.edge_index[0]] & keep[graph.edge_index[1]]).nonzero().view(-1)
     graph = graph.with_edges(new_id[graph.edge_index[:, inside]], inside)
-    return replace(
-        graph,
-        x=graph.x[keep],
-        y=graph.y[keep],
-        train_mask=graph.train_mask[keep],
-        val_mask=graph.val_mask[keep],
-        test_mask=graph.test_mask[keep],
-        group=graph.group[keep] if len(graph.group) else graph.group,
-        ids=graph.ids[keep] if len(graph.ids) else graph.ids,
-        targets=rows_of(graph.targets, keep),
-        graph_id=rows_of(graph.graph_id, keep),
-    )
+    return replace(graph, **node_rows(partial(getattr, graph), keep, ("group", "ids", "targets", "graph_id")))

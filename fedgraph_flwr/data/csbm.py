@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from fedgraph_flwr.config import MAX_CLIENTS, DatasetConfig, at_least, number, typed
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 
@@ -100,14 +100,11 @@ def generate(spec: Csbm, *, seed: int, num_clients: int, name: str = "csbm") -> 
     pairs = np.concatenate(edges, axis=1)
     both = np.concatenate([pairs, pairs[::-1]], axis=1)
     both = both[:, np.argsort(both[0] * total + both[1])]
-    none = torch.zeros(total, dtype=torch.bool)
     return Graph(
         x=torch.from_numpy(x),
         edge_index=torch.from_numpy(np.ascontiguousarray(both)),
         y=torch.from_numpy(y),
-        train_mask=none,
-        val_mask=none.clone(),
-        test_mask=none.clone(),
+        **unsplit(total),
         num_classes=spec.classes,
         name=name,
         group=torch.from_numpy(group),

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.data.features import Book, Form, form_of, receivers_columns
-from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph
+from fedgraph_flwr.data.graph import EDGE_FIELDS, MASKS, ClientGraph, Graph
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.schema import NODE, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -484,8 +484,7 @@ def with_far_ends(graph: ClientGraph) -> ClientGraph:
                 )
     count = foreign.numel()
     none = torch.zeros(count, dtype=torch.bool)
-    masks = ("train_mask", "val_mask", "test_mask")
-    data |= {mask: torch.cat([getattr(graph, mask), none]) for mask in masks}
+    data |= {mask: torch.cat([getattr(graph, mask), none]) for mask in MASKS}
     if graph.num_targets:
         data["targets"] = torch.cat([graph.targets, graph.targets.new_full((count, graph.num_targets), torch.nan)])
     return replace(

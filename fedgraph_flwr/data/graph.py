@@ -12,8 +12,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
@@ -45,36 +46,20 @@ EDGE_FIELDS = ("edge_attr", "edge_time", "edge_y", "edge_split")
 """Fields of a graph with one row per edge, in the order of its ``edge_index``; empty where the edges carry no such data."""
 
 
-def _no_edges() -> Tensor:
-    return torch.zeros(2, 0, dtype=torch.int64)
+MASKS = ("train_mask", "val_mask", "test_mask")
+
+SHARED_FIELDS = ("num_classes", "num_edge_classes", "name", "schema", "target_stats", "own_columns")
+"""Fields of a graph that all of its parts have alike."""
 
 
-def _no_book() -> Tensor:
-    return torch.zeros(4, 0, dtype=torch.int64)
-
-
-def _no_ids() -> Tensor:
-    return torch.zeros(0, dtype=torch.int64)
-
-
-def _no_features() -> Tensor:
-    return torch.zeros(0, 0, dtype=torch.float32)
-
-
-def _no_stats() -> Tensor:
-    return torch.zeros(0, 0, dtype=torch.float64)
-
-
-def _no_splits() -> Tensor:
-    return torch.zeros(0, dtype=torch.int8)
-
-
-def _no_marks() -> Tensor:
-    return torch.zeros(0, dtype=torch.bool)
-
-
-def _no_words() -> Tensor:
-    return torch.zeros(0, 0, dtype=torch.uint8)
+_no_edges = partial(torch.zeros, 2, 0, dtype=torch.int64)
+_no_book = partial(torch.zeros, 4, 0, dtype=torch.int64)
+_no_ids = partial(torch.zeros, 0, dtype=torch.int64)
+_no_features = partial(torch.zeros, 0, 0, dtype=torch.float32)
+_no_stats = partial(torch.zeros, 0, 0, dtype=torch.float64)
+_no_splits = partial(torch.zeros, 0, dtype=torch.int8)
+_no_marks = partial(torch.zeros, 0, dtype=torch.bool)
+_no_words = partial(torch.zeros, 0, 0, dtype=torch.uint8)
 
 
 def pack_words(texts: Any) -> Tensor:
@@ -121,6 +106,24 @@ def rows_of(tensor: Tensor, order: Tensor) -> Tensor:
     """Return rows of a field that may be empty, which then stays empty."""
     held = tensor.size(1) if tensor.dim() > 1 else tensor.numel()
     return tensor[order] if held else tensor
+
+
+def node_rows(
+    of: Callable[[str], Tensor], rows: Tensor, held: Sequence[str] = ("ids", "targets", "graph_id")
+) -> dict[str, Any]:
+    """Return the data of some nodes by field.
+
+    Args:
+        of: returns a field of all nodes.
+        rows: the nodes, by place or mask.
+        held: fields that may be empty.
+    """
+    return {key: of(key)[rows] for key in ("x", "y", *MASKS)} | {key: rows_of(of(key), rows) for key in held}
+
+
+def unsplit(nodes: int) -> dict[str, Any]:
+    """Return the masks of a graph before a split: no node is in one."""
+    return {mask: torch.zeros(nodes, dtype=torch.bool) for mask in MASKS}
 
 
 @dataclass
@@ -286,7 +289,7 @@ class Graph:
         check_dtypes(data, name or "the Data")
         n = int(data.num_nodes)
 
-        def mask(key: str) -> Tensor:
+        def mask(key: str) -> Any:
             value = getattr(data, key, None)
             if value is None:
                 return torch.zeros(n, dtype=torch.bool)
@@ -296,9 +299,7 @@ class Graph:
             x=data.x.to(torch.float32),
             edge_index=data.edge_index.to(torch.int64),
             y=data.y.view(-1).to(torch.int64),
-            train_mask=mask("train_mask"),
-            val_mask=mask("val_mask"),
-            test_mask=mask("test_mask"),
+            **{key: mask(key) for key in MASKS},
             num_classes=num_classes,
             name=name,
             targets=target_tensor(data, name or "the Data"),

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.data.graph import (
+    MASKS,
     ClientGraph,
     Graph,
     Source,
@@ -179,7 +180,7 @@ class HeteroGraph:
             )
         n = int(data[target].num_nodes)
 
-        def mask(key: str) -> Tensor:
+        def mask(key: str) -> Any:
             value = getattr(data[target], key, None)
             return torch.zeros(n, dtype=torch.bool) if value is None else value.bool().clone()
 
@@ -188,9 +189,7 @@ class HeteroGraph:
             edges={r: data[r].edge_index.to(torch.int64) for r in data.edge_types},
             target=target,
             y=data[target].y.view(-1).to(torch.int64),
-            train_mask=mask("train_mask"),
-            val_mask=mask("val_mask"),
-            test_mask=mask("test_mask"),
+            **{key: mask(key) for key in MASKS},
             num_classes=num_classes,
             x={a: data[a].x.to(torch.float32) for a in data.node_types if getattr(data[a], "x", None) is not None},
             name=name,
@@ -216,7 +215,7 @@ class HeteroGraph:
             data[r].edge_index = index
         for r, rows in self.edge_attr.items():
             data[r].edge_attr = rows
-        for key in ("y", "train_mask", "val_mask", "test_mask"):
+        for key in ("y", *MASKS):
             data[self.target][key] = getattr(self, key)
         for a, ids in getattr(self, "node_id", {}).items():
             data[a].node_id = ids
@@ -224,7 +223,7 @@ class HeteroGraph:
 
     def save(self, path: Path | str | BinaryIO) -> None:
         """Write one file atomically: tensors by type index, names and counts as JSON in its header."""
-        tensors = {key: getattr(self, key) for key in ("y", "train_mask", "val_mask", "test_mask", "ids")}
+        tensors = {key: getattr(self, key) for key in ("y", *MASKS, "ids")}
         tensors |= {f"x.{i}": self.x[a] for i, a in enumerate(self.counts) if a in self.x}
         tensors |= {f"edges.{i}": index for i, index in enumerate(self.edges.values())}
         tensors |= {f"edge_attr.{i}": self.edge_attr[r] for i, r in enumerate(self.edges) if r in self.edge_attr}
@@ -312,7 +311,7 @@ def check(graph: HeteroGraph, where: str, labelled: bool = True) -> HeteroGraph:
                 f"{where}: features of {what} must be finite; {item} {row} has {value} in column {column}"
             )
     n = graph.counts[graph.target]
-    for key in ("y", "train_mask", "val_mask", "test_mask"):
+    for key in ("y", *MASKS):
         if getattr(graph, key).shape != (n,):
             raise FedGraphError(f"{where}: {key} must be [{n}], got {list(getattr(graph, key).shape)}")
     if labelled and not bool((graph.y >= 0).any()):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgraph_flwr.data.graph import Graph, pack_words
+from fedgraph_flwr.data.graph import Graph, pack_words, unsplit
 from fedgraph_flwr.errors import FedGraphError
 
 FILES = ("train.txt", "valid.txt", "test.txt")
@@ -51,15 +51,12 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
         words, places = _by_appearance(rows[:, [0, 2]].ravel())
         ends, count = places.reshape(-1, 2).T, len(words)
         relation = np.unique(rows[:, 1], return_inverse=True)[1]
-    none = torch.zeros(count, dtype=torch.bool)
     stage = np.repeat(np.arange(3, dtype=np.int8), [len(rows) for rows, _ in found])
     return Graph(
         x=torch.ones(count, 1, dtype=torch.float32),
         edge_index=torch.from_numpy(np.ascontiguousarray(ends)),
         y=torch.full((count,), -1),
-        train_mask=none,
-        val_mask=none.clone(),
-        test_mask=none.clone(),
+        **unsplit(count),
         num_classes=1,
         ids=pack_words(words),
         edge_y=torch.from_numpy(np.ascontiguousarray(relation)),

@@ -6,17 +6,16 @@ graph are consecutive, and no edge joins two graphs. `one_per_graph` returns the
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, rows_of
+from fedgraph_flwr.data.graph import EDGE_FIELDS, MASKS, ClientGraph, Graph, node_rows, rows_of
 from fedgraph_flwr.errors import FedGraphError
 
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
-
-MASKS = ("train_mask", "val_mask", "test_mask")
 
 
 def starts(graph: Graph) -> Tensor:
@@ -68,10 +67,8 @@ def selected(graph: AnyGraph, places: Tensor) -> AnyGraph:
     new_id = nodes.cumsum(0) - 1
     inside = nodes[graph.edge_index[0]].nonzero().view(-1)
     graph = graph.with_edges(new_id[graph.edge_index[:, inside]], inside)
-    rows: dict[str, Any] = {key: getattr(graph, key)[nodes] for key in ("x", "y", *MASKS)}
-    held = ("group", "ids", "targets", "graph_id", "node_id", "part")
-    rows |= {key: rows_of(getattr(graph, key), nodes) for key in held if hasattr(graph, key)}
-    return replace(graph, **rows)
+    held = [key for key in ("group", "ids", "targets", "graph_id", "node_id", "part") if hasattr(graph, key)]
+    return replace(graph, **node_rows(partial(getattr, graph), nodes, held))
 
 
 def from_graphs(

@@ -20,7 +20,7 @@ from fedgraph_flwr.config import DatasetConfig, number, one_of, typed
 from fedgraph_flwr.data import deep_payments
 from fedgraph_flwr.data.edge_columns import ports, window_counts
 from fedgraph_flwr.data.features import WINDOWS, Book, Recipe, cents_of, edge_columns
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.own_columns import with_edge_columns
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -237,14 +237,11 @@ def as_graph(p: Payments, spec: ColumnKeys, edge_attr: NDArray[np.float64], name
     ends = p.source[p.label], p.target[p.label]
     y = np.zeros(n, dtype=np.int64)
     y[np.intersect1d(*ends) if getattr(spec, "depth", None) else np.concatenate(ends)] = 1
-    none = torch.zeros(n, dtype=torch.bool)
     graph = Graph(
         x=torch.from_numpy(activity(p, spec)) if spec.features == "activity" else torch.ones(n, 1, dtype=torch.float32),
         edge_index=torch.from_numpy(np.stack([p.source, p.target])),
         y=torch.from_numpy(y),
-        train_mask=none,
-        val_mask=none.clone(),
-        test_mask=none.clone(),
+        **unsplit(n),
         num_classes=2,
         num_edge_classes=2,
         name=name,

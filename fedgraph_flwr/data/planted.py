@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fedgraph_flwr.config import MAX_CLIENTS, DatasetConfig, number, typed
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.many_graphs import side_by_side
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -242,7 +242,6 @@ def _edges(clients: int, nodes: int, degree: float, rng: np.random.Generator) ->
 
 def _graph(name: str, x: np.ndarray, edges: np.ndarray, targets: np.ndarray, clients: int, **more: Any) -> Graph:
     """Return an unsplit graph whose clients are blocks of equally many nodes."""
-    none = torch.zeros(len(x), dtype=torch.bool)
     values: Mapping[str, Any] = {
         "y": torch.full((len(x),), -1),
         "num_classes": 1,
@@ -252,9 +251,7 @@ def _graph(name: str, x: np.ndarray, edges: np.ndarray, targets: np.ndarray, cli
     return Graph(
         x=torch.from_numpy(np.ascontiguousarray(x)),
         edge_index=torch.from_numpy(np.ascontiguousarray(edges)),
-        train_mask=none,
-        val_mask=none.clone(),
-        test_mask=none.clone(),
+        **unsplit(len(x)),
         name=name,
         targets=torch.from_numpy(targets.astype(np.float32)),
         **values,

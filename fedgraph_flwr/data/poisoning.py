@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 
 DENSITY = 0.8  # Xu et al., Section 4
@@ -65,7 +65,7 @@ class Trigger:
         ends = torch.stack([nodes.repeat_interleave(t), n + torch.arange(k * t)])
         labels = [name for name in ("y", "node_id", "group", "part") if len(getattr(graph, name))]
         more = dict.fromkeys(labels, torch.full((k * t,), -1))
-        more |= dict.fromkeys(("train_mask", "val_mask", "test_mask"), torch.zeros(k * t, dtype=torch.bool))
+        more |= dict.fromkeys(MASKS, torch.zeros(k * t, dtype=torch.bool))
         longer: dict[str, Any] = {name: torch.cat([getattr(graph, name), rows]) for name, rows in more.items()}
         x, edges = (
             torch.cat([graph.x, self.x.repeat(k, 1)]),

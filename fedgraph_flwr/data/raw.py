@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.many_graphs import side_by_side
 from fedgraph_flwr.errors import FedGraphError
@@ -18,14 +18,11 @@ Reader = Callable[[Path, dict[str, Any]], Graph | HeteroGraph]
 
 
 def _graph(x: np.ndarray, edges: np.ndarray, y: np.ndarray, num_classes: int, group: np.ndarray | None = None) -> Graph:
-    none = torch.zeros(len(y), dtype=torch.bool)
     return Graph(
         x=torch.from_numpy(np.require(x, np.float32, ["C", "W"])),
         edge_index=torch.from_numpy(np.require(edges, np.int64, ["C", "W"])),
         y=torch.from_numpy(y.astype(np.int64)),
-        train_mask=none,
-        val_mask=none.clone(),
-        test_mask=none.clone(),
+        **unsplit(len(y)),
         num_classes=num_classes,
         group=torch.from_numpy((group if group is not None else np.empty(0)).astype(np.int64)),
     )

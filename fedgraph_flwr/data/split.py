@@ -67,7 +67,7 @@ def grouping_seed(cfg: SplitConfig, seed: int) -> int:
 def split_targets(graph: AnyTyped, cfg: SplitConfig, seed: int) -> AnyTyped:
     """Return a heterogeneous graph with masks on its target nodes; split before the partition, as clients share nodes."""
     n = graph.y.numel()
-    labels = {key: getattr(graph, key) for key in ("y", "train_mask", "val_mask", "test_mask", "num_classes", "name")}
+    labels = {key: getattr(graph, key) for key in ("y", *MASKS, "num_classes", "name")}
     nodes = split_graph(
         Graph(x=torch.zeros(n, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64), **labels), cfg, seed
     )

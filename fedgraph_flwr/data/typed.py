@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.data.graph import MASKS
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.raw import Reader
 from fedgraph_flwr.errors import FedGraphError
@@ -298,7 +299,7 @@ def published(folder: Path, name: str, split: str, num_clients: int) -> list[Het
         graphs = []
         for client, meta in enumerate(json.loads(str(file["meta"]))):
 
-            def tensor(key: str, dtype: torch.dtype = torch.int64, client: int = client) -> Tensor:
+            def tensor(key: str, dtype: torch.dtype = torch.int64, client: int = client) -> Any:
                 return torch.from_numpy(file[f"c{client}_{key}"]).to(dtype)
 
             types: list[EdgeType] = [(a, relation, b) for a, relation, b in meta["canonical_etypes"]]
@@ -308,9 +309,7 @@ def published(folder: Path, name: str, split: str, num_clients: int) -> list[Het
                     edges={r: tensor(f"e{k}") for k, r in enumerate(types)},
                     target=meta["target"],
                     y=tensor("label"),
-                    train_mask=tensor("train_mask", torch.bool),
-                    val_mask=tensor("val_mask", torch.bool),
-                    test_mask=tensor("test_mask", torch.bool),
+                    **{mask: tensor(mask, torch.bool) for mask in MASKS},
                     num_classes=int(meta["num_classes"]),
                     name=f"{name}{PUBLISHED}",
                     node_id={a: tensor(f"n{j}_id") for j, a in enumerate(meta["ntypes"])},

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Public, Uplink
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN, derive_seed
@@ -41,14 +41,11 @@ def random_graph(seed: int, num_features: int, num_classes: int) -> Graph:
     community, a, b = pairs.triu(1).nonzero().T
     ends = torch.stack([a, b]) + SIZE * community
     nodes = COMMUNITIES * SIZE
-    nothing = torch.zeros(nodes, dtype=torch.bool)
     return Graph(
         x=torch.randn(nodes, num_features, generator=generator),
         edge_index=torch.cat([ends, ends.flip(0)], dim=1),
         y=torch.full((nodes,), -1),
-        train_mask=nothing,
-        val_mask=nothing,
-        test_mask=nothing,
+        **unsplit(nodes),
         num_classes=num_classes,
     )
 

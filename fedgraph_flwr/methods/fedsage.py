@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig, choice, number
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.methods.impaired import ADDED
 from fedgraph_flwr.methods.uplink import Individual, Once, Relay, Sum, Uplink, model_only
 from fedgraph_flwr.wire.messages import METRICS
@@ -66,15 +66,11 @@ def drawn_neighbours(edge_index: Tensor, num_nodes: int, count: int, each: int) 
 def with_neighbours(graph: Graph, x: Tensor, at: Tensor) -> Graph:
     """Append new nodes x [g, F] to a graph, each joined both ways with the node ``at`` [g]; new nodes are in no mask."""
     new = graph.num_nodes + torch.arange(at.numel())
-    total = graph.num_nodes + at.numel()
-    nothing = torch.zeros(total, dtype=torch.bool)
     return Graph(
         x=torch.cat([graph.x.to(x), x]),
         edge_index=torch.cat([graph.edge_index, torch.stack([new, at]), torch.stack([at, new])], dim=1),
         y=torch.cat([graph.y, graph.y.new_full((at.numel(),), -1)]),
-        train_mask=nothing,
-        val_mask=nothing,
-        test_mask=nothing,
+        **unsplit(graph.num_nodes + at.numel()),
         num_classes=graph.num_classes,
     )
 

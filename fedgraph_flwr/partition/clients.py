@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.far_ends import told_places, with_shares, with_told_records
-from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, rows_of
-from fedgraph_flwr.data.many_graphs import MASKS, nodes_of, one_per_graph
+from fedgraph_flwr.data.graph import EDGE_FIELDS, SHARED_FIELDS, ClientGraph, Graph, node_rows, rows_of
+from fedgraph_flwr.data.many_graphs import nodes_of, one_per_graph
 from fedgraph_flwr.data.own_columns import records_of, with_node_columns
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
@@ -222,17 +223,9 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
 
     return [
         ClientGraph(
-            x=graph.x[nodes],
+            **node_rows(partial(getattr, graph), nodes),
+            **{key: getattr(graph, key) for key in SHARED_FIELDS},
             edge_index=torch.stack(intra[i][:2]),
-            y=graph.y[nodes],
-            train_mask=graph.train_mask[nodes],
-            val_mask=graph.val_mask[nodes],
-            test_mask=graph.test_mask[nodes],
-            num_classes=graph.num_classes,
-            num_edge_classes=graph.num_edge_classes,
-            name=graph.name,
-            schema=graph.schema,
-            ids=graph.ids[nodes] if len(graph.ids) else graph.ids,
             node_id=nodes,
             cut_out=torch.stack(leaving[i][:2]),
             cut_in=torch.stack(arriving[i][:2]),
@@ -241,10 +234,6 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
             client=i,
             num_clients=m,
             num_global_nodes=n,
-            targets=rows_of(graph.targets, nodes),
-            target_stats=graph.target_stats,
-            graph_id=rows_of(graph.graph_id, nodes),
-            own_columns=graph.own_columns,
             **(records_of(graph, nodes) if graph.book.numel() and len(graph.ids) else {}),
             **data_of(intra[i][2]),
             **data_of(leaving[i][3], "cut_out_"),
@@ -279,9 +268,7 @@ def by_relation(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int)
 
 def _only(graph: Graph, nodes: Tensor) -> Graph:
     """Return the rows of some nodes, with edges that are numbered by them already."""
-    rows: dict[str, Any] = {key: getattr(graph, key)[nodes] for key in ("x", "y", *MASKS)}
-    rows |= {key: rows_of(getattr(graph, key), nodes) for key in ("group", "ids", "targets", "graph_id")}
-    return replace(graph, **rows)
+    return replace(graph, **node_rows(partial(getattr, graph), nodes, ("group", "ids", "targets", "graph_id")))
 
 
 def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
@@ -311,31 +298,16 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
     index = torch.from_numpy(place)
 
     def whole(key: str) -> Tensor:
-        return torch.cat([getattr(c, key) for c in clients])[index]
-
-    def rows(key: str) -> Tensor:
-        parts = [getattr(c, key) for c in clients]
-        return rows_of(torch.cat(parts), index)
+        return torch.cat([getattr(c, key) for c in clients])
 
     return ClientGraph(
-        x=whole("x"),
+        **node_rows(whole, index, ("targets", "graph_id")),
+        **{key: getattr(clients[0], key) for key in SHARED_FIELDS},
         edge_index=local[edges],
-        y=whole("y"),
-        train_mask=whole("train_mask"),
-        val_mask=whole("val_mask"),
-        test_mask=whole("test_mask"),
-        num_classes=clients[0].num_classes,
-        num_edge_classes=clients[0].num_edge_classes,
-        name=clients[0].name,
-        schema=clients[0].schema,
         node_id=torch.from_numpy(node_id),
         part=part[index],
         edge_part=edge_part,
         num_global_nodes=clients[0].num_global_nodes,
-        targets=rows("targets"),
-        target_stats=clients[0].target_stats,
-        graph_id=rows("graph_id"),
-        own_columns=clients[0].own_columns,
         **_pooled_edge_data(clients, edges.size(1)),
     )
 

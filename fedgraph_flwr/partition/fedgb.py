@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import both_directions
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import from_graphs
 from fedgraph_flwr.data.pyg import read_pickled
@@ -133,6 +133,10 @@ def _fitting(masks: Sequence[Tensor], count: int, path: Path) -> Sequence[Tensor
     return masks
 
 
+def _named(masks: Sequence[Tensor]) -> dict[str, Any]:
+    return dict(zip(MASKS, masks, strict=True))
+
+
 def _data(path: Path) -> Any:
     """Return a client's ``Data`` or ``HeteroData``."""
     from torch_geometric.data import Data, HeteroData
@@ -170,14 +174,11 @@ def _nodes(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) -> 
     data = _data(path)
     x = _features(data, path)
     y = _integers(data, "y", len(x), path)
-    train, val, test = _fitting(masks, len(x), path)
     graph = Graph(
         x=x,
         edge_index=_integers(data, "edge_index", None, path),
         y=y,
-        train_mask=train,
-        val_mask=val,
-        test_mask=test,
+        **_named(_fitting(masks, len(x), path)),
         num_classes=_classes(data, y),
     )
     graph = check_file(graph, str(path))
@@ -232,8 +233,7 @@ def _of_types(data: Any, path: Path, masks: Sequence[Tensor]) -> HeteroClientGra
     graph = HeteroGraph.from_pyg(data, labelled[0], _classes(data, y), str(path))
     start = int(graph.offsets()[list(graph.counts).index(labelled[0])])
     own = [mask[start : start + len(y)] for mask in _fitting(masks, graph.num_nodes, path)]
-    named = dict(zip(("train_mask", "val_mask", "test_mask"), own, strict=True))
-    return HeteroClientGraph(**{**vars(graph), **named})
+    return HeteroClientGraph(**{**vars(graph), **_named(own)})
 
 
 def _of_numbers(data: Any, path: Path, masks: Sequence[Tensor]) -> HeteroClientGraph:
@@ -262,15 +262,12 @@ def _of_numbers(data: Any, path: Path, masks: Sequence[Tensor]) -> HeteroClientG
         own = (triples == torch.tensor([[a], [r], [b]])).all(0)
         edges[names[a], relations[r], names[b]] = place[index[:, own]]
     own = rows[target]
-    train, val, test = (mask[own] for mask in _fitting(masks, len(x), path))
     return HeteroClientGraph(
         counts={name: nodes.numel() for name, nodes in rows.items()},
         edges=edges,
         target=target,
         y=y[own],
-        train_mask=train,
-        val_mask=val,
-        test_mask=test,
+        **_named([mask[own] for mask in _fitting(masks, len(x), path)]),
         num_classes=_classes(data, y[own]),
         x={name: x[nodes] for name, nodes in rows.items()},
         node_id={name: ids[nodes] for name, nodes in rows.items()},

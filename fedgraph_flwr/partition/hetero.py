@@ -8,12 +8,14 @@ directions of an edge or neither.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data import typed
+from fedgraph_flwr.data.graph import MASKS
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.root import data_root
 from fedgraph_flwr.data.split import split_targets
@@ -131,10 +133,7 @@ def _induced(graph: HeteroGraph, edges: list[torch.Tensor], client: int, num_cli
         counts={kind: nodes.numel() for kind, nodes in ids.items()},
         edges={(a, r, b): torch.stack([place[a][i[0]], place[b][i[1]]]) for (a, r, b), i in kept.items()},
         target=graph.target,
-        y=graph.y[targets],
-        train_mask=graph.train_mask[targets],
-        val_mask=graph.val_mask[targets],
-        test_mask=graph.test_mask[targets],
+        **{key: getattr(graph, key)[targets] for key in ("y", *MASKS)},
         num_classes=graph.num_classes,
         x={kind: x[ids[kind]] for kind, x in graph.x.items() if kind in ids},
         name=graph.name,
@@ -199,9 +198,9 @@ def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
         else:
             edges[a, r, b] = torch.cat(both, dim=1).unique(dim=1)
 
-    def nodes(key: str) -> torch.Tensor:
-        return torch.cat([getattr(part, key) for part in parts])[place[first.target]]
-
+    rows: dict[str, Any] = {
+        key: torch.cat([getattr(part, key) for part in parts])[place[first.target]] for key in ("y", *MASKS)
+    }
     return replace(
         first,
         ids=torch.zeros(0, 0, dtype=torch.uint8),
@@ -212,10 +211,7 @@ def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
         node_id=ids,
         client=0,
         num_clients=1,
-        y=nodes("y"),
-        train_mask=nodes("train_mask"),
-        val_mask=nodes("val_mask"),
-        test_mask=nodes("test_mask"),
+        **rows,
     )
 
 

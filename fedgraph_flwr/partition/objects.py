@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.checks import check_file
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import ClientGraph, Graph, unsplit
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import from_graphs
 from fedgraph_flwr.data.pyg import client_graph, from_data, from_hetero_data, in_order, numbered_classes, typed_client
@@ -200,8 +200,7 @@ def _client(
         return check_file(ClientGraph(**cut), where)
     graph = whole(data, classes, target, where)
     if cfg.split.kind != "public":
-        none = torch.zeros_like(graph.train_mask)
-        graph = replace(graph, train_mask=none, val_mask=none, test_mask=none)
+        graph = replace(graph, **unsplit(len(graph.y)))
     elif unmarked := _unmarked(data, target):
         raise FedGraphError(
             f"{where} marks no node in {' and none in '.join(unmarked)}, but split.kind=public needs at least one:"

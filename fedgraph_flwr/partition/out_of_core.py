@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import FORMAT_VERSION, ClientGraph, Graph, write_bytes
+from fedgraph_flwr.data.graph import FORMAT_VERSION, MASKS, ClientGraph, Graph, write_bytes
 from fedgraph_flwr.data.mapped import Blocks, require_space, write_blocks
 from fedgraph_flwr.data.split import grouping_seed, split_graph
 from fedgraph_flwr.errors import FedGraphError
@@ -219,7 +219,7 @@ class Spool:
 def _shell(graph: Graph, nodes: Tensor | None = None, **of_client: Any) -> Any:
     """Return a graph of labels and masks alone, of some nodes."""
     chosen = slice(None) if nodes is None else nodes
-    names = ("y", "train_mask", "val_mask", "test_mask")
+    names = ("y", *MASKS)
     tensors: dict[str, Any] = {name: getattr(graph, name)[chosen] for name in names}
     tensors |= {"x": tensors["y"].new_zeros((len(tensors["y"]), 0)), "edge_index": torch.zeros(2, 0, dtype=torch.int64)}
     kind = ClientGraph if of_client else Graph
@@ -230,7 +230,7 @@ def replace_masks(graph: Graph, masked: Graph) -> Graph:
     """Return a graph with the masks of another, its edges still compressed."""
     found = object.__new__(type(graph))
     vars(found).update(vars(graph))
-    vars(found).update({name: getattr(masked, name) for name in ("train_mask", "val_mask", "test_mask")})
+    vars(found).update({name: getattr(masked, name) for name in MASKS})
     return found
 
 
@@ -245,7 +245,7 @@ def _write_client(graph: Graph, parts: list[Tensor], index: int, spool: Spool, c
     kept = np.memmap(spool.path("kept", index), np.int32, "r") if indptr[-1] else np.empty(0, np.int32)
     tensors: dict[str, Tensor | Blocks] = {
         "x": _rows(graph.x, nodes),
-        **{name: getattr(client, name) for name in ("y", "train_mask", "val_mask", "test_mask")},
+        **{name: getattr(client, name) for name in ("y", *MASKS)},
         "node_id": nodes,
         **_cut(spool, index, "out"),
         **_cut(spool, index, "in"),
