@@ -12,7 +12,8 @@ not repeated. ``results/private_rows.md`` has the means.
 
 With `--last`, columns read at most so many payments at each end, and the noise of `privacy.unit=payment` is measured, too. Its
 mechanism reads all rows in each of its `PAYMENT_ROUNDS` steps. Here a step estimates that sum from a sample of `PAYMENT_SAMPLE`
-of the rows, which adds noise to it: less than a fifth of the variance of the mechanism's own.
+of the rows, which adds noise to it: less than a fifth of the variance of the mechanism's own. ``--bounds`` prints the noise of
+each ε, and this ε over the nearly exact one of Gaussian noise (dp-accounting's privacy loss distribution).
 """
 
 import argparse
@@ -186,6 +187,28 @@ def measured(
     return {"noise_multiplier": round(rules.noise_multiplier, 4) if rules else "", "rounds": rounds, **found}
 
 
+def bounds() -> None:
+    """Print noise multipliers, and how far the reported ε is above the nearly exact one."""
+    from dp_accounting import dp_event
+    from dp_accounting.pld import pld_privacy_accountant
+
+    print("| rows per bank | rate | steps | ε | noise multiplier | ε over the nearly exact one |\n" + "|---" * 6 + "|")
+    for size, rate, steps in (
+        (10**4, 0.02, ROUNDS),
+        (10**5, 0.02, ROUNDS),
+        (10**6, 0.0025, ROUNDS),
+        (10**6, 1, PAYMENT_ROUNDS),
+    ):
+        rules = replace(config(size, 0.0, 0, round(size * rate), 0.03).privacy, clipping_norm=0.3)
+        for epsilon in EPSILONS:
+            z = multiplier(rules, epsilon, steps)
+            event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(z))
+            accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-3).compose(event, steps)
+            print(
+                f"| {size} | {rate} | {steps} | {epsilon:g} | {z:.3f} | {epsilon / accountant.get_epsilon(rules.delta):.2f} |"
+            )
+
+
 def choose(size: int) -> None:
     """Print validation scores of hyper-parameters."""
     banks = [Bank(config(size, 0.0, 0, size // 50, 0.01), number) for number in range(BANKS)]
@@ -240,10 +263,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS, help="in this order")
     parser.add_argument("--choose", action="store_true", help="print validation scores of hyper-parameters")
+    parser.add_argument("--bounds", action="store_true", help="print what the bound on ε costs")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    if args.choose:
-        return choose(args.rows)
+    if args.choose or args.bounds:
+        return choose(args.rows) if args.choose else bounds()
     case = {key: getattr(args, key) for key in CASE} | {"batch": args.batch or args.rows // 50}
     command = ["git", "rev-parse", "HEAD"]
     case["commit"] = subprocess.run(command, capture_output=True, text=True, cwd=PATH.parent).stdout.strip()
