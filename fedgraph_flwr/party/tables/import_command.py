@@ -324,14 +324,13 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
 
 def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroGraph) -> None:
     """Write this party's sums over its tables, read by its own layout and formats."""
+    import pandas as pd
+
+    from fedgraph_flwr.party.tables.party_roles import NAMED
     from fedgraph_flwr.party.tables.statistics import party_sums, write_sums
 
     if args.data:
         raise FedGraphError("--statistics requires tables: columns of --data have no names")
-    if args.role:
-        raise FedGraphError(
-            "--statistics does not support --role: each party scales the columns of its role by its own values"
-        )
     own = fitted_schema(graph.schema, "the import") or agreed
     nodes, edges = typed_files(args)
     files = nodes | {":".join(edge): path for edge, path in edges.items()}
@@ -344,12 +343,14 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
         kind: {name: replace(column, format=own.nodes[kind][name].format) for name, column in columns.items()}
         for kind, columns in agreed.nodes.items()
     }
+    if NAMED in agreed.roles.get(args.role, {}).get(NODE, ()):
+        tables[NODE] = pd.DataFrame({NAMED: ["yes"] * graph.num_nodes}), str(args.edges or args.nodes)
     targets = {}
     if isinstance(graph, Graph):
         graph = one_per_graph(graph) if graph.graph_id.numel() else graph
         names = Columns.of(own.tables).targets
         targets = {name: graph.targets[:, t].double().numpy() for t, name in enumerate(names)}
-    write_sums(args.statistics, party_sums(replace(agreed, nodes=formats), tables, args.min_count, targets))
+    write_sums(args.statistics, party_sums(replace(agreed, nodes=formats), tables, args.min_count, targets, args.role))
     print(
         f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`"
     )

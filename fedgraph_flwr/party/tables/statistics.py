@@ -10,6 +10,8 @@ bins of fewer than ``floor`` rows are merged along a fixed binary tree. A quanti
 19 % wide, and wider where a party has few rows. Categories come from counts. A party sends these sums for each column and the
 names of its classes and columns. No bin, category or column has fewer than ``floor`` rows, and neither has a difference of
 counts: the rows of rare categories, and of a missing value, are counted in what is sent.
+
+A party with a role reports the columns of that role. The schema has those of all roles, each with the sums of who has it.
 """
 
 import json
@@ -46,7 +48,11 @@ _CENTER = 2 ** (_LEVELS - 1)  # the bin of zero
 
 
 def party_sums(
-    schema: Schema, tables: Mapping[str, tuple[Any, str]], floor: int, targets: Mapping[str, np.ndarray] | None = None
+    schema: Schema,
+    tables: Mapping[str, tuple[Any, str]],
+    floor: int,
+    targets: Mapping[str, np.ndarray] | None = None,
+    role: str = "",
 ) -> dict[str, Any]:
     """Compute the sums that one party reports.
 
@@ -55,6 +61,7 @@ def party_sums(
         tables: table and file name by node type.
         floor: minimum number of rows behind each reported value.
         targets: numbers to predict by column, NaN where unknown [N].
+        role: role of the party, in a schema with roles.
     """
     sums: dict[str, dict[str, Any]] = {}
     for kind, columns in schema.nodes.items():
@@ -63,7 +70,7 @@ def party_sums(
             continue
         table, where = tables[kind]
         for name, column in columns.items():
-            if column.kind != "ignored":
+            if column.kind != "ignored" and (not role or name in schema.roles[role].get(kind, ())):
                 read = values(table[name], column, name, where)
                 known = read[~absent(read)]
                 sums[kind][name] = _sums(column, known, floor, _folded(known.size, read.size, floor))
@@ -75,7 +82,7 @@ def party_sums(
         else {"count": 0}
         for name, column in known.items()
     }
-    report = {"format": FORMAT, "floor": floor, "schema": schema.to_dict(), "sums": sums}
+    report = {"format": FORMAT, "floor": floor, "role": role, "schema": schema.to_dict(), "sums": sums}
     return report | ({"targets": moments} if moments else {})
 
 
@@ -252,7 +259,8 @@ def merge(
     labels = {word for schema in schemas.values() for word in schema.edge_classes}
     ordered = schemas[first].edge_classes if set(schemas[first].edge_classes) == labels else sorted(labels, key=natural)
     targets = _merged_targets(parties)
-    return Schema(classes, nodes, edges, "federated", tables, undirected.pop(), tuple(ordered), targets)
+    roles = {role: kinds for schema in schemas.values() for role, kinds in schema.roles.items()}
+    return Schema(classes, nodes, edges, "federated", tables, undirected.pop(), tuple(ordered), targets, roles=roles)
 
 
 def _merged_targets(parties: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, tuple[float, float]]:
@@ -286,7 +294,7 @@ def _merged_layout(schemas: Mapping[str, Schema], say: Callable[[str], None]) ->
     layouts = {name: schema.tables.to_dict() for name, schema in schemas.items()}
     common = {}
     for key in dict.fromkeys(key for layout in layouts.values() for key in layout):
-        values = {name: layout.get(key, "") for name, layout in layouts.items()}
+        values = {n: v for n, layout in layouts.items() if (v := layout.get(key, "")) or not schemas[n].roles}
         if len(set(values.values())) == 1:
             common[key] = next(iter(values.values()))
         else:
@@ -309,29 +317,35 @@ def _merged_table(
     having = [(name, report) for name, report in parties if kind in report["schema"].nodes and report["sums"].get(kind)]
     if not having:
         return {}
-    (first, report), *others = having
-    columns = _used(report, kind)
-    for name, other in others:
-        its = _used(other, kind)
-        _check_columns(columns, its, first, name)
-        for different in [n for n in columns if columns[n].format != its[n].format]:
+    first, columns, heads = having[0][0], dict[str, Column](), dict[str, tuple[str, dict[str, Column]]]()
+    for name, report in having:
+        its = _used(report, kind)
+        head, expected = heads.setdefault(
+            report.get("role", ""), (name, its)
+        )  # parties of a role have the same columns
+        _check_columns(expected, its, head, name)
+        common = [n for n in columns if n in its]
+        _check_columns({n: columns[n] for n in common}, {n: its[n] for n in common}, first, name)
+        columns = {**its, **columns}
+        for different in [n for n in common if columns[n].format != its[n].format]:
             say(f"formats of column '{different}' differ between {first} and {name}: each party's is detected")
             columns[different] = replace(columns[different], format=ANY if columns[different].kind == "number" else "")
     floor = max(int(report["floor"]) for _, report in having)
     merged = {}
     for name, column in columns.items():
-        sums = [report["sums"][kind][name] for _, report in having]
-        marked = any(report["schema"].nodes[kind][name].missing for _, report in having)
+        holding = [(party, report) for party, report in having if name in report["sums"][kind]]
+        sums = [report["sums"][kind][name] for _, report in holding]
+        marked = any(report["schema"].nodes[kind][name].missing for _, report in holding)
         merged[name] = _merged(name, replace(column, missing=marked), sums, floor)
         if column.kind == "category":
-            texts = {party: report["sums"][kind][name].get("words", {}) for party, report in having}
+            texts = {party: report["sums"][kind][name].get("words", {}) for party, report in holding}
             _report_values(name, merged[name], texts, sum(s["count"] for s in sums), say, warn)
     return merged
 
 
 def _used(report: Mapping[str, Any], kind: str) -> dict[str, Column]:
-    """Return the columns of a type that become features."""
-    return {name: column for name, column in report["schema"].nodes[kind].items() if column.kind != "ignored"}
+    """Return the columns of a type that become features, of the party's role."""
+    return {name: report["schema"].nodes[kind][name] for name in report["sums"][kind]}
 
 
 def _check_columns(ours: Mapping[str, Column], theirs: Mapping[str, Column], first: str, name: str) -> None:

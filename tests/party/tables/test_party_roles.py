@@ -7,6 +7,7 @@ import torch
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.data.far_ends import column_names
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.partition import load
@@ -101,13 +102,54 @@ def test_a_bank_with_labels_trains(tables, files, tmp_path, capsys):
     assert (graph.num_classes, int(graph.train_mask.sum())) == (2, 9)
 
 
+def test_statistics_by_role_are_those_of_all_rows_of_who_has_a_column(tables, tmp_path, capsys):
+    """Second derivation from the tables; each party then imports once, and all have the same columns."""
+    network = ["--role=network", f"--edges={tables}/pay.csv", "--edge-scale=amount=log", *PAYMENTS]
+    given = [network, *(["--role=bank", f"--own-party={bank}", f"--nodes={tables}/{bank}.csv"] for bank in "AB")]
+    sums = [f"{tmp_path}/{i}.json" for i in range(3)]
+    for args, out in zip(given, sums, strict=True):
+        assert main(["import", *args, f"--statistics={out}", "--min-count=2"]) == 0
+    assert main(["schema", "merge", *reversed(sums), f"--schema={tmp_path}/schema.yaml"]) == 0
+    schema = Schema.load(tmp_path / "schema.yaml")
+    assert schema.roles == {
+        "bank": {"node": ("flag", "balance")},
+        "network": {"node": ("named",), "node:edge:node": ("amount",)},
+    }
+    balance = pd.concat([pd.read_csv(tables / f"{bank}.csv").balance for bank in "AB"])
+    amount = np.log1p(pd.read_csv(tables / "pay.csv").amount)
+    for found, values in (
+        (schema.nodes["node"]["balance"], balance),
+        (schema.nodes["node:edge:node"]["amount"], amount),
+    ):
+        assert found.statistics["center"] == pytest.approx(values.mean())
+        assert found.statistics["spread"] == pytest.approx(values.std(ddof=0))
+    assert schema.tables.party_columns == "from_bank,to_bank"
+    for client, args in enumerate(given):
+        args = args[:3] if client else [*network[:2], "--split=temporal"]
+        assert bring(tmp_path, *args, f"--client={client}", f"--out={tmp_path}/client_{client}.safetensors") == 0
+    made = [load(tmp_path / f"client_{client}.safetensors") for client in range(3)]
+    assert {graph.num_features for graph in made} == {made[0].num_features}
+    names = column_names(made[0])
+    x = torch.cat([graph.x[:, names.index("balance")] for graph in made[1:]])
+    np.testing.assert_allclose(x, (balance - balance.mean()) / balance.std(ddof=0), atol=1e-5)
+
+
+def test_statistics_of_two_roles_that_differ_in_a_column_are_refused(tables, tmp_path, capsys):
+    frame = pd.read_csv(tables / "B.csv").assign(balance="high")
+    frame.to_csv(tmp_path / "B.csv", index=False)
+    for role, table in (("bank", tables / "A.csv"), ("lender", tmp_path / "B.csv")):
+        assert main(["import", f"--role={role}", f"--nodes={table}", f"--statistics={tmp_path}/{role}.json"]) == 0
+    args = ["schema", "merge", *(f"{tmp_path}/{role}.json" for role in ("bank", "lender"))]
+    assert main([*args, f"--schema={tmp_path}/s.yaml"]) == 2
+    assert "column 'balance' has kind number in" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--edges=pay.csv"], "has roles (network, bank): pass --role with one of them, or a new name"),
         (["--role=bank", "--nodes=pay.csv", "--id-column=t"], "has no column 'flag' (flag) of"),
         (["--role=network", "--data=x.pt"], "--role network needs --nodes FILE, --edges FILE or both"),
-        (["--role=bank", "--nodes=A.csv", "--statistics=sums.json"], "--statistics does not support --role"),
         (["--role=network"], "--role network needs --nodes FILE, --edges FILE or both"),
     ],
 )
