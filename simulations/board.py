@@ -2,7 +2,7 @@
 
     python -m simulations.board                      # print the page of the stored rows; --write stores it as docs/board.md
     python -m simulations.board mine.yaml            # a table that extends the board, such as your method's
-    python -m simulations.board measure              # properties of every setting's data, for the advice
+    python -m simulations.board measure              # properties of the complete settings' data, for the advice
     python -m simulations.board advise KEY=VALUE ... # a method for your data, if one beats "always FedAvg"
     python -m simulations.board repeat LABEL ...     # run SETTING/METHOD/SEED again and compare score and parameters
 
@@ -415,12 +415,12 @@ def measured(overrides: Sequence[str]) -> dict[str, float]:
 
 
 def measure(board: Board) -> None:
-    """Store the properties of every setting, for the first seed."""
+    """Store the properties of every complete setting, for the first seed."""
     with DATA.open("w", newline="") as file:
         writer = csv.DictWriter(file, ["setting", *PROPERTIES], lineterminator="\n")
         writer.writeheader()
-        for setting, how in board.sweep.settings.items():
-            found = measured([*board.sweep.common, *how, f"seed={board.sweep.seeds[0]}"])
+        for setting in board.complete:
+            found = measured([*board.sweep.common, *board.sweep.settings[setting], f"seed={board.sweep.seeds[0]}"])
             writer.writerow({"setting": setting, **{key: f"{value:.4f}" for key, value in found.items()}})
 
 

@@ -101,6 +101,7 @@ def test_advice_speaks_only_if_it_beats_fedavg_on_data_it_has_not_seen():
     apart = {n: {"FedAvg": 0.0, "Local": 5.0 + 0.1 * int(n[1]) if n[0] == "b" else -5.0} for n in points}
     found = board.Adviser(points, apart, groups)
     assert found.left_out() == pytest.approx({n: max(apart[n].values()) for n in points})
+    assert board.Adviser(points, apart, {n: n[0] for n in points}).left_out() == {"a": -5, "b": 0}  # whole data sets
     unlike = {n: {"FedAvg": 0.0, "Local": 5.0 * (-1) ** int(n[1])} for n in points}
     assert not board.Adviser(points, unlike, groups).speaks()  # neighbours need different methods
     better = {n: {"FedAvg": 0.0, "Local": 5.0 + 0.1 * int(n[1])} for n in points}
