@@ -59,9 +59,15 @@ DATA = {
     ],
     "payments in rings": ["task=edges", *RINGS, "num_clients=3", "split.step=null"],
     "accounts in rings": ["task=nodes", *RINGS, "num_clients=3", "evaluation.metric=average_precision"],
+    "few payments in rings": [
+        *("task=edges", "dataset=payments", "dataset.amounts=passed", "dataset.kinds=[cycle]", "dataset.accounts=1000"),
+        *("dataset.background=8000", "dataset.per_kind=8", "dataset.size=[6,10]", "dataset.window=1", "num_clients=3"),
+        *("split.step=null", "evaluation.average=test_nodes"),
+    ],
 }
-"""Data of `simulations/payments_edges.yaml`, whose amounts ignore the label; rings whose members pass on 90 to 99 %."""
+"""Those of `simulations/payments_edges.yaml`, whose amounts ignore the label; rings whose members pass on 90 to 99 %; few of them."""
 
+WITHIN_A_DAY = ("payments", "few payments in rings")
 SHORT = ["dataset.windows=[1,0.25]"]
 """Windows of the recipe where patterns take a day, as those of the counts; else they are the default ones."""
 
@@ -77,10 +83,12 @@ BY_DATA = {
     "payments": ["counts", "recipe", "recipe without flow", "counts, looking ahead"],
     "payments in rings": ["raw", "recipe", "recipe without flow"],
     "accounts in rings": ["raw", "recipe", "recipe without flow"],
+    "few payments in rings": ["recipe"],
 }
 TREES = {
     "Boosting, each bank": ["strategy=boosting", "strategy.shared=[]"],
     "Boosting": ["strategy=boosting"],
+    "Boosting, leaves of 10": ["strategy=boosting", "strategy.min_data_in_leaf=10"],
     "Boosting, histogram": ["strategy=boosting", "strategy.mode=histogram", "rounds=60"],
     "Boosting, pooled": ["strategy=boosting", "strategy.pooled=true"],
 }
@@ -93,8 +101,8 @@ TRAINED = {
 BLENDS = {"Blend": "", "Blend, trees on the recipe": "recipe"}
 """Name of a blend of FedAvg and Boosting, and the columns of its trees; empty: those of the row."""
 
-SLOW = "Boosting, histogram"
-"""About 15 CPU seconds per run, for nearly the trees of the pooled fit."""
+SLOW, LEAVES = "Boosting, histogram", "Boosting, leaves of 10"
+"""Not run on all data: 15 CPU seconds per run, for nearly the trees of the pooled fit; and trees for few items of a class."""
 
 METHODS = ("Local", "FedAvg", "FedAvg, GCN", "Central", *TREES, *BLENDS)
 DIFFERENCES = (
@@ -102,6 +110,7 @@ DIFFERENCES = (
     ("Central", "FedAvg"),
     ("Boosting", "Boosting, each bank"),
     ("Boosting, pooled", "Boosting"),
+    ("Boosting, leaves of 10", "Boosting"),
     ("Blend", "FedAvg"),
     ("Blend", "Boosting"),
     ("FedAvg", "Boosting"),
@@ -124,16 +133,18 @@ class Cell(NamedTuple):
         data = DATA[self.data]
         network = TRAINED[data[0].removeprefix("task=")] if method in NETWORKS else []
         decay = ["train.weight_decay=0.001"] if network and self.data == "payments" and "recipe" in self.columns else []
-        own = [*COLUMNS[self.columns], *(SHORT if self.data == "payments" and "recipe" in self.columns else [])]
+        own = [*COLUMNS[self.columns], *(SHORT if self.data in WITHIN_A_DAY and "recipe" in self.columns else [])]
         return [*data, *own, *network, *decay, *(NETWORKS | TREES)[method], f"seed={self.seed}"]
 
 
 def cells(seeds: int, only: str) -> Iterator[Cell]:
     """Yield the cells: trees, which take a second each, then what FedAvg and blends reach, then their references."""
-    quick = itertools.product(range(seeds), BY_DATA, [method for method in TREES if method != SLOW])
+    quick = itertools.product(range(seeds), BY_DATA, [method for method in TREES if method not in (SLOW, LEAVES)])
     known = [(seed, data, columns, method) for seed, data, method in quick for columns in BY_DATA[data]]
     rings = "accounts in rings"
+    known += itertools.product(range(seeds), ["payments", rings, "few payments in rings"], ["recipe"], [LEAVES])
     known += itertools.product(range(seeds), [rings], BY_DATA[rings], ["FedAvg", "FedAvg, GCN"])
+    known += itertools.product(range(seeds), [rings], ["recipe"], ["Local", "Central"])
     for columns, methods in itertools.product(
         ("counts", "recipe"), (("FedAvg", *BLENDS), ("Local",), ("Central",), (SLOW,))
     ):
