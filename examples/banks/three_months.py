@@ -3,7 +3,8 @@
     python examples/banks/three_months.py work
 
 Month 1: banks a, b and c link their books and train together; bank a asks whether that is worth it and sets a budget of alerts.
-Month 2: bank a scores each day's file. Prices rise, `drift` notices it, and training starts from last month's model.
+Month 2: bank a scores each day's file. Prices rise, `drift` notices it, `link` sends new records only, and training starts from
+last month's model.
 Month 3: bank b leaves and is forgotten, bank d joins. Training goes on from the model of month 1 as it is without b, bit for bit.
 
 Books are those of `dataset=payments`, with rings in which nearly the same amount is passed on. Each command is printed before it
@@ -93,7 +94,8 @@ def link(month: int, table: pd.DataFrame, banks: str, start: int) -> Path:
             ]
         go(*words, "--out", place / f"{bank}.safetensors")
     files = [place / f"{bank}.safetensors" for bank in banks]
-    go("link", "--simulate", *files, "--out", place / "linked")
+    since = ["--since", f"month_{month - 1}/linked"] if month > 1 and not start else []  # only new records are sent
+    go("link", "--simulate", *files, *since, "--out", place / "linked")
     return place / "linked"
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from logging import INFO
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link import uplink as link
 from fedgraph_flwr.party.link.join import party_of
+from fedgraph_flwr.party.link.ledger import SUFFIX, Ledger
 from fedgraph_flwr.party.link.policy import book_link, book_share, check_consent, needs_consent, peer_name
 from fedgraph_flwr.party.link.protocol import LinkParty
 from fedgraph_flwr.party.link.rules import ANNOUNCE, COUNT, SHARE, WRITE, LinkRules
@@ -68,7 +70,16 @@ class LinkClient(GraphClient):
             if needs_consent(rules):
                 clients = self.graph.num_clients
                 consent = check_consent(self.policy.linking.consent, rules, self.keyring, clients)
-        return party_of(rules)(self.whole, rules, self.keyring, self.stored, consent, names)
+        ledger = Ledger.load(self.ledger) if rules.increment and self.ledger else None
+        return party_of(rules)(self.whole, rules, self.keyring, self.stored, consent, names, ledger)
+
+    @property
+    def ledger(self) -> Path | None:
+        """The file of matched records, next to the policy; None in a simulation, where `link --simulate` writes files."""
+        if not self.policy.path:
+            return None
+        policy, name = Path(self.policy.path), quote(str(self.whole.linking.get("party", "")), safe="")
+        return policy.with_name(f"{policy.stem}.{name}{SUFFIX}")
 
     @phase
     def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -139,6 +150,8 @@ class LinkClient(GraphClient):
             return
         path = self.file.with_name(f"linked_{self.file.name}")
         self.party.result().save(path)
+        if self.ledger:
+            self.party.ledger().save(self.ledger)
         log(INFO, "link: wrote %s; restart this node with --graph %s, unless it reads party.yaml", path, path)
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:

@@ -15,6 +15,7 @@ Parties first import their tables with --own-party and --party-columns (`fedgrap
 On a fleet, every node's policy decides about link runs (key link). Ids and disclosed records need a consent of all parties.
 examples:
   fedgraph-flwr link --simulate a.safetensors b.safetensors c.safetensors --out linked
+  fedgraph-flwr link --simulate a2.safetensors b2.safetensors c2.safetensors --since linked --out linked2    # the next month
   fedgraph-flwr link engine=my-fleet num_clients=3
   fedgraph-flwr link --new-consent consent.json --parties 3 --purpose "fraud model" --expires 2026-12-31 --match ids
   fedgraph-flwr link --sign-consent consent.json --key keys/node_0 --client 0
@@ -33,7 +34,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="on a fleet: engine=CONNECTION num_clients=M ..."
     )
-    add_options(parser, _RUN, simulate={"nargs": "+"})
+    add_options(parser, _RUN, simulate={"nargs": "+"}, since={"nargs": "?", "const": Path(), "type": Path})
     rules: dict[str, Any] = {
         "match": "payments",
         "one_sided": "drop",
@@ -55,6 +56,8 @@ def register(commands: Any) -> None:
 _RUN = """
 --simulate FILE  client files or party.yaml of the parties that take part, on one machine
 --out DIR  output folder of --simulate
+--since DIR  send only records that the last link did not match; DIR: with --simulate, its output folder. On a fleet, pass it last
+    and without DIR: each node has its own ledger
 --quiet  on a fleet: print only the result, not the steps
 """
 
@@ -98,9 +101,18 @@ def main(args: argparse.Namespace) -> int:
         raise FedGraphError(f"--max-ids must be a whole number, got {args.max_ids}")
     names = ("match", "one_sided", "entities", "min_shared", "min_records", "max_shared", "dry_run")
     share = [str(entry) for entry in parse_share(args.share or _share_of(args.simulate or []))]
-    rules = LinkRules(**{name: getattr(args, name) for name in names}, max_ids=int(args.max_ids), share=share)
+    rules = LinkRules(
+        **{name: getattr(args, name) for name in names},
+        max_ids=int(args.max_ids),
+        share=share,
+        increment=args.since is not None,
+    )
     if args.new_consent or args.sign_consent:
         return _consent(args, rules)
+    if args.since is not None and (args.since == Path()) == bool(args.simulate):
+        raise FedGraphError(
+            "--since takes the folder of the last link's files with --simulate; on a fleet, pass it last and without a folder"
+        )
     if args.overrides and not args.simulate:
         return _fleet(args.overrides, rules, args.quiet)
     if not args.simulate:
@@ -112,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
         raise FedGraphError(f"--simulate takes files and no keys, got {args.overrides[0]}")
     if not (args.out or rules.dry_run):
         raise FedGraphError("--simulate needs --out DIR, the folder of the linked files (or --dry-run)")
-    return _simulate(args.simulate, args.out, rules)
+    return _simulate(args.simulate, args.out, rules, args.since)
 
 
 def _consent(args: argparse.Namespace, rules: Any) -> int:
@@ -196,11 +208,12 @@ def _share_of(files: list[Path]) -> list[str]:
     return next(iter(shares.values()), [])
 
 
-def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:
+def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | None) -> int:
     """Link files on this machine, by the messages of a fleet."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.data.schema import check_same
     from fedgraph_flwr.party.link.join import party_of
+    from fedgraph_flwr.party.link.ledger import SUFFIX, Ledger
     from fedgraph_flwr.party.link.protocol import simulate
     from fedgraph_flwr.party.party_file import client_file
     from fedgraph_flwr.secure.keyring import Keyring
@@ -222,7 +235,16 @@ def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:
             print(f"{path}: client {graph.client} is client {client} of the {len(ordered)} present")
         graph.client, graph.num_clients = client, len(ordered)
     check_same((str(path), graph.schema) for path, graph in ordered)
-    parties = [party_of(rules)(graph, rules, Keyring(graph.client)) for _, graph in ordered]
+    kept = [Ledger.load(path) for path in sorted(since.glob(f"*{SUFFIX}"))] if since else []
+    if since and not kept:
+        raise FedGraphError(f"{since} holds no ledger of a link (*{SUFFIX}): pass the folder that `link --out` wrote")
+    ledgers = {ledger.party: ledger for ledger in kept}
+    parties = [
+        party_of(rules)(
+            graph, rules, Keyring(graph.client), ledger=ledgers.get(getattr(graph, "linking", {}).get("party", ""))
+        )
+        for _, graph in ordered
+    ]
     simulate(parties)
     for (path, _), party in zip(ordered, parties, strict=True):
         print(f"{path}:")
@@ -233,6 +255,7 @@ def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:
     for party in parties:
         graph = party.result()
         graph.save(out / f"client_{party.client:04d}.safetensors")
+        party.ledger().save(out / f"client_{party.client:04d}{SUFFIX}")
         edges = graph.cut_out.size(1), graph.cut_in.size(1)
         print(
             f"client {party.client}: {graph.num_nodes} nodes, {graph.edge_index.size(1)} edges, cut edges: {edges[0]} out,"

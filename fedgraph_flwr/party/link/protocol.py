@@ -61,6 +61,7 @@ from fedgraph_flwr.party.link.files import (
     undirected,
     with_stubs,
 )
+from fedgraph_flwr.party.link.ledger import Ledger, Matched, basis_of, booked, in_order
 from fedgraph_flwr.party.link.matching import (
     FEWEST,
     POINT,
@@ -115,6 +116,7 @@ class LinkParty:
         memory: state of earlier phases (`state`).
         consent: digest of the parties' signed consent, which all must have alike.
         accepted: names that the parties must have, by client; empty: any.
+        ledger: records that the last link matched; with ``rules.increment`` they are not sent again.
 
     Attributes:
         done: number of phases whose messages this party has sent.
@@ -131,9 +133,11 @@ class LinkParty:
         memory: Mapping[str, Any] | None = None,
         consent: bytes = b"",
         accepted: Sequence[str] = (),
+        ledger: Ledger | None = None,
     ):
         self.consent, self.accepted = consent, [str(name) for name in fold(list(accepted))]
         self.graph, self.rules, self.keyring, self.client = graph, rules, keyring, graph.client
+        self.before = ledger or Ledger()
         self._check_file()
         stored = memory or {}
         private = stored.get("private")
@@ -153,6 +157,8 @@ class LinkParty:
         self.counts: dict[int, PairCount] = {}
         self.absent: dict[str, int] = {}
         self._values: dict[int, tuple[Ints, list[bytes]]] = {}
+        self._old: dict[int, Ints] = {}
+        self._edge_data: dict[int, dict[str, Tensor]] = {}
         self._done: ClientGraph | None = None
         self._linked: ClientGraph | None = None
         self._files: dict[int, bytes] = {}
@@ -386,13 +392,66 @@ class LinkParty:
                 parties = self.graph.linking["parties"]
                 place = parties.index(self.names[peer]) if self.names[peer] in parties else -1
                 rows = np.flatnonzero(graph.foreign[1].numpy() == place)
-                self._values[peer] = rows, record_keys(graph, rows, self.names[peer])
+                self._values[peer] = self._without_matched(peer, rows, record_keys(graph, rows, self.names[peer]))
             if len(self._values[peer][1]) > self.rules.max_ids:
                 raise RunFailed(
                     f"client {self.client} has {len(self._values[peer][1])} records for client {peer}, expected at most"
                     f" {self.rules.max_ids} (--max-ids)"
                 )
         return self._values[peer]
+
+    def _without_matched(self, peer: int, rows: Ints, keys: list[bytes]) -> tuple[Ints, list[bytes]]:
+        """Return rows and keys without those that the last link matched."""
+        if not self.rules.increment:
+            return rows, keys
+        if self.before.peers and self.before.basis != basis_of(self.introduction()):
+            raise RunFailed(
+                f"client {self.client} links with another schema or other options of import than in the last link: import with"
+                " those, or link without --since"
+            )
+        old, fresh = self._known(peer).divide(self.graph, rows, keys, peer)
+        self._old[peer] = rows[old]
+        return rows[fresh], [keys[row] for row in fresh.tolist()]
+
+    def _known(self, peer: int) -> Matched:
+        """Return the records that the last link matched with a peer."""
+        return self.before.peers.get(self.names[peer], Matched()) if self.rules.increment else Matched()
+
+    def _matched(self, peer: int, order: Ints) -> Ints:
+        """Return the records that both have: those of the last link, then those of `values` at these places."""
+        rows = self.values(peer)[0][order]
+        return np.concatenate([self._old.get(peer, rows[:0]), rows])
+
+    def _ledger_digest(self, peer: int, sender: int) -> Arrays:
+        """Return a hash of the records of the last link, by which a sender shows that it keeps them; only of an increment."""
+        receiver = peer if sender == self.client else self.client
+        bound = b"fedgraph link ledger" + self.session + f"{sender}>{receiver}:".encode() + self._known(peer).digest
+        return {"ledger": _bytes(hashlib.sha256(bound).digest())} if self.rules.increment else {}
+
+    def _check_ledger(self, peer: int, arrays: Arrays) -> None:
+        """Require that a peer keeps the same records of the last link.
+
+        Raises:
+            RunFailed: it does not.
+        """
+        for key, digest in self._ledger_digest(peer, peer).items():
+            if not np.array_equal(_shape(arrays[key], (32,)), digest):
+                raise RunFailed(
+                    f"clients {self.client} and {peer} keep different records of the last link: nothing is sent; link without"
+                    " --since"
+                )
+
+    def ledger(self) -> Ledger:
+        """Return the records that are matched now, for the next link."""
+        self.linked()
+        peers = {}
+        for peer in [] if self.rules.identities else self.peers:
+            own, (rows, keys) = self._ordered(peer), self.values(peer)
+            found = [*self._known(peer).keys, *(keys[place].decode() for place in own)]
+            alone = [keys[place].decode() for place in np.setdiff1d(np.arange(rows.size), own)]
+            known = booked(self.graph, self._matched(peer, own))
+            peers[self.names[peer]] = in_order(found, self._edge_data[peer], known, alone)
+        return Ledger(self.names[self.client], basis_of(self.introduction()), peers)
 
     def _purpose(self, peer: int) -> bytes:
         first, second = sorted((self.client, peer))
@@ -405,10 +464,15 @@ class LinkParty:
         values = self.values(peer)[1]
         masks, places = self._mask(peer).masks(values, self._purpose(peer), self._padded(len(values)))
         self.pairs[peer] = {"masks": masks, "places": places}
-        return {"size": np.array([len(masks)]), "commitment": commitment(masks)}
+        return {
+            "size": np.array([len(masks)]),
+            "commitment": commitment(masks),
+            **self._ledger_digest(peer, self.client),
+        }
 
     def _take_commit(self, inbox: Mapping[int, Arrays]) -> None:
         for peer, arrays in inbox.items():
+            self._check_ledger(peer, arrays)
             size = int(arrays["size"][0])
             self._check_size(peer, size)
             committed = _shape(arrays["commitment"], (32,))
@@ -573,10 +637,11 @@ class LinkParty:
         order = shuffled(padded)
         rows = as_rows([*hashes, *(secrets.token_bytes(REPLY) for _ in range(padded - len(hashes)))], REPLY)[order]
         self.pairs[peer] = {"replies": rows, "places": np.argsort(order)[: len(values)]}
-        return {"size": np.array([padded]), **self._make_seal(peer)}
+        return {"size": np.array([padded]), **self._make_seal(peer), **self._ledger_digest(peer, self.client)}
 
     def _take_ask_commit(self, inbox: Mapping[int, Arrays]) -> None:
         for peer, arrays in inbox.items():
+            self._check_ledger(peer, arrays)
             size = int(arrays["size"][0])
             self._check_size(peer, size)
             self.pairs[peer]["size"] = np.array([size])
@@ -658,7 +723,7 @@ class LinkParty:
         """Return the records that no other party has, also those of parties that are no client."""
         alone = np.ones(self.graph.foreign.size(1), dtype=bool)
         for peer in self.peers:
-            alone[self.values(peer)[0][self.intersection(peer)[0]]] = False
+            alone[self._matched(peer, self.intersection(peer)[0])] = False
         return np.flatnonzero(alone)
 
     def _sends_data(self, peer: int, rows: Ints) -> NDArray[np.bool_]:
@@ -674,7 +739,7 @@ class LinkParty:
         if self.rules.identities:
             return content | {"row": places[self.values(peer)[0][own]]}
         rows = self.values(peer)[0][own]
-        node = self.graph.foreign[0].numpy()[rows]
+        node = self.graph.foreign[0].numpy()[self._matched(peer, own)]
         content |= {"row": places[node], **self._data(rows[self._sends_data(peer, rows)], "")}
         if self.rules.discloses:
             alone = np.setdiff1d(self.values(peer)[0], rows)
@@ -702,7 +767,8 @@ class LinkParty:
             own = self._checked_order(peer, arrays)
             count = int(_shape(arrays["count"], (1,))[0])
             most = self.nodes[peer] + (self.rules.max_ids * len(self.peers) if self.rules.one_sided == "stub" else 0)
-            arrays = {**arrays, "row": _shape(arrays["row"], (own.size,), "i").astype(np.int64)}
+            both = own.size + len(self._known(peer).keys)
+            arrays = {**arrays, "row": _shape(arrays["row"], (both,), "i").astype(np.int64)}
             rows = arrays["row"]
             if self.rules.discloses:
                 arrays["alone_row"] = self._checked_alone(peer, arrays).astype(np.int64)
@@ -808,7 +874,7 @@ class LinkParty:
         """Return the columns of the own ends of shared records, in the order of the rows of `_make_match`."""
         if not self.records:
             return {}
-        rows = self.values(peer)[0][self._by_mask(peer)[0]]
+        rows = self._matched(peer, self._by_mask(peer)[0])
         attr = self.graph.foreign_edge_attr.numpy()[rows]
         node, outgoing = self.graph.foreign[0].numpy()[rows], self.graph.foreign_out.numpy()[rows]
         known = record_counts(self.linked())[self._prepare()[1][node]] >= self.rules.min_records
@@ -830,9 +896,10 @@ class LinkParty:
                     " account twice: nothing is written"
                 )
             declared = {"account", *map(str, range(len(self.columns)))}
+            both = self._matched(peer, self._ordered(peer)).size
             if self.records:
                 declared |= {"known", *(f"edge {place}" for place in range(len(self.records)))}
-                _shape(arrays["known"], (self._ordered(peer).size,), "b")
+                _shape(arrays["known"], (both,), "b")
             if extra := sorted(arrays.keys() - declared):
                 raise RunFailed(
                     f"client {peer} sent a column '{sanitize(extra[0], 40)}' that the rules do not name: nothing is written"
@@ -840,7 +907,7 @@ class LinkParty:
             for place, column in enumerate(self.columns):
                 self._check_told(peer, column, arrays[str(place)], ids.shape[0])
             for place, (column, _) in enumerate(self.records):
-                self._check_told(peer, column, arrays[f"edge {place}"], self._ordered(peer).size)
+                self._check_told(peer, column, arrays[f"edge {place}"], both)
             self.pairs[peer]["share"] = arrays
 
     def _check_told(self, peer: int, column: Column, values: NDArray[Any], count: int) -> None:
@@ -947,10 +1014,12 @@ class LinkParty:
 
     def _edges(self, peer: int, start: int) -> Edges:
         graph, arrays = self.graph, self.pairs[peer]["match"]
-        rows = self.values(peer)[0][self._ordered(peer)]
-        far = arrays["row"]
+        rows, known = self._matched(peer, self._ordered(peer)), self._known(peer)
+        far, old = arrays["row"], len(known.keys)
         sends = self._sends_data(peer, rows)
+        sends[:old] = True  # their data are in the ledger
         data: dict[str, Tensor] = {}
+        self._edge_data[peer] = {}
         for key in DATA:
             if not _has(graph, key):
                 continue
@@ -967,7 +1036,10 @@ class LinkParty:
             if key == "edge_y":
                 self.counts.setdefault(peer, PairCount()).conflicts = int((values[taken] != received).sum())
             values[taken] = received
+            if old:
+                values[:old] = known.data[key]
             data[key] = values
+            self._edge_data[peer][key] = values
             if key == "edge_attr":
                 own = self._with_told(peer, whole, graph.foreign_out.numpy()[rows])
                 data[key] = torch.cat([values, own[:, values.size(1) :]], dim=1)
@@ -1052,7 +1124,8 @@ class LinkParty:
             return
         name = hashlib.sha256(b"".join(self._files[k] for k in sorted(self._files))).hexdigest()
         role = {"role": self.graph.linking["role"]} if self.graph.linking.get("role") else {}
-        graph.linking = {"party": self.graph.linking.get("party", ""), "link": name, **role}
+        form = {"form": self.graph.linking["form"]} if "form" in self.graph.linking else {}
+        graph.linking = {"party": self.graph.linking.get("party", ""), "link": name, **form, **role}
 
     # --- report -------------------------------------------------------------------------------------------------------
 
@@ -1065,7 +1138,8 @@ class LinkParty:
             count = self.counts.get(peer, PairCount())
             name = f"client {peer}" + (f" ('{sanitize(self.names[peer], 60)}')" if self.names.get(peer) else "")
             alone = "" if self.rules.identities else f", {records - found} one-sided ({self.rules.one_sided})"
-            more = f", {count.conflicts} with another label there (the source's counts)" if count.conflicts else ""
+            more = f", {old} more of the last link" if (old := len(self._known(peer).keys)) else ""
+            more += f", {count.conflicts} with another label there (the source's counts)" if count.conflicts else ""
             more += f", {count.unknown} name accounts that it does not have" if count.unknown else ""
             lines.append(f"{name}: {records} {what}, {found} shared{alone}{more}")
             if self.rules.share and not self.rules.dry_run:

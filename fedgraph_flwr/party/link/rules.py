@@ -31,6 +31,7 @@ class LinkRules:
         max_shared: largest share of the own set that may be shared.
         share: columns of its own accounts in shared records that each party tells the party at the other end (`data.far_ends`).
         min_records: fewest records of an account of which a party tells; with ``columns``, of an account that it asks for.
+        increment: whether records that the last link matched are not sent again (`ledger`).
         dry_run: whether only numbers are learnt; not with ``routed``, whose hashes show which records are shared.
     """
 
@@ -43,6 +44,7 @@ class LinkRules:
     max_shared: float = 1.0
     share: list[str] = field(default_factory=list)
     min_records: int = 1
+    increment: bool = False
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -75,7 +77,10 @@ class LinkRules:
                 f"one_sided={self.one_sided} applies to records, not to match=ids or entities=columns: leave it out"
                 " (one_sided=drop)"
             )
-
+        if self.identities and self.increment:
+            raise FedGraphError(
+                "--since applies to records, not to match=ids or entities=columns, whose accounts are matched again: leave it out"
+            )
         if self.match == "routed" and self.dry_run:
             raise FedGraphError(
                 "dry_run with match=routed would show which records are shared, not only their number: use match=payments, or"
@@ -116,4 +121,4 @@ class LinkRules:
     def common(self) -> dict[str, Any]:
         """The rules that all parties must have alike; the others are limits of each party."""
         values = asdict(self)
-        return {key: values[key] for key in ("match", "one_sided", "entities", "share", "dry_run")}
+        return {key: values[key] for key in ("match", "one_sided", "entities", "share", "increment", "dry_run")}
