@@ -174,6 +174,19 @@ def node(client_files: Callable[..., str], tmp_path: Path) -> Callable[..., Any]
     return make
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With ``--dist loadgroup``, one process runs the tests that share what their module makes once, or once a method."""
+    for item in (item for item in items if isinstance(item, pytest.Function)):
+        made = {name: found[-1] for name, found in item._fixtureinfo.name2fixturedefs.items()}
+        shared = any(one.scope == "module" and one.func.__module__ == item.module.__name__ for one in made.values())
+        if shared and not item.get_closest_marker("xdist_group"):
+            words = item.callspec.params if hasattr(item, "callspec") else {}
+            form = words.get("form", words.get("method", ""))
+            method = form if isinstance(form, str) else "".join(form[:1])
+            item.add_marker(pytest.mark.xdist_group(f"{item.module.__name__} {method}".strip()))
+
+
 def pytest_collection_finish() -> None:
     """Leave what is imported by now to no further collection of garbage."""
     gc.collect()

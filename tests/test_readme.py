@@ -56,7 +56,7 @@ def test_all_keys_of_the_summary_are_named():
 
 
 QUICK = "pytest -n 2"
-SLOW = 'pytest -n 3 --dist loadgroup -m "slow and not faults"'
+SLOW = 'pytest -n 4 --dist loadgroup -m "slow and not faults"'
 
 
 def test_the_test_commands_are_what_ci_calls():
