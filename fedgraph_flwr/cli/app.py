@@ -146,10 +146,12 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--conf", metavar="DIR", help="additional config folder, searched first (see FEDGRAPH_CONF)")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name in given[:1]:
-            importlib.import_module(module).register(commands)
-        else:
-            commands.add_parser(name, help=text)
+            called = importlib.import_module(module)
+            command.epilog = getattr(called, "EPILOG", None)
+            command.set_defaults(func=getattr(called, "main", None))  # those of its actions take precedence
+            called.register(command)
     return parser
 
 

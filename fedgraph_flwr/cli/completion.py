@@ -45,14 +45,12 @@ SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _WITH_KEYS = ("run", "partition")
 
 
-def register(commands: Any) -> None:
-    """Add ``completion`` to the subparsers."""
-    parser = commands.add_parser("completion", help="print a completion script for bash, zsh or fish")
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``completion``."""
     parser.add_argument(
         "shell", choices=[*SCRIPTS, "words"], help="shell, or words: completions of a line (called by the scripts)"
     )
     parser.add_argument("line", nargs="?", default="", help=argparse.SUPPRESS)
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

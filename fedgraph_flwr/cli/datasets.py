@@ -1,7 +1,6 @@
 """Command ``datasets``: list datasets, their availability and their files."""
 
 import argparse
-from typing import Any
 
 from fedgraph_flwr.data.datasets import SOURCES, Source, is_available
 from fedgraph_flwr.data.graph import read_header
@@ -11,11 +10,9 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 _HEADER = ("name", "nodes", "edges", "features", "classes", "available", "folder")
 
 
-def register(commands: Any) -> None:
-    """Add ``datasets`` to the subparsers."""
-    parser = commands.add_parser("datasets", help="list datasets, their availability and their files")
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``datasets``."""
     parser.add_argument("name", nargs="?", help="dataset to describe in detail")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

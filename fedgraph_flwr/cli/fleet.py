@@ -4,7 +4,6 @@ import argparse
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr.cli.node import check_address
 from fedgraph_flwr.errors import FedGraphError
@@ -16,9 +15,8 @@ _MARKS = {True: "yes", False: "NO", None: "?"}
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
 
 
-def register(commands: Any) -> None:
-    """Add ``fleet`` to the subparsers."""
-    parser = commands.add_parser("fleet", help="create keys and certificates, admit nodes, show status, diagnose")
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fleet``."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     init = actions.add_parser(

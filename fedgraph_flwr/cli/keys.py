@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from typing import Any
 
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.config.composition import GROUPS
@@ -10,16 +9,14 @@ from fedgraph_flwr.config.json_schema import json_schema
 from fedgraph_flwr.config.key_docs import Key, keys_of, own_keys_of, part_keys, select
 
 
-def register(commands: Any) -> None:
-    """Add ``keys`` to the subparsers."""
-    parser = commands.add_parser("keys", help="list configuration keys with type, range, default and meaning")
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``keys``."""
     parser.add_argument(
         "group",
         nargs="?",
         help="section such as train, or GROUP=NAME such as strategy=fedspa for its additional keys (default: all)",
     )
     parser.add_argument("--schema", action="store_true", help="print a JSON Schema of configuration files, for editors")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

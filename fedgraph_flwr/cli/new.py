@@ -5,7 +5,6 @@ import keyword
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.data.graph import write_bytes
@@ -25,15 +24,13 @@ _FILES = {
 """Template → path in the package."""
 
 
-def register(commands: Any) -> None:
-    """Add ``new`` to the subparsers."""
-    parser = commands.add_parser("new", help="create a package for your method, with a test")
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``new``."""
     parser.add_argument("what", choices=["method"], help="kind of package")
     parser.add_argument("name", help="name of the method and the package: a lower-case Python identifier")
     parser.add_argument(
         "--dir", type=Path, default=Path(), metavar="DIR", help="parent folder of the package (default: current folder)"
     )
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -19,7 +19,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import flower_patches
@@ -43,11 +42,9 @@ _PATHS = {"graph": "FILE", "state": "DIR", "policy": "FILE", "peers": "DIR"}
 _PATCHES = Path(flower_patches.__file__)
 
 
-def register(commands: Any) -> None:
-    """Add ``node`` to the subparsers."""
-    parser = commands.add_parser(
-        "node", help="run this party's SuperNode with its graph", description=(__doc__ or "").split("\n", 1)[0]
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``node``."""
+    parser.description = (__doc__ or "").split("\n", 1)[0]
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="address of the fleet's server")
     parser.add_argument("--key", required=True, type=Path, metavar="FILE", help="this party's private key (fleet join)")
     parser.add_argument(
@@ -72,7 +69,6 @@ def register(commands: Any) -> None:
     parser.add_argument("--port", type=int, help="loopback port for this node's processes (default: a free port)")
     parser.add_argument("--plain", action="store_true", help="use unpatched Flower: slower, one process per message")
     parser.add_argument("--once", action="store_true", help="exit when the SuperNode ends, without retries")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from fedgraph_flwr.data.statistics import edge_homophily, label_skew
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import store
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fedgraph-flwr partition dataset=cora num_clients=5 --describe
   fedgraph-flwr partition dataset=cora partition=metis num_clients=5 seed=1 --out parts
@@ -27,14 +26,9 @@ top class: share of the client's largest class. label TV: total-variation distan
 pooled one. homophily: share of its edges within one class. cut: number of its outgoing and incoming cut edges"""
 
 
-def register(commands: Any) -> None:
-    """Add ``partition`` to the subparsers."""
-    parser = commands.add_parser(
-        "partition",
-        help="partition a dataset into client files, or describe the partition",
-        epilog=f"{_EPILOG}partitions: {', '.join(group_names('partition'))}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``partition``."""
+    parser.epilog = f"{EPILOG}partitions: {', '.join(group_names('partition'))}"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `fedgraph-flwr run`")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="output folder for client_0000.safetensors ... and partition.json"
@@ -50,7 +44,6 @@ def register(commands: Any) -> None:
         metavar="FOLDER",
         help="root folder of a FedGB variant (schema 1.0), whose clients are written to --out instead of a dataset's",
     )
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

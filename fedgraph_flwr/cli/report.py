@@ -2,12 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 
-def register(commands: Any) -> None:
-    """Add ``report`` to the subparsers."""
-    parser = commands.add_parser("report", help="write an HTML report of runs or sweeps")
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``report``."""
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", type=Path, help="runs to compare, folders of sweeps, or one folder of runs"
     )
@@ -20,7 +18,6 @@ def register(commands: Any) -> None:
         action="store_true",
         help="do not search the folders next to DIR for baseline runs (Local, Central)",
     )
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

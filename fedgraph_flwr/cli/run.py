@@ -12,7 +12,7 @@ from fedgraph_flwr.config import RunConfig, configuration, group_names
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.report.as_json import as_json
 
-_EPILOG = """\
+EPILOG = """\
 keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed=
 engine=inline|ray|flower-simulation|CONNECTION out=DIR resume=DIR
 config=FILE (your own YAML, or a run's config.yaml to repeat),
@@ -26,14 +26,9 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``run`` to the subparsers."""
-    parser = commands.add_parser(
-        "run",
-        help="train a model in this process, on Ray, or on a fleet",
-        epilog=_EPILOG + "\n".join(_names(group) for group in ("strategy", "protocol")),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``run``."""
+    parser.epilog = EPILOG + "\n".join(_names(group) for group in ("strategy", "protocol"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of conf/config.yaml")
     parser.add_argument("--quiet", action="store_true", help="print only the summary table")
     parser.add_argument("--verbose", action="store_true", help="print every test score (default: the first four)")
@@ -46,7 +41,6 @@ def register(commands: Any) -> None:
         help=".csv or .parquet: write the trained model's scores of all clients' items",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the composed configuration and exit")
-    parser.set_defaults(func=main)
 
 
 def _names(group: str) -> str:

@@ -2,9 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fedgraph-flwr runs                                   # all runs in runs/
   fedgraph-flwr runs strategy=fedprox state=finished   # those with these values
@@ -12,14 +11,8 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``runs`` to the subparsers."""
-    parser = commands.add_parser(
-        "runs",
-        help="list runs with their settings, state and score",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``runs``."""
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -27,7 +20,6 @@ def register(commands: Any) -> None:
         help="folder of runs (default: runs), and values of keys, or of state, that select runs",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, with every key of the configurations")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

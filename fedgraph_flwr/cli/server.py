@@ -8,7 +8,6 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet import flower_patches
@@ -23,13 +22,9 @@ PATIENCE = 120.0
 """Seconds to wait for the SuperLink to respond."""
 
 
-def register(commands: Any) -> None:
-    """Add ``server`` to the subparsers."""
-    parser = commands.add_parser(
-        "server",
-        help="run a fleet's server with the keys of `fleet init`",
-        description=(__doc__ or "").split("\n", 1)[0],
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``server``."""
+    parser.description = (__doc__ or "").split("\n", 1)[0]
     parser.add_argument(
         "folder", type=Path, nargs="?", default=Path("keys"), help="folder of `fleet init` (default: keys)"
     )
@@ -41,7 +36,6 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--no-join", action="store_true", help="do not register the folder's public keys")
     parser.add_argument("--plain", action="store_true", help="use unpatched Flower, including its ServerApps")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, sanitize
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # SciPy and Torch come with these, which `--help` does not ne
     from fedgraph_flwr.sweeps.spec import Cell, Sweep
     from fedgraph_flwr.sweeps.summary import SweepSummary
 
-_EPILOG = """\
+EPILOG = """\
 Pass a YAML file (docs/sweeps.md), optionally with overrides for all its runs, or only overrides with several values:
   fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4
   fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 tune=train.lr seed=0..4
@@ -27,14 +27,8 @@ Pass a YAML file (docs/sweeps.md), optionally with overrides for all its runs, o
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``sweep`` to the subparsers."""
-    parser = commands.add_parser(
-        "sweep",
-        help="run many configurations in parallel and write a table",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``sweep``."""
     parser.add_argument(
         "overrides", nargs="+", metavar="FILE or key=value,value", help="sweep files, or overrides with several values"
     )
@@ -53,7 +47,6 @@ def register(commands: Any) -> None:
     parser.add_argument("--dry-run", action="store_true", help="list the runs and exit")
     parser.add_argument("--table-only", action="store_true", help="only write the table of the available rows")
     parser.add_argument("--json", action="store_true", help="print scores, intervals, verdicts and costs as JSON")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -2,11 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr.party.options import add_options
 
-_EPILOG = """\
+EPILOG = """\
 The cost is printed first: all rounds again. The result equals, bit for bit, the run that never had the party. Then delete RUN,
 its exports and the nodes' state folders: they hold models that the party took part in.
 examples:
@@ -22,17 +21,10 @@ _OPTIONS = """
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``forget`` to the subparsers."""
-    parser = commands.add_parser(
-        "forget",
-        help="remove a party from a finished run, exactly",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``forget``."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished simulation")
     add_options(parser, _OPTIONS, party={"required": True})
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

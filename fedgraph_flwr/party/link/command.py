@@ -10,7 +10,7 @@ from typing import Any
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options
 
-_EPILOG = """\
+EPILOG = """\
 Parties first import their tables with --own-party and --party-columns (`fedgraph-flwr import`).
 On a fleet, every node's policy decides about link runs (key link). Ids and disclosed records need a consent of all parties.
 examples:
@@ -22,15 +22,9 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``link`` to the subparsers."""
-    parser = commands.add_parser(
-        "link",
-        help="match records that two parties share, to add the edges between them",
-        description=(__doc__ or "").split(": ", 1)[1],
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``link``."""
+    parser.description = (__doc__ or "").split(": ", 1)[1]
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="on a fleet: engine=CONNECTION num_clients=M ..."
     )
@@ -50,7 +44,6 @@ def register(commands: Any) -> None:
     add_options(parser, _RULES, **{name: {"default": value} for name, value in rules.items()}, **numbers)
     consent = parser.add_argument_group("consent of all parties, for --match ids, --one-sided disclose and --share")
     add_options(consent, _CONSENT)
-    parser.set_defaults(func=main)
 
 
 _RUN = """

@@ -37,7 +37,7 @@ from fedgraph_flwr.party.tables.options import add_table_arguments, check_output
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns, typed_files
 
-_EPILOG = """\
+EPILOG = """\
 tables: .csv, .tsv, .txt (or with .gz) or .parquet, with a header. Ids and labels may have any type; an empty label is unknown.
 examples:
   fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
@@ -51,16 +51,9 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``import`` to the subparsers."""
-    parser = commands.add_parser(
-        "import",
-        help="import your graph from tables or a saved PyG object",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``import``."""
     add_arguments(parser)
-    parser.set_defaults(func=main)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.party.tables.options import ROLES, add_table_arguments
 
-_EPILOG = """\
+EPILOG = """\
 Options correct a guess. Edit the file for other keys, then run `fedgraph-flwr import PARTY.YAML`.
 examples:
   fedgraph-flwr init-party accounts.csv payments.csv
@@ -26,18 +26,11 @@ _PARTY = """
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``init-party`` to the subparsers."""
-    parser = commands.add_parser(
-        "init-party",
-        help="write party.yaml by guessing from a party's two tables",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``init-party``."""
     parser.add_argument("tables", nargs=2, type=Path, metavar="TABLE", help="the table of nodes and that of edges")
     add_options(parser, _PARTY, client={"default": 0})
     add_table_arguments(parser.add_argument_group("corrections"), parties=True)
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

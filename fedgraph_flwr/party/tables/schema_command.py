@@ -2,13 +2,12 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.data.schema import Schema, agreed_schema, to_text
 from fedgraph_flwr.errors import FedGraphError
 
-_EPILOG = """\
+EPILOG = """\
 each party:   fedgraph-flwr import --nodes customers.csv --edges payments.csv --classes ok,fraud --statistics a.json
 one of them:  fedgraph-flwr schema merge a.json b.json c.json --schema schema.yaml
 each party:   fedgraph-flwr import --nodes customers.csv --edges payments.csv --schema schema.yaml --client 0 --num-clients 3 \\
@@ -16,14 +15,8 @@ each party:   fedgraph-flwr import --nodes customers.csv --edges payments.csv --
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``schema`` to the subparsers."""
-    parser = commands.add_parser(
-        "schema",
-        help="show the schema of your tables, or merge statistics of parties",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``schema``."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     show = actions.add_parser("show", help="show the columns of a schema, a client file or an imported dataset")
     show.add_argument("file", type=Path)

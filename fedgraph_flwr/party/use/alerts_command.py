@@ -18,7 +18,7 @@ from fedgraph_flwr.party.use.predict_command import (
     predicted_from,
 )
 
-_EPILOG = """\
+EPILOG = """\
 The first call chooses a threshold by a rule and stores it beside the model; later calls use it.
 examples:
   fedgraph-flwr alerts runs/mine --client 0 --budget 20                       # choose: 20 alerts per day
@@ -27,14 +27,8 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``alerts`` to the subparsers."""
-    parser = commands.add_parser(
-        "alerts",
-        help="choose a threshold for alerts, and list the items above it",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``alerts``."""
     add_model_arguments(parser)
     rule = parser.add_argument_group("rule of the threshold (default: the stored one)")
     rule.add_argument("--budget", type=float, default=0.0, metavar="K", help="at most K alerts per day")
@@ -59,7 +53,6 @@ def register(commands: Any) -> None:
         "--explained", type=int, default=50, metavar="N", help="alerts with reasons, the highest ones (default: 50)"
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help=".html page: threshold, calibration, alerts")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

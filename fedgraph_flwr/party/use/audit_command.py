@@ -2,9 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-_EPILOG = """\
+EPILOG = """\
 The node appends a line per request to STATE/audit.jsonl before its reply leaves; lines are chained by hashes. Note the number and
 hash that this command prints, and pass them to the next audit.
 examples:
@@ -13,18 +12,11 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``audit`` to the subparsers."""
-    parser = commands.add_parser(
-        "audit",
-        help="verify and summarise what a server asked a node, and what left it",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``audit``."""
     parser.add_argument("state", type=Path, metavar="STATE", help="state folder of a node (--state)")
     parser.add_argument("--expect", default="", metavar="NUMBER:HASH", help="line that an earlier audit printed")
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file with one row per run")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

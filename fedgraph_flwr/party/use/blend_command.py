@@ -2,11 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
 
-_EPILOG = """\
+EPILOG = """\
 Each party fits one weight per run on its validation items (logistic regression on the logits) and scores the sum on its test
 items. The new folder is a run folder: report and compare read it. blend.json has the weights of each party.
 On a fleet, each party blends the models that its node stored: the new folder has predictions.csv and blend.json.
@@ -16,20 +15,13 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``blend`` to the subparsers."""
-    parser = commands.add_parser(
-        "blend",
-        help="weigh the predictions of finished runs, such as a network and boosting",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``blend``."""
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders of simulations on the same data")
     parser.add_argument(
         "--node", nargs="+", type=Path, metavar="DIR", help="state folders of a party's runs, instead of RUN"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="new run folder")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

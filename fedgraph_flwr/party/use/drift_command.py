@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import fill
@@ -18,7 +17,7 @@ from fedgraph_flwr.party.use.predict_command import (
 SHIFTED = 3
 """Exit code if something has shifted."""
 
-_EPILOG = """\
+EPILOG = """\
 Exit code: 0 if nothing has shifted, 3 if something has (population stability index above 0.25), 2 for invalid input.
 examples:
   fedgraph-flwr drift runs/mine --client 0 --nodes accounts.csv --edges march.csv --out drift.csv
@@ -26,19 +25,12 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``drift`` to the subparsers."""
-    parser = commands.add_parser(
-        "drift",
-        help="compare new tables with the data that a model was trained on",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``drift``."""
     add_model_arguments(parser)
     add_input_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of all columns")
     parser.add_argument("--page", type=Path, metavar="FILE", help=".html page of all columns")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import fill
@@ -12,7 +11,7 @@ from fedgraph_flwr.party.use.predict_command import add_input_arguments, add_mod
 SHOWN = 5
 """Reasons of an item that the terminal shows."""
 
-_EPILOG = """\
+EPILOG = """\
 Items are ids as `predict` lists them: of nodes, or of edges (their numbers without --edges). Networks need `pip install
 'fedgraph-flwr[explain]'`, trees `pip install 'fedgraph-flwr[trees]'`.
 examples:
@@ -21,21 +20,14 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``explain`` to the subparsers."""
-    parser = commands.add_parser(
-        "explain",
-        help="list the columns and payments that carry an item's score",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``explain``."""
     add_model_arguments(parser)
     add_input_arguments(parser)
     parser.add_argument("--items", required=True, metavar="IDS", help="ids of the items, separated by commas")
     parser.add_argument("--top", type=int, default=20, metavar="K", help="reasons per item (default: 20)")
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the reasons")
     parser.add_argument("--page", type=Path, metavar="FILE", help=".html page of the reasons")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -2,11 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr.party.options import fill
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fedgraph-flwr export runs/mine --out folder                   # the shared model
   fedgraph-flwr export runs/mine --client 0 --out folder        # the model of client 0
@@ -14,21 +13,14 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``export`` to the subparsers."""
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``export``."""
     from fedgraph_flwr.party.use.predict_command import add_model_arguments
 
-    parser = commands.add_parser(
-        "export",
-        help="export a trained model to a folder that plain PyG loads",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
     add_model_arguments(parser)
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="output folder: new, or of an earlier export"
     )
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:

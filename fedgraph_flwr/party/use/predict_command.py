@@ -10,7 +10,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
 
-_EPILOG = """\
+EPILOG = """\
 The output has the columns id, p_<class> for each class, and class; with task=edges, edge, source and target instead of id; with
 task=nodes-regression or nodes-multilabel, id and one column per target (a number, or the probability of yes).
 Tables are encoded by the schema of the run, or a client's own statistics. If edges name nodes of the client's stored graph, or of
@@ -22,18 +22,11 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``predict`` to the subparsers."""
-    parser = commands.add_parser(
-        "predict",
-        help="predict new nodes and graphs with a trained model",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``predict``."""
     add_model_arguments(parser)
     add_input_arguments(parser)
     add_options(parser, _OUTPUT)
-    parser.set_defaults(func=main)
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:

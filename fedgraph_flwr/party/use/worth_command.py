@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-_EPILOG = """\
+EPILOG = """\
 Differences are to the first RUN, on the same test items of the party, with 95 % intervals: paired bootstrap of whole days
 (items with times), else of connected components, else of items. Runs that differ only in their seeds are one row. Nothing
 leaves the party.
@@ -14,16 +14,10 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add ``worth`` to the subparsers."""
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``worth``."""
     from fedgraph_flwr.party.use.worth import CLUSTERS, METRICS
 
-    parser = commands.add_parser(
-        "worth",
-        help="compare local, boosting and federated models on a party's own test items",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="run folders, the local model's first; or a state folder"
     )
@@ -36,7 +30,6 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the table")
     parser.add_argument("--page", type=Path, metavar="FILE", help=".html page of the comparison")
-    parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:
