@@ -61,11 +61,11 @@ DATA = {
     "accounts in rings": ["task=nodes", *RINGS, "num_clients=3", "evaluation.metric=average_precision"],
     "few payments in rings": [
         *("task=edges", "dataset=payments", "dataset.amounts=passed", "dataset.kinds=[cycle]", "dataset.accounts=1000"),
-        *("dataset.background=8000", "dataset.per_kind=8", "dataset.size=[6,10]", "dataset.window=1", "num_clients=3"),
+        *("dataset.background=8000", "dataset.per_kind=10", "dataset.size=[6,10]", "dataset.window=1", "num_clients=3"),
         *("split.step=null", "evaluation.average=test_nodes"),
     ],
 }
-"""Those of `simulations/payments_edges.yaml`, whose amounts ignore the label; rings whose members pass on 90 to 99 %; few of them."""
+"""Those of `simulations/payments_edges.yaml`, whose amounts ignore the label; rings that pass on 90 to 99 %; few of them."""
 
 WITHIN_A_DAY = ("payments", "few payments in rings")
 SHORT = ["dataset.windows=[1,0.25]"]
