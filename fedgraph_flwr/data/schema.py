@@ -378,8 +378,8 @@ class Schema:
             ours, theirs = (", ".join(schema.edge_classes) or "none" for schema in (self, other))
             return f"the classes of edges are {ours} here and {theirs} there"
         if self.roles != other.roles:
-            ours, theirs = (", ".join(sorted(schema.roles)) or "none" for schema in (self, other))
-            return f"the roles of parties or their columns differ (roles {ours} here and {theirs} there)"
+            ours, theirs = (to_text(schema.to_dict().get("roles", "none")) for schema in (self, other))
+            return f"the columns of roles are {ours} here and {theirs} there"
         return ""
 
     def classes_in_order(self, given: Sequence[str], where: str) -> tuple[str, ...]:

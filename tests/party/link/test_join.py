@@ -1,5 +1,6 @@
 """`link --entities columns`: columns of banks' accounts arrive at the network whose payments name them, and nothing else does."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -143,6 +144,41 @@ def test_an_account_below_the_floor_is_not_asked_for(files):
     lacking = parties[0].result().x[:, column_names(graph).index("flag missing")]
     words = unpack_words(graph.ids)[count >= floor]
     assert int((lacking == 0).sum()) == sum(word not in ("A0", "A1", "B0", "B1") for word in words)
+
+
+def test_an_account_that_no_payment_names_is_not_asked_for(files):
+    graph = files[0]
+    free = graph.num_nodes - 1
+    kept = (graph.edge_index != free).all(dim=0)
+    data = {key: getattr(graph, key)[kept] for key in ("edge_attr", "edge_time", "edge_y")}
+    network = replace(graph, edge_index=graph.edge_index[:, kept], **data)
+    parties = joined([network, *files[1:]], LinkRules(match="ids", entities="columns", share=SHARE))
+    assert "1 accounts have fewer than 1 records: not asked for" in parties[0].report()
+    assert free not in np.concatenate([parties[0].values(peer)[0] for peer in (1, 2)])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"name": "saldo"},
+            "roles are .*'flag', 'balance'.* here and .*'flag', 'saldo'.* there",
+        ),
+        ({"kind": "category"}, "column 'balance'"),
+        ({"scale": "log"}, "column 'balance'"),
+    ],
+)
+def test_columns_that_differ_between_schemas_are_refused(files, change, message):
+    schema = copy.deepcopy(files[2].schema)
+    columns = schema["agreed"]["nodes"]["node"]
+    if "name" in change:
+        schema["agreed"]["roles"]["bank"]["node"] = ["flag", "saldo"]
+        schema["agreed"]["nodes"]["node"] = {{"balance": "saldo"}.get(k, k): v for k, v in columns.items()}
+    else:
+        columns["balance"] |= change
+    rules = LinkRules(match="ids", entities="columns", share=["flag"])
+    with pytest.raises(RunFailed, match=f"clients 0 and 2 have different schemas .*{message}.*import both with one"):
+        joined([*files[:2], replace(files[2], schema=schema)], rules)
 
 
 def test_the_ledger_books_what_a_party_tells(files):
