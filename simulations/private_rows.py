@@ -7,8 +7,8 @@ and masks are left out, which do not change a sum. Hyper-parameters are chosen o
 noise at each bank (``--choose``, which prints them). ``results/private_rows.csv`` has a row per setting and seed; stored rows are
 not repeated. ``results/private_rows.md`` has the means.
 
-    python -m simulations.private_rows --rows 1000000 --banks 3 --train 0.9 --batch 2500             # a million rows
-    python -m simulations.private_rows --rows 1000000 --banks 3 --train 0.9 --batch 2500 --last 8    # also unit=payment
+    python -m simulations.private_rows --rows 1000000 --banks 3 --train 0.9 --batch 5000             # a million rows
+    python -m simulations.private_rows --rows 1000000 --banks 1 --train 0.9 --batch 5000 --last 8    # also unit=payment
 
 With `--last`, columns read at most so many payments at each end, and the noise of `privacy.unit=payment` is measured, too. Its
 mechanism reads all rows in each of its `PAYMENT_ROUNDS` steps. Here a step estimates that sum from a sample of `PAYMENT_SAMPLE`
@@ -271,8 +271,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     case = {key: getattr(args, key) for key in CASE} | {"batch": args.batch or args.rows // 50}
     command = ["git", "rev-parse", "HEAD"]
     case["commit"] = subprocess.run(command, capture_output=True, text=True, cwd=PATH.parent).stdout.strip()
-    noised = [setting for setting in (PAYMENT, LOCAL, SECURE) if args.last or setting != PAYMENT]
-    cells = [(OWN, 0.0), (ALL, 0.0), *((setting, epsilon) for epsilon in args.epsilons for setting in noised)]
+    absent = {PAYMENT: not args.last, ALL: args.banks == 1, SECURE: args.banks < 3}
+    noised = itertools.product(args.epsilons, (PAYMENT, LOCAL, SECURE))
+    cells = [(OWN, 0.0), (ALL, 0.0), *((setting, epsilon) for epsilon, setting in noised)]
+    cells = [cell for cell in cells if not absent.get(cell[0])]
     before = list(csv.DictReader(PATH.open(newline=""))) if PATH.is_file() else []
     named = [*CASE, "setting", "epsilon", "seed"]
     done = {tuple(r[key] for key in named) for r in before}
