@@ -73,14 +73,13 @@ def normalised(matrix: sp.csr_matrix) -> sp.csr_matrix:
     return sp.csr_matrix(scale @ loops @ scale)
 
 
-class AdaFGLClient(GraphClient, method=adafgl):
+class AdaFGLClient(GraphClient, method=adafgl, requires=(one_type,)):
     """FedAvg's client, which trains `branches` once it has the extractor.
 
     Attributes:
         branches: the client's own MLPs.
     """
 
-    requires = (one_type,)
     predicts_with: ClassVar[tuple[str, ...]] = (EXTRACTOR, "branches")
 
     def __init__(self, *args: Any, **kwargs: Any):

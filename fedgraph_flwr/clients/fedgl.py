@@ -32,10 +32,9 @@ from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree
 
 
-class FedGLClient(GraphClient, method=fedgl):
+class FedGLClient(GraphClient, method=fedgl, requires=(partial(hidden_features, does="shares"),)):
     """FedAvg's client with pseudo labels and a pseudo graph, stored in `memory`."""
 
-    requires = (partial(hidden_features, does="shares"),)
     predicts_with: ClassVar[tuple[str, ...]] = ("row", "col", "weight")
 
     @classmethod

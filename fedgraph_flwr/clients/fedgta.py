@@ -49,10 +49,9 @@ def confidence(y: Tensor, degree: Tensor) -> float:
     return max(float(degree @ bracket), 0.0)
 
 
-class FedGTAClient(GraphClient, method=fedgta):
+class FedGTAClient(GraphClient, method=fedgta, requires=(one_type,)):
     """FedAvg's client, which sends statistics of its labels smoothed along edges."""
 
-    requires = (one_type,)
     samples: ClassVar[str] = "blocks"
 
     @cached_property

@@ -27,11 +27,10 @@ class Params:
     reduction: str = choice("n2", tuple(REDUCTIONS))  # (ours) n2 | sum, as printed | edges
 
 
-class FedHEROClient(GraphClient):
+class FedHEROClient(GraphClient, requires=(network(FedHERO, "fedhero"),)):
     """FedAvg's client with the smoothness loss of Eq. (7)."""
 
     Params: ClassVar[type] = Params
-    requires = (network(FedHERO, "fedhero"),)
     model: FedHERO
 
     def loss(self) -> Tensor:

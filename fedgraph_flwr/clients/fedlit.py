@@ -29,14 +29,13 @@ from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 CENTROIDS = "centroids"
 
 
-class FedLITClient(GraphClient, method=fedlit):
+class FedLITClient(GraphClient, method=fedlit, requires=(network(FedLIT, "fedlit"),)):
     """FedAvg's client on typed links; `memory` contains the current centroids.
 
     Attributes:
         centres: centres that the server sent last.
     """
 
-    requires = (network(FedLIT, "fedlit"),)
     predicts_with: ClassVar[tuple[str, ...]] = (CENTROIDS,)
     model: FedLIT
     centres: Tensor | None = None

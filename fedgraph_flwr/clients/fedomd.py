@@ -57,10 +57,9 @@ class CachedForward(NamedTuple):
     moments: Tensor
 
 
-class FedOMDClient(GraphClient, method=fedomd):
+class FedOMDClient(GraphClient, method=fedomd, requires=(network(OrthoGCN, "fedomd"),)):
     """FedAvg's client with the orthogonality and moment terms in its objective."""
 
-    requires = (network(OrthoGCN, "fedomd"),)
     samples: ClassVar[str] = "whole"
     repeats: ClassVar[Mapping[str, int]] = {
         "moments_about": 64,  # about another point for each lost client

@@ -33,7 +33,7 @@ THRESHOLD = 1e-3
 """Entries of a mask below it count as 0 outside of training; λ1 in the authors' code."""
 
 
-class FedPUBClient(GraphClient, method=fedpub):
+class FedPUBClient(GraphClient, method=fedpub, requires=(hidden_features,)):
     """A client with a model whose weight matrices are masked.
 
     Attributes:
@@ -41,7 +41,6 @@ class FedPUBClient(GraphClient, method=fedpub):
         received: θ̄_i during training.
     """
 
-    requires = (hidden_features,)
     makes_graphs = True
     predicts_with: ClassVar[tuple[str, ...]] = ("masks",)
     received: dict[str, Tensor]

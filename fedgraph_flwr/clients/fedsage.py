@@ -70,7 +70,7 @@ from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 _OFTEN = 4096
 
 
-class FedSageClient(GraphClient, method=fedsage):
+class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
     """FedAvg's client on a graph with generated neighbours.
 
     Attributes:
@@ -79,7 +79,6 @@ class FedSageClient(GraphClient, method=fedsage):
         read: the inputs without the new nodes that no training node reads, if these are most of them.
     """
 
-    requires = (one_type,)
     makes_graphs = True
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", *STEPS), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("x", "at")

@@ -40,7 +40,7 @@ MAX_ENTRIES = 100_000_000
 """Maximum entries of one client's rows of Ā, which bounds its memory."""
 
 
-class FedStructClient(FedGradClient):
+class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)):
     """Base version: the server holds S, and each client receives the rows of S that it needs.
 
     Attributes:
@@ -54,7 +54,6 @@ class FedStructClient(FedGradClient):
 
     Params: ClassVar[type] = FedStructParams
     uplink = staticmethod(fedstruct.uplink)
-    requires = (network(FedStruct, "fedstruct"),)
     predicts_with: ClassVar[tuple[str, ...]] = (STRUCTURE,)
     repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MAX_BLOCKS}  # one per hop and block, or two per hop
     model: FedStruct

@@ -14,10 +14,9 @@ from fedgraph_flwr.methods import fedtad
 from fedgraph_flwr.methods.fedtad import RELIABILITY, reliability
 
 
-class FedTADClient(GraphClient, method=fedtad):
+class FedTADClient(GraphClient, method=fedtad, requires=(one_type,)):
     """FedAvg's client with Ψ_i in its description."""
 
-    requires = (one_type,)
     makes_graphs = True
 
     def describe(self) -> dict[str, Any]:

@@ -99,14 +99,13 @@ class Augmentor(nn.Module):
         return torch.relu(inputs.adj @ self.second(inputs.adj @ self.first(inputs.x)))
 
 
-class FGGPClient(GraphClient, method=fggp):
+class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
     """FedAvg's client with a second view; `memory` contains its pairs and the bank.
 
     Attributes:
         augmentor: network that scores the edges of the second view.
     """
 
-    requires = (hidden_features,)
     predicts_with: ClassVar[tuple[str, ...]] = (BANK,)
     _pairs: tuple[Tensor, Tensor, Any, "Pairs"] | None = None
 

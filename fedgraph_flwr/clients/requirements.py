@@ -4,13 +4,13 @@ The server makes them before any client starts, and a node those of the task and
 of a policy are those of the combinations that a method supports.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.side import Requirement
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.tasks import Task, kind_of, task_class, unread_key
@@ -29,7 +29,7 @@ def one_type(cfg: RunConfig, model: Model) -> None:
         )
 
 
-def network(kind: type[Model], name: str) -> Callable[[RunConfig, Model], None]:
+def network(kind: type[Model], name: str) -> Requirement:
     """Return the requirement of a model of one class, which has this name."""
 
     def require(cfg: RunConfig, model: Model) -> None:

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -65,6 +66,7 @@ class Source:
         more: pattern of further files that the reader uses if they are there.
         pyg_root: part of ``folder`` passed to the reader as root of PyG's class.
         read: reader; without ``pyg_root`` it receives ``folder``.
+        generate: of generated data: makes the graph from its keys, a seed and the number of clients.
     """
 
     kind: str
@@ -76,6 +78,7 @@ class Source:
     more: str = ""
     pyg_root: str = ""
     read: raw.Reader | None = None
+    generate: Any = None
 
 
 def _planetoid(name: str, sizes: Sizes) -> Source:
@@ -168,27 +171,19 @@ def _hgb(name: str, sizes: Sizes) -> Source:
     )
 
 
-GENERATED = {
-    "csbm": csbm.load,
-    "demo": csbm.load,
-    "payments": payments.load,
-    "planted-regression": planted.regression,
-    "planted-multilabel": planted.multilabel,
-    "planted-triples": planted.triples,
-    "cycles": planted.cycles,
-    "planted-counts": planted.counts,
-}
-"""Functions that generate datasets from their keys, a seed and the number of clients."""
+def _generated(generate: Any, sizes: Sizes, origin: str = "generated from its keys, with a known best score") -> Source:
+    return Source("generated", sizes, origin, generate=generate)
+
 
 SOURCES: dict[str, Source] = {
-    "csbm": Source("generated", (0, 0, 0, 0), "generated from its keys (FedSPA, Appendix C)"),
-    "demo": Source("generated", (0, 0, 64, 2), "csbm with few labels and weak features"),
-    "payments": Source("generated", (4000, 0, 1, 2), "generated from its keys, with planted laundering patterns"),
-    "planted-regression": Source("generated", (0, 0, 4, 1), "generated from its keys, with a known best score"),
-    "planted-multilabel": Source("generated", (0, 0, 5, 1), "generated from its keys, with a known best score"),
-    "planted-triples": Source("generated", (0, 0, 1, 1), "generated from its keys, with a known best score"),
-    "cycles": Source("generated", (0, 0, 1, 2), "generated from its keys, with a known best score"),
-    "planted-counts": Source("generated", (0, 0, 1, 1), "generated from its keys, with a known best score"),
+    "csbm": _generated(csbm.load, (0, 0, 0, 0), "generated from its keys (FedSPA, Appendix C)"),
+    "demo": _generated(csbm.load, (0, 0, 64, 2), "csbm with few labels and weak features"),
+    "payments": _generated(payments.load, (4000, 0, 1, 2), "generated from its keys, with planted laundering patterns"),
+    "planted-regression": _generated(planted.regression, (0, 0, 4, 1)),
+    "planted-multilabel": _generated(planted.multilabel, (0, 0, 5, 1)),
+    "planted-triples": _generated(planted.triples, (0, 0, 1, 1)),
+    "cycles": _generated(planted.cycles, (0, 0, 1, 2)),
+    "planted-counts": _generated(planted.counts, (0, 0, 1, 1)),
     "cora": _planetoid("Cora", (2708, 10556, 1433, 7)),
     "citeseer": _planetoid("CiteSeer", (3327, 9104, 3703, 6)),
     "pubmed": _planetoid("PubMed", (19717, 88648, 500, 3)),
@@ -408,7 +403,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     elif source is None:
         raise unknown("dataset", cfg.name, [*SOURCES, *imported_names()])
     elif source.read is None:  # generated
-        graph = GENERATED[cfg.name](cfg, seed=seed, num_clients=num_clients)
+        graph = source.generate(cfg, seed=seed, num_clients=num_clients)
     else:
         graph = _cached(cfg, source, source.read)
     return hetero.clean(graph, cfg) if isinstance(graph, HeteroGraph) else clean(graph, cfg)

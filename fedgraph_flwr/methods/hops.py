@@ -217,31 +217,6 @@ def _dense(matrix: Matrix) -> Array:
     return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
 
 
-def combined_rows(adjacency: sp.csr_matrix, weights: Array, pruning: Pruning = EXACT) -> list[sp.csr_matrix]:
-    """Compute the J combinations Σ_l weights[j, l] Â^l of a whole graph, each [n, n] in CSR, from Ã [n, n].
-
-    Raises:
-        FedGraphError: ``per_block``, which only clients support.
-    """
-    if pruning.active("per_block"):
-        raise FedGraphError(
-            "strategy.prune_mode=per_block needs clients: for a whole graph set strategy.prune_mode to per_row or global"
-        )
-
-    def pruned(matrix: sp.csr_matrix) -> sp.csr_matrix:
-        if pruning.active("global"):
-            return top_globally(matrix, [spectrum(matrix)], 0, pruning.keep * matrix.shape[1])
-        return top_per_row(matrix, pruning.keep) if pruning.active("per_row") else matrix
-
-    step = row_normalized(adjacency)
-    current = pruned(step)
-    totals = _accumulated([sp.csr_matrix(current.shape, dtype=current.dtype)] * len(weights), weights[:, 0], current)
-    for hop in range(1, weights.shape[1]):
-        current = pruned(multiply(step, current, pruning))
-        totals = _accumulated(totals, weights[:, hop], current)
-    return totals
-
-
 def multiply(left: sp.csr_matrix, right: Matrix, pruning: Pruning = EXACT) -> Matrix:
     """Compute ``left @ right`` in blocks of rows; with per-row pruning each block is pruned before the next is built."""
     if isinstance(right, np.ndarray):

@@ -18,24 +18,32 @@ NOT_CALLED = {
 """Hooks of Flower's Strategy and NumPyClient that a run never calls → what to define instead."""
 
 
+Requirement = Callable[[RunConfig, Model], None]
+"""Function that refuses a configuration with a model that a method cannot train."""
+
+
 class Side:
-    """Declarations of one side of a method: ``class MyClient(GraphClient, method=module)`` takes both first ones from a module.
+    """Declarations of one side of a method.
+
+    ``class MyClient(GraphClient, method=module, requires=(one_type,))`` takes `Params` and `uplink` of the method's module, and
+    what the method requires of the model: functions of configuration and model that refuse others
+    (`fedgraph_flwr.clients.requirements`).
 
     Attributes:
         Params: the method's own keys, with their types, ranges and defaults.
-        uplink: the function below.
-        requires: what the method needs of the model, each a function of configuration and model that refuses others
-            (`fedgraph_flwr.clients.requirements`).
     """
 
     Params: ClassVar[type] = NoParams
-    requires: ClassVar[tuple[Callable[[RunConfig, Model], None], ...]] = ()
+    _requires: ClassVar[tuple[Requirement, ...]] = ()
 
-    def __init_subclass__(cls, method: ModuleType | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, method: ModuleType | None = None, requires: tuple[Requirement, ...] = (), **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
         if method is not None:
             cls.Params = getattr(method, "Params", cls.Params)
             cls.uplink = staticmethod(method.uplink)  # type: ignore[method-assign]
+        cls._requires = requires or cls._requires
         if Side not in cls.__bases__:
             known = {hook: instead for hook, instead in NOT_CALLED.items() if hasattr(base_of(cls), hook)}
             refuse_overrides(cls, known, "Flower's hook, which a run never calls")
@@ -47,7 +55,7 @@ class Side:
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Refuse a configuration that the method does not support, as `requires` does; called once, before any client starts.
+        """Refuse a configuration that the method does not support, as ``requires`` does; called once, before any client starts.
 
         Args:
             cfg: the run's configuration.
@@ -56,7 +64,7 @@ class Side:
         Raises:
             FedGraphError: the problem, the value, what is accepted and what to set.
         """
-        for require in cls.requires:
+        for require in cls._requires:
             require(cfg, model)
 
     @classmethod
