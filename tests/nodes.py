@@ -3,12 +3,13 @@
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.serde import message_from_proto, message_to_proto, recorddict_from_proto, recorddict_to_proto
 
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import RunConfig, compose, from_run_config, to_json
@@ -17,6 +18,7 @@ from fedgraph_flwr.engine.inline import InlineGrid, run_identity
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import PROTOCOL, pack
 from tests.conftest import client_graph
+from tests.support import call_fresh
 
 
 class Node:
@@ -71,6 +73,17 @@ def party_nodes(
 def over_the_wire(message: Message) -> Message:
     """The message as its receiver has it."""
     return message_from_proto(type(proto := message_to_proto(message)).FromString(proto.SerializeToString()))
+
+
+def rebuilt_clients(patch):
+    """Every message meets a client rebuilt from ``context.state``; all of it passes through Flower's protobuf, as on a fleet."""
+
+    def call(self: InlineGrid, message: Any) -> Any:
+        context = self.contexts[message.metadata.dst_node_id]
+        context.state = recorddict_from_proto(recorddict_to_proto(context.state))
+        return over_the_wire(call_fresh(self, over_the_wire(message)))
+
+    patch.setattr(InlineGrid, "_call", call)
 
 
 def model_of(node, scale=1.0):

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients import session
@@ -34,8 +33,8 @@ from tests.methods.small_runs import (
     representatives,
     sampled,
 )
-from tests.nodes import over_the_wire
-from tests.support import Finished, call_fresh, honest_reply, patch_replies, recorded_messages, same_result
+from tests.nodes import rebuilt_clients
+from tests.support import Finished, honest_reply, patch_replies, recorded_messages, same_result
 
 FORMS = [(method, *overrides) for method in METHODS for overrides in [[], *declares(method).variants]]
 """Every method, and with the overrides under which it does what it does not in three rounds of its defaults."""
@@ -107,17 +106,6 @@ def another_order(patch):
     moved: list[bool] = []
     patch.setattr(InlineGrid, "pull_messages", shuffled)
     return moved
-
-
-def rebuilt_clients(patch):
-    """Every message meets a client rebuilt from ``context.state``; all of it passes through Flower's protobuf, as on a fleet."""
-
-    def call(self: InlineGrid, message: Any) -> Any:
-        context = self.contexts[message.metadata.dst_node_id]
-        context.state = recorddict_from_proto(recorddict_to_proto(context.state))
-        return over_the_wire(call_fresh(self, over_the_wire(message)))
-
-    patch.setattr(InlineGrid, "_call", call)
 
 
 LAWS: dict[str, tuple[Callable[..., Any], list[str]]] = {

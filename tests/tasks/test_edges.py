@@ -416,13 +416,6 @@ def inline(tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower-simulation"])
-def test_engines_give_the_same_bits(engine, inline, tmp_path):
-    fg.run(out=str(tmp_path / "run"), engine=engine, **PAYMENTS)
-    assert_same_arrays(final(tmp_path / "run"), final(inline))
-
-
 def test_a_resumed_run_gives_the_same_bits(inline, tmp_path):
     fg.run(out=str(tmp_path / "run"), checkpoint_every=1, **PAYMENTS | {"rounds": 1})
     fg.load_run(tmp_path / "run").resume(rounds=2, progress=False)

@@ -287,14 +287,6 @@ def inline(request, tmp_path_factory) -> tuple[dict, Path]:
     return keys, out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower-simulation"])
-def test_engines_give_the_same_bits(engine, inline, tmp_path):
-    keys, out = inline
-    fg.run(out=str(tmp_path / "run"), engine=engine, **keys | SMALL)
-    assert_same_arrays(trained(tmp_path / "run"), trained(out))
-
-
 def test_a_resumed_run_gives_the_same_bits(inline, tmp_path):
     keys, out = inline
     fg.run(out=str(tmp_path / "run"), checkpoint_every=1, **keys | SMALL | {"rounds": 1})

@@ -236,13 +236,6 @@ def inline(tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower-simulation"])
-def test_engines_give_the_same_bits(engine, inline, tmp_path):
-    fg.run(out=str(tmp_path / "run"), engine=engine, **SMALL)
-    assert_same_arrays(trained(tmp_path / "run"), trained(inline))
-
-
 def test_a_resumed_run_gives_the_same_bits(inline, tmp_path):
     fg.run(out=str(tmp_path / "run"), checkpoint_every=1, **SMALL | {"rounds": 1})
     fg.load_run(tmp_path / "run").resume(rounds=2, progress=False)

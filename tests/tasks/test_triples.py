@@ -320,13 +320,6 @@ def test_only_vectors_of_relations_leave_a_client(inline):
     assert set(trained_by(inline)) == {"readout.relations"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower-simulation"])
-def test_engines_give_the_same_bits(engine, inline, tmp_path):
-    fg.run(out=str(tmp_path / "run"), engine=engine, **SMALL)
-    assert_same_arrays(trained_by(tmp_path / "run"), trained_by(inline))
-
-
 def test_a_resumed_run_gives_the_same_bits(inline, tmp_path):
     """Entity vectors come back from the clients' checkpoints."""
     fg.run(out=str(tmp_path / "run"), checkpoint_every=1, **SMALL | {"rounds": 1})
