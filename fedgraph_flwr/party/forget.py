@@ -130,8 +130,9 @@ def _check(cfg: RunConfig, folder: Path) -> None:
     if cfg.on_fleet:
         raise FedGraphError(
             f"{folder} is a run of the fleet '{cfg.engine}', whose parties hold their files: link again with those present"
-            f" (`fedgraph-flwr link engine={cfg.engine} num_clients={cfg.num_clients - 1}`), restart the nodes with the new files"
-            f" and fresh state folders, and run config={folder / CONFIG} num_clients={cfg.num_clients - 1} out=DIR"
+            f" (`fedgraph-flwr link engine={cfg.engine} num_clients={cfg.num_clients - 1} --since`, which sends no record again),"
+            " restart the nodes with the new files and fresh state folders, and run"
+            f" config={folder / CONFIG} num_clients={cfg.num_clients - 1} out=DIR"
         )
     for key, run_before in (("init", cfg.init), ("evaluate", cfg.evaluate)):
         if run_before:

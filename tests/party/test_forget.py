@@ -12,11 +12,13 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.forget import plan, without
+from fedgraph_flwr.party.link.command import link_overrides
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.runs.folder import newcomers
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.masked import digest
+from tests.nodes import party_nodes
 from tests.party.linked_banks import BANKS, banks
 
 KEYS = {"model.hidden": 4, "rounds": 2, "progress": False}
@@ -172,3 +174,41 @@ def test_what_cannot_be_forgotten_is_one_error_message(made, tmp_path, capsys):
     saved(without(without(three, 2), 1), tmp_path / "one")
     with pytest.raises(FedGraphError, match="has one party: without it, nothing remains"):
         plan(whole.path, "a")
+
+
+@pytest.mark.slow
+def test_the_commands_of_a_fleet_end_like_the_run_that_never_had_the_party(made, tmp_path, run, monkeypatch):
+    """Those of the refusal: the nodes of a and c link again by their ledgers, c as client 1, and train on the new files."""
+    (policy := tmp_path / "policy.yaml").write_text(
+        "min_nodes: 0\nmax_share: 1.0\nlink: {match: [payments], min_shared: 1, hours: 0}\n"
+    )
+
+    def at_nodes(banks: str, **rules: bool) -> fg.Run:
+        folder = tmp_path / f"nodes_{banks}"
+        for client, bank in enumerate(banks):
+            graph = replace(made.client(bank), client=client, num_clients=len(banks))
+            graph.save(folder / f"client_{client:04d}.safetensors")
+        graphs, sizes = sorted(folder.iterdir()), (9,) * len(banks)
+        with monkeypatch.context() as patch:
+            party_nodes(patch, graphs, policy)
+            run(f"graph={folder}", *link_overrides(LinkRules(**rules)), sizes=sizes)
+        files = [path.with_name(f"linked_{path.name}") for path in graphs]
+        linked = saved([ClientGraph.load(path) for path in files], folder / "linked")
+        with monkeypatch.context() as patch:
+            party_nodes(patch, files, policy, folder)
+            return fg.run(graph=str(linked), out=str(folder / "run"), strategy="fedgcn", **KEYS)
+
+    whole, found = at_nodes(BANKS), at_nodes("AC", increment=True)
+    alone = saved(linked([made.client(bank) for bank in "AC"]), tmp_path / "two")
+    never = fg.run(graph=str(alone), out=str(tmp_path / "never"), strategy="fedgcn", **KEYS)
+
+    def models(folder: Path, pattern: str = "**/*model*.safetensors", part: str = "") -> set[str]:
+        held = [read_tensors(path)[0].items() for path in folder.glob(pattern)]
+        return {digest({k: v.numpy() for k, v in each if k.startswith(part)}).hex() for each in held}
+
+    assert models(found.path) == models(never.path, "model*.safetensors")
+    assert not models(found.path) & models(whole.path)
+    assert found.summary["metrics"] == never.summary["metrics"]
+    stored = models(tmp_path / "nodes_AC", "state_*/**/model*.safetensors", "method")
+    assert stored  # what FedGCN's clients keep for predictions
+    assert stored <= models(never.path / "state", "**/model*.safetensors", "method")
