@@ -9,9 +9,7 @@ client process. Use `Graph.from_pyg` and `Graph.to_pyg` to convert.
 import contextlib
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -33,6 +31,7 @@ from fedgraph_flwr.data.mapped import (
     own_or_mapped,
     update_digest,
     write_blocks,
+    writing,
 )
 from fedgraph_flwr.errors import FedGraphError
 
@@ -775,20 +774,8 @@ def write_bytes(path: Path | str, content: bytes) -> None:
     Raises:
         FedGraphError: the disk is full or the folder is not writable. An older file at ``path`` stays intact.
     """
-    path = Path(path)
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise FedGraphError(f"cannot write {path}: {error.strerror or error}") from error
+    with writing(Path(path), 0) as file:
+        file.write(content)
 
 
 def leftovers(folder: Path) -> list[Path]:

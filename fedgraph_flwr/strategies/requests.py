@@ -33,24 +33,31 @@ GroupsFor = Groups | Mapping[int, Groups]
 _TYPES = {TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
 
 
-def requests(
+def messages(
     method: GraphStrategy,
     phase: str,
     clients: list[int],
     groups: GroupsFor,
-    record: ConfigRecord,
+    scalars: Mapping[str, Any],
     model: ArrayRecord | None = None,
 ) -> list[Message]:
-    """Return one message of a phase per client; arrays that all clients receive are encoded once.
+    """Return one message of a phase per client, counted as an exchange of this round.
+
+    Arrays that all clients receive are encoded once.
 
     Args:
         method: the strategy.
         phase: name of the phase.
         clients: the receivers.
         groups: groups of arrays, for all clients or by client.
-        record: the scalars.
+        scalars: further scalars.
         model: shared parameters to send along; a client with its own shared parameters receives those instead.
     """
+    if phase != DESCRIBE:
+        method.involved.update(clients)
+    earlier = method.exchanges[phase]
+    method.exchanges[phase] += 1
+    record = config_record(method, phase, {**scalars, **({"exchange": earlier} if earlier else {})})
     common, own = _split(groups)
     if method.class_weights and phase not in (DESCRIBE, EVALUATE):
         extra = pack({CLASS_WEIGHTS: method.class_weights})
@@ -69,32 +76,6 @@ def requests(
         kind = _TYPES.get(phase, MessageType.QUERY)
         built.append(Message(content, dst_node_id=method.clients[client].node_id, message_type=kind))
     return built
-
-
-def messages(
-    method: GraphStrategy,
-    phase: str,
-    clients: list[int],
-    groups: GroupsFor,
-    scalars: Mapping[str, Any],
-    model: ArrayRecord | None = None,
-) -> list[Message]:
-    """Return one message of a phase per client, counted as an exchange of this round.
-
-    Args:
-        method: the strategy.
-        phase: name of the phase.
-        clients: the receivers.
-        groups: groups of arrays, for all clients or by client.
-        scalars: further scalars.
-        model: shared parameters to send along.
-    """
-    if phase != DESCRIBE:
-        method.involved.update(clients)
-    earlier = method.exchanges[phase]
-    method.exchanges[phase] += 1
-    record = config_record(method, phase, {**scalars, **({"exchange": earlier} if earlier else {})})
-    return requests(method, phase, clients, groups, record, model)
 
 
 def config_record(method: GraphStrategy, phase: str, scalars: Mapping[str, Any]) -> ConfigRecord:
