@@ -36,8 +36,8 @@ def draw(
     indptr: Ints, indices: Ints, nodes: Ints, made: Entries, fanout: int, key: int, hop: int, stable: bool
 ) -> None:
     """As `draws.draw`."""
-    kernel = _draw_stable if stable else _draw
-    kernel(indptr, indices, nodes, made.pointer, made.degree, made.position, fanout, np.uint64(key), np.uint64(hop))
+    columns = made.pointer, made.degree, made.position
+    _draw(indptr, indices, nodes, *columns, fanout, np.uint64(key), np.uint64(hop), stable)
 
 
 @_compiled
@@ -51,44 +51,7 @@ def _draw(
     fanout: int,
     key: Any,
     hop: Any,
-) -> None:
-    place = pointer[0] = 0
-    for row in range(len(nodes)):
-        node = nodes[row]
-        start = indptr[node]
-        degree = indptr[node + 1] - start
-        degrees[row] = degree
-        if fanout < 0 or degree <= fanout:
-            for index in range(degree):
-                position[place + index] = start + index
-            place += degree
-        else:
-            state = _mix(key ^ _mix(np.uint64(node) * _H + hop))
-            last = degree - fanout
-            for index in range(fanout):
-                state += _G
-                found = np.int64(((_mix(state) >> _32) * np.uint64(last + 1)) >> _32) + start
-                for other in range(place, place + index):
-                    if position[other] == found:
-                        found = start + last
-                        break
-                position[place + index] = found
-                last += 1
-            place += fanout
-        pointer[row + 1] = place
-
-
-@_compiled
-def _draw_stable(
-    indptr: Any,
-    indices: Any,
-    nodes: Any,
-    pointer: Any,
-    degrees: Any,
-    position: Any,
-    fanout: int,
-    key: Any,
-    hop: Any,
+    stable: bool,
 ) -> None:
     place = pointer[0] = 0
     hashes = np.empty(max(fanout, 0), np.uint64)
@@ -101,8 +64,10 @@ def _draw_stable(
             for index in range(degree):
                 position[place + index] = start + index
             place += degree
-        else:
-            state = _mix(key ^ _mix(np.uint64(node) * _H + hop))
+            pointer[row + 1] = place
+            continue
+        state = _mix(key ^ _mix(np.uint64(node) * _H + hop))
+        if stable:
             for index in range(degree):
                 value = _mix(state ^ _mix(np.uint64(indices[start + index])))
                 if index >= fanout and value >= hashes[fanout - 1]:
@@ -114,7 +79,18 @@ def _draw_stable(
                     spot -= 1
                 hashes[spot] = value
                 position[place + spot] = start + index
-            place += fanout
+        else:
+            last = degree - fanout
+            for index in range(fanout):
+                state += _G
+                found = np.int64(((_mix(state) >> _32) * np.uint64(last + 1)) >> _32) + start
+                for other in range(place, place + index):
+                    if position[other] == found:
+                        found = start + last
+                        break
+                position[place + index] = found
+                last += 1
+        place += fanout
         pointer[row + 1] = place
 
 

@@ -61,43 +61,28 @@ class DistributedNoise:
         """
         generator = self.generator or noise.source()
         groups = len(values.keys() - {CLIPPED})
-        return np.concatenate(
-            [
-                self._term(group, flat(arrays), ratios[group], members, needed, groups, generator)
-                for group, arrays in values.items()
-            ]
-        )
-
-    def _term(
-        self,
-        group: str,
-        update: NDArray[np.float64],
-        ratio: float,
-        members: int,
-        needed: int,
-        groups: int,
-        generator: Noise,
-    ) -> NDArray[np.int64]:
-        """k_i of one group."""
-        if ratio * members > 1 + 1e-9:
-            raise RunFailed(
-                f"the server gave this client a share of {ratio:g} of '{group}', expected at most 1/{members}:"
-                " privacy.dp=distributed weighs clients alike"
-            )
-        scale = 2.0**self.rules.secagg_bits
-        if group == CLIPPED:
-            bound = math.sqrt(groups) / 2 * scale / members
-            variance = (count_noise(self.rules, groups, self.cohort) * scale / members) ** 2 / needed
-        else:
-            bound = (1.0 if self.rules.adaptive else self.rules.norm(group)) * scale / members
-            variance = (value_multiplier(self.rules, groups, self.cohort) * bound) ** 2 * groups / needed
-        if self.rules.unit != "client":
-            variance = rows.variance(bound, self.rules, update.size) / (needed - 1)
-        if variance > LARGEST_VARIANCE:
-            raise RunFailed(
-                f"the noise of one client of '{group}' has a variance of {variance:g}, expected at most"
-                f" {LARGEST_VARIANCE:g}: lower privacy.secagg_bits={self.rules.secagg_bits}"
-            )
-        values = update * (ratio * scale)
-        whole = rounded(values, bound) if self.rules.unit == "client" else np.rint(values).astype(np.int64)
-        return whole + skellam(variance, update.size, generator)
+        scale, terms = 2.0**self.rules.secagg_bits, []
+        for group, arrays in values.items():
+            update, ratio = flat(arrays), ratios[group]
+            if ratio * members > 1 + 1e-9:
+                raise RunFailed(
+                    f"the server gave this client a share of {ratio:g} of '{group}', expected at most 1/{members}:"
+                    " privacy.dp=distributed weighs clients alike"
+                )
+            if group == CLIPPED:
+                bound = math.sqrt(groups) / 2 * scale / members
+                variance = (count_noise(self.rules, groups, self.cohort) * scale / members) ** 2 / needed
+            else:
+                bound = (1.0 if self.rules.adaptive else self.rules.norm(group)) * scale / members
+                variance = (value_multiplier(self.rules, groups, self.cohort) * bound) ** 2 * groups / needed
+            if self.rules.unit != "client":
+                variance = rows.variance(bound, self.rules, update.size) / (needed - 1)
+            if variance > LARGEST_VARIANCE:
+                raise RunFailed(
+                    f"the noise of one client of '{group}' has a variance of {variance:g}, expected at most"
+                    f" {LARGEST_VARIANCE:g}: lower privacy.secagg_bits={self.rules.secagg_bits}"
+                )
+            scaled = update * (ratio * scale)
+            whole = rounded(scaled, bound) if self.rules.unit == "client" else np.rint(scaled).astype(np.int64)
+            terms.append(whole + skellam(variance, update.size, generator))
+        return np.concatenate(terms)
