@@ -90,13 +90,13 @@ def main() -> None:
         found = drawn_chains(spec, drawn.kind, seed)
         for item, results in rows.items():
             results.append(ceilings(found, drawn.bank, item))
-    print("| items | local | far ends | pooled |\n|---|---|---|---|")
+    print("| items | local | far ends | pooled | far ends' share of the gap |\n|---|---|---|---|---|")
     for item, results in rows.items():
         table = np.array([[row[name] for name in ("local", "far ends", "pooled")] for row in results])
         print(
             f"| {item} |",
             " | ".join(f"{m:.3f} ± {s:.3f}" for m, s in zip(table.mean(0), table.std(0), strict=True)),
-            "|",
+            f"| {(table[:, 1] - table[:, 0]).mean() / (table[:, 2] - table[:, 0]).mean():.0%} |",
         )
 
 

@@ -32,6 +32,9 @@ TABLES = {
 COLUMNS = ("paid", "received", "receivers", "senders", "paid_at_once", "received_at_once", "passed_on")
 
 
+SHARED = "FedAvg, far ends"
+"""Row of files with `--share`."""
+
 UNTIL = 0.6, 0.8
 """Shares of the time until the end of training and of validation payments."""
 
@@ -88,7 +91,7 @@ def tables(folder: Path, p: Payments, spec: PaymentsSpec, seed: int, find: str, 
     return letters
 
 
-def link(place: str, letters: list[str], find: str, features: str, days: int) -> None:
+def link(place: str, letters: list[str], find: str, features: str, days: int, share: str) -> None:
     """Import each bank's tables, and match the payments between them."""
     until = ",".join(str(round(share * days * 86_400)) for share in UNTIL)
     timed = ["--edge-label-column", "label", "--edge-id-column", "reference", "--split", "temporal", "--until", until]
@@ -106,23 +109,27 @@ def link(place: str, letters: list[str], find: str, features: str, days: int) ->
             words += ["--edge-columns", "amount", "--windows", "1,0.25"] if find == "payments" and not features else []
         go(*words, "--client", number, "--num-clients", len(letters), "--out", f"{place}/{letter}.safetensors")
     go("link", "--simulate", *(f"{place}/{letter}.safetensors" for letter in letters), "--out", f"{place}/linked")
+    if share:
+        files = [f"{place}/{letter}.safetensors" for letter in letters]
+        go("link", "--simulate", *files, "--share", share, "--out", f"{place}/shared")
 
 
-def methods(find: str) -> dict[str, list[str]]:
+def methods(find: str, share: str) -> dict[str, list[str]]:
     """Return the methods that train, with their keys."""
-    return {name: words for name, words in TABLES[find]["methods"].items() if name != "Majority"}
+    found = {name: words for name, words in TABLES[find]["methods"].items() if name != "Majority"}
+    return {**found, SHARED: found["FedAvg"]} if share else found
 
 
-def train(place: str, seed: int, rounds: int, find: str) -> dict[str, float]:
+def train(place: str, seed: int, rounds: int, find: str, share: str) -> dict[str, float]:
     """Train each method on the linked files, and blend two; return average precision on test items, in %."""
     common = [word for word in TABLES[find]["common"] if word.startswith(("evaluation.", "train.", "model."))]
     common += ["task=edges"] if find == "payments" else []
     found, runs = {}, {}
-    for number, (name, words) in enumerate(methods(find).items()):
+    for number, (name, words) in enumerate(methods(find, share).items()):
         out = runs[name] = f"{place}/run_{number}"
         go(
             "run",
-            f"graph={place}/linked",
+            f"graph={place}/{'shared' if name == SHARED else 'linked'}",
             *words,
             *common,
             f"rounds={rounds}",
@@ -159,6 +166,7 @@ def main() -> None:
     )
     parser.add_argument("--kinds", default="", help="kinds of patterns, by commas, such as cycle (default: all)")
     parser.add_argument("--features", default="", help="recipe of columns of own records (default: counts of payments)")
+    parser.add_argument("--share", default="", help="columns of far ends, in one more row of FedAvg (`link --share`)")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(args.folder)
@@ -168,13 +176,13 @@ def main() -> None:
         p, spec = payments(args.find, seed, args.banks, args.accounts, args.crossing, *more)
         place = f"seed_{seed}"
         letters = tables(Path(place), p, spec, seed, args.find, args.features)
-        link(place, letters, args.find, args.features, spec.days)
-        rows.append(train(place, seed, args.rounds, args.find))
+        link(place, letters, args.find, args.features, spec.days, args.share)
+        rows.append(train(place, seed, args.rounds, args.find, args.share))
     print(f"\naverage precision in %, mean and 95 % interval over {args.seeds} seeds")
     for name in rows[0]:
         found = interval([row[name] for row in rows])
         print(f"  {name:30s} {found.mean:5.1f} ± {found.half:.1f}")
-    number = list(methods(args.find)).index("FedGCN" if args.find == "accounts" else "FedAvg")
+    number = list(methods(args.find, args.share)).index("FedGCN" if args.find == "accounts" else "FedAvg")
     go("predict", f"seed_0/run_{number}", "--client", 0, "--out", "a_predictions.csv")
     top = pd.read_csv("a_predictions.csv").sort_values("p_fraud", ascending=False).head(5)
     print(f"\n{top.round(3).to_string(index=False)}")
