@@ -66,7 +66,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     diagnosis.add_argument(
         "--ca", type=Path, metavar="FILE", help="certificate authority of the server (default: ca.crt next to the key)"
     )
-    diagnosis.add_argument("--graph", type=Path, metavar="FILE", help="this party's client file")
+    diagnosis.add_argument("--graph", type=Path, metavar="FILE", help="this party's client file or party.yaml")
     diagnosis.add_argument(
         "--schema", type=Path, metavar="FILE", help="schema shared by the parties (fedgraph-flwr schema)"
     )
@@ -143,9 +143,11 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from fedgraph_flwr.party.party_file import client_file
+
     wrong = 0
-    authority = args.ca or args.key.parent / "ca.crt"
-    for found in check(check_address(args.server, "--server"), args.key, authority, args.graph, args.schema):
+    authority, graph = args.ca or args.key.parent / "ca.crt", client_file(args.graph) if args.graph else None
+    for found in check(check_address(args.server, "--server"), args.key, authority, graph, args.schema):
         print(f"{found.what:10} {_MARKS[found.right]:4} {found.explanation}", flush=True)
         wrong += found.right is False
     return 1 if wrong else 0
