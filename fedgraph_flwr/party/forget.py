@@ -85,6 +85,11 @@ class Forgetting:
         return lines
 
 
+def held_files(cfg: RunConfig) -> list[Any]:
+    """Return the graphs of a simulation's clients, in their order."""
+    return [load(path) for path in files(Path(cfg.graph).expanduser() if cfg.graph else client_files(cfg))]
+
+
 def plan(folder: Path, party: str, graph: Path | None = None) -> Forgetting:
     """Prepare the removal of a party.
 
@@ -100,7 +105,7 @@ def plan(folder: Path, party: str, graph: Path | None = None) -> Forgetting:
         raise FedGraphError(f"{folder} holds no finished run: expected a folder with {SUMMARY}")
     cfg, summary = compose([], folder / CONFIG), json.loads((folder / SUMMARY).read_bytes())
     _check(cfg, folder)
-    held = [load(path) for path in files(Path(cfg.graph).expanduser() if cfg.graph else client_files(cfg))]
+    held = held_files(cfg)
     names = [str(getattr(each, "linking", {}).get("party", "")) for each in held]
     gone = _client(party, names, folder)
     kept = [each for client, each in enumerate(held) if client != gone]

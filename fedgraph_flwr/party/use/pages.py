@@ -236,6 +236,28 @@ def worth_page(found: Any) -> Page:
     return page
 
 
+def contribution_page(found: Any) -> Page:
+    """Return the page of a table of `contribution.contribution`."""
+    metric, about = found.attrs["metric"], found.attrs
+    lead = (
+        f"{score_text(about['none'], metric)} without parties, {score_text(about['all'], metric)} with all, on the test items of"
+        f" all parties. {about['runs']} runs of coalitions. Figures are about one seed, and about the data of single parties."
+    )
+    page = _page(f"Contribution of each party: {display_name(metric)}", lead, [])
+    points = [
+        {"name": row.party, "mean": row.contribution, "lo": row.low, "hi": row.high, "colour": place}
+        if row.low == row.low
+        else {"name": row.party, "mean": row.contribution, "colour": place}
+        for place, row in enumerate(found.itertuples())
+    ]
+    settings: dict[str, Any] = {"rows": points, "unit": "plain", "marks": [{"name": "", "at": 0}]}
+    chart = page.chart(
+        "Shapley values", "They add up to the gain of all parties.", "dots", height=90 + 46 * len(points), **settings
+    )
+    page.section("parties", "Parties", "", [grid(chart), _table(found)])
+    return page
+
+
 def _page(title: str, lead: str, cells: Iterable[tuple[str, str, str]]) -> Page:
     """Return a page with its heading and tiles."""
     page = Page(title)

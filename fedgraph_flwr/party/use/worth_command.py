@@ -11,6 +11,7 @@ leaves the party.
 examples:
   fedgraph-flwr worth runs/local runs/boosting runs/fedavg --client 0
   fedgraph-flwr worth state --metric average_precision       # at a party: the models that its node stored
+  fedgraph-flwr worth runs/fedavg --parties runs/coalitions   # what each party adds, by training again on coalitions of them
 """
 
 
@@ -28,6 +29,19 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clusters", default="auto", choices=CLUSTERS, help="items that are drawn together (default: auto, see below)"
     )
+    parser.add_argument(
+        "--parties",
+        type=Path,
+        metavar="DIR",
+        help="Shapley value of each party; DIR: new folder of the runs of coalitions",
+    )
+    parser.add_argument(
+        "--orders",
+        type=int,
+        default=20,
+        metavar="N",
+        help="with --parties: orders drawn for more than 5 parties (default: 20)",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the table")
     parser.add_argument("--page", type=Path, metavar="FILE", help=".html page of the comparison")
 
@@ -37,7 +51,24 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.frames import write_frame
     from fedgraph_flwr.party.use.worth import worth
 
-    found = worth(args.runs, args.client, args.metric, args.clusters)
+    if args.parties is not None:
+        found = _contributions(args)
+    else:
+        found = worth(args.runs, args.client, args.metric, args.clusters)
+        _print_scores(found)
+    if args.out is not None:
+        write_frame(found, args.out)
+        print(f"wrote {args.out}")
+    if args.page is not None:
+        from fedgraph_flwr.party.use.pages import contribution_page, worth_page, write_page
+
+        write_page(contribution_page(found) if args.parties else worth_page(found), args.page)
+        print(f"wrote {args.page}")
+    return 0
+
+
+def _print_scores(found: Any) -> None:
+    """Print the rows of `worth`."""
     about = found.attrs
     print(f"{about['items']} test items, intervals by {about['clusters']} {about['by']}s")
     for row in found.itertuples():
@@ -45,15 +76,22 @@ def main(args: argparse.Namespace) -> int:
         if row.verdict:
             change = f"{row.difference:+.4g} [{row.difference_low:+.4g}, {row.difference_high:+.4g}]"
             print(f"  {change} to {found['run'][0]}: {row.verdict}")
-    if args.out is not None:
-        write_frame(found, args.out)
-        print(f"wrote {args.out}")
-    if args.page is not None:
-        from fedgraph_flwr.party.use.pages import worth_page, write_page
 
-        write_page(worth_page(found), args.page)
-        print(f"wrote {args.page}")
-    return 0
+
+def _contributions(args: argparse.Namespace) -> Any:
+    """Print what each party adds, and return the table."""
+    from fedgraph_flwr.errors import FedGraphError
+    from fedgraph_flwr.party.use.contribution import contribution
+
+    if len(args.runs) != 1 or args.client is not None:
+        raise FedGraphError("--parties takes one RUN, of all parties: leave --client and further runs out")
+    found = contribution(args.runs[0], args.parties, args.metric, args.orders)
+    about = found.attrs
+    print(f"{about['metric']}: {about['none']:.4g} without parties, {about['all']:.4g} with all; {about['runs']} runs")
+    for row in found.itertuples():
+        interval = "" if row.low != row.low else f" [{row.low:+.4g}, {row.high:+.4g}]"
+        print(f"{row.party}: {row.contribution:+.4g}{interval}; alone {row.alone:.4g}, all others {row.without:.4g}")
+    return found
 
 
 def _cost(row: Any) -> str:
