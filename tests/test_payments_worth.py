@@ -59,7 +59,9 @@ def test_a_blend_on_the_recipe_reads_networks_on_counts():
 def test_the_page_is_written_between_its_marks(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{worth.MARKS[0]}\nold\n{worth.MARKS[1]}\nafter\n<!-- end -->\n")
-    worth.write_page({("payments", "counts", "Local", 0): {"test": "0.5"}}, page)
+    rows = {("payments", "counts", "Local", seed): {"test": "0.5"} for seed in range(worth.FEW_SEEDS)}
+    rows["payments", "counts", "Central", 0] = {"test": "0.9"}  # of too few seeds
+    worth.write_page(rows, page)
     assert page.read_text().startswith(f"before\n{worth.MARKS[0]}\n| data | columns | Local |\n")
     assert page.read_text().endswith(f"| 50.0 |\n{worth.MARKS[1]}\nafter\n<!-- end -->\n")
     assert "old" not in page.read_text()

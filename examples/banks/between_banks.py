@@ -4,6 +4,7 @@
     python examples/banks/between_banks.py work --banks 5 --accounts 2000 --seeds 5  # as simulations/payments_between.yaml
     python examples/banks/between_banks.py work --kinds cycle --amounts passed --features payments    # or "payments,-flow_*"
     python examples/banks/between_banks.py work --find payments --amounts passed --features payments  # instead of accounts
+    python examples/banks/between_banks.py work ... --keys dataset.decoy_dir=0 dataset.decoy_time=0   # keys of the generator
 
 Accounts that take part in laundering are looked for, or payments. Members of a pattern are at any bank (`--crossing 1`). Each
 bank computes features from its own book only: counts of its payments, or with `--features` those of a recipe. Generator, methods
@@ -114,18 +115,19 @@ def link(place: str, letters: list[str], find: str, features: str, days: int, sh
         go("link", "--simulate", *files, "--share", share, "--out", f"{place}/shared")
 
 
-def methods(find: str, share: str) -> dict[str, list[str]]:
-    """Return the methods that train, with their keys."""
+def methods(find: str, features: str, share: str) -> dict[str, list[str]]:
+    """Return the methods that train, with their keys; with a recipe, networks of accounts are the default ones."""
     found = {name: words for name, words in TABLES[find]["methods"].items() if name != "Majority"}
+    found = {name: [word for word in words if not features or word != "model=gcn"] for name, words in found.items()}
     return {**found, SHARED: found["FedAvg"]} if share else found
 
 
-def train(place: str, seed: int, rounds: int, find: str, share: str) -> dict[str, float]:
+def train(place: str, seed: int, rounds: int, find: str, features: str, share: str) -> dict[str, float]:
     """Train each method on the linked files, and blend two; return average precision on test items, in %."""
     common = [word for word in TABLES[find]["common"] if word.startswith(("evaluation.", "train.", "model."))]
     common += ["task=edges"] if find == "payments" else []
     found, runs = {}, {}
-    for number, (name, words) in enumerate(methods(find, share).items()):
+    for number, (name, words) in enumerate(methods(find, features, share).items()):
         out = runs[name] = f"{place}/run_{number}"
         go(
             "run",
@@ -167,22 +169,29 @@ def main() -> None:
     parser.add_argument("--kinds", default="", help="kinds of patterns, by commas, such as cycle (default: all)")
     parser.add_argument("--features", default="", help="recipe of columns of own records (default: counts of payments)")
     parser.add_argument("--share", default="", help="columns of far ends, in one more row of FedAvg (`link --share`)")
+    parser.add_argument("--keys", nargs="*", default=[], help="more keys of the generator, such as dataset.decoy_dir=0")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(args.folder)
     rows = []
     for seed in range(args.seeds):
-        more = [f"dataset.amounts={args.amounts}", *([f"dataset.kinds=[{args.kinds}]"] if args.kinds else [])]
+        more = [
+            f"dataset.amounts={args.amounts}",
+            *([f"dataset.kinds=[{args.kinds}]"] if args.kinds else []),
+            *args.keys,
+        ]
         p, spec = payments(args.find, seed, args.banks, args.accounts, args.crossing, *more)
         place = f"seed_{seed}"
         letters = tables(Path(place), p, spec, seed, args.find, args.features)
         link(place, letters, args.find, args.features, spec.days, args.share)
-        rows.append(train(place, seed, args.rounds, args.find, args.share))
+        rows.append(train(place, seed, args.rounds, args.find, args.features, args.share))
     print(f"\naverage precision in %, mean and 95 % interval over {args.seeds} seeds")
     for name in rows[0]:
         found = interval([row[name] for row in rows])
         print(f"  {name:30s} {found.mean:5.1f} ± {found.half:.1f}")
-    number = list(methods(args.find, args.share)).index("FedGCN" if args.find == "accounts" else "FedAvg")
+    number = list(methods(args.find, args.features, args.share)).index(
+        "FedGCN" if args.find == "accounts" else "FedAvg"
+    )
     go("predict", f"seed_0/run_{number}", "--client", 0, "--out", "a_predictions.csv")
     top = pd.read_csv("a_predictions.csv").sort_values("p_fraud", ascending=False).head(5)
     print(f"\n{top.round(3).to_string(index=False)}")
