@@ -13,7 +13,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.labels import large_enough, shares, weights
-from fedgraph_flwr.strategies import requests
+from fedgraph_flwr.strategies import base
 from fedgraph_flwr.wire.messages import from_record
 from tests.methods.small_runs import METHODS, sampled
 from tests.support import assert_same_arrays, call_fresh, honest_reply, patch_replies, recorded_messages
@@ -102,13 +102,13 @@ def test_wrong_shares_are_refused_and_wrong_weights_too(go, monkeypatch):
         patch_replies(patch, lie)
         failures = go("fedavg", "rounds=1", *FEDERATED).summary["failures"]
     assert "expected 0 to 1" in failures["1 (labels)"]
-    build = requests.requests
+    build = base.messages
 
     def without(method, *args, **kwargs):
         method.class_weights = {"w": -np.ones(3)} if method.server_round else {}
         return build(method, *args, **kwargs)
 
-    monkeypatch.setattr(requests, "requests", without)
+    monkeypatch.setattr(base, "messages", without)
     with pytest.raises(FedGraphError, match="expected no negative value"):
         go("fedavg", "rounds=1", *FEDERATED)
 

@@ -10,7 +10,7 @@ from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.secagg import Member, threshold
 from fedgraph_flwr.secure.shamir import combine
 from fedgraph_flwr.strategies import reducing
-from fedgraph_flwr.strategies.requests import requests
+from fedgraph_flwr.strategies.requests import messages as send
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record, to_record
 from tests.methods.small_runs import METHODS, sampled
@@ -207,13 +207,13 @@ def test_a_group_that_only_one_client_received_makes_no_sum(run, monkeypatch, ov
     sent = []
 
     def unequal(method, phase, clients, *args):
-        messages = requests(method, phase, clients, *args)
+        messages = send(method, phase, clients, *args)
         if phase == TRAIN:
             sent.append(list(messages[0].content))
             record = from_record(messages[0].content[group])
             messages[0].content[group] = to_record({name: array + 1.5 for name, array in record.items()})
         return messages
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.requests.requests", unequal)
+    monkeypatch.setattr("fedgraph_flwr.strategies.base.messages", unequal)
     with pytest.raises(RunFailed, match="masked their values under different lists"):
         run(*overrides, "privacy.secagg=true", "rounds=2")

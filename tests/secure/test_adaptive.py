@@ -15,7 +15,7 @@ from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.adaptive import adapted, count_noise, value_multiplier
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
-from fedgraph_flwr.strategies.requests import requests as send
+from fedgraph_flwr.strategies.requests import messages as send
 from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, MODEL, TRAIN, from_record, to_record
 from tests.support import recorded_messages
 
@@ -244,7 +244,7 @@ def test_clients_that_received_other_norms_do_not_add_up(run, monkeypatch):
             messages[0].content[CLIPPING] = to_record({MODEL: np.array([50.0])})
         return messages
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.requests.requests", unequal)
+    monkeypatch.setattr("fedgraph_flwr.strategies.base.messages", unequal)
     with pytest.raises(RunFailed, match="masked their values under different lists"):
         run(UNIFORM, *SECURE, "privacy.dp=distributed_adaptive", "privacy.noise_multiplier=1", "rounds=1")
 
@@ -257,7 +257,7 @@ def test_a_client_refuses_a_norm_that_is_none(run, monkeypatch, norm):
             message.content[CLIPPING] = to_record({MODEL: np.array([norm])} if norm is not None else {})
         return messages
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.requests.requests", wrong)
+    monkeypatch.setattr("fedgraph_flwr.strategies.base.messages", wrong)
     with pytest.raises(RunFailed, match="sent no clipping norm > 0 for group 'model'"):
         run(UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=1", "rounds=1")
 
