@@ -489,8 +489,14 @@ def _wishes(group: str, name: str) -> dict[str, str]:
     return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
 
 
-def _by_task(dataset: str, task: str) -> list[Layer]:
-    """Return the defaults that a dataset's file has for a task, as a layer."""
+def _by_task(dataset: str, task: str, given: Mapping[str, Any], chosen: Mapping[str, str]) -> list[Layer]:
+    """Return the defaults that a dataset's file has for a task, as a layer.
+
+    A run on the parties' own files does not read its dataset: beside them only the default would be named.
+    """
+    held = given.get("graph") or given.get("engine", "inline") not in SIMULATIONS
+    if held and not {"dataset", "dataset.name"} & {*chosen, *given}:
+        return []
     path = group_path("dataset", dataset)
     found = load(path).get(_BY_TASK, {}).get(task) if path else None
     return [(f"{path} ({_BY_TASK}.{task})", found)] if found else []
@@ -498,12 +504,6 @@ def _by_task(dataset: str, task: str) -> list[Layer]:
 
 def _wished(wishes: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
     return [wish.get(key) for wish in wishes]
-
-
-def _reads_dataset(given: Mapping[str, Any], chosen: Mapping[str, str]) -> bool:
-    """Return whether a run reads its dataset: not the parties' own files, beside which only the default would be named."""
-    held = given.get("graph") or given.get("engine", "inline") not in SIMULATIONS
-    return not held or bool({"dataset", "dataset.name"} & {*chosen, *given})
 
 
 def _layers(given: dict[str, Any]) -> list[Layer]:
@@ -547,7 +547,7 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     model = choose("model", *_wished([*chosen_below, *own, by_protocol, kept, of_task], "model"))
 
     layers += [selected, _group("partition", partition), _group("model", model), _group("task", task)]
-    layers += _by_task(dataset, task) if _reads_dataset(given, chosen) else []
+    layers += _by_task(dataset, task, given, chosen)
     if file.is_file():
         layers.append((str(file), _own_defaults(file)))
     layers.append(_chosen("strategy", strategy, given))
