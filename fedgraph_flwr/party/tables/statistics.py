@@ -317,6 +317,23 @@ def _merged_table(
     having = [(name, report) for name, report in parties if kind in report["schema"].nodes and report["sums"].get(kind)]
     if not having:
         return {}
+    floor = max(int(report["floor"]) for _, report in having)
+    merged = {}
+    for name, column in _agreed_columns(kind, having, say).items():
+        holding = [(party, report) for party, report in having if name in report["sums"][kind]]
+        sums = [report["sums"][kind][name] for _, report in holding]
+        marked = any(report["schema"].nodes[kind][name].missing for _, report in holding)
+        merged[name] = _merged(name, replace(column, missing=marked), sums, floor)
+        if column.kind == "category":
+            texts = {party: report["sums"][kind][name].get("words", {}) for party, report in holding}
+            _report_values(name, merged[name], texts, sum(s["count"] for s in sums), say, warn)
+    return merged
+
+
+def _agreed_columns(
+    kind: str, having: Sequence[tuple[str, Mapping[str, Any]]], say: Callable[[str], None]
+) -> dict[str, Column]:
+    """Return the columns of a type at all parties that have it, after checking that they use common ones alike."""
     first, columns, heads = having[0][0], dict[str, Column](), dict[str, tuple[str, dict[str, Column]]]()
     for name, report in having:
         its = _used(report, kind)
@@ -330,17 +347,7 @@ def _merged_table(
         for different in [n for n in common if columns[n].format != its[n].format]:
             say(f"formats of column '{different}' differ between {first} and {name}: each party's is detected")
             columns[different] = replace(columns[different], format=ANY if columns[different].kind == "number" else "")
-    floor = max(int(report["floor"]) for _, report in having)
-    merged = {}
-    for name, column in columns.items():
-        holding = [(party, report) for party, report in having if name in report["sums"][kind]]
-        sums = [report["sums"][kind][name] for _, report in holding]
-        marked = any(report["schema"].nodes[kind][name].missing for _, report in holding)
-        merged[name] = _merged(name, replace(column, missing=marked), sums, floor)
-        if column.kind == "category":
-            texts = {party: report["sums"][kind][name].get("words", {}) for party, report in holding}
-            _report_values(name, merged[name], texts, sum(s["count"] for s in sums), say, warn)
-    return merged
+    return columns
 
 
 def _used(report: Mapping[str, Any], kind: str) -> dict[str, Column]:
