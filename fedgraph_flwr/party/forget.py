@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import (
     EDGE_FIELDS,
     ClientGraph,
@@ -35,6 +35,7 @@ from fedgraph_flwr.data.schema import agreed_schema
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.partition import client_files, files, load
 from fedgraph_flwr.party.tables.parties import fold
+from fedgraph_flwr.party.use.predict import finished
 from fedgraph_flwr.runs.folder import CONFIG, SUMMARY
 from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.secure.masked import digest
@@ -101,9 +102,7 @@ def plan(folder: Path, party: str, graph: Path | None = None) -> Forgetting:
     Raises:
         FedGraphError: the folder holds no finished run, the run has no such party, or its files cannot be made without it.
     """
-    if not (folder / SUMMARY).is_file():
-        raise FedGraphError(f"{folder} holds no finished run: expected a folder with {SUMMARY}")
-    cfg, summary = compose([], folder / CONFIG), json.loads((folder / SUMMARY).read_bytes())
+    cfg, summary = finished(folder)
     _check(cfg, folder)
     held = held_files(cfg)
     names = [str(getattr(each, "linking", {}).get("party", "")) for each in held]

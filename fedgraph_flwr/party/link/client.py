@@ -2,7 +2,8 @@
 
 The protocol and what it reveals are in `protocol`. Leaves the client, for the server: a public key (signed if the node has a
 long-lived key) and the number of nodes. For other clients, sealed: masks; of shared records the row of the own end and the data
-of edges that start there; and of the accounts in shared records the columns that rules, policy and consent name. The node's
+of edges that start there (with ``increment`` only the row, of records that the last link matched, and a hash of all of these);
+and of the accounts in shared records the columns that rules, policy and consent name. The node's
 policy (``link``) decides whether and how it takes part.
 """
 

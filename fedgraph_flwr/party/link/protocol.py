@@ -2,15 +2,15 @@
 
     announce    public key and number of nodes, signed                                       through the server, readable
     introduce   name, form of keys, rules, schema                                            sealed, like all that follow
-    commit      size of the padded set, hash of its masks
+    commit      size of the padded set, hash of its masks; with --since also a hash of the records that the last link matched
     mask        the masks, shuffled
     seal        commitment to the replies of the next step
     double      the other party's masks times the own scalar, in their order
     prove       a point for each shared record
     agree       hashes of the keys that only who knows the record can compute from both points
-    ask_commit  (routed, instead of commit to agree) size of the padded set, commitment to the hashes of the next step
+    ask_commit  (routed, instead of commit to agree) as commit, with a commitment to the hashes of the next step
     ask         (routed) hashes of the keys, padded and shuffled
-    match       for each shared record: row of the own end; data of edges that start here
+    match       for each shared record: row of the own end; data of edges that start here, but not of records of the last link
     resolve     (one_sided=disclose) rows of the accounts that the other party's one-sided records name
     share       (share) of the own accounts in shared records: the columns that the rules name, in the form that they say
     confirm     hash of the cut edges between the two, and of the linked file

@@ -20,13 +20,11 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.party.forget import held_files, without
-from fedgraph_flwr.party.use.predict import load_predictor
+from fedgraph_flwr.party.use.predict import finished, load_predictor
 from fedgraph_flwr.party.use.worth import METRICS, Floats, measure
-from fedgraph_flwr.runs.folder import CONFIG, SUMMARY
 from fedgraph_flwr.runs.runner import run
 
 EXACT = 5
@@ -82,9 +80,8 @@ def contribution(folder: Path, out: Path, metric: str = "", orders: int = 20) ->
     """
     import pandas as pd
 
-    if not (folder / SUMMARY).is_file():
-        raise FedGraphError(f"{folder} holds no finished run: expected a folder with {SUMMARY}")
-    if (cfg := compose([], folder / CONFIG)).on_fleet:
+    cfg, _ = finished(folder)
+    if cfg.on_fleet:
         raise FedGraphError(
             f"{folder} is a run of the fleet '{cfg.engine}': contribution trains on the files of coalitions, which its parties"
             " hold; simulate the run with files that they agree to show"

@@ -704,7 +704,7 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
     Raises:
         FedGraphError: the run is not finished, the client does not exist, or only clients have the parameters.
     """
-    cfg, summary = _finished(run)
+    cfg, summary = finished(run)
     clients = 1 if cfg.strategy.pooled else cfg.num_clients
     if client is not None and not 0 <= client < clients:
         raise FedGraphError(f"{run} has no client {client}: expected 0..{clients - 1}")
@@ -836,7 +836,7 @@ BLEND = "blend.json"
 """File of a run folder that holds the weights of other runs instead of a model."""
 
 
-def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
+def finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read configuration and summary of a finished run."""
     if (run / BLEND).is_file():
         raise FedGraphError(

@@ -68,6 +68,7 @@ def test_an_increment_equals_a_link_of_all_records(tmp_path, rules, options):
     more = link([made.client(bank) for bank in BANKS], LinkRules(**rules, increment=True), ledgers)
     for party, expected in zip(more, whole, strict=True):
         equal(party.result(), expected.result())
+        assert party.result().linking["form"] == party.graph.linking["form"]
         assert party.ledger().peers.keys() == expected.ledger().peers.keys()
         for name, found in expected.ledger().peers.items():
             again = party.ledger().peers[name]
@@ -78,6 +79,9 @@ def test_an_increment_equals_a_link_of_all_records(tmp_path, rules, options):
             old = {key.encode() for key in ledgers[party.client].peers[party.names[peer]].keys}
             assert len(old) > 10
             assert sent == every - old
+            message, matched = party._make_match(peer), party.intersection(peer)[0].size
+            assert len(message["row"]) == len(old) + matched
+            assert all(len(message[key]) <= matched for key in ("position", "edge_time", "edge_attr") if key in message)
             late = {*expected.ledger().peers[party.names[peer]].keys} & {
                 *ledgers[party.client].peers[party.names[peer]].alone
             }
