@@ -24,8 +24,6 @@ BY_TASK = {
 """Files of tests/tasks in which these names are of every task."""
 
 COMMON = {
-    "Ray": "test_engines_give_the_same_bits",
-    "Flower's simulation": "test_engines_give_the_same_bits",
     "resume": "test_a_resumed_run_gives_the_same_bits",
     "DP, secure sums": r"test_\w+_run_under_protections_and_references",
     "report": r"test_(the_report|predictions_of_stored_graphs)\w+",
@@ -115,6 +113,12 @@ SHOWN = (
         (task, feature): f"tasks/{file}.py::{name}"
         for task, file in BY_TASK.items()
         for feature, name in COMMON.items()
+    }
+    | {(task, "Ray"): "tasks/test_engines.py::test_ray_gives_the_same_bits" for task in BY_TASK}
+    | {
+        (task, "Flower's simulation"): f"tasks/test_engines.py::test_{name}_the_same_bits"
+        for task in BY_TASK
+        for name in ("flowers_simulation_gives", "rebuilt_clients_that_are_asked_over_the_wire_give")
     }
 )
 
