@@ -40,6 +40,7 @@ CASES = {
     "payments, share": LinkRules(share=["age"], min_records=4),
     "payments, exact": LinkRules(share=["age:exact"], one_sided="stub"),
     "payments, ε": LinkRules(share=["age:eps=1"]),
+    "increment": LinkRules(share=["age"], increment=True),
     "dry run": LinkRules(dry_run=True),
     "routed": LinkRules(match="routed"),
     "routed, share": LinkRules(match="routed", share=["age"]),
@@ -100,8 +101,14 @@ def simulated(graphs, rules):
         if step == ANNOUNCE:
             sent.update({(step, client): str(arrays) for client, arrays in made.items()})
 
+    before = [None] * len(graphs)
+    if rules.increment:
+        before = [party.ledger() for party in simulated(graphs, replace(rules, increment=False))[0]]
     with contents() as sent:
-        parties = [party_of(rules)(graph, rules, Keyring(graph.client)) for graph in graphs]
+        parties = [
+            party_of(rules)(graph, rules, Keyring(graph.client), ledger=ledger)
+            for graph, ledger in zip(graphs, before, strict=True)
+        ]
         protocol.simulate(parties, public)
     return parties, sent
 
@@ -160,7 +167,10 @@ def pairs(books):
     def get(case):
         if case not in found:
             parties, sent = simulated(files_of(books, CASES[case]), CASES[case])
-            found[case] = parties, sent, [without_secrets(party) for party in parties]
+            full = parties
+            if CASES[case].increment:  # data of records of the last link were sent then
+                full = simulated(files_of(books, CASES[case]), replace(CASES[case], increment=False))[0]
+            found[case] = parties, sent, [without_secrets(party) for party in full]
         return found[case]
 
     return get
