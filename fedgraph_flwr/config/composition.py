@@ -465,6 +465,11 @@ _WISHES = {"strategy": ("model",), "task": ("model", _RECIPE), "dataset": ("part
 _BY_TASK = "tasks"
 
 
+def _recipe_wishes(of_task: Mapping[str, str], dataset: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return a task's default model for nodes with columns of their own records."""
+    return {"model": of_task[_RECIPE]} if _RECIPE in of_task and _has_recipe(dataset, given) else {}
+
+
 def _has_recipe(dataset: str, given: Mapping[str, Any]) -> bool:
     """Return whether nodes have columns of their own records, as the user's keys or the first file of the graph say."""
     from fedgraph_flwr.data.graph import read_header
@@ -543,8 +548,8 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     partition = choose("partition", *_wished(wishes, "partition"))
     task = choose("task", by_protocol.get("task"))
     of_task = _wishes("task", task)
-    kept = {"model": of_task[_RECIPE]} if _RECIPE in of_task and _has_recipe(dataset, given) else {}
-    model = choose("model", *_wished([*chosen_below, *own, by_protocol, kept, of_task], "model"))
+    by_recipe = _recipe_wishes(of_task, dataset, given)
+    model = choose("model", *_wished([*chosen_below, *own, by_protocol, by_recipe, of_task], "model"))
 
     layers += [selected, _group("partition", partition), _group("model", model), _group("task", task)]
     layers += _by_task(dataset, task, given, chosen)
