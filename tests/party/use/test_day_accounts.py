@@ -3,15 +3,20 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
-from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.graph import ClientGraph, unpack_words
+from fedgraph_flwr.data.schema import fitted_schema
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
+from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.predict import load_predictor
+from fedgraph_flwr.party.use.prediction_input import InputSpec, new_nodes
 from fedgraph_flwr.secure.keyring import Keyring
 from tests.party.linked_banks import BANKS, banks
+from tests.party.two_banks import books, payments
 
 KEYS = {"num_clients": 3, "rounds": 1, "progress": False, "model.hidden": 4, "model.dropout": 0}
 
@@ -99,3 +104,25 @@ def test_a_table_of_another_bank_and_a_method_that_needs_the_others_are_refused(
     if "fedgcn" in runs:
         assert predict(work, runs["fedgcn"], day, tmp_path) == 2
         assert "cannot predict new nodes without the other clients" in capsys.readouterr().err
+
+
+def test_columns_of_a_recipe_count_the_rows_with_other_banks(tmp_path):
+    """As in an import of all rows, at a file that is linked, for a model of accounts."""
+    rows = payments()
+    day = rows[:120:7]  # before the time until which columns of accounts count
+    linked = {
+        name: ClientGraph.load(books(tmp_path / name, table, "--features", "payments") / "client_0000.safetensors")
+        for name, table in (("history", rows.drop(day.index)), ("whole", rows))
+    }
+    stored, whole = linked["history"], linked["whole"]
+    mine = day[(day[["from_bank", "to_bank"]] == "A").any(axis=1)]
+    assert (mine.from_bank != mine.to_bank).sum() > 5
+    mine.to_csv(tmp_path / "day.csv", index=False)
+    spec = InputSpec(("no", "yes"), stored.num_features, fitted_schema(stored.schema, "the import"))
+    columns = Columns.of(spec.schema.tables)
+    found = new_nodes(tmp_path / "history" / "a.csv", tmp_path / "day.csv", columns, spec, stored, "the stored graph")
+    ids = unpack_words(whole.ids).tolist()
+    place = [ids.index(name) for name in found.ids[found.rows]]
+    torch.testing.assert_close(found.graph.x[found.rows], whole.x[place])
+    assert not torch.allclose(found.graph.x[found.rows], stored.x[found.rows])
+    assert not found.left_out
