@@ -12,6 +12,7 @@ import grimp
 import networkx as nx
 import pytest
 
+from benchmarks.planted_faults import FAULTS
 from benchmarks.sizes import lines
 
 ROOT = Path(__file__).parents[1]
@@ -236,3 +237,8 @@ def test_test_modules_do_not_import_each_other():
     files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != Path(__file__).name]
     assert len(files) > 200
     assert [str(path.relative_to(ROOT)) for path in files if importing.search(path.read_text())] == []
+
+
+def test_every_planted_fault_still_has_its_place():
+    code = [path.read_text() for path in PACKAGE.rglob("*.py")]
+    assert {fault.name: count for fault in FAULTS if (count := sum(text.count(fault.text) for text in code)) != 1} == {}
