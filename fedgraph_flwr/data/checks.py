@@ -39,7 +39,8 @@ def check_file(graph: Any, where: str, finite: bool = True) -> Any:
             _check_plain(graph, finite)
         else:
             _check_typed(graph)
-        _check_labels(graph)
+        _check_range(graph)
+        _check_masks(graph)
         _tensor(graph.ids, "ids", torch.uint8, (graph.y.size(0) if graph.ids.numel() else 0, None))
         if isinstance(graph, ClientGraph):
             _check_cuts(graph, finite)
@@ -212,14 +213,35 @@ def _check_typed(graph: HeteroGraph) -> None:
         _tensor(graph.part, "part", torch.int64, (0,))
 
 
-def _check_labels(graph: Graph | HeteroGraph) -> None:
-    n = graph.y.size(0)
+def check_typed(graph: HeteroGraph, where: str, labelled: bool = True) -> HeteroGraph:
+    """Return the graph unchanged if its tensors fit together, and some label is known unless ``labelled`` is False.
+
+    Raises:
+        FedGraphError: as of `check_file`, but for masks, which a split may replace.
+    """
+    try:
+        _check_typed(graph)
+        _check_range(graph)
+        for key in MASKS:
+            _tensor(getattr(graph, key), key, torch.bool, (len(graph.y),))
+        if labelled and not bool((graph.y >= 0).any()):
+            raise FedGraphError(f"no labelled node of type '{graph.target}': at least one label must be 0 or higher")
+    except FedGraphError as error:
+        raise FedGraphError(f"{where}: {error}") from None
+    return graph
+
+
+def _check_range(graph: Graph | HeteroGraph) -> None:
     wrong = (graph.y < -1) | (graph.y >= graph.num_classes)
     if bool(wrong.any()):
         node = int(wrong.nonzero()[0])
         raise FedGraphError(
             f"labels must be in 0..{graph.num_classes - 1}, or -1 where unknown; node {node} has {int(graph.y[node])}"
         )
+
+
+def _check_masks(graph: Graph | HeteroGraph) -> None:
+    n = graph.y.size(0)
     marked = torch.zeros(n, dtype=torch.bool)
     labelled = graph.labelled if isinstance(graph, Graph) else graph.y >= 0
     for key in MASKS:

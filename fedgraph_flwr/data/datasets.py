@@ -36,7 +36,7 @@ from fedgraph_flwr.data import (
     raw,
     typed,
 )
-from fedgraph_flwr.data.checks import check_file
+from fedgraph_flwr.data.checks import check_file, check_typed
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
@@ -453,7 +453,7 @@ def _own(path: Path) -> Graph | HeteroGraph:
 
 def _checked(graph: Graph | HeteroGraph, where: str) -> Graph | HeteroGraph:
     if isinstance(graph, HeteroGraph):
-        return hetero.check(graph, where)
+        return check_typed(graph, where)
     return check(graph, where, labelled=not bool((graph.edge_y >= 0).any()))  # labels of edges are enough
 
 

@@ -284,45 +284,6 @@ class HeteroClientGraph(HeteroGraph):
         return ids | {"part": self.part}, {"client": self.client, "num_clients": self.num_clients}
 
 
-def check(graph: HeteroGraph, where: str, labelled: bool = True) -> HeteroGraph:
-    """Return the graph unchanged if its tensors fit together, and some label is known unless ``labelled`` is False.
-
-    Raises:
-        FedGraphError: an edge names a missing node, features or labels have a wrong shape or value, or are not finite.
-    """
-    for (a, relation, b), index in graph.edges.items():
-        if index.dim() != 2 or index.size(0) != 2:
-            raise FedGraphError(f"{where}: edges of '{relation}' must be [2, E], got {list(index.shape)}")
-        for kind, ends in ((a, index[0]), (b, index[1])):
-            if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < graph.counts[kind]:
-                raise FedGraphError(
-                    f"{where}: edges of '{relation}' name nodes {int(ends.min())}..{int(ends.max())} of '{kind}', expected"
-                    f" 0..{graph.counts[kind] - 1}"
-                )
-    rows = [(x, f"'{a}'", graph.counts[a], "node") for a, x in graph.x.items()]
-    rows += [(x, f"edges '{':'.join(r)}'", graph.edges[r].size(1), "edge") for r, x in graph.edge_attr.items()]
-    for x, what, count, item in rows:
-        if x.dim() != 2 or x.size(0) != count:
-            raise FedGraphError(f"{where}: features of {what} must be [{count}, F], got {list(x.shape)}")
-        if not bool(torch.isfinite(x).all()):
-            row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
-            value = float(x[row, column])
-            raise FedGraphError(
-                f"{where}: features of {what} must be finite; {item} {row} has {value} in column {column}"
-            )
-    n = graph.counts[graph.target]
-    for key in ("y", *MASKS):
-        if getattr(graph, key).shape != (n,):
-            raise FedGraphError(f"{where}: {key} must be [{n}], got {list(getattr(graph, key).shape)}")
-    if labelled and not bool((graph.y >= 0).any()):
-        raise FedGraphError(
-            f"{where} has no labelled node of type '{graph.target}': at least one label must be 0 or higher"
-        )
-    if graph.y.numel() and int(graph.y.max()) >= graph.num_classes:
-        raise FedGraphError(f"{where}: labels must be in -1..{graph.num_classes - 1}, got {int(graph.y.max())}")
-    return graph
-
-
 def clean(graph: HeteroGraph, cfg: DatasetConfig) -> HeteroGraph:
     """Return the graph unchanged: the options that change a graph require a single node type.
 

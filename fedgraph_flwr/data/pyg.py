@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig
+from fedgraph_flwr.data.checks import check_typed
 from fedgraph_flwr.data.cleaning import both_directions, check
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
-from fedgraph_flwr.data.hetero import check as check_hetero
 from fedgraph_flwr.data.many_graphs import MASKS
 from fedgraph_flwr.data.own_columns import with_node_columns
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
@@ -273,7 +273,7 @@ def from_hetero_data(
     for kind, made_features in made.items():
         data[kind].x = made_features.x
     names = classes or numbered_classes(y, where)
-    graph = check_hetero(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
+    graph = check_typed(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
     graph = one_way(graph.without_reverse())
     for key in MASKS:
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import group_names
-from fedgraph_flwr.data import hetero
+from fedgraph_flwr.data.checks import check_typed
 from fedgraph_flwr.data.cleaning import check
 from fedgraph_flwr.data.graph import ClientGraph, Graph, pack_words
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
@@ -177,7 +177,7 @@ def from_tables(
     )
     labelled = labelled and bool(columns.label or columns.targets)
     if not single:
-        return hetero.check(graph, where, labelled)
+        return check_typed(graph, where, labelled)
     if treatment.role and not rule:
         names_of = ids[NODE].index.to_numpy()
         graph = with_role(graph, own_party, names_of, tables.edges[EDGE_TYPE], columns, where, treatment)
