@@ -137,10 +137,12 @@ def impossible(name: str, values: np.ndarray, span: np.ndarray | None, point: np
     if name == "powers":
         parts = dict(zip(orders, central(values, np.broadcast_to(point, parts[1].shape)).swapaxes(0, 1), strict=True))
     low, high = span.astype(np.float64)[:, :1], span.astype(np.float64)[:, 1:]
-    rounding = 1e-4 * np.maximum(np.abs(low), np.abs(high))
-    if ((parts[1] < low - rounding) | (parts[1] > high + rounding)).any():
+    largest = np.maximum(np.abs(low), np.abs(high))
+    rounding = 1e-4 * largest
+    far = largest + np.abs(point)  # powers about a point round by its size, also if all features are 0
+    if ((parts[1] < low - rounding - 1e-12 * far) | (parts[1] > high + rounding + 1e-12 * far)).any():
         return "a mean outside the range of the features"
     for order in parts.keys() - {1}:
-        if (np.abs(parts[order]) > 1.01 * (high - low + rounding) ** order).any():
+        if (np.abs(parts[order]) > 1.01 * (high - low + rounding) ** order + 1e-12 * far**order).any():
             return f"a moment of order {order} beyond the range of the features"
     return ""

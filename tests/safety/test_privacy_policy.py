@@ -200,3 +200,12 @@ def test_a_range_of_features_is_that_of_several_nodes(least):
             impossible("powers", powers_about(z, torch.zeros(2, 3)).numpy(), np.stack([low, high], 1), np.zeros((2, 3)))
             == ""
         )
+
+
+def test_moments_of_features_that_became_zero_are_possible():
+    """Powers about an earlier mean round: the mean of features that are all 0 came out as 3e-17, and every client was refused."""
+    point = np.random.default_rng(0).uniform(0.01, 5, (3, 40))
+    powers = powers_about(torch.zeros(37, 3, 40, dtype=torch.float64), torch.from_numpy(point)).numpy()
+    assert impossible("powers", powers, np.zeros((3, 2)), point) == ""
+    powers[0, 0, 0] += 1e-3
+    assert "outside the range" in impossible("powers", powers, np.zeros((3, 2)), point)
