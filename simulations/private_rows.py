@@ -12,7 +12,7 @@ not repeated. ``results/private_rows.md`` has the means.
 
 With `--last`, columns read at most so many payments at each end, and the noise of `privacy.unit=payment` is measured, too. Its
 mechanism reads all rows in each of its `PAYMENT_ROUNDS` steps. Here a step estimates that sum from a sample of `PAYMENT_SAMPLE`
-of the rows, which adds noise to it: less than a fifth of the variance of the mechanism's own. ``--bounds`` prints the noise of
+of the rows, which adds noise to it: at most a quarter of the variance of the mechanism's own. ``--bounds`` prints the noise of
 each ε, and this ε over the nearly exact one of Gaussian noise (dp-accounting's privacy loss distribution).
 """
 
