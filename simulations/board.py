@@ -184,11 +184,11 @@ class Board:
         own = self.cost(setting, method, "cpu")
         return self.cost(setting, "FedAvg", "cpu") * self.ratios.get(method, math.nan) if math.isnan(own) else own
 
-    def hours(self) -> dict[str, tuple[int, float]]:
-        """Return each setting's missing runs and their core hours."""
+    def hours(self) -> dict[str, tuple[int, float, bool]]:
+        """Return each setting's missing runs, their core hours as far as known, and whether all are known."""
         left = {s: {m: n for m in self.methods if (n := self._left(s, m))} for s in self.sweep.settings}
         return {
-            s: (sum(each.values()), sum(n * self.seconds(s, m) for m, n in each.items()) / 3600)
+            s: (sum(each.values()), *total([n * self.seconds(s, m) / 3600 for m, n in each.items()]))
             for s, each in left.items()
             if each
         }
@@ -198,6 +198,12 @@ class Board:
         trials = self.sweep.search.trials_each if self.sweep.search else 1
         names = self.tally.choices[setting, method]
         return trials * len(self.sweep.seeds) - sum(len(self.tally.values.get((setting, name), {})) for name in names)
+
+
+def total(values: Sequence[float]) -> tuple[float, bool]:
+    """Return the sum of the known values, and whether all are known."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known), len(known) == len(values)
 
 
 def spent(row: Row, key: str) -> float:
@@ -212,7 +218,7 @@ def spent(row: Row, key: str) -> float:
 
 def paragraph(text: str) -> list[str]:
     """Return the lines of a paragraph, after an empty one."""
-    return ["", *textwrap.wrap(text, 150, break_long_words=False, break_on_hyphens=False)]
+    return ["", *textwrap.wrap(" ".join(text.split()), 150, break_long_words=False, break_on_hyphens=False)]
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
@@ -353,13 +359,16 @@ def missing_section(boards: Sequence[Board]) -> list[str]:
     if tuned.search and not tuned.results.is_file():
         each = tuned.search.trials_each * len(tuned.seeds)
         for s in tuned.settings:
-            hours = each * sum(boards[0].seconds(s, m) for m in boards[0].methods) / 3600
-            left.append((tuned.name, s, each * len(boards[0].methods), hours))
-    known = sum(hours for *_, hours in left if not math.isnan(hours))
-    body = [[f"`{name}`", s, str(n), "unknown" if math.isnan(hours) else f"{hours:.1f}"] for name, s, n, hours in left]
+            hours = total([each * boards[0].seconds(s, m) / 3600 for m in boards[0].methods])
+            left.append((tuned.name, s, each * len(boards[0].methods), *hours))
+    known = sum(hours for *_, hours, _ in left)
+    body = [
+        [f"`{name}`", s, str(n), ("" if whole else "at least ") + f"{hours:.2f}" if hours else "unknown"]
+        for name, s, n, hours, whole in left
+    ]
     lines = ["", "## Not run", "", *table(["table", "setting", "missing runs", "core hours"], body)]
     return lines + paragraph(f"""
-        Known costs sum to {known:.1f} core hours. They are mean CPU seconds of stored runs. Where a method has
+        Known costs sum to {known:.2f} core hours. They are mean CPU seconds of stored runs. Where a method has
         none in a setting, they are FedAvg's there times the method's ratio to FedAvg elsewhere. Also not run:
         GraphLand's and IBM's sets, which need files that this repository does not have.
     """)

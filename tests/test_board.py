@@ -82,11 +82,12 @@ def test_a_page_shows_what_there_is_and_what_is_missing(small):
     assert small.difference("A", "FedAvg", "Local").mean == pytest.approx(10 + (0 - 1 + 2 - 0) / 3 + 1 / 3, abs=1)
     text = board.page([small])
     assert "**incomplete**, 23 of 24 cells" in text
+    assert "   " not in text  # of the indented sources of its paragraphs
     assert "1 failed" in text
     assert "(2 of 3 seeds)" in text
     assert "| Other * |" in text
-    assert "| `small` | B | 1 | 0.0 |" in text
-    assert small.hours() == {"B": (1, pytest.approx(2 / 3600))}
+    assert "| `small` | B | 1 | 0.00 |" in text
+    assert small.hours() == {"B": (1, pytest.approx(2 / 3600), True)}
     local = next(
         line for line in text.splitlines() if line.startswith("| Local | **−") or line.startswith("| Local | −")
     )
