@@ -244,23 +244,25 @@ def merge(
     Raises:
         FedGraphError: parties disagree about a column or ``undirected``, or a column has too few rows in total.
     """
-    (first, _), *_ = parties
     schemas = {name: report["schema"] for name, report in parties}
     kinds = sorted({kind for schema in schemas.values() for kind in schema.nodes})
     nodes = {kind: _merged_table(kind, parties, say, warn) for kind in kinds}
-    classes = schemas[first].classes
-    if any(set(schema.classes) != set(classes) for schema in schemas.values()):
-        classes = tuple(sorted({word for schema in schemas.values() for word in schema.classes}, key=natural))
+    classes = _merged_words([schema.classes for schema in schemas.values()])
     edges = tuple(sorted({edge for schema in schemas.values() for edge in schema.edges}))
     tables, undirected = _merged_layout(schemas, say), {schema.undirected for schema in schemas.values()}
     if len(undirected) > 1:
         both, one = (next(name for name, s in schemas.items() if s.undirected == report) for report in (True, False))
         raise FedGraphError(f"{both} was written with --undirected and {one} without: use the same option for both")
-    labels = {word for schema in schemas.values() for word in schema.edge_classes}
-    ordered = schemas[first].edge_classes if set(schemas[first].edge_classes) == labels else sorted(labels, key=natural)
+    labels = _merged_words([schema.edge_classes for schema in schemas.values()])
     targets = _merged_targets(parties)
     roles = {role: kinds for schema in schemas.values() for role, kinds in schema.roles.items()}
-    return Schema(classes, nodes, edges, "federated", tables, undirected.pop(), tuple(ordered), targets, roles=roles)
+    return Schema(classes, nodes, edges, "federated", tables, undirected.pop(), labels, targets, roles=roles)
+
+
+def _merged_words(words: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return all parties' classes: in the order of the first party if all have the same ones, else in natural order."""
+    every = {word for ours in words for word in ours}
+    return words[0] if all(set(ours) == every for ours in words) else tuple(sorted(every, key=natural))
 
 
 def _merged_targets(parties: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, tuple[float, float]]:
@@ -343,7 +345,7 @@ def _agreed_columns(
         _check_columns(expected, its, head, name)
         common = [n for n in columns if n in its]
         _check_columns({n: columns[n] for n in common}, {n: its[n] for n in common}, first, name)
-        columns = {**its, **columns}
+        columns |= {n: column for n, column in its.items() if n not in columns}  # the order of the first party
         for different in [n for n in common if columns[n].format != its[n].format]:
             say(f"formats of column '{different}' differ between {first} and {name}: each party's is detected")
             columns[different] = replace(columns[different], format=ANY if columns[different].kind == "number" else "")
