@@ -74,7 +74,7 @@ def test_rows_of_the_network_have_the_epsilon_asked_for(example):
 def test_training_on_files_that_nodes_linked_is_the_simulation(example, run, tmp_path, monkeypatch, capsys):
     """Four nodes with their party.yaml link, train and predict without a restart. Their policy is for training on edges."""
     place, keys = tmp_path / "place", tmp_path / "keys"
-    parties = ["network", *example.make(place, 120, 20, 3, 0.2, 0)]
+    parties = ["network", *example.make(place, 400, 60, 3, 0.2, 0)]
     example.bring(str(place), parties[1:])
     keys.mkdir()
     kept = {"match": "routed", "one_sided": "drop", "entities": "columns", "max_ids": 1_000_000, "share": SHARE}
