@@ -117,6 +117,16 @@ def test_trees_score_new_payments_from_tables(work):
     assert predictor.column_names[:2] == ["amount", "edge column 1"]
 
 
+def test_who_gets_places_instead_of_ids_is_told(work, capsys):
+    """Joined to a table by its ids, stored payments have the scores of others."""
+    stored = ["predict", str(work / "run"), "--client", "0", "--out", str(work / "stored.csv")]
+    assert main(stored) == 0
+    assert "'edge' is the place in the client's file" in capsys.readouterr().out
+    assert pd.read_csv(work / "stored.csv")["edge"].tolist() == list(range(200))
+    scored(work, "--client", "0")
+    assert "is the place" not in capsys.readouterr().out
+
+
 def test_new_payments_between_stored_accounts_are_scored_within_the_stored_graph(work):
     """Their counts include the stored payments, and stored payments are not listed."""
     pd.DataFrame({"id": [99], "age": [5]}).to_csv(work / "one.csv", index=False)

@@ -134,6 +134,8 @@ def main(args: argparse.Namespace) -> int:
     if changed:
         print(f"{changed} cells look like formulas: written with a leading ' (--keep-formulas leaves them unchanged)")
     print(f"wrote {args.out}")
+    if of == "edges" and args.edges is None:
+        print("'edge' is the place in the client's file: pass --edges TABLE for the ids and the order of a table")
     return 0
 
 
