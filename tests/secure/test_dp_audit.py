@@ -33,8 +33,9 @@ def test_noise_in_floats_is_caught(kind, monkeypatch):
     """Gaussian noise in floats, as it was: the least bits tell the worlds apart."""
 
     def floats(terms, bound, deviation, size):
-        uniform = noise.source().uniform(size)
-        return np.sum(list(terms), axis=0) + deviation * ndtri(uniform)
+        source = noise.source()
+        assert isinstance(source, noise.SecureNoise)
+        return np.sum(list(terms), axis=0) + deviation * ndtri(source.uniform(size))
 
     monkeypatch.setattr(dp_audit, "NOISE", 10.0)
     assert claimed(kind) < 0.5
