@@ -133,10 +133,15 @@ def main(args: argparse.Namespace) -> int:
     changed = 0 if args.keep_formulas or args.out.suffix != ".csv" else without_formulas(frame)[1]
     if changed:
         print(f"{changed} cells look like formulas: written with a leading ' (--keep-formulas leaves them unchanged)")
-    print(f"wrote {args.out}")
-    if of == "edges" and args.edges is None:
-        print("'edge' is the place in the client's file: pass --edges TABLE for the ids and the order of a table")
+    _say_written(args.out, places=of == "edges" and args.edges is None)
     return 0
+
+
+def _say_written(out: Path, places: bool) -> None:
+    """Print where predictions are, and whether they name edges by their places."""
+    print(f"wrote {out}")
+    if places:
+        print("'edge' is the place in the client's file: pass --edges TABLE for the ids and the order of a table")
 
 
 def _set_threshold(found: Any, threshold: float | None) -> None:
