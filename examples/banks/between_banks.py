@@ -188,7 +188,7 @@ def main() -> None:
     print(f"\naverage precision in %, mean and 95 % interval over {args.seeds} seeds")
     for name in rows[0]:
         found = interval([row[name] for row in rows])
-        print(f"  {name:30s} {found.mean:5.1f} ± {found.half:.1f}")
+        print(f"  {name:30s} {found.mean:5.1f}" + (f" ± {found.half:.1f}" if args.seeds > 1 else ""))
     number = list(methods(args.find, args.features, args.share)).index(
         "FedGCN" if args.find == "accounts" else "FedAvg"
     )

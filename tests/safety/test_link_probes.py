@@ -1,7 +1,7 @@
 """Every message of `fedgraph-flwr link` is opened and read for what no rule names: it must not depend on it in any way.
 
 Each case runs twice with the same keys and draws. The second time, everything that may not leave has other values: undeclared
-columns, declared columns of accounts of which nobody is told, labels, splits, edges within a party, and data of records that only
+columns, declared columns of accounts that are not shared, labels, splits, edges within a party, and data of records that only
 one party has or that start at the other. All opened contents and all that passes the server must be the same, bit by bit. So a
 value leaves neither as it is nor by any transform. Two things depend on the whole file, through a hash keyed by the party's
 secret, and are held fixed here: the order of rows and the hash of the linked file (`test_link_attacks` tests both).
