@@ -129,9 +129,9 @@ class Board:
     @property
     def total(self) -> int:
         """Number of cells of the whole table; a search has all of its trials."""
-        trials = self.sweep.search.trials_each if self.sweep.search else 1
         counted = len(self.sweep.methods) - len(self.methods)
-        return len(self.sweep.settings) * len(self.sweep.seeds) * (trials * len(self.methods) + counted)
+        each = self.sweep.runs_each * len(self.methods) + len(self.sweep.seeds) * counted
+        return len(self.sweep.settings) * each
 
     @property
     def done(self) -> int:
@@ -195,9 +195,8 @@ class Board:
 
     def _left(self, setting: str, method: str) -> int:
         """Return the number of missing runs of a setting and method."""
-        trials = self.sweep.search.trials_each if self.sweep.search else 1
         names = self.tally.choices[setting, method]
-        return trials * len(self.sweep.seeds) - sum(len(self.tally.values.get((setting, name), {})) for name in names)
+        return self.sweep.runs_each - sum(len(self.tally.values.get((setting, name), {})) for name in names)
 
 
 def total(values: Sequence[float]) -> tuple[float, bool]:
@@ -357,7 +356,7 @@ def missing_section(boards: Sequence[Board]) -> list[str]:
     left = [(board.sweep.name, s, *found) for board in boards for s, found in board.hours().items()]
     tuned = load(FOLDER / TUNED)
     if tuned.search and not tuned.results.is_file():
-        each = tuned.search.trials_each * len(tuned.seeds)
+        each = tuned.runs_each
         for s in tuned.settings:
             hours = total([each * boards[0].seconds(s, m) / 3600 for m in boards[0].methods])
             left.append((tuned.name, s, each * len(boards[0].methods), *hours))

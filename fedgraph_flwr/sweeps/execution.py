@@ -52,7 +52,7 @@ def execute(book: ResultsIndex, how: How, on_row: OnRow, on_share: workers.OnSha
         left = len(waiting)
         for cell, row in ended:
             append(path, book.add(cell, row))
-            if book.sweep.search:
+            if book.sweep.unfolds:
                 more = [new for new in book.missing(how.only) if new.identity not in seen]
                 seen |= {new.identity for new in more}
                 waiting.extend(more)

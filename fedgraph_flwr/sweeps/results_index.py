@@ -38,7 +38,7 @@ class ResultsIndex:
             cells = [cell for cell in self.sweep.cells(self.found) if cell.identity not in self.found]
             at_hand = {cell.identity: row for cell in cells if (row := self._at_hand(cell))}
             self.found |= at_hand
-            if not (at_hand and self.sweep.search):  # the next trials of a search follow from its results
+            if not (at_hand and self.sweep.unfolds):
                 wanted = [cell for cell in cells if cell.identity not in at_hand and only in cell.label]
                 return list({cell.identity: cell for cell in reversed(wanted)}.values())[::-1]
 

@@ -9,6 +9,7 @@ baselines          whether to add Majority and Local if they are not listed; def
 grid               choice → overrides. Every method runs with every choice, and a cell shows the one with the highest mean
                    validation score over the seeds
 search             instead of a grid: ``trials`` and key → distribution, see `fedgraph_flwr.sweeps.search`
+tuned_on           number of seeds, the first, on which choices are compared; the best one runs on the others. Default: all
 seeds              list of seeds, or ``0..4``
 baseline           reference column of differences; default: Local, else the first that runs
 paper              setting → method → published score
@@ -22,6 +23,7 @@ extends            another file that provides missing keys
 import functools
 import itertools
 import json
+import math
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,6 +92,7 @@ class Sweep:
     baselines: bool = True
     grid: dict[str, list[str]] = field(default_factory=dict)
     search: Search | None = None
+    tuned_on: int = 0
     seeds: list[int] = field(default_factory=lambda: [0])
     baseline: str | bool = ""
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -101,6 +104,11 @@ class Sweep:
     def __post_init__(self) -> None:
         if self.grid and self.search:
             raise FedGraphError(f"{self.name}: grid and search both tune on validation nodes: remove one")
+        if type(self.tuned_on) is not int or not 0 <= self.tuned_on <= len(self.seeds):
+            where = self.places.get("tuned_on", self.name)
+            raise FedGraphError(
+                f"{where}: tuned_on={self.tuned_on!r} must be at most the number of seeds, {len(self.seeds)}"
+            )
         if self.baselines:
             chosen = (_last("strategy", [*self.common, *how]) for how in self.methods.values())
             beside = {LOCAL: [_LOCAL]} if "local" not in chosen and LOCAL not in self.methods else {}
@@ -130,18 +138,37 @@ class Sweep:
         """Path of the CSV file; table and plot are next to it."""
         return self.folder / f"{self.name}.csv"
 
+    @property
+    def tuning_seeds(self) -> list[int]:
+        """Seeds on which choices are compared."""
+        return self.seeds[: self.tuned_on or None]
+
+    @property
+    def runs_each(self) -> int:
+        """Number of runs of a row and column with a search, or without choices."""
+        tried = len(self.tuning_seeds) if self.search else len(self.seeds)
+        return (self.search.trials_each if self.search else 1) * tried + len(self.seeds) - tried
+
+    @property
+    def unfolds(self) -> bool:
+        """Whether further runs follow from the results of earlier ones."""
+        return bool(self.search or self.tuned_on)
+
     def cells(self, found: Found) -> Iterator[Cell]:
         """Yield every run. Seeds are the outermost loop, so that a table fills evenly.
 
         Args:
-            found: available rows; the next trials of a search depend on them.
+            found: available rows; the next trials of a search and the selected choice depend on them.
         """
         chosen = {
             (setting, method): self.choices(setting, method, found)
             for setting, method in itertools.product(self.settings, self.methods)
         }
+        taken = {at: self._selected(*at, choices, found) for at, choices in chosen.items()} if self.tuned_on else {}
         for seed in self.seeds:
-            for (setting, _), choices in chosen.items():
+            for (setting, method), choices in chosen.items():
+                if seed not in self.tuning_seeds:
+                    choices = taken[setting, method]
                 for name, overrides in choices.items():
                     overrides = [*overrides, *self.over, f"seed={seed}"]
                     yield Cell(setting, name, seed, tuple(overrides), str(self.results.with_suffix("").absolute()))
@@ -167,9 +194,18 @@ class Sweep:
             every = {}
         return {f"{method}, {name}": [*overrides, *more] for name, more in every.items()} or {method: overrides}
 
+    def _selected(self, setting: str, method: str, choices: dict[str, list[str]], found: Found) -> dict[str, list[str]]:
+        """Return the choice with the best mean validation score, by name; empty until all choices have run."""
+        if len(choices) == 1:
+            return choices
+        scores = {name: self._validation(setting, method, how, found) for name, how in choices.items()}
+        known = {name: -math.inf if math.isnan(score) else score for name, score in scores.items() if score is not None}
+        best = max(known, key=lambda name: known[name]) if len(known) == len(choices) else ""
+        return {best: choices[best]} if best else {}
+
     def _validation(self, setting: str, method: str, overrides: Sequence[str], found: Found) -> float | None:
-        """Return the mean validation score over the seeds, more is better; NaN if one failed, None if one has not run."""
-        cells = [Cell(setting, method, seed, (*overrides, *self.over, f"seed={seed}")) for seed in self.seeds]
+        """Return the mean validation score over the tuning seeds, more is better; NaN if one failed, None if one has not run."""
+        cells = [Cell(setting, method, seed, (*overrides, *self.over, f"seed={seed}")) for seed in self.tuning_seeds]
         rows = [found[cell.identity] for cell in cells if cell.identity in found]
         return statistics.fmean(_watched(row) for row in rows) if len(rows) == len(cells) else None
 
@@ -228,7 +264,7 @@ def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> 
     described = {
         key: value
         for key, value in body.items()
-        if key in ("title", "source", "notes", "figure", "baselines", "baseline")
+        if key in ("title", "source", "notes", "figure", "baselines", "baseline", "tuned_on")
     }
     own = str(body.get("out", "") or "")
     return Sweep(

@@ -70,12 +70,16 @@ class SweepSummary:
         return all(bounded_metric(chance.metric_of(headline)) for headline in self.headlines)
 
     def _best(self, setting: str, names: Sequence[str]) -> str:
-        """Return the choice with the best mean validation score, among those without a failed seed."""
+        """Return the choice with the best mean validation score over the tuning seeds, among those without a failed one."""
+
+        def tuned(scores: dict[tuple[str, str], dict[int, float]], name: str) -> list[float]:
+            return [value for seed, value in scores.get((setting, name), {}).items() if seed in self.sweep.tuning_seeds]
+
         means = {
-            name: statistics.mean(by_seed.values())
+            name: statistics.mean(known)
             for name in names
-            if len(by_seed := self.validation.get((setting, name), {})) == len(self.values.get((setting, name), {})) > 0
-            and not any(map(math.isnan, by_seed.values()))
+            if len(known := tuned(self.validation, name)) == len(tuned(self.values, name)) > 0
+            and not any(map(math.isnan, known))
         }
         return max(means, key=lambda name: self.sign * means[name]) if means else names[0]
 

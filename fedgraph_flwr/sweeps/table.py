@@ -18,15 +18,20 @@ def markdown(tally: SweepSummary) -> str:
     sweep = tally.sweep
     lines = [f"# {sweep.title}", "", *([sweep.source, ""] if sweep.source else []), *main_table(tally)]
     lines += ["", _footer(tally)]
+    over = f" of {sweep.tuned_on} seeds" if sweep.tuned_on else ""
     if sweep.grid:
         lines += [
             "",
-            "Each cell above shows the best of these choices on validation nodes. Mean validation / test score:",
+            f"Each cell above shows the best of these choices on validation nodes{over}. Mean validation / test score:",
             "",
         ]
         lines += _grid(tally)
     if sweep.search:
-        lines += ["", f"Each cell above shows the best of {sweep.search.trials_each} trials on validation nodes:", ""]
+        lines += [
+            "",
+            f"Each cell above shows the best of {sweep.search.trials_each} trials on validation nodes{over}:",
+            "",
+        ]
         lines += _trials(tally)
     lines += _intervals(tally)
     if tally.failures:

@@ -117,3 +117,36 @@ def test_without_optuna_one_sentence_says_so(place, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert cli.main(["sweep", "--search", "2", *SMALL, "train.lr=loguniform(1e-4,1e-1)"]) == 2
     assert capsys.readouterr().err == "error: a search needs Optuna: pip install optuna (or fedgraph-flwr[search])\n"
+
+
+@pytest.mark.parametrize(
+    ("choices", "count"),
+    [
+        ("grid: {a: [train.lr=0.1], b: [train.lr=0.2], c: [train.lr=0.3]}", 3),
+        ('search: {trials: 12, train.lr: "uniform(0,1)"}', 12),
+    ],
+)
+def test_choices_are_compared_on_the_first_seeds_and_the_best_runs_on_all(toy, ran, choices, count):
+    text = toy.read_text().replace("seeds: [0, 1]", f"seeds: 0..4\ntuned_on: 2\nbaselines: false\n{choices}")
+    toy.write_text(text.replace("  Local: [strategy=local]\n  Majority: []\n", ""))
+    sweep(toy, "--jobs", 0)
+    assert len(ran) == 2 * (2 * count + 3)
+    found = rows(toy.with_suffix(".csv"))
+    for setting in {row["setting"] for row in found}:
+        by: dict[str, dict[str, float]] = {}
+        for row in found:
+            if row["setting"] == setting:
+                by.setdefault(row["method"], {})[row["seed"]] = float(row["validation"])
+        best = max(by, key=lambda name: by[name]["0"] + by[name]["1"])
+        assert {name: sorted(seeds) for name, seeds in by.items()} == {
+            name: list("01234" if name == best else "01") for name in by
+        }
+    assert "validation nodes of 2 seeds" in toy.with_suffix(".md").read_text()
+    sweep(toy, "--jobs", 0)
+    assert len(ran) == 2 * (2 * count + 3)  # nothing is left to do
+
+
+def test_a_number_of_tuning_seeds_beyond_the_seeds_is_refused(toy, capsys):
+    toy.write_text(toy.read_text() + "tuned_on: 3\n")
+    sweep(toy, code=2)
+    assert "line 16: tuned_on=3 must be at most the number of seeds, 2" in capsys.readouterr().err
