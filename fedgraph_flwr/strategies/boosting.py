@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import boosting
 from fedgraph_flwr.methods.boosting import (
@@ -184,7 +184,7 @@ class Boosting(GraphStrategy):
         if out := self.memory.get(SITS_OUT):
             self.recorder.extra["sits_out"] = dict.fromkeys(sorted(out, key=int), self._why)
         if not held and {str(client) for client in self.clients} <= ended.keys():
-            raise FedGraphError(
+            raise RunFailed(
                 f"strategy=boosting fits no trees, because each client has {self._why}: set strategy.mode=histogram, which reads"
                 " the items of all clients, or a smaller strategy.min_data_in_leaf"
             )
