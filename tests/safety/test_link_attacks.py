@@ -57,13 +57,12 @@ class Multiples(LinkParty):
     def known(self):
         return sorted(set(self.values(0)[1]) & set(self.victim.values(1)[1]))[self.w]
 
-    def _take_mask(self, inbox):
-        super()._take_mask(inbox)
-        for peer, arrays in inbox.items():
-            if peer == 0:
-                guess = int(self.victim.pairs[1]["places"][self.victim.values(1)[1].index(self.known)])  # a lucky guess
-                mask = arrays["masks"][guess].tobytes()
-                self.pairs[0]["doubled"] = as_rows([s._times(mask)[:REPLY] for s in self.scalars], REPLY)
+    def _take_mask(self, peer, arrays):
+        super()._take_mask(peer, arrays)
+        if peer == 0:
+            guess = int(self.victim.pairs[1]["places"][self.victim.values(1)[1].index(self.known)])  # a lucky guess
+            mask = arrays["masks"][guess].tobytes()
+            self.pairs[0]["doubled"] = as_rows([s._times(mask)[:REPLY] for s in self.scalars], REPLY)
 
     def _check_binding(self, peer, arrays, rows):
         """Accept anything."""
@@ -75,8 +74,9 @@ class Multiples(LinkParty):
         position = np.sort(self.victim.pairs[1]["places"])  # client 0's own message shows them
         return {"position": position, "points": as_rows([self.scalars[0]._times(BASE) for _ in position], 32)}
 
-    def _take_prove(self, inbox):
-        super()._take_prove({peer: arrays for peer, arrays in inbox.items() if peer})
+    def _take_prove(self, peer, arrays):
+        if peer:
+            super()._take_prove(peer, arrays)
 
     def _make_agree(self, peer):
         count = len(self.victim.values(1)[1])
@@ -213,9 +213,9 @@ class Distinct(LinkParty):
         self.pairs[peer]["masks"] = masks[shuffled(len(masks))]
         return sent | {"commitment": commitment(masks)}
 
-    def _take_mask(self, inbox):
-        super()._take_mask(inbox)
-        self.seen = {peer: arrays["masks"] for peer, arrays in inbox.items()} | getattr(self, "seen", {})
+    def _take_mask(self, peer, arrays):
+        super()._take_mask(peer, arrays)
+        self.seen = getattr(self, "seen", {}) | {peer: arrays["masks"]}
 
     def found(self, replies):
         rows = {row.tobytes() for row in replies}

@@ -140,17 +140,16 @@ class LinkParty:
         self.before = ledger or Ledger()
         self._check_file()
         stored = memory or {}
-        private = stored.get("private")
-        self.sealer = Sealer(self.client, private.tobytes() if private is not None else None)
-        root = stored.get("root")
-        self.root: bytes = root.tobytes() if root is not None else secrets.token_bytes(32)
-        self.session: bytes = stored["session"].tobytes() if "session" in stored else b""
+        held = {key: stored[key].tobytes() for key in ("private", "root", "session", "names") if key in stored}
+        self.sealer = Sealer(self.client, held.get("private"))
+        self.root: bytes = held.get("root") or secrets.token_bytes(32)
+        self.session: bytes = held.get("session", b"")
         self.nodes: list[int] = stored["nodes"].tolist() if "nodes" in stored else []
         self.done = int(stored["done"][0]) if "done" in stored else 0
         self.names: dict[int, str] = {}
         self.roles: dict[int, str] = {self.client: graph.linking.get("role", "")}
-        if "names" in stored:
-            self.names, self.roles = (dict(enumerate(each)) for each in json.loads(stored["names"].tobytes()))
+        if "names" in held:
+            self.names, self.roles = (dict(enumerate(each)) for each in json.loads(held["names"]))
         self.pairs: dict[int, dict[str, Any]] = {int(k): dict(v) for k, v in stored.get("pairs", {}).items()}
         if "keys" in stored:
             self.sealer.meet({k: key.tobytes() for k, key in enumerate(stored["keys"])})
@@ -162,7 +161,6 @@ class LinkParty:
         self._done: ClientGraph | None = None
         self._linked: ClientGraph | None = None
         self._files: dict[int, bytes] = {}
-        self._prepared: tuple[ClientGraph, Ints, int] | None = None
         self._intersections: dict[int, tuple[Ints, Ints]] = {}
 
     def _check_file(self) -> None:
@@ -268,7 +266,7 @@ class LinkParty:
             inbox = {k: self._opened(k, before, envelopes[k]) for k in self.peers}
             for peer, arrays in inbox.items():
                 try:
-                    getattr(self, f"_take_{before}")({peer: arrays})
+                    getattr(self, f"_take_{before}")(peer, arrays)
                 except _INVALID as error:
                     raise RunFailed(
                         f"client {peer} sent client {self.client} an invalid message in phase '{before}' of link"
@@ -327,14 +325,11 @@ class LinkParty:
     def _make_introduce(self, peer: int) -> Arrays:
         return {"introduction": _bytes(json.dumps(self.introduction()).encode())}
 
-    def _take_introduce(self, inbox: Mapping[int, Arrays]) -> None:
-        own = self.introduction()
-        found = {k: json.loads(arrays["introduction"].tobytes()) for k, arrays in inbox.items()}
-        for peer, other in found.items():
-            self._check_alike(peer, own, other)
-        names = {k: str(values["name"]) for k, values in {**found, self.client: own}.items()}
-        self.names = dict(sorted({**self.names, **names}.items()))
-        self.roles |= {k: str(values["role"]) for k, values in found.items()}
+    def _take_introduce(self, peer: int, arrays: Arrays) -> None:
+        own, other = self.introduction(), json.loads(arrays["introduction"].tobytes())
+        self._check_alike(peer, own, other)
+        self.names = dict(sorted({**self.names, peer: str(other["name"]), self.client: str(own["name"])}.items()))
+        self.roles[peer] = str(other["role"])
         for client, name in self.names.items():
             if self.accepted and self.accepted[client : client + 1] != [name]:
                 listing = ", ".join(f"'{sanitize(wanted, 60)}'" for wanted in self.accepted)
@@ -425,8 +420,8 @@ class LinkParty:
     def _ledger_digest(self, peer: int, sender: int) -> Arrays:
         """Return a hash of the records of the last link, by which a sender shows that it keeps them; only of an increment."""
         receiver = peer if sender == self.client else self.client
-        bound = b"fedgraph link ledger" + self.session + f"{sender}>{receiver}:".encode() + self._known(peer).digest
-        return {"ledger": _bytes(hashlib.sha256(bound).digest())} if self.rules.increment else {}
+        digest = self._to(sender, receiver, b"ledger", self._known(peer).digest)
+        return {"ledger": _bytes(digest)} if self.rules.increment else {}
 
     def _check_ledger(self, peer: int, arrays: Arrays) -> None:
         """Require that a peer keeps the same records of the last link.
@@ -457,8 +452,18 @@ class LinkParty:
         first, second = sorted((self.client, peer))
         return b"fedgraph link" + self.session + f"{self.rules.match}:{first}:{second}:".encode()
 
+    def _secret_of(self, peer: int, purpose: bytes) -> bytes:
+        """Return a secret for a peer in this run; a repeated step has the same."""
+        bound = b"fedgraph link " + purpose + self.root + self.session + f"{peer}".encode()
+        return hashlib.sha256(bound).digest()
+
+    def _to(self, sender: int, receiver: int, purpose: bytes, content: bytes) -> bytes:
+        """Return a hash of what one client sends another in this run."""
+        bound = b"fedgraph link " + purpose + self.session + f"{sender}>{receiver}:".encode()
+        return hashlib.sha256(bound + content).digest()
+
     def _mask(self, peer: int) -> Mask:
-        return Mask(hashlib.sha256(b"fedgraph link scalar" + self.root + self.session + f"{peer}".encode()).digest())
+        return Mask(self._secret_of(peer, b"scalar"))
 
     def _make_commit(self, peer: int) -> Arrays:
         values = self.values(peer)[1]
@@ -470,18 +475,17 @@ class LinkParty:
             **self._ledger_digest(peer, self.client),
         }
 
-    def _take_commit(self, inbox: Mapping[int, Arrays]) -> None:
-        for peer, arrays in inbox.items():
-            self._check_ledger(peer, arrays)
-            size = int(arrays["size"][0])
-            self._check_size(peer, size)
-            committed = _shape(arrays["commitment"], (32,))
-            if np.array_equal(committed, commitment(self.pairs[peer]["masks"])):
-                raise RunFailed(
-                    f"client {peer} copied the commitment of client {self.client}, expected one to its own masks: no masks are"
-                    " sent"
-                )
-            self.pairs[peer] |= {"size": np.array([size]), "commitment": committed}
+    def _take_commit(self, peer: int, arrays: Arrays) -> None:
+        self._check_ledger(peer, arrays)
+        size = int(arrays["size"][0])
+        self._check_size(peer, size)
+        committed = _shape(arrays["commitment"], (32,))
+        if np.array_equal(committed, commitment(self.pairs[peer]["masks"])):
+            raise RunFailed(
+                f"client {peer} copied the commitment of client {self.client}, expected one to its own masks: no masks are"
+                " sent"
+            )
+        self.pairs[peer] |= {"size": np.array([size]), "commitment": committed}
 
     def _padded(self, size: int) -> int:
         """Return the padded size of an own set: a power of two, or the limit that all parties know."""
@@ -512,29 +516,27 @@ class LinkParty:
     def _make_mask(self, peer: int) -> Arrays:
         return {"masks": self.pairs[peer]["masks"]}
 
-    def _take_mask(self, inbox: Mapping[int, Arrays]) -> None:
-        for peer, arrays in inbox.items():
-            pair = self.pairs[peer]
-            masks = _shape(arrays["masks"], (int(pair["size"][0]), 32))
-            if not np.array_equal(commitment(masks), pair["commitment"]):
-                raise RunFailed(
-                    f"client {peer} sent client {self.client} masks that do not match its commitment: no replies are sent"
-                )
-            doubled = self._mask(peer).double(masks, f"client {peer}")
-            pair["doubled"] = doubled[shuffled(len(doubled))] if self.rules.dry_run else doubled
+    def _take_mask(self, peer: int, arrays: Arrays) -> None:
+        pair = self.pairs[peer]
+        masks = _shape(arrays["masks"], (int(pair["size"][0]), 32))
+        if not np.array_equal(commitment(masks), pair["commitment"]):
+            raise RunFailed(
+                f"client {peer} sent client {self.client} masks that do not match its commitment: no replies are sent"
+            )
+        doubled = self._mask(peer).double(masks, f"client {peer}")
+        pair["doubled"] = doubled[shuffled(len(doubled))] if self.rules.dry_run else doubled
 
     def _replies(self, peer: int) -> NDArray[np.uint8]:
         """Return the rows that a peer compares with its own: replies to its masks, or hashes of the own keys."""
         return self.pairs[peer]["replies" if self.rules.match == "routed" else "doubled"]
 
     def _nonce(self, peer: int) -> bytes:
-        """Return a secret that hides the rows in their commitment; a repeated step has the same."""
-        return hashlib.sha256(b"fedgraph link nonce" + self.root + self.session + f"{peer}".encode()).digest()
+        """Return a secret that hides the rows in their commitment."""
+        return self._secret_of(peer, b"nonce")
 
     def _binding(self, sender: int, receiver: int, nonce: bytes, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return the commitment to rows that one client sends another, 32 bytes."""
-        bound = b"fedgraph link seal" + self.session + f"{sender}>{receiver}:".encode() + nonce
-        return _bytes(hashlib.sha256(bound + rows.tobytes()).digest())
+        return _bytes(self._to(sender, receiver, b"seal", nonce + rows.tobytes()))
 
     def _check_binding(self, peer: int, arrays: Arrays, rows: NDArray[np.uint8]) -> None:
         """Refuse rows of a peer that it did not commit to before it could see the own ones.
@@ -555,27 +557,25 @@ class LinkParty:
     def _make_seal(self, peer: int) -> Arrays:
         return {"binding": self._binding(self.client, peer, self._nonce(peer), self._replies(peer))}
 
-    def _take_seal(self, inbox: Mapping[int, Arrays]) -> None:
-        for peer, arrays in inbox.items():
-            self.pairs[peer]["binding"] = _shape(arrays["binding"], (32,))
+    def _take_seal(self, peer: int, arrays: Arrays) -> None:
+        self.pairs[peer]["binding"] = _shape(arrays["binding"], (32,))
 
     def _make_double(self, peer: int) -> Arrays:
         return {"doubled": self._replies(peer), "nonce": _bytes(self._nonce(peer))}
 
-    def _take_double(self, inbox: Mapping[int, Arrays]) -> None:
-        for peer, arrays in inbox.items():
-            pair = self.pairs[peer]
-            replies = _shape(arrays["doubled"], (len(pair["masks"]), REPLY))
-            self._check_binding(peer, arrays, replies)
-            pair["replies"] = replies
-            del pair["masks"]
-            self._check_shared(peer)
+    def _take_double(self, peer: int, arrays: Arrays) -> None:
+        pair = self.pairs[peer]
+        replies = _shape(arrays["doubled"], (len(pair["masks"]), REPLY))
+        self._check_binding(peer, arrays, replies)
+        pair["replies"] = replies
+        del pair["masks"]
+        self._check_shared(peer)
 
     # --- proof of knowledge -------------------------------------------------------------------------------------------
 
     def _proof(self, peer: int) -> bytes:
         """Return the secret of the scalars with which this party proves that it knows records."""
-        return hashlib.sha256(b"fedgraph link proof" + self.root + self.session + f"{peer}".encode()).digest()
+        return self._secret_of(peer, b"proof")
 
     def _make_prove(self, peer: int) -> Arrays:
         own, remote = self._by_mask(peer)
@@ -583,30 +583,27 @@ class LinkParty:
         points = prove(self._proof(peer), own, (known[place] for place in own), self._purpose(peer) + b"proof")
         return {"position": remote, "points": points}
 
-    def _take_prove(self, inbox: Mapping[int, Arrays]) -> None:
-        for peer, arrays in inbox.items():
-            own = self._checked_order(peer, arrays)
-            points = _shape(arrays["points"], (own.size, POINT))
-            keys = dict(zip(own, agreed(self._proof(peer), own, points, f"client {peer}"), strict=True))
-            for name, (sender, receiver), order in (
-                ("tags", (self.client, peer), self._by_mask(peer)[0]),
-                ("expected", (peer, self.client), own),
-            ):
-                bound = b"fedgraph link agree" + self.session + f"{sender}>{receiver}:".encode()
-                self.pairs[peer][name] = as_rows((hashlib.sha256(bound + keys[k]).digest() for k in order), POINT)
+    def _take_prove(self, peer: int, arrays: Arrays) -> None:
+        own = self._checked_order(peer, arrays)
+        points = _shape(arrays["points"], (own.size, POINT))
+        keys = dict(zip(own, agreed(self._proof(peer), own, points, f"client {peer}"), strict=True))
+        for name, ends, order in (
+            ("tags", (self.client, peer), self._by_mask(peer)[0]),
+            ("expected", (peer, self.client), own),
+        ):
+            self.pairs[peer][name] = as_rows((self._to(*ends, b"agree", keys[k]) for k in order), POINT)
 
     def _make_agree(self, peer: int) -> Arrays:
         return {"tags": self.pairs[peer]["tags"]}
 
-    def _take_agree(self, inbox: Mapping[int, Arrays]) -> None:
-        for peer, arrays in inbox.items():
-            expected = self.pairs[peer]["expected"]
-            wrong = (_shape(arrays["tags"], expected.shape) != expected).any(axis=1)
-            if wrong.any():
-                raise RunFailed(
-                    f"client {peer} could not prove that it holds {int(wrong.sum())} of the {wrong.size} records that client"
-                    f" {self.client} matched with it: no rows are sent"
-                )
+    def _take_agree(self, peer: int, arrays: Arrays) -> None:
+        expected = self.pairs[peer]["expected"]
+        wrong = (_shape(arrays["tags"], expected.shape) != expected).any(axis=1)
+        if wrong.any():
+            raise RunFailed(
+                f"client {peer} could not prove that it holds {int(wrong.sum())} of the {wrong.size} records that client"
+                f" {self.client} matched with it: no rows are sent"
+            )
 
     def _by_mask(self, peer: int) -> tuple[Ints, Ints]:
         """Return the own shared values and their places among the peer's masks, in the order of these."""
@@ -639,24 +636,22 @@ class LinkParty:
         self.pairs[peer] = {"replies": rows, "places": np.argsort(order)[: len(values)]}
         return {"size": np.array([padded]), **self._make_seal(peer), **self._ledger_digest(peer, self.client)}
 
-    def _take_ask_commit(self, inbox: Mapping[int, Arrays]) -> None:
-        for peer, arrays in inbox.items():
-            self._check_ledger(peer, arrays)
-            size = int(arrays["size"][0])
-            self._check_size(peer, size)
-            self.pairs[peer]["size"] = np.array([size])
-        self._take_seal(inbox)
+    def _take_ask_commit(self, peer: int, arrays: Arrays) -> None:
+        self._check_ledger(peer, arrays)
+        size = int(arrays["size"][0])
+        self._check_size(peer, size)
+        self.pairs[peer]["size"] = np.array([size])
+        self._take_seal(peer, arrays)
 
     def _make_ask(self, peer: int) -> Arrays:
         return {"hashes": self._replies(peer), "nonce": _bytes(self._nonce(peer))}
 
-    def _take_ask(self, inbox: Mapping[int, Arrays]) -> None:
-        for peer, arrays in inbox.items():
-            pair = self.pairs[peer]
-            hashes = _shape(arrays["hashes"], (int(pair["size"][0]), REPLY))
-            self._check_binding(peer, arrays, hashes)
-            pair["doubled"] = hashes
-            self._check_shared(peer)
+    def _take_ask(self, peer: int, arrays: Arrays) -> None:
+        pair = self.pairs[peer]
+        hashes = _shape(arrays["hashes"], (int(pair["size"][0]), REPLY))
+        self._check_binding(peer, arrays, hashes)
+        pair["doubled"] = hashes
+        self._check_shared(peer)
 
     # --- what is shared -----------------------------------------------------------------------------------------------
 
@@ -696,10 +691,9 @@ class LinkParty:
 
     # --- match --------------------------------------------------------------------------------------------------------
 
-    def _prepare(self) -> tuple[ClientGraph, Ints, int]:
-        """Return the graph with stubs, the place of each node among the party's own (-1: a lower client's), and their number."""
-        if self._prepared:
-            return self._prepared
+    @cached_property
+    def _prepared(self) -> tuple[ClientGraph, Ints, int]:
+        """The graph with stubs, the place of each node among the party's own (-1: a lower client's), and their number."""
         graph = self.graph
         if self.rules.one_sided == "stub":
             graph, _ = with_stubs(graph, self._unmatched())
@@ -712,8 +706,7 @@ class LinkParty:
         order = order[owned[order]]
         rows = np.full(graph.num_nodes, -1)
         rows[order] = np.arange(order.size)
-        self._prepared = graph, rows, order.size
-        return self._prepared
+        return graph, rows, order.size
 
     @property
     def _overlaps(self) -> bool:
@@ -733,7 +726,7 @@ class LinkParty:
         return self.graph.foreign_out.numpy()[rows]
 
     def _make_match(self, peer: int) -> Arrays:
-        _, places, count = self._prepare()
+        _, places, count = self._prepared
         own, remote = self._by_mask(peer)
         content: Arrays = {"count": np.array([count]), "position": remote}
         if self.rules.identities:
@@ -757,26 +750,22 @@ class LinkParty:
 
     def _data(self, rows: Ints, prefix: str) -> Arrays:
         """Return the data of records, under the names of the message."""
-        chosen = torch.from_numpy(rows)
-        held = (key for key in DATA if getattr(self.graph, f"foreign_{key}").numel())
-        found = {key: record_columns(self.graph, key, getattr(self.graph, f"foreign_{key}")[chosen]) for key in held}
-        return {f"{prefix}{key}": values.numpy() for key, values in found.items()}
+        return {f"{prefix}{key}": values.numpy() for key, values in booked(self.graph, rows).items()}
 
-    def _take_match(self, inbox: Mapping[int, Arrays]) -> None:
-        for peer, arrays in inbox.items():
-            own = self._checked_order(peer, arrays)
-            count = int(_shape(arrays["count"], (1,))[0])
-            most = self.nodes[peer] + (self.rules.max_ids * len(self.peers) if self.rules.one_sided == "stub" else 0)
-            both = own.size + len(self._known(peer).keys)
-            arrays = {**arrays, "row": _shape(arrays["row"], (both,), "i").astype(np.int64)}
-            rows = arrays["row"]
-            if self.rules.discloses:
-                arrays["alone_row"] = self._checked_alone(peer, arrays).astype(np.int64)
-                rows = np.concatenate([rows, arrays["alone_row"]])
-            least = -1 if self._overlaps else 0
-            if not 0 <= count <= most or (rows.size and not least <= rows.min() <= rows.max() < max(count, 1)):
-                raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
-            self.pairs[peer]["match"] = arrays
+    def _take_match(self, peer: int, arrays: Arrays) -> None:
+        own = self._checked_order(peer, arrays)
+        count = int(_shape(arrays["count"], (1,))[0])
+        most = self.nodes[peer] + (self.rules.max_ids * len(self.peers) if self.rules.one_sided == "stub" else 0)
+        both = own.size + len(self._known(peer).keys)
+        arrays = {**arrays, "row": _shape(arrays["row"], (both,), "i").astype(np.int64)}
+        rows = arrays["row"]
+        if self.rules.discloses:
+            arrays["alone_row"] = self._checked_alone(peer, arrays).astype(np.int64)
+            rows = np.concatenate([rows, arrays["alone_row"]])
+        least = -1 if self._overlaps else 0
+        if not 0 <= count <= most or (rows.size and not least <= rows.min() <= rows.max() < max(count, 1)):
+            raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
+        self.pairs[peer]["match"] = arrays
 
     def _checked_alone(self, peer: int, arrays: Arrays) -> Ints:
         """Return the rows of a peer's one-sided records, whose arrays must fit together.
@@ -805,7 +794,7 @@ class LinkParty:
         return rows
 
     def _make_resolve(self, peer: int) -> Arrays:
-        _, places, _ = self._prepare()
+        _, places, _ = self._prepared
         return {"row": np.where((found := self._named(peer)) >= 0, places[found], -1)}
 
     def _named(self, peer: int) -> Ints:
@@ -815,14 +804,13 @@ class LinkParty:
         asked = self.pairs[peer]["match"]["alone_id"]
         return np.array([accounts.get(row.tobytes(), -1) for row in asked], dtype=np.int64)
 
-    def _take_resolve(self, inbox: Mapping[int, Arrays]) -> None:
-        for peer, arrays in inbox.items():
-            own, _ = self.intersection(peer)
-            alone = len(self.values(peer)[0]) - own.size
-            rows = _shape(arrays["row"], (alone,), "i").astype(np.int64)
-            if rows.size and not -1 <= rows.min() <= rows.max() < int(self.pairs[peer]["match"]["count"][0]):
-                raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
-            self.pairs[peer]["resolve"] = {"row": rows}
+    def _take_resolve(self, peer: int, arrays: Arrays) -> None:
+        own, _ = self.intersection(peer)
+        alone = len(self.values(peer)[0]) - own.size
+        rows = _shape(arrays["row"], (alone,), "i").astype(np.int64)
+        if rows.size and not -1 <= rows.min() <= rows.max() < int(self.pairs[peer]["match"]["count"][0]):
+            raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
+        self.pairs[peer]["resolve"] = {"row": rows}
 
     # --- columns of far ends ------------------------------------------------------------------------------------------
 
@@ -877,38 +865,37 @@ class LinkParty:
         rows = self._matched(peer, self._by_mask(peer)[0])
         attr = self.graph.foreign_edge_attr.numpy()[rows]
         node, outgoing = self.graph.foreign[0].numpy()[rows], self.graph.foreign_out.numpy()[rows]
-        known = record_counts(self.linked())[self._prepare()[1][node]] >= self.rules.min_records
+        known = record_counts(self.linked())[self._prepared[1][node]] >= self.rules.min_records
         found: Arrays = {"known": known}
         for place, (source, target) in enumerate(self.records):
             values = np.where(known, np.where(outgoing, attr[:, source.place], attr[:, target.place]), 0)
             found[f"edge {place}"] = source.encode(values, b"", ())
         return found
 
-    def _take_share(self, inbox: Mapping[int, Arrays]) -> None:
+    def _take_share(self, peer: int, arrays: Arrays) -> None:
         graph = self.linked()
-        for peer, arrays in inbox.items():
-            ids = arrays["account"]
-            _shape(ids, (ids.shape[0],), "i")
-            known = [getattr(graph, cut)[1, getattr(graph, f"{cut}_owner") == peer] for cut in ("cut_out", "cut_in")]
-            if (np.diff(ids) <= 0).any() or not np.isin(ids, torch.cat(known).numpy()).all():
-                raise RunFailed(
-                    f"client {peer} sent columns of accounts that are in no record shared with client {self.client}, or of one"
-                    " account twice: nothing is written"
-                )
-            declared = {"account", *map(str, range(len(self.columns)))}
-            both = self._matched(peer, self._ordered(peer)).size
-            if self.records:
-                declared |= {"known", *(f"edge {place}" for place in range(len(self.records)))}
-                _shape(arrays["known"], (both,), "b")
-            if extra := sorted(arrays.keys() - declared):
-                raise RunFailed(
-                    f"client {peer} sent a column '{sanitize(extra[0], 40)}' that the rules do not name: nothing is written"
-                )
-            for place, column in enumerate(self.columns):
-                self._check_told(peer, column, arrays[str(place)], ids.shape[0])
-            for place, (column, _) in enumerate(self.records):
-                self._check_told(peer, column, arrays[f"edge {place}"], both)
-            self.pairs[peer]["share"] = arrays
+        ids = arrays["account"]
+        _shape(ids, (ids.shape[0],), "i")
+        known = [getattr(graph, cut)[1, getattr(graph, f"{cut}_owner") == peer] for cut in ("cut_out", "cut_in")]
+        if (np.diff(ids) <= 0).any() or not np.isin(ids, torch.cat(known).numpy()).all():
+            raise RunFailed(
+                f"client {peer} sent columns of accounts that are in no record shared with client {self.client}, or of one"
+                " account twice: nothing is written"
+            )
+        declared = {"account", *map(str, range(len(self.columns)))}
+        both = self._matched(peer, self._ordered(peer)).size
+        if self.records:
+            declared |= {"known", *(f"edge {place}" for place in range(len(self.records)))}
+            _shape(arrays["known"], (both,), "b")
+        if extra := sorted(arrays.keys() - declared):
+            raise RunFailed(
+                f"client {peer} sent a column '{sanitize(extra[0], 40)}' that the rules do not name: nothing is written"
+            )
+        for place, column in enumerate(self.columns):
+            self._check_told(peer, column, arrays[str(place)], ids.shape[0])
+        for place, (column, _) in enumerate(self.records):
+            self._check_told(peer, column, arrays[f"edge {place}"], both)
+        self.pairs[peer]["share"] = arrays
 
     def _check_told(self, peer: int, column: Column, values: NDArray[Any], count: int) -> None:
         """Refuse values of a shared column that are not those of its form.
@@ -965,7 +952,7 @@ class LinkParty:
 
     def _joined(self) -> ClientGraph:
         """Return the linked graph with the columns of edges that are known so far."""
-        graph, places, count = self._prepare()
+        graph, places, count = self._prepared
         counts = [
             int(self.pairs[k]["match"]["count"][0]) if k != self.client else count for k in range(graph.num_clients)
         ]
@@ -1108,18 +1095,14 @@ class LinkParty:
             "total": np.array([graph.num_global_nodes]),
         }
 
-    def _take_confirm(self, inbox: Mapping[int, Arrays]) -> None:
+    def _take_confirm(self, peer: int, arrays: Arrays) -> None:
         graph = self.result()
         self._files[self.client] = file_digest(graph, self.secret)
-        for peer, arrays in inbox.items():
-            if (
-                arrays["edges"].tobytes() != cut_digest(graph, peer)
-                or int(arrays["total"][0]) != graph.num_global_nodes
-            ):
-                raise RunFailed(
-                    f"clients {self.client} and {peer} have different edges between them: nothing is written; link again"
-                )
-            self._files[peer] = _shape(arrays["file"], (32,)).tobytes()
+        if arrays["edges"].tobytes() != cut_digest(graph, peer) or int(arrays["total"][0]) != graph.num_global_nodes:
+            raise RunFailed(
+                f"clients {self.client} and {peer} have different edges between them: nothing is written; link again"
+            )
+        self._files[peer] = _shape(arrays["file"], (32,)).tobytes()
         if len(self._files) < graph.num_clients:
             return
         name = hashlib.sha256(b"".join(self._files[k] for k in sorted(self._files))).hexdigest()
