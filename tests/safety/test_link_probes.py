@@ -2,7 +2,8 @@
 
 Each case runs twice with the same keys and draws. The second time, everything that may not leave has other values: undeclared
 columns, declared columns of accounts that are not shared, labels, splits, edges within a party, and data of records that only
-one party has or that start at the other. All opened contents and all that passes the server must be the same, bit by bit. So a
+one party has or that start at the other. So do columns of a bank's own records that no rule names, and those of the other end
+of a payment. All opened contents and all that passes the server must be the same, bit by bit. So a
 value leaves neither as it is nor by any transform. Two things depend on the whole file, through a hash keyed by the party's
 secret, and are held fixed here: the order of rows and the hash of the linked file (`test_link_attacks` tests both).
 """
@@ -45,6 +46,8 @@ CASES = {
     "routed": LinkRules(match="routed"),
     "routed, share": LinkRules(match="routed", share=["age"]),
     "disclosed, share": LinkRules(one_sided="disclose", share=["age"]),
+    "payments, edges": LinkRules(share=["edges.n_in_2d", "edges.sum_*:exact"], min_records=4),
+    "routed, edges and nodes": LinkRules(match="routed", share=["edges.n_*", "age:exact"], one_sided="disclose"),
     "ids": LinkRules(match="ids"),
     "ids, share": LinkRules(match="ids", share=["age"]),
     "overlap": LinkRules(match="ids", entities="overlap"),
@@ -55,21 +58,25 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def books(tmp_path_factory):
-    """Files of three banks: with payments, with customers alone, and of a network and two banks."""
-    plain, bare, roles = (tmp_path_factory.mktemp(name) for name in ("plain", "bare", "roles"))
-    made = banks(plain, accounts=8, payments=20)
+    """Files of three banks: with payments, with columns of own records, with customers alone, and of a network and two banks."""
+    plain, counted, bare, roles = (tmp_path_factory.mktemp(name) for name in ("plain", "counted", "bare", "roles"))
+    made, own = banks(plain, accounts=8, payments=20), banks(counted, accounts=8, payments=20)
+    own.columns = replace(own.columns, recipe="payments", windows="2")
     customers = banks(bare, accounts=8, payments=20, data=False)
     for place, bank in enumerate(BANKS):
         customers.nodes[bank]["id"] = [f"c{i + 3 * place:04d}" for i in range(8 + 3 * place)]
         customers.books[bank] = customers.books[bank].iloc[:0]
     return {
         "payments": [made.client(bank) for bank in BANKS],
+        "edges": [own.client(bank) for bank in BANKS],
         "ids": [customers.client(bank) for bank in BANKS],
         "columns": write(roles),
     }
 
 
 def files_of(books, rules):
+    if any(entry.startswith("edges.") for entry in rules.share):
+        return books["edges"]
     return books["columns" if rules.joins else "ids" if rules.match == "ids" else "payments"]
 
 
@@ -125,6 +132,7 @@ def without_secrets(party):
     graph, rules = party.graph, party.rules
     told = torch.zeros(graph.num_nodes, dtype=torch.bool)
     sent = torch.zeros(graph.foreign.size(1), dtype=torch.bool)
+    own_end = torch.zeros(graph.foreign.size(1), graph.num_edge_features, dtype=torch.bool)
     for peer in party.peers if not rules.dry_run else ():
         rows = party.values(peer)[0]
         shared = rows[party.intersection(peer)[0]]
@@ -135,19 +143,24 @@ def without_secrets(party):
             sent[rows[np.isin(rows, shared, invert=True) & rules.discloses | copied]] = True
         if rules.share:
             words = set(party.told(peer)[2])
-            told |= torch.tensor(
-                [str(name).encode() in words for name in normal_ids(unpack_words(graph.ids), id_form(graph))]
-            )
+            listed = [str(name).encode() in words for name in normal_ids(unpack_words(graph.ids), id_form(graph))]
+            told |= (mine := torch.tensor(listed))
+            for source, target in party.records:  # of each shared record, the column of its end here
+                known = shared[mine[graph.foreign[0, shared]].numpy()]
+                own_end[known, torch.where(graph.foreign_out[known], source.place, target.place)] = True
     free = torch.ones(graph.num_nodes, graph.num_features, dtype=torch.bool)
     free[:, [column.place for column in party.columns]] = ~told[:, None]
     assert free.any()
+    assert not party.records or own_end.any() and not own_end.all()
     changed = {"x": other(graph.x, free), "y": (graph.y + 1) % max(graph.num_classes, 2)}
     changed |= {mask: getattr(graph, mask).flip(0) for mask in ("train_mask", "val_mask", "test_mask")}
     for key in ("edge_attr", "edge_time", "edge_y"):
         inner, foreign = getattr(graph, key), getattr(graph, f"foreign_{key}")
         changed |= {key: other(inner, torch.ones_like(inner, dtype=torch.bool))} if inner.numel() else {}
         if foreign.numel():
-            every = (~sent).view(-1, *[1] * (foreign.ndim - 1)).expand_as(foreign)
+            every = (~sent).view(-1, *[1] * (foreign.ndim - 1)).repeat(1, *foreign.shape[1:])
+            if key == "edge_attr":
+                every[:, graph.num_shared_edge_features :] = ~own_end[:, graph.num_shared_edge_features :]
             changed[f"foreign_{key}"] = other(foreign, every)
     return replace(graph, **changed)
 
@@ -183,9 +196,12 @@ def test_messages_do_not_depend_on_what_no_rule_names(pairs, case):
     assert {key[0] for key in sent} == {*rules.phases} - {"write", "count"}
     assert difference(sent, simulated(changed, rules)[1]) == ""
     if rules.share:  # what is declared does leave: the probe reads it
-        place = min(parties[1].columns, key=lambda column: column.epsilon).place  # a randomised one may hide the change
-        moved = [replace(graph, x=graph.x.clone()) for graph in (party.graph for party in parties)]
-        moved[1].x[:, place] = 64 - moved[1].x[:, place]
+        columns = [*parties[1].columns, *(source for source, _ in parties[1].records)]
+        place = min(columns, key=lambda column: column.epsilon).place  # a randomised one may hide the change
+        key = "x" if parties[1].columns else "foreign_edge_attr"
+        moved = [party.graph for party in parties]
+        moved[1] = replace(moved[1], **{key: getattr(moved[1], key).clone()})
+        getattr(moved[1], key)[:, place] = 64 - getattr(moved[1], key)[:, place]
         assert difference(sent, simulated(moved, rules)[1]).startswith("('share'")
 
 
@@ -236,3 +252,13 @@ def test_a_planted_leak_is_found(pairs, monkeypatch, leak):
     monkeypatch.setattr(LinkParty, "_make_confirm", leaking)
     sent = [simulated(graphs, parties[0].rules)[1] for graphs in ([party.graph for party in parties], changed)]
     assert difference(*sent).startswith("('confirm', ")
+
+
+def test_a_column_of_the_other_end_is_found(pairs, monkeypatch):
+    """A party tells what it knows of the other end of a shared payment instead of its own."""
+    parties, _, changed = pairs("payments, edges")
+    named = LinkParty.records.func
+    ends = property(lambda self: [(target, source) for source, target in named(self)])
+    monkeypatch.setattr(LinkParty, "records", ends)
+    sent = [simulated(graphs, parties[0].rules)[1] for graphs in ([party.graph for party in parties], changed)]
+    assert difference(*sent).startswith("('share', ")
