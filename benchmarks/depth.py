@@ -2,9 +2,10 @@
 
     python -m benchmarks.depth [dataset.KEY=VALUE ...] [num_clients=5] [--seeds 5]
 
-An observer recognises chains and knows the generator's law: its score is the exact probability of the label, given the fans that
-it sees. An observer sees a fan whose account is its own (`local`), or pays or is paid by an account of its own (`far ends`), and
-which payments that it sees join to the item; `pooled` sees all fans. Accounts are scored by their bank and payments by the bank
+An observer recognises chains and knows the generator's law: its score is the exact probability of the label, given what it sees.
+An observer knows a fan whose account is its own (`local`), or pays or is paid by an account of its own (`far ends`), and which
+payments that it sees join to the item; `pooled` knows all fans. Of another fan that such payments join, `local` sees the payments
+of its own customers: one shows the fan, and none makes it less likely. Accounts are scored by their bank and payments by the bank
 that pays. All other accounts and payments rank last. Label noise is not read. Scores are over all items of all banks.
 """
 
@@ -18,18 +19,19 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.data.deep_payments import Chains, weights
-from fedgraph_flwr.data.payments import PaymentsSpec, drawn_chains, generate, keys_of
+from fedgraph_flwr.data.deep_payments import SIZES, Chains, weights
+from fedgraph_flwr.data.payments import PERSON, Payments, PaymentsSpec, drawn_chains, generate, keys_of
 
 Ints = NDArray[np.int64]
 
 
-def ceilings(found: Chains, bank: Ints, item: str = "accounts") -> dict[str, float]:
+def ceilings(found: Chains, p: Payments, spec: PaymentsSpec, item: str = "accounts") -> dict[str, float]:
     """Return the average precision of the three observers.
 
     Args:
         found: chains.
-        bank: bank of each account [N].
+        p: the payments that hold them.
+        spec: keys of the payments.
         item: ``accounts`` or ``payments``.
 
     Returns:
@@ -37,36 +39,58 @@ def ceilings(found: Chains, bank: Ints, item: str = "accounts") -> dict[str, flo
     """
     places = found.members.shape[1]
     middle = places // 2
-    home = bank[found.members]
+    home = p.bank[found.members]
+    paid = _fan_payments(found, p)
+    share = np.bincount(p.bank[p.kind == PERSON], minlength=paid.shape[2]) / (p.kind == PERSON).sum()
+    low, high = spec.sizes if spec.size else SIZES
+    unseen = np.mean([(1 - share) ** size for size in range(low, high + 1)], axis=0)  # a bank sees no payment of a fan
+    unseen = np.ones_like(share) if spec.fans == "own" else unseen
     items = [(middle, middle)] if item == "accounts" else [(middle - 1, middle), (middle, middle + 1)]
     scores: dict[str, list[NDArray[np.float64]]] = {"local": [], "far ends": [], "pooled": []}
     for first, last in items:
-        own = home == home[:, first, None]
+        bank = home[:, first]
+        own = home == bank[:, None]
         padded = np.pad(own, ((0, 0), (1, 1)))
         beside = own | padded[:, :-2] | padded[:, 2:]
         joined = np.ones_like(own)  # whether payments that the observer sees join a place to the item
         hop = own[:, :-1] | own[:, 1:]
         joined[:, :first] = np.logical_and.accumulate(hop[:, :first][:, ::-1], axis=1)[:, ::-1]
         joined[:, last + 1 :] = np.logical_and.accumulate(hop[:, last:], axis=1)
-        for name, seen in (("local", own & joined), ("far ends", beside & joined), ("pooled", np.ones_like(own))):
-            scores[name].append(_probability(found.fan, seen))
+        some = np.take_along_axis(paid, bank[:, None, None], axis=2)[:, :, 0] > 0
+        guess = np.where(joined, np.where(some, 1, (unseen / (1 + unseen))[bank, None]), 0.5)
+        scores["local"].append(_probability(np.where(own & joined, found.fan, guess)))
+        scores["far ends"].append(_probability(np.where(beside & joined, found.fan, 0.5)))
+        scores["pooled"].append(_probability(found.fan.astype(np.float64)))
     label = np.tile(found.label, len(items))
     return {name: _average_precision(label, np.concatenate(score)) for name, score in scores.items()}
 
 
-def _probability(fan: NDArray[np.bool_], seen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the probability that each chain is laundering, given the fans that are seen [C]."""
-    places = fan.shape[1]
-    weight = weights((places + 1) // 2)
+def _fan_payments(found: Chains, p: Payments) -> Ints:
+    """Return how many payments of each fan have their other end at each bank [C, P, B]."""
+    places = found.members.shape[1]
+    rows = np.flatnonzero(p.pattern >= 0)
+    source, target = (found.members[p.pattern[rows]] == ends[rows, None] for ends in (p.source, p.target))
+    fan = ~(source[:, :-1] & target[:, 1:]).any(axis=1, keepdims=True)  # no payment of the chain itself
+    side = np.sign(np.arange(places) - places // 2)
+    paid = np.zeros((*found.members.shape, int(p.bank.max()) + 1), dtype=np.int64)
+    for at, other in ((fan & target & (side < 0), p.source), (fan & source & (side > 0), p.target)):
+        row, place = np.nonzero(at)
+        np.add.at(paid, (p.pattern[rows[row]], place, p.bank[other[rows[row]]]), 1)
+    return paid
+
+
+def _probability(chance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the probability that each chain is laundering, given those of its fans, which are independent [C, P] → [C]."""
+    weight = weights((chance.shape[1] + 1) // 2)
     total = int(weight.sum())
-    law = np.zeros((len(fan), total + 1))  # of the weight of all fans
-    law[np.arange(len(fan)), (fan & seen) @ weight] = 1
+    law = np.zeros((len(chance), total + 1))  # of the weight of all fans
+    law[:, 0] = 1
     for place in np.flatnonzero(weight):
         moved = np.zeros_like(law)
         moved[:, weight[place] :] = law[:, : total + 1 - weight[place]]
-        law = np.where(seen[:, place, None], law, (law + moved) / 2)
+        law += chance[:, place, None] * (moved - law)
     more: NDArray[np.float64] = law[:, 2 * np.arange(total + 1) > total].sum(axis=1)
-    return more
+    return more.round(12)
 
 
 def _average_precision(label: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
@@ -89,7 +113,7 @@ def main() -> None:
         drawn = generate(spec, seed=seed, banks=spec.banks or cfg.num_clients)
         found = drawn_chains(spec, drawn.kind, seed)
         for item, results in rows.items():
-            results.append(ceilings(found, drawn.bank, item))
+            results.append(ceilings(found, drawn, spec, item))
     print("| items | local | far ends | pooled | far ends' share of the gap |\n|---|---|---|---|---|")
     for item, results in rows.items():
         table = np.array([[row[name] for name in ("local", "far ends", "pooled")] for row in results])

@@ -3,7 +3,8 @@
 ``dataset=payments dataset.depth=d`` plants chains of 2 d - 1 accounts ``u_{d-1} → … → u_1 → c → v_1 → … → v_{d-1}``, over
 members at independent banks. All chains look alike at ``c``: one large payment in, one out, within ``window`` days. At each
 ``u_j`` others may have paid in before, and ``v_j`` may have paid others: a *fan* of ``size`` payments, there with probability
-1/2, independently. Edges of a fan at ``u_j`` lie j + 1 payments from ``c``, so for ``depth=3`` at depth 2 and 3.
+1/2, independently. Edges of a fan at ``u_j`` lie j + 1 payments from ``c``, so for ``depth=3`` at depth 2 and 3. The others are
+at any bank (``fans=any``), so that each bank sees some of a fan, or at the bank of its account (``fans=own``).
 
 Label: a fan at distance j has the weight d - j, and a chain is laundering where the present fans have more than half of all
 weight. Then the payments into and out of ``c`` have label 1, and so has the account ``c``.
@@ -66,7 +67,7 @@ def chains(people: Ints, count: int, depth: int, rng: np.random.Generator) -> Ch
 
 
 def planted(
-    found: Chains, people: Ints, days: tuple[float, float], sizes: tuple[int, int], rng: np.random.Generator
+    found: Chains, people: Ints, home: Ints, days: tuple[float, float], sizes: tuple[int, int], rng: np.random.Generator
 ) -> tuple[Ints, Ints, Ints, NDArray[np.bool_], Ints, NDArray[np.float64]]:
     """Return source, target, time, label, number of the chain and amount (0 for any) of all payments of chains.
 
@@ -76,6 +77,7 @@ def planted(
     Args:
         found: chains.
         people: accounts that may be the other end of a fan's payment, ascending.
+        home: group of each, ascending; both ends of a fan's payment are of one group.
         days: number of days, and those of a window.
         sizes: smallest and largest fan.
         rng: source of draws.
@@ -90,7 +92,10 @@ def planted(
     size = rng.integers(sizes[0], sizes[1] + 1, chain.size)
     chain, place = np.repeat(chain, size), np.repeat(place, size)
     member = found.members[chain, place]
-    other = people[(np.searchsorted(people, member) + rng.integers(1, people.size, member.size)) % people.size]
+    at = np.searchsorted(people, member)
+    first, size_of = np.searchsorted(home, home), np.bincount(home)[home]
+    step = 1 + (rng.integers(1, people.size, member.size) - 1) * (size_of[at] - 1) // (people.size - 1)
+    other = people[first[at] + (at - first[at] + step) % size_of[at]]
     before = place < middle
     return (
         np.concatenate([found.members[:, :-1].ravel(), np.where(before, other, member)]),

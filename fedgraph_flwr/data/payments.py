@@ -161,10 +161,16 @@ class PaymentsSpec(ColumnKeys):
     )
     label_noise: float = number(0.0, 0, 1)  # share of payments whose label is flipped
     depth: int | None = number(None, low=2)  # null: patterns of kinds; d: chains whose labels lie 2 to d payments away
+    fans: str = "any"  # depth: banks of the other ends of a fan's payments: any | own, the bank of its account
     seed: int | None = None  # null: the run's seed
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        one_of(self.fans, ("any", "own"), "dataset.fans")
+        if self.fans == "own" and not self.depth:
+            raise FedGraphError(
+                "dataset.fans=own is read with dataset.depth only: leave it out, or set dataset.depth=3"
+            )
         one_of(self.amounts, ("independent", "passed"), "dataset.amounts")
         for kind in self.kinds or ():
             if kind not in KINDS:
@@ -346,7 +352,7 @@ def generate(spec: PaymentsSpec, *, seed: int, banks: int) -> Payments:
     bank, kind, activity, contacts = _accounts(spec, banks, np.random.default_rng([seed, 0]))
     own = _background(spec, kind, activity, contacts, np.random.default_rng([seed, 1]))
     draws = np.random.default_rng([seed, 2]), np.random.default_rng([seed, 4])
-    *planted, passed = _chains(spec, kind, seed) if spec.depth else _patterns(spec, bank, kind, *draws)
+    *planted, passed = _chains(spec, bank, kind, seed) if spec.depth else _patterns(spec, bank, kind, *draws)
     source, target, time, role, pattern = (np.concatenate(pair) for pair in zip(own, planted, strict=True))
     order = np.argsort(time, kind="stable")
     fixed = np.concatenate([np.zeros(own[0].size), passed])[order]
@@ -406,11 +412,18 @@ def drawn_chains(spec: PaymentsSpec, kind: Ints, seed: int) -> deep_payments.Cha
     return deep_payments.chains(np.flatnonzero(kind == PERSON), count, spec.depth or 0, rng)
 
 
-def _chains(spec: PaymentsSpec, kind: Ints, seed: int) -> tuple[NDArray[Any], ...]:
+def _chains(spec: PaymentsSpec, bank: Ints, kind: Ints, seed: int) -> tuple[NDArray[Any], ...]:
     """Return source, target, time, role, pattern and amount of payments of chains, as `_patterns` does."""
     found, sizes = drawn_chains(spec, kind, seed), spec.sizes if spec.size else deep_payments.SIZES
     people, rng = np.flatnonzero(kind == PERSON), np.random.default_rng([seed, 4])
-    source, target, time, label, *rest = deep_payments.planted(found, people, (spec.days, spec.window), sizes, rng)
+    home = bank[people] * (spec.fans == "own")
+    if (np.bincount(home) == 1).any():
+        raise FedGraphError(
+            "a bank has one person, who has no others for a fan: raise dataset.accounts, or set dataset.fans=any"
+        )
+    source, target, time, label, *rest = deep_payments.planted(
+        found, people, home, (spec.days, spec.window), sizes, rng
+    )
     return source, target, time, np.where(label, PATTERN, CHAIN), *rest
 
 

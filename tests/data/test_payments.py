@@ -296,36 +296,54 @@ def test_chains_and_their_labels(depth):
         assert own_times.max() - p.time[p.pattern == i].min() <= 2 * DAY
         np.testing.assert_array_equal(p.source[own], members[:-1])  # payments are sorted by time
     assert (p.bank[p.source] != p.bank[p.target]).mean() > 0.7
+    inside = generate(PaymentsSpec(**DEEP, depth=depth, fans="own"), seed=1, banks=5)
+    fan = (inside.pattern >= 0) & ~np.isin(inside.amount, p.amount[large])
+    assert inside.source.size == p.source.size
+    assert (inside.bank[inside.source[fan]] == inside.bank[inside.target[fan]]).all()
+    assert (inside.source != inside.target).all()
 
 
-@pytest.mark.parametrize("item", ["accounts", "payments"])
-def test_ceilings_of_chains_equal_enumeration(item):
+@pytest.mark.parametrize(("item", "fans"), [("accounts", "any"), ("payments", "any"), ("payments", "own")])
+def test_ceilings_of_chains_equal_enumeration(item, fans):
     """Second derivation: walk along payments that the observer sees, then count the chains that agree with what it saw."""
-    spec = PaymentsSpec(**DEEP, depth=3)
+    spec = PaymentsSpec(**DEEP, depth=3, fans=fans)
     p = generate(spec, seed=2, banks=3)
     chains = drawn_chains(spec, p.kind, 2)
     every = [bits for bits in itertools.product([0, 1], repeat=5) if bits[2] == 0]
     laundering = {bits: 2 * (bits[1] + bits[3]) + bits[0] + bits[4] > 3 for bits in every}
     scores = {"local": [], "far ends": [], "pooled": []}
+    people = np.bincount(p.bank[p.kind == PERSON])
     labels = []
     for start in [(2, 2)] if item == "accounts" else [(1, 2), (2, 3)]:
-        for members, fan, label in zip(*chains, strict=True):
-            home = p.bank[members] == p.bank[members[start[0]]]
+        for number, (members, fan, label) in enumerate(zip(*chains, strict=True)):
+            bank = p.bank[members[start[0]]]
+            home = p.bank[members] == bank
             reached = set(start)
             while more := {
                 j for i in reached for j in (i - 1, i + 1) if 0 <= j < 5 and j not in reached and (home[i] or home[j])
             }:
                 reached |= more
             beside = {j for j in reached if any(home[k] for k in (j - 1, j, j + 1) if 0 <= k < 5)}
-            for name, seen in (
-                ("local", {j for j in reached if home[j]}),
-                ("far ends", beside),
-                ("pooled", set(range(5))),
+            every_fan = {j: float(fan[j]) for j in range(5)}
+            none = np.mean([(1 - people[bank] / people.sum()) ** size for size in range(8, 17)])
+            alone = {}
+            for j in reached - {2}:
+                near, other = (p.target, p.source) if j < 2 else (p.source, p.target)
+                before = dict(zip((1, 3), members[[0, 4]], strict=True)).get(j, -1)  # the chain's own payment
+                mine = (p.pattern == number) & (near == members[j]) & (p.bank[other] == bank) & (other != before)
+                less = 0.5 if fans == "own" else none / (1 + none)
+                alone[j] = fan[j] if home[j] else 1 if mine.any() else less
+            for name, chance in (
+                ("local", alone),
+                ("far ends", {j: every_fan[j] for j in beside}),
+                ("pooled", every_fan),
             ):
-                agreeing = [laundering[b] for b in every if all(b[j] == fan[j] for j in seen)]
-                scores[name].append(sum(agreeing) / len(agreeing))
+                known = [chance.get(j, 0.5) for j in range(5)]
+                odds = [np.prod([q if b else 1 - q for b, q in zip(bits, known, strict=True)]) for bits in every]
+                agreeing = sum(odd for bits, odd in zip(every, odds, strict=True) if laundering[bits])
+                scores[name].append(round(agreeing / sum(odds), 9))
             labels.append(label)
-    for name, value in depth_ceilings.ceilings(chains, p.bank, item).items():
+    for name, value in depth_ceilings.ceilings(chains, p, spec, item).items():
         assert value == pytest.approx(average_precision_score(labels, scores[name]), abs=1e-12)
 
 
