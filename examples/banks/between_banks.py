@@ -34,7 +34,7 @@ COLUMNS = ("paid", "received", "receivers", "senders", "paid_at_once", "received
 
 
 SHARED = "FedAvg, far ends"
-"""Row of files with `--share`."""
+"""Rows of files with `--share`, which end in what is shared."""
 
 UNTIL = 0.6, 0.8
 """Shares of the time until the end of training and of validation payments."""
@@ -92,8 +92,8 @@ def tables(folder: Path, p: Payments, spec: PaymentsSpec, seed: int, find: str, 
     return letters
 
 
-def link(place: str, letters: list[str], find: str, features: str, days: int, share: str) -> None:
-    """Import each bank's tables, and match the payments between them."""
+def link(place: str, letters: list[str], find: str, features: str, days: int, shares: list[str]) -> None:
+    """Import each bank's tables, and match the payments between them, once for each list of columns that are shared."""
     until = ",".join(str(round(share * days * 86_400)) for share in UNTIL)
     timed = ["--edge-label-column", "label", "--edge-id-column", "reference", "--split", "temporal", "--until", until]
     accounts = ["--undirected", "--split-column", "part"]
@@ -109,29 +109,30 @@ def link(place: str, letters: list[str], find: str, features: str, days: int, sh
             words += ["--features", features] if features else []
             words += ["--edge-columns", "amount", "--windows", "1,0.25"] if find == "payments" and not features else []
         go(*words, "--client", number, "--num-clients", len(letters), "--out", f"{place}/{letter}.safetensors")
-    go("link", "--simulate", *(f"{place}/{letter}.safetensors" for letter in letters), "--out", f"{place}/linked")
-    if share:
-        files = [f"{place}/{letter}.safetensors" for letter in letters]
-        go("link", "--simulate", *files, "--share", share, "--out", f"{place}/shared")
+    files = [f"{place}/{letter}.safetensors" for letter in letters]
+    go("link", "--simulate", *files, "--out", f"{place}/linked")
+    for number, share in enumerate(shares):
+        go("link", "--simulate", *files, "--share", share, "--out", f"{place}/shared_{number}")
 
 
-def methods(find: str, features: str, share: str) -> dict[str, list[str]]:
+def methods(find: str, features: str, shares: list[str]) -> dict[str, list[str]]:
     """Return the methods that train, with their keys; with a recipe, networks of accounts are the default ones."""
     found = {name: words for name, words in TABLES[find]["methods"].items() if name != "Majority"}
     found = {name: [word for word in words if not features or word != "model=gcn"] for name, words in found.items()}
-    return {**found, SHARED: found["FedAvg"]} if share else found
+    return found | {f"{SHARED} {share}": found["FedAvg"] for share in shares}
 
 
-def train(place: str, seed: int, rounds: int, find: str, features: str, share: str) -> dict[str, float]:
+def train(place: str, seed: int, rounds: int, find: str, features: str, shares: list[str]) -> dict[str, float]:
     """Train each method on the linked files, and blend two; return average precision on test items, in %."""
     common = [word for word in TABLES[find]["common"] if word.startswith(("evaluation.", "train.", "model."))]
     common += ["task=edges"] if find == "payments" else []
     found, runs = {}, {}
-    for number, (name, words) in enumerate(methods(find, features, share).items()):
+    graphs = {f"{SHARED} {share}": f"shared_{number}" for number, share in enumerate(shares)}
+    for number, (name, words) in enumerate(methods(find, features, shares).items()):
         out = runs[name] = f"{place}/run_{number}"
         go(
             "run",
-            f"graph={place}/{'shared' if name == SHARED else 'linked'}",
+            f"graph={place}/{graphs.get(name, 'linked')}",
             *words,
             *common,
             f"rounds={rounds}",
@@ -168,7 +169,9 @@ def main() -> None:
     )
     parser.add_argument("--kinds", default="", help="kinds of patterns, by commas, such as cycle (default: all)")
     parser.add_argument("--features", default="", help="recipe of columns of own records (default: counts of payments)")
-    parser.add_argument("--share", default="", help="columns of far ends, in one more row of FedAvg (`link --share`)")
+    parser.add_argument(
+        "--share", nargs="*", default=[], help="columns of far ends (`link --share`), each a row of FedAvg"
+    )
     parser.add_argument("--keys", nargs="*", default=[], help="more keys of the generator, such as dataset.decoy_dir=0")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
