@@ -159,6 +159,10 @@ class JoinParty(LinkParty):
     def report(self) -> list[str]:
         """Return lines for this party: numbers per peer, and accounts for which it did not ask or that get no columns."""
         lines = super().report()
+        if len({*self.roles.values()}) == 1:
+            lines.append(
+                f"all parties have role '{sanitize(self.roles[self.client], 40)}', so that no accounts were matched"
+            )
         if self.few.size:
             lines.append(f"{self.few.size} accounts have fewer than {self.rules.min_records} records: not asked for")
         homes, parties = self.graph.group.numpy(), self.graph.linking.get("parties", [])

@@ -167,7 +167,7 @@ class LinkParty:
         """Refuse files that cannot be linked, before anything is sent.
 
         Raises:
-            FedGraphError: the file is heterogeneous, is linked already, or names no party.
+            FedGraphError: the file is heterogeneous, is linked already, or names no party or records.
         """
         graph = self.graph
         if not isinstance(graph, ClientGraph):
@@ -181,9 +181,11 @@ class LinkParty:
             )
         if not is_secret(graph.linking.get("secret", "0" * 64)):
             raise FedGraphError(f"the file of client {self.client} has a damaged secret of its party: import it again")
-        if not self.rules.identities and not {"party", "parties"} <= graph.linking.keys():
+        named = {"party", "parties"} <= graph.linking.keys()
+        if not self.rules.identities and not (named and graph.foreign_id.size(1)):
             raise FedGraphError(
-                f"the file of client {self.client} names no party: import it with --own-party and --party-columns"
+                f"the file of client {self.client} names no {'record of another party' if named else 'party'}: import it with"
+                " --own-party and --party-columns, or match accounts: pass --match ids"
             )
 
     @property
@@ -1117,6 +1119,8 @@ class LinkParty:
         lines = []
         what = "identities" if self.rules.identities else "records"
         for peer in self.peers:
+            if self.rules.joins and self.roles[peer] == self.roles[self.client]:  # they match nothing
+                continue
             records, found = (int(n) for n in self.pairs[peer]["found"])
             count = self.counts.get(peer, PairCount())
             name = f"client {peer}" + (f" ('{sanitize(self.names[peer], 60)}')" if self.names.get(peer) else "")

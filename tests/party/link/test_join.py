@@ -196,6 +196,14 @@ def test_a_bank_without_a_matched_account_is_counted(files):
     assert "10 accounts are at 'b', which no client is: not asked for" in parties[0].report()
 
 
+def test_parties_of_one_role_match_nothing_and_say_so(files):
+    banks = [replace(graph, client=place, num_clients=2) for place, graph in enumerate(files[1:])]
+    parties = joined(banks, LinkRules(match="routed", entities="columns", share=SHARE))
+    assert parties[0].report() == ["all parties have role 'bank', so that no accounts were matched"]
+    with pytest.raises(FedGraphError, match=r"client 0 names no record of another party: .* pass --match ids"):
+        joined(files, LinkRules(share=SHARE))
+
+
 def load_renamed(graph):
     return replace(graph, linking={**graph.linking, "party": "c"})
 
