@@ -1,215 +1,59 @@
 """Compare the methods of the board from its stored rows, and advise which method to try.
 
-    python -m simulations.board                      # print the page of the stored rows; --write stores it as docs/board.md
+    python -m simulations.board                      # print the page of the stored rows
+    python -m simulations.board --write              # store it as docs/board.md, with its plots and README's table
     python -m simulations.board mine.yaml            # a table that extends the board, such as your method's
+    python -m simulations.board html [FILE]          # an interactive page: charts, and tables that sort
     python -m simulations.board measure              # properties of the complete settings' data, for the advice
     python -m simulations.board advise KEY=VALUE ... # a method for your data, if one beats "always FedAvg"
-    python -m simulations.board repeat LABEL ...     # run SETTING/METHOD/SEED again and compare score and parameters
+    python -m simulations.board repeat [LABEL ...]   # run SETTING/METHOD/SEED again and compare score and parameters
 
-`fedgraph-flwr sweep simulations/board.yaml` runs the missing cells. Differences are paired by seed. Holm's correction covers all
-comparisons with one reference. Across settings, the Bayesian signed-rank test has a region of practical equivalence.
+`fedgraph-flwr sweep simulations/board.yaml` runs the missing cells.
 """
 
-import csv
-import itertools
+import json
 import math
+import platform
+import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
-import numpy as np
-from scipy.special import stdtr
-from scipy.stats import rankdata, studentized_range
+from matplotlib.figure import Figure
 
-from fedgraph_flwr.config import compose
-from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.evaluation.intervals import BySeed, Interval, ended, interval, paired
-from fedgraph_flwr.sweeps.results_index import ResultsIndex
-from fedgraph_flwr.sweeps.rows import COUNTED, Row, number
+from fedgraph_flwr.evaluation.intervals import BySeed, ended, interval, paired
+from fedgraph_flwr.sweeps.rows import COUNTED, number
 from fedgraph_flwr.sweeps.runs import run_cell
-from fedgraph_flwr.sweeps.spec import load
-from fedgraph_flwr.sweeps.summary import SweepSummary
+from simulations.board_advice import advise, adviser, measure
+from simulations.board_rows import (
+    COSTS,
+    FEDAVG,
+    LEVEL,
+    LOCAL,
+    REFERENCES,
+    ROPE,
+    Board,
+    critical_difference,
+    holm,
+    p_value,
+    signed_rank,
+)
+from simulations.board_views import content_of, drawn_from, pareto_plot, ranks_plot, save, write_page
 
 FOLDER = Path(__file__).parent
 FILES = ("board.yaml", "board_edges.yaml")
 TUNED = "board_tuned.yaml"
-PAGE = FOLDER.parent / "docs" / "board.md"
-DATA = FOLDER / "results" / "board_data.csv"
-PROPERTIES = ("homophily", "homophily_gap", "label_skew", "log_nodes", "cut_share")
-ROPE = 1.0
-"""Half-width of the region of practical equivalence, in points."""
-REFERENCES = ("FedAvg", "Local")
-DRAWS = 20_000
-
-
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
-def signed_rank(differences: Sequence[float], rope: float = ROPE, draws: int = DRAWS) -> tuple[float, float, float]:
-    """Return the probabilities that a method is practically worse, equivalent and better (Benavoli et al., JMLR 2017).
-
-    Weights of the differences and of a prior difference of 0 with strength 1/2 are drawn from a Dirichlet distribution. A draw
-    favours the region that has most weight among the Walsh averages.
-    """
-    z = np.array([0.0, *differences])
-    weights = np.random.default_rng(0).dirichlet([0.5, *np.ones(len(z) - 1)], draws)  # [draws, q + 1]
-    averages = (z[:, None] + z) / 2
-    regions = np.stack([averages < -rope, np.abs(averages) <= rope, averages > rope])
-    shares = np.einsum("di,rij,dj->dr", weights, regions, weights, optimize=True)
-    worse, level, better = (np.bincount(shares.argmax(1), minlength=3) / draws).tolist()
-    return worse, level, better
-
-
-def p_value(scores: BySeed, others: BySeed) -> float:
-    """Return the two-sided p-value of a paired t-test; NaN below two common seeds."""
-    found = paired(scores, others)
-    if found is None or found.n < 2:
-        return math.nan
-    first, second = ended(scores), ended(others)
-    error = float(np.std([first[s] - second[s] for s in first.keys() & second.keys()], ddof=1)) / math.sqrt(found.n)
-    if error == 0:
-        return 1.0 if found.mean == 0 else 0.0
-    return float(2 * stdtr(found.n - 1, -abs(found.mean) / error))
-
-
-def holm(values: Mapping[Any, float]) -> dict[Any, float]:
-    """Return p-values adjusted by Holm's step-down method; NaN stays NaN and is not counted."""
-    order = sorted((key for key in values if not math.isnan(values[key])), key=lambda key: values[key])
-    adjusted, highest = dict(values), 0.0
-    for place, key in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - place) * values[key]))
-        adjusted[key] = highest
-    return adjusted
-
-
-def critical_difference(methods: int, settings: int) -> float:
-    """Return Nemenyi's critical difference of mean ranks at 5 % (Demšar, JMLR 2006)."""
-    q = studentized_range.ppf(0.95, methods, math.inf) / math.sqrt(2)
-    return float(q * math.sqrt(methods * (methods + 1) / (6 * settings)))
-
-
-def pareto(points: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Return the names that no other point beats: less cost and at least the score, or the same cost and more score."""
-    return {
-        name
-        for name, (cost, score) in points.items()
-        if not any(c <= cost and s >= score and (c, s) != (cost, score) for c, s in points.values())
-    }
-
-
-# --- the stored rows --------------------------------------------------------------------------------------------------
-
-
-class Board:
-    """The available rows of one table."""
-
-    def __init__(self, path: Path):
-        index = ResultsIndex(load(path))
-        index.missing()
-        self.sweep, self.found = index.sweep, index.found
-        self.tally = SweepSummary(self.sweep, self.found)
-        self.methods = self.tally.running
-
-    @cached_property
-    def rows(self) -> dict[tuple[str, str], list[Row]]:
-        """Rows of the selected choice of each setting and method."""
-        found: dict[tuple[str, str], list[Row]] = {}
-        names = {(s, chosen): (s, m) for (s, m), chosen in self.tally.chosen.items()}
-        for cell in self.sweep.cells(self.found):
-            if (key := names.get((cell.setting, cell.method))) and (row := self.found.get(cell.identity)):
-                found.setdefault(key, []).append(row)
-        return found
-
-    @property
-    def total(self) -> int:
-        """Number of cells of the whole table; a search has all of its trials."""
-        counted = len(self.sweep.methods) - len(self.methods)
-        each = self.sweep.runs_each * len(self.methods) + len(self.sweep.seeds) * counted
-        return len(self.sweep.settings) * each
-
-    @property
-    def done(self) -> int:
-        """Number of cells with a row."""
-        return sum(cell.identity in self.found for cell in self.sweep.cells(self.found))
-
-    @cached_property
-    def begun(self) -> list[str]:
-        """Settings in which two methods have two seeds in common."""
-        return [s for s in self.sweep.settings if sum(len(self.score(s, m)) > 1 for m in self.methods) > 1]
-
-    @cached_property
-    def complete(self) -> list[str]:
-        """Settings in which every method has every seed, failed or not."""
-        seeds = len(self.sweep.seeds)
-        return [s for s in self.sweep.settings if all(len(self.score(s, m)) == seeds for m in self.methods)]
-
-    def score(self, setting: str, method: str) -> BySeed:
-        """Return scores by seed, in percent if they are shares, higher is better."""
-        return {seed: self.tally.sign * value for seed, value in self.tally.shown(setting, method).items()}
-
-    def difference(self, setting: str, method: str, reference: str) -> Interval | None:
-        """Return the paired difference; None without a common seed."""
-        return paired(self.score(setting, method), self.score(setting, reference))
-
-    def cost(self, setting: str, method: str, key: str) -> float:
-        """Return a mean cost of the finished runs; NaN without any."""
-        known = [value for row in self.rows.get((setting, method), []) if not math.isnan(value := spent(row, key))]
-        return fmean(known) if known else math.nan
-
-    def own_model(self, method: str) -> bool:
-        """Whether a method runs on another model than FedAvg."""
-        first = next(iter(self.sweep.settings.values()))
-        models = [
-            compose([*self.sweep.common, *first, *self.sweep.methods[name]]).model.name for name in ("FedAvg", method)
-        ]
-        return models[0] != models[1]
-
-    @cached_property
-    def ratios(self) -> dict[str, float]:
-        """Mean ratio of each method's CPU seconds to FedAvg's, over the settings that have both."""
-        found: dict[str, list[float]] = {}
-        for s, m in itertools.product(self.sweep.settings, self.methods):
-            if not math.isnan(ratio := self.cost(s, m, "cpu") / self.cost(s, "FedAvg", "cpu")):
-                found.setdefault(m, []).append(ratio)
-        return {m: fmean(each) for m, each in found.items()}
-
-    def seconds(self, setting: str, method: str) -> float:
-        """Return a run's mean CPU seconds; without a run, FedAvg's there times the method's ratio elsewhere; NaN if unknown."""
-        own = self.cost(setting, method, "cpu")
-        return self.cost(setting, "FedAvg", "cpu") * self.ratios.get(method, math.nan) if math.isnan(own) else own
-
-    def hours(self) -> dict[str, tuple[int, float, bool]]:
-        """Return each setting's missing runs, their core hours as far as known, and whether all are known."""
-        left = {s: {m: n for m in self.methods if (n := self._left(s, m))} for s in self.sweep.settings}
-        return {
-            s: (sum(each.values()), *total([n * self.seconds(s, m) / 3600 for m, n in each.items()]))
-            for s, each in left.items()
-            if each
-        }
-
-    def _left(self, setting: str, method: str) -> int:
-        """Return the number of missing runs of a setting and method."""
-        names = self.tally.choices[setting, method]
-        return self.sweep.runs_each - sum(len(self.tally.values.get((setting, name), {})) for name in names)
-
-
-def total(values: Sequence[float]) -> tuple[float, bool]:
-    """Return the sum of the known values, and whether all are known."""
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known), len(known) == len(values)
-
-
-def spent(row: Row, key: str) -> float:
-    """Return a row's CPU seconds, megabytes in both directions, exchanges, or peak memory in MiB."""
-    if key == "bytes":
-        return (number(row, "bytes_up") + number(row, "bytes_down")) / 1e6
-    return number(row, {"cpu": "cpu_seconds", "exchanges": "exchanges", "memory": "peak_rss_mb"}[key])
+ROOT = FOLDER.parent
+PAGE, README = ROOT / "docs" / "board.md", ROOT / "README.md"
+RESULTS = FOLDER / "results"
+REPEATED = FOLDER / "base" / "repeated.json"
+BLOCK = re.compile(r"(<!-- board: .*? -->\n).*?(?=<!-- end -->)", re.S)
+TOLERANCE = 2.0
+"""Points by which a score may differ on another processor family or version of PyTorch."""
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -230,30 +74,38 @@ def signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
 
 
-def page(boards: Sequence[Board]) -> str:
+def page(boards: Sequence[Board], tuned: Board | None = None) -> str:
     """Return the whole page."""
+    main = boards[0]
     lines = ["# The board"]
     lines += paragraph("""
         The board compares methods under one protocol (`conf/protocol/board.yaml`). All methods get the same
         clients, splits, rounds and model, and the defaults of their keys. Every seed draws a new partition.
-        `python -m simulations.board --write` makes this page from the stored rows. To run missing cells:
-        `fedgraph-flwr sweep simulations/board.yaml`.
+        `python -m simulations.board --write` makes this page, its plots and README's table from the stored rows.
+        To run missing cells: `fedgraph-flwr sweep simulations/board.yaml`.
+    """)
+    lines += paragraph(f"""
+        `python -m simulations.board html` writes an interactive page, `simulations/results/{main.sweep.name}_page.html`.
+        It has points against cost, differences with intervals for each setting, and tables that sort by any
+        column: ranks, scores, differences with adjusted p-values, failures and costs.
     """)
     lines.append("")
-    for board in boards:
+    for board in (*boards, *([tuned] if tuned else [])):
         state = "complete" if board.done >= board.total else "**incomplete**"
         lines.append(f"- `simulations/{board.sweep.name}.yaml`: {state}, {board.done} of {board.total} cells.")
+    lines += ["", "## What the rows say", "", *answers_table(main, tuned)]
     for board in boards:
         if board.begun:
-            lines += ["", f"## {board.sweep.title}", *paragraph(board.sweep.source), *analysis(board)]
-    lines += [*advice_section(boards[0]), *missing_section(boards), *OWN]
+            lines += ["", f"## {board.sweep.title}", *paragraph(board.sweep.source), *analysis(board, plots(board))]
+    if tuned and tuned.begun:
+        lines += ["", f"## {tuned.sweep.title}", *tuned_section(main, tuned)]
+    lines += [*advice_section(main), *missing_section(boards, tuned), *OWN]
     return "\n".join(lines) + "\n"
 
 
-def analysis(board: Board) -> list[str]:
-    """Return scores, differences, ranks and costs of one table."""
-    begun, complete = board.begun, board.complete
-    marked = {m: f"{m} *" if board.own_model(m) else m for m in board.methods}
+def analysis(board: Board, drawn: Mapping[str, object] = {}) -> list[str]:
+    """Return scores, differences, ranks and costs of one table, with the plots that are drawn."""
+    begun, complete, marked = board.begun, board.complete, marks(board)
     lines = ["", "### Scores", ""]
     body = []
     for method in [m for m in board.sweep.methods if m in COUNTED] + board.methods:
@@ -267,8 +119,38 @@ def analysis(board: Board) -> list[str]:
     for reference in REFERENCES:
         lines += ["", f"### Differences to {reference}", "", *against(board, reference, marked)]
     if len(complete) > 1:
-        lines += ["", "### Mean ranks", *ranking(board, complete, marked)]
-    return [*lines, "", "### Cost", "", *costs(board, complete or begun, marked)]
+        how = "Mean ranks of the methods on a line, with bars over groups within the critical difference"
+        lines += ["", "### Mean ranks", *picture(how, f"{board.sweep.name}_ranks", drawn)]
+        lines += ranking(board, complete, marked)
+    how = "Points above FedAvg over CPU seconds relative to FedAvg, with the Pareto front"
+    lines += ["", "### Cost", *picture(how, f"{board.sweep.name}_cost", drawn), ""]
+    return lines + costs(board, complete or begun, marked)
+
+
+def marks(board: Board) -> dict[str, str]:
+    """Return the methods' names with a star for another model than FedAvg's."""
+    return {m: f"{m} *" if board.own_model(m) else m for m in board.methods}
+
+
+def picture(how: str, name: str, drawn: Mapping[str, object]) -> list[str]:
+    """Return the line that shows a plot with its text alternative, if it is drawn."""
+    return ["", f"![{how}](../simulations/results/{name}.png)"] if name in drawn else []
+
+
+def plots(board: Board) -> dict[str, tuple[str, Callable[[], Figure]]]:
+    """Return the plots of a table by name: a digest of what each shows, and the function that draws it."""
+    settings = board.complete or board.begun
+    if not settings:
+        return {}
+    every, name = board.standings(settings), board.sweep.name
+    shown = [(one.method, f"{one.ratio:.3f} {one.gain:.3f}", one.front) for one in every]
+    found: dict[str, tuple[str, Callable[[], Figure]]] = {
+        f"{name}_cost": (drawn_from(shown), partial(pareto_plot, every))
+    }
+    if len(board.complete) > 1:
+        ranks = {one.method: round(one.rank, 3) for one in every}
+        found[f"{name}_ranks"] = drawn_from(ranks, len(settings)), partial(ranks_plot, ranks, len(settings))
+    return found
 
 
 def score_text(scores: BySeed, seeds: int) -> str:
@@ -288,15 +170,14 @@ def score_text(scores: BySeed, seeds: int) -> str:
 def against(board: Board, reference: str, marked: Mapping[str, str]) -> list[str]:
     """Return paired differences per setting, and the verdict over settings."""
     others = [m for m in board.methods if m != reference]
-    pairs = list(itertools.product(board.begun, others))
-    adjusted = holm({(s, m): p_value(board.score(s, m), board.score(s, reference)) for s, m in pairs})
+    adjusted = board.adjusted(reference)
     body = []
     for m in others:
         found = {s: board.difference(s, m, reference) for s in board.begun}
         cells = []
         for s, gap in found.items():
             text = f"{signed(gap.mean)} ± {gap.half:.1f}" if gap and gap.n > 1 else ""
-            cells.append(f"**{text}**" if text and adjusted[s, m] < 0.05 else text)
+            cells.append(f"**{text}**" if text and adjusted[s, m] < LEVEL else text)
         means = [gap.mean for s in board.complete if (gap := found.get(s))]
         if means:
             counts = sum(x > ROPE for x in means), sum(abs(x) <= ROPE for x in means), sum(x < -ROPE for x in means)
@@ -308,7 +189,7 @@ def against(board: Board, reference: str, marked: Mapping[str, str]) -> list[str
     lines = table(["", *board.begun, "wins/ties/losses", "P(better / level / worse)"], body)
     return lines + paragraph(f"""
         Paired by seed, ± half of the 95 % interval. Bold: significant at 5 % after Holm's correction for
-        {len(pairs)} comparisons. Wins, ties and losses count the complete settings ({len(board.complete)}), with
+        {len(adjusted)} comparisons. Wins, ties and losses count the complete settings ({len(board.complete)}), with
         a tie within {ROPE:g} point. P is the Bayesian signed-rank test over these settings. An interval describes
         new partitions of one data set, not other data sets.
     """)
@@ -316,10 +197,8 @@ def against(board: Board, reference: str, marked: Mapping[str, str]) -> list[str
 
 def ranking(board: Board, settings: Sequence[str], marked: Mapping[str, str]) -> list[str]:
     """Return mean ranks over complete settings and Nemenyi's critical difference."""
-    scores = [[fmean(ended(board.score(s, m)).values() or [-math.inf]) for m in board.methods] for s in settings]
-    ranks = np.mean([rankdata([-x for x in row]) for row in scores], axis=0)
-    order = np.argsort(ranks, kind="stable")
-    text = ", ".join(f"{marked[board.methods[i]]} {ranks[i]:.1f}" for i in order)
+    order = sorted(board.standings(settings), key=lambda one: one.rank)
+    text = ", ".join(f"{marked[one.method]} {one.rank:.1f}" for one in order)
     critical = critical_difference(len(board.methods), len(settings))
     return paragraph(f"{text}.") + paragraph(f"""
         The critical difference at 5 % is {critical:.1f} (Nemenyi). With {len(board.methods)} methods on
@@ -329,37 +208,158 @@ def ranking(board: Board, settings: Sequence[str], marked: Mapping[str, str]) ->
 
 def costs(board: Board, settings: Sequence[str], marked: Mapping[str, str]) -> list[str]:
     """Return mean costs over settings, and the methods that no other beats in CPU seconds and score."""
-    keys = ("cpu", "bytes", "exchanges", "memory")
-    means = {m: [fmean(board.cost(s, m, key) for s in settings) for key in keys] for m in board.methods}
-    gains = {m: _gain(board, m, settings) for m in board.methods}
-    usable = {m for m in board.methods if not math.isnan(means[m][0] + gains[m])}
-    best = pareto({m: (means[m][0], gains[m]) for m in usable})
     body = [
-        [marked[m], signed(gains[m]), *(f"{x:.3g}" for x in means[m]), "yes" if m in best else ""]
-        for m in sorted(usable, key=lambda m: means[m][0])
+        [
+            marked[one.method],
+            signed(one.gain),
+            f"{one.ratio:.2f}",
+            *(f"{one.cost[key]:.3g}" for key in COSTS),
+            "yes" if one.front else "",
+        ]
+        for one in board.standings(settings)
+        if not math.isnan(one.gain + one.ratio)
     ]
-    head = ["", "points above FedAvg", "CPU seconds", "MB", "exchanges", "peak MiB", "Pareto"]
+    head = ["", "points above FedAvg", "CPU / FedAvg", "CPU seconds", "MB", "exchanges", "peak MiB", "Pareto"]
     return table(head, body) + paragraph(f"""
-        Means over runs on {", ".join(settings)}. CPU seconds include setup. MB counts both directions of all
-        clients. Memory is that of the whole process, which simulates server and clients. Pareto: no method is
-        better in both score and CPU seconds.
+        Means over runs on {", ".join(settings)}; CPU / FedAvg is a geometric mean over settings. CPU seconds
+        include setup. MB counts both directions of all clients. Memory is that of the whole process, which
+        simulates server and clients. Pareto: no method has more points at no more CPU seconds relative to FedAvg.
     """)
 
 
-def _gain(board: Board, method: str, settings: Sequence[str]) -> float:
-    gaps = [board.difference(s, method, "FedAvg") for s in settings]
-    return fmean(gap.mean if gap else math.nan for gap in gaps)
+# --- what the rows say ------------------------------------------------------------------------------------------------
 
 
-def missing_section(boards: Sequence[Board]) -> list[str]:
+def answers(board: Board, tuned: Board | None = None, brief: bool = False) -> list[tuple[str, str]]:
+    """Return what the complete settings say, about federated methods only.
+
+    Args:
+        board: the default column.
+        tuned: the tuned column.
+        brief: three methods by the number of settings, instead of all with their settings.
+    """
+    settings, count = board.complete, len(board.complete)
+    if not settings:
+        return [("Which method?", "unknown: no setting of the board is complete yet")]
+    own = [m for m in board.methods if not board.pools(m) and m not in REFERENCES]
+    every = [one for one in board.standings(settings) if one.method in (*own, *REFERENCES)]
+    gains = [len(board.significant(FEDAVG, LOCAL, sign, settings)) for sign in (1, -1)]
+    everywhere = [m for m in own if len(board.significant(m, FEDAVG, 1, settings)) == count]
+    worth = [f"{one.method} {signed(one.gain)} ({one.ratio:.1f})" for one in every if one.front and one.gain > ROPE]
+    over = "Most often ahead of (behind)" if brief else "Somewhere ahead of"
+    found = [
+        ("FedAvg ahead of (behind) Local", f"{gains[0]} ({gains[1]})"),
+        ("Ahead of FedAvg everywhere", "; ".join(everywhere) or "no method"),
+        (f"{over} FedAvg", ahead_of_fedavg(board, own, brief)),
+    ]
+    if count > 1:
+        ranked = "; ".join(f"{one.method} {one.rank:.1f}" for one in sorted(every, key=lambda one: one.rank)[:3])
+        found.append(("Best mean ranks (an illustration)", ranked))
+    found.append(("Points above FedAvg (CPU time ×)", "; ".join(worth[: 2 if brief else None]) or "no method"))
+    if tuned and tuned.complete:
+        found.append((f"{over} tuned FedAvg, of {len(tuned.complete)}", ahead_of_fedavg(tuned, own, brief)))
+    return found
+
+
+def ahead_of_fedavg(board: Board, methods: Sequence[str], brief: bool) -> str:
+    """Return which methods are significantly ahead of FedAvg in a complete setting, and where they are behind; best first."""
+    ahead, behind = ({m: board.significant(m, FEDAVG, sign, board.complete) for m in methods} for sign in (1, -1))
+    best = sorted(
+        (m for m in methods if ahead[m]), key=lambda m: (len(behind[m]) - len(ahead[m]), -sum(ahead[m].values()))
+    )
+    texts = [
+        f"{m} {len(ahead[m])} ({len(behind[m])})"
+        if brief
+        else f"{m} ({_points(ahead[m])}{f'; behind: {_points(behind[m])}' if behind[m] else ''})"
+        for m in (best[:3] if brief else best)
+    ]
+    return "; ".join(texts) or "no method"
+
+
+def _points(gaps: Mapping[str, float]) -> str:
+    return ", ".join(f"{setting} {signed(gap)}" for setting, gap in gaps.items())
+
+
+def answers_table(board: Board, tuned: Board | None = None, brief: bool = False) -> list[str]:
+    """Return the table of the answers."""
+    count = len(board.complete)
+    lines = table(
+        [f"{count} setting{'s' * (count != 1)}, default keys", ""], [list(row) for row in answers(board, tuned, brief)]
+    )
+    if brief:
+        return lines
+    return lines + paragraph(f"""
+        Ahead and behind: significant at 5 % after Holm's correction, over {len(board.sweep.seeds)} seeds. Points are means over
+        settings, above FedAvg by more than {ROPE:g}, of methods on the Pareto front with their CPU seconds relative to
+        FedAvg's. Methods that pool the clients' graphs are left out.
+    """)
+
+
+def readme(board: Board, tuned: Board | None = None) -> str:
+    """Return README with the current table."""
+    lines = "\n".join(answers_table(board, tuned, brief=True))
+    return BLOCK.sub(lambda match: f"{match[1]}{lines}\n", README.read_text())
+
+
+# --- the tuned column -------------------------------------------------------------------------------------------------
+
+
+def tuned_section(default: Board, tuned: Board) -> list[str]:
+    """Return tuned scores next to the default ones, the chosen values, the cost of tuning, and differences to tuned FedAvg."""
+    sweep, seeds, marked = tuned.sweep, len(tuned.sweep.seeds), marks(tuned)
+    settings, trials = tuned.begun, max(map(len, tuned.tally.choices.values()))
+    both = {(s, m): (new, default.score(s, m)) for s in settings for m in tuned.methods if (new := tuned.score(s, m))}
+    gaps = {at: gap for at, (new, old) in both.items() if (gap := paired(new, old))}
+    adjusted = holm({at: p_value(*both[at]) for at in gaps})
+    body = []
+    for m in tuned.methods:
+        cells = []
+        for at in ((s, m) for s in settings):
+            text = f"{signed(gaps[at].mean)} ± {gaps[at].half:.1f}" if at in gaps else ""
+            bold = f"**{text}**" if text and adjusted[at] < LEVEL else text
+            cells.append(f"{score_text(both[at][0], seeds)} ({bold})" if at in both else "")
+        body.append([marked[m], *cells])
+    lines = paragraph(f"""
+        Each method runs {trials} trials on the first {len(sweep.tuning_seeds)} seeds: steps, weight decay
+        and keys of its own. The trial with the best mean validation score then runs on all {seeds} seeds.
+        In brackets: tuned minus default, paired by seed, ± half of the 95 % interval. Bold: significant at 5 % after
+        Holm's correction for {len(gaps)} comparisons. An empty cell is not finished.
+    """)
+    lines += ["", *table(["", *settings], body), "", "### Chosen values", "", *chosen_values(tuned, list(both), marked)]
+    spent, usual = (board.hours_spent(settings) for board in (tuned, default))
+    times = f", {spent / usual:.1f} times the default column there" if usual else ""
+    lines += paragraph(f"Tuning took {spent:.2f} core hours on {', '.join(settings)}{times}.")
+    for reference in REFERENCES:
+        lines += ["", f"### Tuned, differences to {reference}", "", *against(tuned, reference, marked)]
+    return lines
+
+
+def chosen_values(tuned: Board, pairs: Sequence[tuple[str, str]], marked: Mapping[str, str]) -> list[str]:
+    """Return a table of the chosen values: the range over the settings of each method."""
+    values: dict[str, dict[str, list[float]]] = {}
+    sweep = tuned.sweep
+    for s, m in pairs:
+        own = sweep.choices(s, m, tuned.found)[tuned.tally.chosen[s, m]]
+        for override in own[len([*sweep.common, *sweep.settings[s], *sweep.methods[m]]) :]:
+            key, _, value = override.partition("=")
+            values.setdefault(m, {}).setdefault(key, []).append(float(value))
+    texts = {m: {key: _range(found) for key, found in by.items()} for m, by in values.items()}
+    common = [key for key in next(iter(texts.values())) if all(key in by for by in texts.values())]
+    body = []
+    for m, by in texts.items():
+        more = ", ".join(f"`{key.removeprefix('strategy.')}` {text}" for key, text in by.items() if key not in common)
+        body.append([marked[m], *(by[key] for key in common), more])
+    return table(["", *(f"`{key}`" for key in common), "own key"], body)
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.2g}" + (f" to {max(values):.2g}" if max(values) > min(values) else "")
+
+
+def missing_section(boards: Sequence[Board], tuned: Board | None = None) -> list[str]:
     """List what was not run, with its cost."""
-    left = [(board.sweep.name, s, *found) for board in boards for s, found in board.hours().items()]
-    tuned = load(FOLDER / TUNED)
-    if tuned.search and not tuned.results.is_file():
-        each = tuned.runs_each
-        for s in tuned.settings:
-            hours = total([each * boards[0].seconds(s, m) / 3600 for m in boards[0].methods])
-            left.append((tuned.name, s, each * len(boards[0].methods), *hours))
+    every = [(board, board) for board in boards] + ([(tuned, boards[0])] if tuned else [])
+    left = [(board.sweep.name, s, *found) for board, known in every for s, found in board.hours(known).items()]
     known = sum(hours for *_, hours, _ in left)
     body = [
         [f"`{name}`", s, str(n), ("" if whole else "at least ") + f"{hours:.2f}" if hours else "unknown"]
@@ -389,109 +389,13 @@ OWN = [
     "fedgraph-flwr sweep simulations/mine.yaml",
     "python -m simulations.board simulations/mine.yaml",
     "```",
-    *paragraph("""
-        To check stored rows on your machine, run `python -m simulations.board repeat "Cornell/FedAvg/0"`. It
-        compares the score and the hash of the parameters after the last round. Hashes hold for one version of
-        PyTorch and one family of processors.
+    *paragraph(f"""
+        To check stored rows on your machine, run `python -m simulations.board repeat "Cornell/FedAvg/0"`. CI repeats the rows
+        that `simulations/base/repeated.json` names. With the version of PyTorch and the family of processors in
+        that file, the score and the hash of the parameters after the last round must be equal. On others, the
+        score must be within {TOLERANCE:g} points.
     """),
 ]
-
-
-# --- advice -----------------------------------------------------------------------------------------------------------
-
-
-def measured(overrides: Sequence[str]) -> dict[str, float]:
-    """Return the properties of a configuration's clients."""
-    import torch
-
-    from fedgraph_flwr import partition
-    from fedgraph_flwr.config import configuration
-    from fedgraph_flwr.data.statistics import edge_homophily, label_skew
-
-    cfg = partition.resolved(configuration(overrides))
-    clients = [partition.load_client(cfg, i) for i in range(partition.num_clients(cfg))]
-    kept, cut = (sum(getattr(c, key).size(1) for c in clients) for key in ("edge_index", "cut_out"))
-    levels = [level for c in clients if (level := edge_homophily(c.edge_index, c.y)) is not None]
-    labels = torch.stack([torch.bincount(c.y[c.y >= 0], minlength=c.num_classes) for c in clients])
-    return {
-        "homophily": fmean(levels),
-        "homophily_gap": max(levels) - min(levels),
-        "label_skew": float(label_skew(labels)[1].mean()),
-        "log_nodes": math.log(sum(c.num_nodes for c in clients)),
-        "cut_share": cut / max(kept + cut, 1),
-    }
-
-
-def measure(board: Board) -> None:
-    """Store the properties of every complete setting, for the first seed."""
-    with DATA.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["setting", *PROPERTIES], lineterminator="\n")
-        writer.writeheader()
-        for setting in board.complete:
-            found = measured([*board.sweep.common, *board.sweep.settings[setting], f"seed={board.sweep.seeds[0]}"])
-            writer.writerow({"setting": setting, **{key: f"{value:.4f}" for key, value in found.items()}})
-
-
-def properties() -> dict[str, list[float]]:
-    """Return the stored properties of each setting."""
-    if not DATA.is_file():
-        return {}
-    with DATA.open(newline="") as file:
-        return {row["setting"]: [float(row[key]) for key in PROPERTIES] for row in csv.DictReader(file)}
-
-
-class Adviser:
-    """The method that was best on the most similar data set, by standardised properties.
-
-    Args:
-        points: properties of each setting.
-        gains: points above FedAvg of each setting and method.
-        groups: data set of each setting; settings of one data set are left out together.
-    """
-
-    def __init__(
-        self, points: Mapping[str, Sequence[float]], gains: Mapping[str, Mapping[str, float]], groups: Mapping[str, str]
-    ):
-        self.points, self.gains, self.groups = points, gains, groups
-
-    def choose(self, point: Sequence[float], known: Sequence[str]) -> tuple[str, str]:
-        """Return the method for a point, and the most similar of the known settings."""
-        table = np.array([self.points[s] for s in known])
-        scale = table.std(0)
-        distance = (((table - np.asarray(point)) / np.where(scale > 0, scale, 1)) ** 2).sum(1)
-        nearest = known[int(distance.argmin())]
-        return max(self.gains[nearest], key=lambda m: self.gains[nearest][m]), nearest
-
-    def left_out(self) -> dict[str, float]:
-        """Return the mean gain over FedAvg of the advice for each data set, from the others only."""
-        found: dict[str, list[float]] = {}
-        for setting, group in self.groups.items():
-            known = [s for s, other in self.groups.items() if other != group]
-            if known:
-                method, _ = self.choose(self.points[setting], known)
-                found.setdefault(group, []).append(self.gains[setting].get(method, math.nan))
-        return {group: fmean(gains) for group, gains in found.items()}
-
-    def speaks(self) -> bool:
-        """Whether the 95 % interval of the gain over left-out data sets is above 0."""
-        gains = list(self.left_out().values())
-        return len(gains) > 1 and (found := interval(gains)).mean > found.half
-
-
-def adviser(board: Board) -> Adviser:
-    """Return the adviser of the complete settings; methods that pool graphs are no advice."""
-    points, settings = properties(), list(board.complete)
-    own = [m for m in board.methods if not _pools(board.sweep.methods[m])]
-    gains = {
-        s: {m: gap.mean for m in own if (gap := board.difference(s, m, "FedAvg"))} for s in settings if s in points
-    }
-    groups = {s: compose([*board.sweep.common, *board.sweep.settings[s]]).dataset.name for s in gains}
-    return Adviser(points, {s: {"FedAvg": 0.0, **gains[s]} for s in gains}, groups)
-
-
-def _pools(overrides: Sequence[str]) -> bool:
-    names = [word.partition("=")[2] for word in overrides if word.startswith("strategy=")]
-    return any(group_file("strategy", name).get("pooled") for name in names)
 
 
 def advice_section(board: Board) -> list[str]:
@@ -518,23 +422,29 @@ def advice_section(board: Board) -> list[str]:
     """)
 
 
-def advise(board: Board, overrides: Sequence[str]) -> str:
-    """Return the advice for a configuration, or why there is none."""
-    found = adviser(board)
-    if not found.speaks():
-        gains = found.left_out()
-        return f"No advice: on {len(gains)} left-out data sets, no choice by data properties beats always using FedAvg."
-    mine = measured(["protocol=board", *overrides])
-    method, nearest = found.choose([mine[key] for key in PROPERTIES], list(found.groups))
-    values = ", ".join(f"{key} {value:.2f}" for key, value in mine.items())
-    return f"Try {method}: it was best on {nearest}, the most similar setting (your data: {values})."
-
-
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-def repeated(board: Board, labels: Sequence[str]) -> Iterator[str]:
-    """Run stored cells again, and yield a line for each that compares score and parameters.
+def machine() -> dict[str, str]:
+    """Return the version of PyTorch and the family of processors, on which the bits of a run depend."""
+    import torch
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    vendor = next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+    family = " ".join(filter(None, [platform.machine(), vendor, torch.backends.cpu.get_cpu_capability()]))
+    return {"torch": torch.__version__.partition("+")[0], "processor": family}
+
+
+def repeated(board: Board, labels: Sequence[str], same_machine: bool) -> Iterator[tuple[str, bool]]:
+    """Run stored cells again, and yield for each a line and whether it holds.
+
+    Args:
+        board: the board.
+        labels: SETTING/METHOD/SEED of stored rows.
+        same_machine: whether scores and parameters must be equal in all bits; else scores within `TOLERANCE`.
 
     Raises:
         FedGraphError: a label without a stored row.
@@ -546,30 +456,80 @@ def repeated(board: Board, labels: Sequence[str]) -> Iterator[str]:
                 f"no stored run is labelled '{label}': pass SETTING/METHOD/SEED of a row of {board.sweep.results}"
             )
         old, new = board.found[cells[label].identity], run_cell(cells[label])
-        same = "same parameters" if old.get("parameters") == new.get("parameters") else "other parameters"
-        yield f"{label}: stored {number(old, 'value'):.4f}, now {number(new, 'value'):.4f}, {same}"
+        before, now = (100 * number(row, "value") for row in (old, new))
+        same = old.get("parameters") == new.get("parameters")
+        close = before == now if same_machine else abs(before - now) <= TOLERANCE
+        holds = close and (same or not same_machine)
+        verdict = "holds" if holds else "DIFFERS"
+        yield f"{label}: {verdict}: stored {before:.2f}, now {now:.2f}, {'same' if same else 'other'} parameters", holds
 
 
-def main(args: Sequence[str]) -> None:
+def repeat(board: Board, labels: Sequence[str], store: bool = False) -> int:
+    """Run stored rows again, those of `REPEATED` by default; print what holds, and return 1 if a row does not.
+
+    With ``store``, all bits must be equal, and `REPEATED` then lists the rows, the version of PyTorch and the processors.
+    """
+    known = json.loads(REPEATED.read_text()) if REPEATED.is_file() else {}
+    here = machine()
+    same = store or all(known.get(key) == value for key, value in here.items())
+    where = f"PyTorch {here['torch']} on {here['processor']}"
+    if same:
+        print(f"{where}: scores and parameters must be equal in all bits")
+    else:
+        stored = f"PyTorch {known.get('torch')} on {known.get('processor')}"
+        print(f"{where}, stored rows are of {stored}: scores must be within {TOLERANCE:g} points")
+    labels = labels or known.get("rows", [])
+    all_hold = True
+    for line, holds in repeated(board, labels, same):
+        print(line)
+        all_hold &= holds
+    if store and all_hold:
+        write_bytes(REPEATED, (json.dumps({**here, "rows": list(labels)}, indent=2) + "\n").encode())
+    return int(not all_hold)
+
+
+def write(boards: Sequence[Board], tuned: Board) -> None:
+    """Store the page, its plots, README's table, and the properties of the complete settings' data."""
+    measure(boards[0])
+    for board in boards:
+        for name, (content, figure) in plots(board).items():
+            if content_of(path := RESULTS / f"{name}.png") != content:
+                save(figure(), path, content)
+    write_bytes(PAGE, page(boards, tuned).encode())
+    write_bytes(README, readme(boards[0], tuned).encode())
+
+
+def main(args: Sequence[str]) -> int:
     """Run the command."""
     verb, rest = (args[0], args[1:]) if args else ("", [])
+    board = partial(Board, FOLDER / FILES[0])
     if verb == "measure":
-        measure(Board(FOLDER / FILES[0]))
+        measure(board())
     elif verb == "advise":
-        print(advise(Board(FOLDER / FILES[0]), rest))
+        print(advise(board(), rest))
     elif verb == "repeat":
-        for line in repeated(Board(FOLDER / FILES[0]), rest):
-            print(line)
-    elif verb == "--write":
-        write_bytes(PAGE, page([Board(FOLDER / name) for name in FILES]).encode())
-    elif verb:
+        return repeat(board(), [word for word in rest if word != "--store"], "--store" in rest)
+    elif verb == "html":
+        path = RESULTS / f"{Path(FILES[0]).stem}_page.html"
+        if rest:
+            path = Path(rest[0])
+        write_page(shown := board(), [f"{what}: {answer}." for what, answer in answers(shown)], path)
+        print(f"page: {path}")
+    elif verb.endswith((".yaml", ".yml")):
         print("\n".join(analysis(Board(Path(verb)))))
+    elif verb in ("", "--write"):
+        boards, tuned = [Board(FOLDER / name) for name in FILES], Board(FOLDER / TUNED)
+        if verb:
+            write(boards, tuned)
+        else:
+            print(page(boards, tuned))
     else:
-        print(page([Board(FOLDER / name) for name in FILES]))
+        raise FedGraphError(f"unknown command '{verb}': pass a YAML file, html, measure, advise, repeat or --write")
+    return 0
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        sys.exit(main(sys.argv[1:]))
     except FedGraphError as error:
         sys.exit(f"error: {error}")
