@@ -2,19 +2,17 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.party.options import fill
-from fedgraph_flwr.party.tables.options import check_outputs
+from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.party.use.predict_command import (
     add_input_arguments,
     add_model_arguments,
     chosen_input,
-    load_chosen,
+    opened,
     predicted_from,
 )
 
@@ -31,40 +29,36 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``alerts``."""
     add_model_arguments(parser)
     rule = parser.add_argument_group("rule of the threshold (default: the stored one)")
-    rule.add_argument("--budget", type=float, default=0.0, metavar="K", help="at most K alerts per day")
-    rule.add_argument(
-        "--precision", type=float, default=0.0, metavar="P", help="a share P of the alerts is right, at least"
-    )
-    rule.add_argument(
-        "--cost", default="", metavar="MISS,ALERT", help="the least cost of missed positives and of alerts"
-    )
-    rule.add_argument(
-        "--calibration",
-        default="auto",
-        choices=("auto", "temperature", "isotonic"),
-        help="how scores become probabilities (default: isotonic from 100 positive validation items on, else temperature)",
-    )
+    calibration = {"default": "auto", "choices": ("auto", "temperature", "isotonic")}
+    add_options(rule, _RULE, budget={"default": 0.0}, precision={"default": 0.0}, calibration=calibration)
     add_input_arguments(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the alerts")
-    parser.add_argument(
-        "--reasons", type=int, default=3, metavar="K", help="reasons per alert in the file (default: 3; 0: none)"
-    )
-    parser.add_argument(
-        "--explained", type=int, default=50, metavar="N", help="alerts with reasons, the highest ones (default: 50)"
-    )
-    parser.add_argument("--page", type=Path, metavar="FILE", help=".html page: threshold, calibration, alerts")
+    add_options(parser, _OUTPUT, reasons={"default": 3}, explained={"default": 50})
+
+
+_RULE = """
+--budget P  at most so many alerts per day
+--precision P  share of the alerts that are right, at least
+--cost MISS,ALERT  the least cost of missed positives and of alerts
+--calibration auto|temperature|isotonic  how scores become probabilities (default: isotonic from 100 positive validation items on,
+    else temperature)
+"""
+
+_OUTPUT = """
+--out FILE  .csv or .parquet file of the alerts
+--reasons N  reasons per alert in the file (default: 3; 0: none)
+--explained N  alerts with reasons, the highest ones (default: 50)
+--page FILE  .html page: threshold, calibration, alerts
+"""
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``alerts``."""
     from fedgraph_flwr.party.use import alerts
-    from fedgraph_flwr.party.use.frames import write_frame
+    from fedgraph_flwr.party.use.pages import alerts_page, write_outputs
 
-    fill(args)
-    check_outputs(args, ("out", "page"), ("nodes", "edges", "graph", "schema"))
     if args.reasons < 0 or args.explained < 0:
         raise FedGraphError(f"--reasons and --explained must be at least 0, got {args.reasons} and {args.explained}")
-    predictor = load_chosen(args)
+    predictor = opened(args)
     if predictor.client is None:
         raise FedGraphError("a threshold belongs to a party: pass --client I, or --node DIR")
     folder = args.run if args.run is not None else args.node
@@ -81,14 +75,9 @@ def main(args: argparse.Namespace) -> int:
     listed = alerts.alerts(choice, found)
     if args.reasons and args.explained and len(listed):
         listed["reasons"] = _reasons(given, listed, args.reasons, args.explained)
-    if args.out is not None:
-        write_frame(listed, args.out, args.keep_formulas)
-        print(f"wrote {len(listed)} alerts of {len(found.logits)} items to {args.out}")
-    if args.page is not None:
-        from fedgraph_flwr.party.use.pages import alerts_page, write_page
-
-        write_page(alerts_page(choice, listed, predictor, len(found.logits)), args.page)
-        print(f"wrote {args.page}")
+    items = len(found.logits)
+    what = f"{len(listed)} alerts of {items} items to "
+    write_outputs(args, listed, lambda: alerts_page(choice, listed, predictor, items), what)
     return 0
 
 

@@ -1,16 +1,15 @@
 """Command ``drift``: compare new tables with the data that a party's model was trained on."""
 
 import argparse
-from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.party.options import fill
-from fedgraph_flwr.party.tables.options import check_outputs, layout_of
+from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.party.tables.options import layout_of
 from fedgraph_flwr.party.use.predict_command import (
     add_input_arguments,
     add_model_arguments,
     chosen_input,
-    load_chosen,
+    opened,
     predicted_from,
 )
 
@@ -29,8 +28,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drift``."""
     add_model_arguments(parser)
     add_input_arguments(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of all columns")
-    parser.add_argument("--page", type=Path, metavar="FILE", help=".html page of all columns")
+    add_options(parser, "--out FILE  .csv or .parquet file of all columns\n--page FILE  .html page of all columns")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -38,11 +36,9 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.data.schema import EDGE, NODE, TableLayout
     from fedgraph_flwr.party.tables.reading import read_table
     from fedgraph_flwr.party.use.drift import drift
-    from fedgraph_flwr.party.use.frames import write_frame
+    from fedgraph_flwr.party.use.pages import drift_page, write_outputs
 
-    fill(args)
-    check_outputs(args, ("out", "page"), ("nodes", "edges", "graph", "schema"))
-    predictor = load_chosen(args)
+    predictor = opened(args)
     if predictor.client is None or predictor.own is None:
         raise FedGraphError(
             "drift compares with the file of a party: pass --client I or --node DIR, and restore its file"
@@ -63,12 +59,5 @@ def main(args: argparse.Namespace) -> int:
     shifted = shown[shown["verdict"] == "shifted"]
     names = ", ".join(f"{row.table} {row.column} ({row.what})" for row in shifted.itertuples())
     print(f"{len(shifted)} of {len(found)} rows shifted{': ' if names else ''}{names}")
-    if args.out is not None:
-        write_frame(found, args.out, args.keep_formulas)
-        print(f"wrote {args.out}")
-    if args.page is not None:
-        from fedgraph_flwr.party.use.pages import drift_page, write_page
-
-        write_page(drift_page(found, predictor), args.page)
-        print(f"wrote {args.page}")
+    write_outputs(args, found, lambda: drift_page(found, predictor))
     return SHIFTED if len(shifted) else 0

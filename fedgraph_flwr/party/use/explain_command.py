@@ -1,12 +1,10 @@
 """Command ``explain``: list the columns and payments that carry the score of items."""
 
 import argparse
-from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.party.options import fill
-from fedgraph_flwr.party.tables.options import check_outputs
-from fedgraph_flwr.party.use.predict_command import add_input_arguments, add_model_arguments, chosen_input, load_chosen
+from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.party.use.predict_command import add_input_arguments, add_model_arguments, chosen_input, opened
 
 SHOWN = 5
 """Reasons of an item that the terminal shows."""
@@ -24,10 +22,15 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``explain``."""
     add_model_arguments(parser)
     add_input_arguments(parser)
-    parser.add_argument("--items", required=True, metavar="IDS", help="ids of the items, separated by commas")
-    parser.add_argument("--top", type=int, default=20, metavar="K", help="reasons per item (default: 20)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the reasons")
-    parser.add_argument("--page", type=Path, metavar="FILE", help=".html page of the reasons")
+    add_options(parser, _OPTIONS, items={"required": True}, top={"default": 20})
+
+
+_OPTIONS = """
+--items IDS  ids of the items, separated by commas
+--top N  reasons per item (default: 20)
+--out FILE  .csv or .parquet file of the reasons
+--page FILE  .html page of the reasons
+"""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -35,14 +38,12 @@ def main(args: argparse.Namespace) -> int:
     import pandas as pd
 
     from fedgraph_flwr.party.use.explain import WITHOUT, explain
-    from fedgraph_flwr.party.use.frames import write_frame
+    from fedgraph_flwr.party.use.pages import explain_page, write_outputs
 
-    fill(args)
-    check_outputs(args, ("out", "page"), ("nodes", "edges", "graph", "schema"))
     items = [item.strip() for item in args.items.split(",") if item.strip()]
     if not items or args.top < 1:
         raise FedGraphError(f"--items needs ids and --top a number above 0, got '{args.items}' and {args.top}")
-    predictor = load_chosen(args)
+    predictor = opened(args)
     if predictor.client is None or predictor.own is None:
         raise FedGraphError("explain reads the file of a party: pass --client I or --node DIR, and restore its file")
     found = explain(*chosen_input(args, predictor), items)
@@ -56,12 +57,5 @@ def main(args: argparse.Namespace) -> int:
         for name in ("name", "source", "target"):
             shown = shown.assign(**{name: shown[name].map(sanitize)})
         print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep=""))
-    if args.out is not None:
-        write_frame(pd.concat(frames, ignore_index=True), args.out, args.keep_formulas)
-        print(f"wrote {args.out}")
-    if args.page is not None:
-        from fedgraph_flwr.party.use.pages import explain_page, write_page
-
-        write_page(explain_page(found, args.top, predictor), args.page)
-        print(f"wrote {args.page}")
+    write_outputs(args, pd.concat(frames, ignore_index=True), lambda: explain_page(found, args.top, predictor))
     return 0

@@ -1,7 +1,8 @@
 """Pages of a desk: alerts, drift, reasons and worth as self-contained HTML, drawn as the report of runs."""
 
 import time
-from collections.abc import Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from markupsafe import Markup
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.report.headline import display_name, is_share, score_text
 from fedgraph_flwr.report.page import Page, grid, render, table
 from fedgraph_flwr.report.runs import method_name
@@ -25,6 +27,20 @@ MAX_BARS = 25
 _COLOURS = {"stable": 2, "watch": 1, "shifted": 3}
 
 
+def write_outputs(args: Namespace, frame: Any, page: Callable[[], Page], what: str = "") -> None:
+    """Write a table to ``--out`` and its page to ``--page``, as far as they are given, and print both.
+
+    Raises:
+        FedGraphError: a suffix is unknown, or a folder is not writable.
+    """
+    if args.out is not None:
+        write_frame(frame, args.out, getattr(args, "keep_formulas", False))
+        print(f"wrote {what}{args.out}")
+    if args.page is not None:
+        write_page(page(), args.page)
+        print(f"wrote {args.page}")
+
+
 def write_page(page: Page, out: Path) -> None:
     """Write a page.
 
@@ -32,9 +48,8 @@ def write_page(page: Page, out: Path) -> None:
         FedGraphError: the suffix is not .html, or the folder is not writable.
     """
     if out.suffix != ".html":
-        raise FedGraphError(
-            f"--page {out} has another suffix than .html: pass a name such as {out.with_suffix('.html')}"
-        )
+        other = out.with_suffix(".html")
+        raise FedGraphError(f"--page {out} has another suffix than .html: pass a name such as {other}")
     write_bytes(out, page.html().encode())
 
 
@@ -86,7 +101,7 @@ def _operating(page: Page, choice: Any) -> Markup:
         if (value := figures.get(name))
     ]
     how = "Of the items above the threshold; lines: 95 % intervals. The threshold was chosen on the validation items."
-    return page.chart("Precision and recall", how, "dots", height=90 + 46 * len(rows), rows=rows, unit="share", name="")
+    return _dots(page, "Precision and recall", how, rows, unit="share", name="")
 
 
 def _curve(page: Page, choice: Any) -> Markup:
@@ -145,10 +160,7 @@ def drift_page(found: Any, predictor: Any) -> Page:
     ]
     marks = [{"name": "", "at": limit} for limit in (WATCH, SHIFTED)]
     how = f"The {len(rows)} largest changes; dashed: {WATCH:g} and {SHIFTED:g}. Triangles: stable; diamonds: shifted."
-    height = 90 + 30 * len(rows)
-    chart = page.chart(
-        "Change by column", how, "dots", height=height, wide=True, rows=rows, unit="plain", name="PSI", marks=marks
-    )
+    chart = _dots(page, "Change by column", how, rows, 30, wide=True, unit="plain", name="PSI", marks=marks)
     page.section("changes", "Changes", "", [chart])
     page.section("columns", "All columns", "Click on a column to sort.", [_table(found)])
     return page
@@ -215,18 +227,10 @@ def worth_page(found: Any) -> Page:
             for place, row in rows.iterrows()
         ]
         is_change = names[0] == "difference"
-        charts.append(
-            page.chart(
-                title,
-                "Lines: 95 % intervals" + (": one that contains 0 decides nothing." if is_change else "."),
-                "dots",
-                height=90 + 46 * len(points),
-                rows=points,
-                unit="points" if is_change and unit == "share" else unit,
-                name="points" if is_change and unit == "share" else "",
-                marks=[{"name": "", "at": 0}] if is_change else [],
-            )
-        )
+        how = "Lines: 95 % intervals" + (": one that contains 0 decides nothing." if is_change else ".")
+        marks = [{"name": "", "at": 0}] if is_change else []
+        axis = {"unit": "points", "name": "points"} if is_change and unit == "share" else {"unit": unit, "name": ""}
+        charts.append(_dots(page, title, how, points, marks=marks, **axis))
     page.section("scores", "Scores", "", [grid(*charts)])
     costs = found[["run", "rounds", "seconds", "megabytes", "epsilon"]].rename(
         columns={"megabytes": "MB per party", "epsilon": "ε"}
@@ -250,10 +254,8 @@ def contribution_page(found: Any) -> Page:
         else {"name": row.party, "mean": row.contribution, "colour": place}
         for place, row in enumerate(found.itertuples())
     ]
-    settings: dict[str, Any] = {"rows": points, "unit": "plain", "marks": [{"name": "", "at": 0}]}
-    chart = page.chart(
-        "Shapley values", "They add up to the gain of all parties.", "dots", height=90 + 46 * len(points), **settings
-    )
+    how = "They add up to the gain of all parties."
+    chart = _dots(page, "Shapley values", how, points, unit="plain", marks=[{"name": "", "at": 0}])
     page.section("parties", "Parties", "", [grid(chart), _table(found)])
     return page
 
@@ -265,6 +267,11 @@ def _page(title: str, lead: str, cells: Iterable[tuple[str, str, str]]) -> Page:
     shown = render("tiles", cells=list(cells)) if cells else ""
     page.add(render("heading", when=when, version=__version__, title=title, summaries=body, tiles=shown))
     return page
+
+
+def _dots(page: Page, title: str, how: str, rows: list[dict[str, Any]], row: int = 46, **more: Any) -> Markup:
+    """Return a chart of points with intervals, ``row`` pixels high each."""
+    return page.chart(title, how, "dots", height=90 + row * len(rows), rows=rows, **more)
 
 
 def _whose(predictor: Any) -> str:

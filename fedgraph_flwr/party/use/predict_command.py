@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _MODEL)
 
 
+def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page")) -> Any:
+    """Complete the options by the party's file, check the outputs, and load the predictor that the options select.
+
+    Raises:
+        FedGraphError: an output is the file of an input, or as `load_chosen`.
+    """
+    fill(args)
+    check_outputs(
+        args, outputs, [name for name in ("nodes", "edges", "graph", "pairs", "schema") if hasattr(args, name)]
+    )
+    return load_chosen(args)
+
+
 def load_chosen(args: argparse.Namespace) -> Any:
     """Load the predictor selected by the options.
 
@@ -104,11 +117,9 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.frames import as_csv, without_formulas
     from fedgraph_flwr.report.as_json import as_json
 
-    fill(args)
     if args.json and (args.out is not None or args.pairs is not None):
         raise FedGraphError("--json prints the predictions of items: leave --out and --pairs out")
-    check_outputs(args, ("out",), ("nodes", "edges", "graph", "pairs", "schema"))
-    predictor = load_chosen(args)
+    predictor = opened(args, ("out",))
     if args.pairs is not None:
         predictor = _with_options(predictor, args)
         graph, ids, _ = _graph(args, predictor)

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.party.options import add_options
+
 EPILOG = """\
 Differences are to the first RUN, on the same test items of the party, with 95 % intervals: paired bootstrap of whole days
 (items with times), else of connected components, else of items. Runs that differ only in their seeds are one row. Nothing
@@ -19,36 +21,23 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``worth``."""
     from fedgraph_flwr.party.use.worth import CLUSTERS, METRICS
 
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="run folders, the local model's first; or a state folder"
-    )
-    parser.add_argument("--client", type=int, metavar="I", help="party that asks, 0..M-1")
-    parser.add_argument(
-        "--metric", default="", metavar="NAME", help=f"{', '.join(METRICS)} (default: headline of the first run)"
-    )
-    parser.add_argument(
-        "--clusters", default="auto", choices=CLUSTERS, help="items that are drawn together (default: auto, see below)"
-    )
-    parser.add_argument(
-        "--parties",
-        type=Path,
-        metavar="DIR",
-        help="Shapley value of each party; DIR: new folder of the runs of coalitions",
-    )
-    parser.add_argument(
-        "--orders",
-        type=int,
-        default=20,
-        metavar="N",
-        help="with --parties: orders drawn for more than 5 parties (default: 20)",
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file of the table")
-    parser.add_argument("--page", type=Path, metavar="FILE", help=".html page of the comparison")
+    about = "run folders, the local model's first; or a state folder"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=about)
+    options = f"""
+        --client I  party that asks, 0..M-1
+        --metric NAME  {", ".join(METRICS)} (default: headline of the first run)
+        --clusters {"|".join(CLUSTERS)}  items that are drawn together (default: auto, see below)
+        --parties DIR  Shapley value of each party; DIR: new folder of the runs of coalitions
+        --orders N  with --parties: orders drawn for more than 5 parties (default: 20)
+        --out FILE  .csv or .parquet file of the table
+        --page FILE  .html page of the comparison
+        """
+    add_options(parser, options, clusters={"default": "auto", "choices": CLUSTERS}, orders={"default": 20})
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``worth``."""
-    from fedgraph_flwr.party.use.frames import write_frame
+    from fedgraph_flwr.party.use.pages import contribution_page, worth_page, write_outputs
     from fedgraph_flwr.party.use.worth import worth
 
     if args.parties is not None:
@@ -56,14 +45,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         found = worth(args.runs, args.client, args.metric, args.clusters)
         _print_scores(found)
-    if args.out is not None:
-        write_frame(found, args.out)
-        print(f"wrote {args.out}")
-    if args.page is not None:
-        from fedgraph_flwr.party.use.pages import contribution_page, worth_page, write_page
-
-        write_page(contribution_page(found) if args.parties else worth_page(found), args.page)
-        print(f"wrote {args.page}")
+    write_outputs(args, found, lambda: contribution_page(found) if args.parties else worth_page(found))
     return 0
 
 
