@@ -77,7 +77,7 @@ from fedgraph_flwr.party.link.matching import (
 )
 from fedgraph_flwr.party.link.rules import ANNOUNCE, LinkRules
 from fedgraph_flwr.party.secret import is_secret
-from fedgraph_flwr.party.tables.parties import BETWEEN, fold, normal_ids
+from fedgraph_flwr.party.tables.parties import BETWEEN, accounts_of, fold, normal_ids
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.wire.messages import Arrays
@@ -994,7 +994,7 @@ class LinkParty:
 
     def _names(self, peer: int, ids: NDArray[Any]) -> NDArray[np.str_]:
         """Return party and id of accounts of a peer, as the own tables name them [E]."""
-        return np.char.add(f"{fold([self.names[peer]])[0]}{BETWEEN}", ids) if ids.size else np.zeros(0, dtype=str)
+        return accounts_of(fold([self.names[peer]])[0], ids)
 
     def _ordered(self, peer: int) -> Ints:
         """Return the own shared values in the order in which the peer sends its rows."""

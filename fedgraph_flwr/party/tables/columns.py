@@ -34,6 +34,7 @@ from fedgraph_flwr.data.value_formats import (
     since_1970,
 )
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.party.tables.reading import silent
 
 TRUE = {"1", "true", "t", "yes", "y"}
 FALSE = {"0", "false", "f", "no", "n"}
@@ -52,10 +53,6 @@ FLOOR = 5
 
 FAR = 100.0
 """Ratio of magnitudes above which unscaled features get a warning."""
-
-
-def _silent(text: str) -> None:
-    pass
 
 
 def log_warning(text: str) -> None:
@@ -95,7 +92,7 @@ class Treatment:
     decimals: Mapping[str, str] = field(default_factory=dict)
     thousands: Mapping[str, str] = field(default_factory=dict)
     date_formats: Mapping[str, str] = field(default_factory=dict)
-    say: Callable[[str], None] = _silent
+    say: Callable[[str], None] = silent
     warn: Callable[[str], None] = log_warning
 
     def settled_scaling(self, default: str = "local") -> str:

@@ -14,11 +14,11 @@ from fedgraph_flwr.data.features import Book, Ints, cents_of, edge_columns
 from fedgraph_flwr.data.graph import pack_words
 from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE
-from fedgraph_flwr.data.value_formats import FORMATS, PLAIN, date_format, read_dates, readings, since_1970
+from fedgraph_flwr.data.value_formats import PLAIN, date_format, read_dates, since_1970
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, features
 from fedgraph_flwr.party.tables.nodes import Ids, column_of, label_codes
-from fedgraph_flwr.party.tables.parties import BETWEEN, PartyRule, Records, divide, normal_ids
+from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, amount_format, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns
 
 
@@ -198,8 +198,8 @@ def with_computed(
 
 def names_elsewhere(found: Records, form: str) -> np.ndarray:
     """Return party and id of the other end of each foreign record, in normal form [R]."""
-    parties = np.array([*found.parties, ""], dtype=object)[found.party.numpy()]
-    return np.asarray(parties + BETWEEN + normal_ids(found.ids, form or "text").astype(object)).astype(str)
+    parties = np.array([*found.parties, ""])[found.party.numpy()]
+    return accounts_of(parties, normal_ids(found.ids, form or "text"))
 
 
 def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:
@@ -214,14 +214,9 @@ def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:
     values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     if column.dtype.kind not in "biuf":
         texts = [str(word) for word in column.dropna().unique()]
-        forms = readings(texts, treatment.number_formats(EDGE, name) or FORMATS)
-        if len(forms) > 1:
-            raise FedGraphError(
-                f"{where}: column '{name}' has amounts such as '{texts[0]}' with two possible readings: pass --decimal"
-                f" {name}=SIGN"
-            )
-        if forms and forms[0] != PLAIN:
-            known = dict(zip(texts, forms[0].read(texts).tolist(), strict=True))
+        form = amount_format(texts, name, where, treatment)
+        if form and form != PLAIN:
+            known = dict(zip(texts, form.read(texts).tolist(), strict=True))
             values = column.map(known).to_numpy(dtype=np.float64, na_value=np.nan)
     if (wrong := np.flatnonzero(~np.isfinite(values))).size:
         raise FedGraphError(

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.schema import TableLayout
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import as_words
+from fedgraph_flwr.party.tables.nodes import column_of
 from fedgraph_flwr.party.tables.reading import read_table
 
 
@@ -37,9 +38,7 @@ def joined(
     """
     import pandas as pd
 
-    if columns.graph not in table.columns:
-        raise unknown("graph column", columns.graph, map(str, table.columns), where[0])
-    of = as_words(table[columns.graph])
+    of = as_words(column_of(table, columns.graph, where[0], "graph"))
     if empty := [row for row, word in enumerate(of) if not str(word).strip()]:
         raise FedGraphError(
             f"{where[0]}, row {empty[0] + 1}: column '{columns.graph}' is empty, expected the node's graph"
@@ -47,9 +46,7 @@ def joined(
     names = pd.unique(of)
     if graphs is not None:
         rows = read_table(graphs, layout)
-        if columns.graph not in rows.columns:
-            raise unknown("graph column", columns.graph, map(str, rows.columns), str(graphs))
-        names = as_words(rows[columns.graph])
+        names = as_words(column_of(rows, columns.graph, str(graphs), "graph"))
         _check(names, of, str(graphs), where[0])
     place = pd.Index(names).get_indexer(of)
     order = np.argsort(place, kind="stable")

@@ -28,10 +28,7 @@ from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.secret import party_secret
-from fedgraph_flwr.party.tables.columns import (
-    FLOOR,
-    Treatment,
-)
+from fedgraph_flwr.party.tables.columns import FLOOR, Treatment
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
 from fedgraph_flwr.party.tables.reading import read_table
@@ -52,11 +49,6 @@ examples:
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``import``."""
-    add_arguments(parser)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``import``."""
     parser.add_argument("party_file", nargs="?", type=Path, metavar="PARTY.YAML", help="a party's file (`init-party`)")
     add_options(parser.add_argument_group("input"), _INPUT)
@@ -298,7 +290,6 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
                 pairs[option][f"{prefix}{name}"] = value
     if args.min_count < 1:
         raise FedGraphError(f"--min-count must be >= 1, got {args.min_count}")
-    formats = formats_of(args)
     return Treatment(
         kinds=pairs["kind"],
         scales=pairs["scale"],
@@ -308,9 +299,7 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
         where=str(args.schema or ""),
         role=args.role,
         floor=args.min_count,
-        decimals=formats["decimals"],
-        thousands=formats["thousands"],
-        date_formats=formats["date_formats"],
+        **formats_of(args),
         say=print,
     )
 

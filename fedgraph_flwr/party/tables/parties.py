@@ -23,9 +23,10 @@ from torch import Tensor
 
 from fedgraph_flwr.config import one_of
 from fedgraph_flwr.data.schema import EDGE
-from fedgraph_flwr.data.value_formats import FORMATS, date_format, read_dates, readings
-from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.data.value_formats import FORMATS, NumberFormat, date_format, read_dates, readings
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
+from fedgraph_flwr.party.tables.nodes import column_of
 
 ID_FORMS = ("text", "number")
 KEY_KINDS = ("text", "amount", "date")
@@ -47,6 +48,11 @@ def normal_ids(texts: Any, form: str) -> np.ndarray:
         return folded
     distinct, inverse = np.unique(folded, return_inverse=True)
     return np.array([re.sub(r"^0+(?=\d+$)", "", str(word)) for word in distinct], dtype=str)[inverse]
+
+
+def accounts_of(parties: Any, ids: np.ndarray) -> np.ndarray:
+    """Return the names of accounts of other parties [K]: party and id, both in normal form."""
+    return np.char.add(np.char.add(parties, BETWEEN), ids)
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ def divide(
     Raises:
         FedGraphError: no row names the own party, an own account is unknown, or two own ids have one normal form.
     """
-    texts = [as_words(_column(links, name, where[0])) for name in ends]
+    texts = [as_words(column_of(links, name, where[0], "end of edges")) for name in ends]
     named = parties_of(links, texts, rule, where[0])
     own_name, folded = fold([rule.own])[0], [fold(names) for names in named]
     _report_spellings(named, folded, where[0], treatment)
@@ -257,16 +263,10 @@ def repeated(records: Records, form: str, undirected: bool) -> np.ndarray:
     return np.asarray(pd.DataFrame(columns).duplicated().to_numpy())
 
 
-def _column(links: Any, name: str, where: str, what: str = "end of edges") -> Any:
-    if name not in links.columns:
-        raise unknown(f"{what} column", name, map(str, links.columns), where)
-    return links[name]
-
-
 def parties_of(links: Any, texts: Sequence[np.ndarray], rule: PartyRule, where: str) -> list[np.ndarray]:
     """Return the party of each row's source and target, as written [E]; "" where it is missing."""
     if rule.columns:
-        return [as_words(_column(links, name, where, "party")) for name in rule.columns]
+        return [as_words(column_of(links, name, where, "party")) for name in rule.columns]
     found = []
     for ids in texts:
         parts = np.char.partition(ids, rule.prefix) if ids.size else np.zeros((0, 3), dtype=str)
@@ -354,7 +354,7 @@ def _keys(links: Any, rows: np.ndarray, rule: PartyRule, where: str, treatment: 
     """
     columns = []
     for name, kind in rule.key:
-        column = _column(links, name, where, "match")
+        column = column_of(links, name, where, "match")
         columns.append(_normal(as_words(column)[rows], kind, name, rows, where, treatment))
     return np.array([BETWEEN.join(values) for values in zip(*columns, strict=True)] or [""] * rows.size, dtype=str)
 
@@ -371,17 +371,12 @@ def _normal(
     distinct, inverse = np.unique(written[known], return_inverse=True)
     texts = [str(word) for word in distinct]
     if kind == "date":
-        form = treatment.option(treatment.date_formats, EDGE, name) or date_format(texts, name, where)
-        read = read_dates(pd.Series(texts, dtype=object), form)
+        dates = treatment.option(treatment.date_formats, EDGE, name) or date_format(texts, name, where)
+        read = read_dates(pd.Series(texts, dtype=object), dates)
         normal = [None if pd.isna(moment) else moment.strftime("%Y-%m-%d") for moment in read]
     else:
-        forms = readings(texts, treatment.number_formats(EDGE, name) or FORMATS)
-        if len(forms) > 1:
-            raise FedGraphError(
-                f"{where}: column '{name}' has amounts such as '{texts[0]}' with two possible readings: pass --decimal"
-                f" {name}=SIGN"
-            )
-        numbers = forms[0].read(texts) if forms else np.full(len(texts), np.nan)
+        form = amount_format(texts, name, where, treatment)
+        numbers = form.read(texts) if form else np.full(len(texts), np.nan)
         normal = [None if np.isnan(number) else _plain(float(number)) for number in numbers]
     wrong = np.array([value is None for value in normal], dtype=bool)
     if wrong.any():
@@ -397,6 +392,20 @@ def _normal(
     found = np.full(written.size, "", dtype=object)
     found[known] = np.array(normal, dtype=object)[inverse]
     return found.astype(str)
+
+
+def amount_format(texts: Sequence[str], name: str, where: str, treatment: Treatment) -> NumberFormat | None:
+    """Return the format by which all amounts of a column of edges are numbers; None without one.
+
+    Raises:
+        FedGraphError: two formats fit.
+    """
+    forms = readings(texts, treatment.number_formats(EDGE, name) or FORMATS)
+    if len(forms) > 1:
+        raise FedGraphError(
+            f"{where}: column '{name}' has amounts such as '{texts[0]}' with two possible readings: pass --decimal {name}=SIGN"
+        )
+    return forms[0] if forms else None
 
 
 def _plain(number: float) -> str:

@@ -22,11 +22,11 @@ _ROWS = 50
 """Number of rows used to detect the separator."""
 
 
-def _silent(text: str) -> None:
-    pass
+def silent(text: str) -> None:
+    """Report nothing."""
 
 
-def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Callable[[str], None] = _silent) -> Any:
+def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Callable[[str], None] = silent) -> Any:
     """Read a ``.csv``, ``.tsv`` or ``.txt`` file (optionally ``.gz``) or a ``.parquet`` file as a pandas table.
 
     In a CSV all values are text, and only empty cells are missing.
@@ -95,7 +95,7 @@ def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], row
         raise FedGraphError(f"{path} cannot be read as a table ({first_line(error)})") from error
 
 
-def read_columns(path: Path | str, layout: TableLayout, say: Callable[[str], None] = _silent) -> Any:
+def read_columns(path: Path | str, layout: TableLayout, say: Callable[[str], None] = silent) -> Any:
     """Return a table's columns without its rows.
 
     Raises:

@@ -15,39 +15,20 @@ from fedgraph_flwr.party.tables.parties import PartyRule
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns(TableLayout):
     """Roles of the columns of the two tables; "" for a missing one.
 
     Attributes:
         features: names or patterns such as ``x_*``; empty for every other column of the node table.
         edge_features: names or patterns of columns of the edge table; empty for those of the schema, if there is one.
-        predict: names of columns of the node table with numbers to predict, separated by commas.
-        separator: field separator of a CSV, "" to detect it; likewise ``encoding``.
-        party_columns: as in `TableLayout`; likewise ``party_prefix``, ``match_columns`` and ``id_form``.
     """
 
     id: str = "id"
     label: str = "label"
-    features: Sequence[str] = ()
-    split: str = ""
-    client: str = ""
     source: str = "source"
     target: str = "target"
-    time: str = ""
-    edge_label: str = ""
-    edge_id: str = ""
-    graph: str = ""
-    predict: str = ""
-    amount: str = ""
-    recipe: str = ""
-    windows: str = ""
-    separator: str = ""
-    encoding: str = ""
+    features: Sequence[str] = ()
     edge_features: Sequence[str] = ()
-    party_columns: str = ""
-    party_prefix: str = ""
-    match_columns: str = ""
-    id_form: str = ""
 
     @classmethod
     def of(cls, layout: TableLayout, features: Sequence[str] = (), edge_features: Sequence[str] = ()) -> "Columns":

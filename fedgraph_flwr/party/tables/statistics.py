@@ -37,6 +37,7 @@ from fedgraph_flwr.party.tables.columns import (
     natural,
     values,
 )
+from fedgraph_flwr.party.tables.reading import silent
 
 FORMAT = 2
 _STEP = 0.25  # binary logarithm of the growth from bin to bin
@@ -222,14 +223,10 @@ def write_sums(path: Path, report: Mapping[str, Any]) -> None:
     write_bytes(path, json.dumps(report, indent=1).encode())
 
 
-def _silent(text: str) -> None:
-    pass
-
-
 def merge(
     parties: Sequence[tuple[str, Mapping[str, Any]]],
-    say: Callable[[str], None] = _silent,
-    warn: Callable[[str], None] = _silent,
+    say: Callable[[str], None] = silent,
+    warn: Callable[[str], None] = silent,
 ) -> Schema:
     """Merge the sums of several parties into one schema with statistics over all of them.
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.link.files import id_form
 from fedgraph_flwr.party.tables.columns import as_words
-from fedgraph_flwr.party.tables.parties import BETWEEN, PartyRule, fold, normal_ids, parties_of
+from fedgraph_flwr.party.tables.parties import PartyRule, accounts_of, fold, normal_ids, parties_of
 
 Ints = NDArray[np.int64]
 
@@ -47,8 +48,8 @@ def rule_of(columns: Any, stored: Any) -> PartyRule | None:
     """Return how a party's tables name other parties' accounts; None if they name none, or its graph has no edges to them."""
     if not isinstance(stored, ClientGraph) or not (columns.party_columns or columns.party_prefix):
         return None
-    form = stored.linking.get("form", "ids text").partition(";")[0].removeprefix("ids ")
-    return PartyRule.parse(str(stored.linking.get("party", "")), columns.party_columns, columns.party_prefix, "", form)
+    own = str(stored.linking.get("party", ""))
+    return PartyRule.parse(own, columns.party_columns, columns.party_prefix, "", id_form(stored))
 
 
 def divide(
@@ -82,7 +83,7 @@ def divide(
             ids = normal_ids(words, rule.id_form)
             odd = own & (places[end] < 0)
             places[end][odd] = forms.get_indexer(ids[odd]) if forms.is_unique else -1
-            named.append(np.char.add(np.char.add(parties[end].astype(str), BETWEEN), ids))
+            named.append(accounts_of(parties[end].astype(str), ids))
             _mark(reasons, ~own & ((parties[end] == "") | (ids == "")), "names no party or no account")
         _mark(reasons, ~mine[0] & ~mine[1], f"has no account of '{rule.own}'")
         if unread := _unread(stored, columns, items):
@@ -158,8 +159,6 @@ def far_names_of(stored: ClientGraph) -> NDArray[np.str_]:
         names = np.where(held == "", names, held)
     if not stored.foreign_id.numel():
         return names
-    form = stored.linking.get("form", "ids text").partition(";")[0].removeprefix("ids ")
     parties = np.array(stored.linking["parties"], dtype=str)[stored.foreign[1].numpy()]
-    return np.concatenate(
-        [names, np.char.add(np.char.add(parties, BETWEEN), normal_ids(unpack_words(stored.foreign_id), form))]
-    )
+    ids = normal_ids(unpack_words(stored.foreign_id), id_form(stored))
+    return np.concatenate([names, accounts_of(parties, ids)])

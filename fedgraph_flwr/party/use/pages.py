@@ -250,8 +250,6 @@ def contribution_page(found: Any) -> Page:
     page = _page(f"Contribution of each party: {display_name(metric)}", lead, [])
     points = [
         {"name": row.party, "mean": row.contribution, "lo": row.low, "hi": row.high, "colour": place}
-        if row.low == row.low
-        else {"name": row.party, "mean": row.contribution, "colour": place}
         for place, row in enumerate(found.itertuples())
     ]
     how = "They add up to the gain of all parties."

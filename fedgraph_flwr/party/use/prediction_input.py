@@ -23,7 +23,7 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
 from fedgraph_flwr.party.tables.edges import EdgeData, amounts_of, arranged, edge_data, edge_ends, with_columns
 from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
-from fedgraph_flwr.party.tables.nodes import Ids
+from fedgraph_flwr.party.tables.nodes import Ids, column_of
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns, edge_feature_columns, edge_types, feature_columns
@@ -426,9 +426,7 @@ def _edge_ids(links: Any, columns: Columns, where: str) -> np.ndarray:
     """Return the ids of an edge table's rows: those of its column, else their numbers from 1."""
     if not columns.edge_id:
         return np.arange(1, len(links) + 1).astype(object)
-    if columns.edge_id not in links.columns:
-        raise unknown("edge id column", columns.edge_id, map(str, links.columns), where)
-    return np.asarray(as_words(links[columns.edge_id]), dtype=object)
+    return np.asarray(as_words(column_of(links, columns.edge_id, where, "edge id")), dtype=object)
 
 
 def _joined_data(
