@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.data.features import Book, Form, form_of, receivers_columns
-from fedgraph_flwr.data.graph import EDGE_FIELDS, MASKS, ClientGraph, Graph
+from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, grown
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.schema import NODE, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -482,18 +482,10 @@ def with_far_ends(graph: ClientGraph) -> ClientGraph:
                     f"client {graph.client}: only some of its edges have {key}: import its edges with the same columns, or set"
                     " task.between=false"
                 )
-    count = foreign.numel()
-    none = torch.zeros(count, dtype=torch.bool)
-    data |= {mask: torch.cat([getattr(graph, mask), none]) for mask in MASKS}
-    if graph.num_targets:
-        data["targets"] = torch.cat([graph.targets, graph.targets.new_full((count, graph.num_targets), torch.nan)])
+    nodes = grown(graph, foreign.numel())
+    nodes["x"][n:] = far_rows(graph, foreign)
     return replace(
-        without_cut_edges(graph),
-        x=torch.cat([graph.x, far_rows(graph, foreign)]),
-        edge_index=edges,
-        y=torch.cat([graph.y, torch.full((count,), -1)]),
-        node_id=torch.cat([graph.node_id, foreign]),
-        **data,
+        without_cut_edges(graph), edge_index=edges, node_id=torch.cat([graph.node_id, foreign]), **nodes, **data
     )
 
 

@@ -125,6 +125,16 @@ def unsplit(nodes: int) -> dict[str, Any]:
     return {mask: torch.zeros(nodes, dtype=torch.bool) for mask in MASKS}
 
 
+def grown(graph: "Graph", more: int) -> dict[str, Any]:
+    """Return the fields of a graph's nodes and of ``more`` ones after them: without features, label, targets and split."""
+    fields = {"x": torch.cat([graph.x, graph.x.new_zeros(more, graph.num_features)])}
+    fields["y"] = torch.cat([graph.y, torch.full((more,), -1)])
+    fields |= {mask: torch.cat([getattr(graph, mask), torch.zeros(more, dtype=torch.bool)]) for mask in MASKS}
+    if graph.num_targets:
+        fields["targets"] = torch.cat([graph.targets, graph.targets.new_full((more, graph.num_targets), torch.nan)])
+    return fields
+
+
 @dataclass
 class Graph:
     """Homogeneous graph with node labels.

@@ -7,12 +7,13 @@ from typing import Any
 
 def as_json(content: Any) -> str:
     """Return indented JSON, with null for values that JSON does not have, such as NaN."""
-    return json.dumps(_finite(content), indent=2, ensure_ascii=False, default=str)
+    return json.dumps(finite(content), indent=2, ensure_ascii=False, default=str)
 
 
-def _finite(content: Any) -> Any:
+def finite(content: Any) -> Any:
+    """Return content with None for NaN and infinities, and texts as keys."""
     if isinstance(content, dict):
-        return {str(key): _finite(value) for key, value in content.items()}
+        return {str(key): finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -29,19 +29,10 @@ def register(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", metavar="key=value", help="on a fleet: engine=CONNECTION num_clients=M ..."
     )
     add_options(parser, _RUN, simulate={"nargs": "+"}, since={"nargs": "?", "const": Path(), "type": Path})
-    rules: dict[str, Any] = {
-        "match": "payments",
-        "one_sided": "drop",
-        "entities": "edges",
-        "min_shared": 0,
-        "min_records": 1,
-        "share": "",
-    }
-    numbers: dict[str, Any] = {
-        "max_ids": {"type": float, "default": 1e6},
-        "max_shared": {"type": float, "default": 1.0},
-    }
-    add_options(parser, _RULES, **{name: {"default": value} for name, value in rules.items()}, **numbers)
+    rules: dict[str, Any] = {"match": "payments", "one_sided": "drop", "entities": "edges"}
+    rules |= {"min_shared": 0, "min_records": 1}
+    limits: dict[str, Any] = {"max_ids": {"type": float, "default": 1e6}, "max_shared": {"type": float, "default": 1.0}}
+    add_options(parser, _RULES, **{name: {"default": value} for name, value in rules.items()}, **limits)
     consent = parser.add_argument_group("consent of all parties, for --match ids, --one-sided disclose and --share")
     add_options(consent, _CONSENT)
 
@@ -123,15 +114,13 @@ def main(args: argparse.Namespace) -> int:
 def _consent(args: argparse.Namespace, rules: Any) -> int:
     """Write a consent, or sign one."""
     from fedgraph_flwr.fleet.keys import check_key
-    from fedgraph_flwr.party.link.policy import Consent, sign_consent, write_consent
+    from fedgraph_flwr.party.link.policy import Consent, agreed_rules, sign_consent, write_consent
 
     if args.new_consent:
         if args.parties is None:
             raise FedGraphError("--new-consent needs --parties M, --purpose TEXT and --expires DAY")
-        kept = {
-            key: getattr(rules, key) for key in ("match", "one_sided", "entities", "max_ids", "share", "min_records")
-        }
-        consent = Consent(parties=args.parties, purpose=args.purpose, expires=args.expires, **kept)
+        given = {key: getattr(args, key) for key in ("parties", "purpose", "expires")}
+        consent = Consent(**given, **agreed_rules(rules))
         write_consent(args.new_consent, consent)
         print(f"wrote {args.new_consent}: each party signs it with --sign-consent, then all store the same file")
         return 0
@@ -174,12 +163,8 @@ def link_overrides(rules: Any) -> list[str]:
         f"strategy.{key}": json.dumps(value) if isinstance(value, bool | list) else value
         for key, value in asdict(rules).items()
     }
-    values |= {
-        "strategy.name": "link",
-        "strategy.server": SERVER,
-        "strategy.client": LINK_CLIENT,
-        "strategy.on_failure": "fail",
-    }
+    values |= {"strategy.name": "link", "strategy.server": SERVER, "strategy.client": LINK_CLIENT}
+    values |= {"strategy.on_failure": "fail"}
     values |= {"rounds": 1, "privacy.scores": "none", "checkpoint_every": 0, "model": "gcn", "model.hidden": 8}
     return [f"{key}={value}" for key, value in values.items()]
 

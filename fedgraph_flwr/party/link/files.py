@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.data.far_ends import far_ends
-from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, pack_words, rows_of, unpack_words
+from fedgraph_flwr.data.graph import EDGE_FIELDS, MASKS, ClientGraph, Graph, grown, pack_words, rows_of, unpack_words
 from fedgraph_flwr.data.own_columns import renumbered
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.parties import BETWEEN, normal_ids
@@ -61,31 +62,33 @@ def record_keys(graph: ClientGraph, rows: Ints, party: str) -> list[bytes]:
         ends = [(own, str(local)), (party, str(remote))]
         ends = sorted(ends) if undirected(graph) else ends if out else ends[::-1]
         keys.append(BETWEEN.join([*ends[0], *ends[1], str(key)]))
-    order = np.lexsort(_data_columns(graph, "foreign_", torch.from_numpy(rows))) if rows.size else rows
-    copies, seen = np.zeros(rows.size, dtype=np.int64), dict[str, int]()
-    for place in order.tolist():
-        copies[place] = seen.setdefault(keys[place], 0)
-        seen[keys[place]] += 1
+    order = np.lexsort(_data_columns(graph, _data_of(graph, "foreign_"), torch.from_numpy(rows))) if rows.size else rows
+    ordered = pd.Series(keys, dtype=object).iloc[order]
+    copies = ordered.groupby(ordered, sort=False).cumcount().sort_index()
     return [f"{key}{BETWEEN}{copy}".encode() for key, copy in zip(keys, copies, strict=True)]
 
 
-def _data_columns(graph: Any, prefix: str, rows: Tensor) -> list[np.ndarray]:
-    """Return the data of edges as sort keys for `np.lexsort`, the most significant last: label, features, time."""
-    time, attr, y = (getattr(graph, f"{prefix}edge_{key}") for key in ("time", "attr", "y"))
+def _data_columns(graph: ClientGraph, data: Mapping[str, Tensor], rows: Tensor) -> list[np.ndarray]:
+    """Return `DATA` of edges as sort keys for `np.lexsort`, the most significant last: label, features, time."""
+    attr, time, y = (data[key] for key in DATA)
     columns = [y[rows].numpy()] if y.numel() else [np.zeros(len(rows), dtype=np.int64)]
     if attr.numel():
         columns += [attr[rows, column].numpy() for column in reversed(range(graph.num_shared_edge_features))]
     return [*columns, time[rows].numpy()] if time.numel() else columns
 
 
+def _data_of(graph: Graph, prefix: str = "") -> dict[str, Tensor]:
+    return {key: getattr(graph, f"{prefix}{key}") for key in DATA}
+
+
 def canonical(graph: AnyGraph) -> AnyGraph:
     """Return a graph with its edges in the order of linked files: source, target, time, features, label."""
-    order = _order(graph.edge_index[0], graph.edge_index[1], graph, "")
+    order = _order(graph.edge_index[0], graph.edge_index[1], graph, _data_of(graph))
     return graph.with_edges(graph.edge_index[:, order], order)
 
 
-def _order(source: Tensor, target: Tensor, data: Any, prefix: str) -> Tensor:
-    columns = _data_columns(data, prefix, torch.arange(source.numel()))
+def _order(source: Tensor, target: Tensor, graph: Any, data: Mapping[str, Tensor]) -> Tensor:
+    columns = _data_columns(graph, data, torch.arange(source.numel()))
     return torch.from_numpy(np.lexsort([*columns, target.numpy(), source.numpy()]))
 
 
@@ -95,18 +98,7 @@ def own_order(graph: ClientGraph, secret: bytes) -> Tensor:
     It does not reveal the order in which accounts were opened, and is the same each time the same file is linked.
     """
     drawn = hashlib.sha256(b"fedgraph link order" + secret)
-    for key in (
-        "x",
-        "y",
-        "edge_index",
-        "ids",
-        "foreign",
-        "foreign_id",
-        "foreign_key",
-        "train_mask",
-        "val_mask",
-        "test_mask",
-    ):
+    for key in ("x", "y", "edge_index", "ids", "foreign", "foreign_id", "foreign_key", *MASKS):
         tensor = getattr(graph, key)
         drawn.update(f"{key}{list(tensor.shape)}".encode())
         drawn.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
@@ -182,7 +174,7 @@ def linked(graph: ClientGraph, numbers: Numbering, edges: Mapping[int, Edges]) -
     fields: dict[str, Any] = {}
     for cut, outgoing in (("cut_out", True), ("cut_in", False)):
         fields |= _cut(graph, cut, outgoing, numbers, place, edges)
-    rows = {key: getattr(graph, key)[order] for key in ("x", "y", "train_mask", "val_mask", "test_mask")}
+    rows = {key: getattr(graph, key)[order] for key in ("x", "y", *MASKS)}
     rows |= {key: rows_of(getattr(graph, key), order) for key in ("targets", "graph_id")}
     rows["group"] = graph.group[:0]
     rows["ids"] = graph.ids[order] if len(graph.ids) else graph.ids
@@ -230,21 +222,14 @@ def _cut(
         values["edge_split"] = _stages(graph, values["edge_time"])
     empty = {key: getattr(graph, key)[:0] for key in EDGE_FIELDS}
     held: dict[str, Any] = {f"{cut}_{key}": values.get(key, empty[key]) for key in EDGE_FIELDS}
-    carrier = _Carrier(
-        **{key: held[f"{cut}_{key}"] for key in DATA}, num_shared_edge_features=graph.num_shared_edge_features
-    )
     source, target = (gid, other) if outgoing else (other, gid)
-    order = _order(source, target, carrier, "")
+    order = _order(source, target, graph, {key: held[f"{cut}_{key}"] for key in DATA})
     if not values and order.numel():  # edges without data count once
         pairs = torch.stack([source, target])[:, order]
         first = torch.cat([torch.ones(1, dtype=torch.bool), (pairs[:, 1:] != pairs[:, :-1]).any(dim=0)])
         order = order[first]
     held = {key: rows_of(values, order) for key, values in held.items()}
-    return {
-        cut: torch.stack([torch.from_numpy(local)[order], other[order]]),
-        f"{cut}_owner": who[order],
-        **held,
-    }
+    return {cut: torch.stack([torch.from_numpy(local)[order], other[order]]), f"{cut}_owner": who[order], **held}
 
 
 def _stages(graph: ClientGraph, time: Tensor) -> Tensor:
@@ -252,14 +237,6 @@ def _stages(graph: ClientGraph, time: Tensor) -> Tensor:
     last = [graph.edge_time[graph.edge_split <= stage] for stage in (0, 1)]
     first, second = (int(own.max()) if own.numel() else torch.iinfo(torch.int64).min for own in last)
     return (time > first).to(torch.int8) + (time > second).to(torch.int8)
-
-
-@dataclass(frozen=True)
-class _Carrier:
-    edge_attr: Tensor
-    edge_time: Tensor
-    edge_y: Tensor
-    num_shared_edge_features: int
 
 
 def record_columns(graph: ClientGraph, key: str, values: Any) -> Any:
@@ -336,23 +313,7 @@ def with_stubs(graph: ClientGraph, rows: Ints) -> tuple[ClientGraph, int]:
     edges = torch.cat([graph.edge_index, new], dim=1)
     if not graph.has_edge_data and not data:
         edges = edges.unique(dim=1)
-    data |= {key: torch.cat([getattr(graph, key), torch.zeros(more, dtype=torch.bool)]) for key in _MASKS}
     labels = [name.partition(BETWEEN)[2] for name in distinct.tolist()]
     texts = [*unpack_words(graph.ids).tolist(), *labels]
-    targets = graph.targets
-    if targets.numel():
-        targets = torch.cat([targets, torch.full((more, targets.size(1)), torch.nan)])
-    grown = replace(
-        graph,
-        x=torch.cat([graph.x, torch.zeros(more, graph.x.size(1))]),
-        y=torch.cat([graph.y, torch.full((more,), -1)]),
-        edge_index=edges,
-        ids=pack_words(texts),
-        targets=targets,
-        book=renumbered(graph.book, torch.arange(n), n + more),
-        **data,
-    )
-    return grown, more
-
-
-_MASKS = ("train_mask", "val_mask", "test_mask")
+    book = renumbered(graph.book, torch.arange(n), n + more)
+    return replace(graph, edge_index=edges, ids=pack_words(texts), book=book, **grown(graph, more), **data), more

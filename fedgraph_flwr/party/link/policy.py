@@ -37,7 +37,7 @@ from fedgraph_flwr.config import at_least, one_of, typed
 from fedgraph_flwr.data.far_ends import Column, parse_share
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
-from fedgraph_flwr.party.link.rules import MATCHES, ONE_SIDED, LinkRules
+from fedgraph_flwr.party.link.rules import MATCHES, ONE_SIDED, LinkRules, check_limits
 from fedgraph_flwr.secure.keyring import Keyring
 
 LINK_CLIENT = "fedgraph_flwr.party.link.client:LinkClient"
@@ -69,15 +69,10 @@ class LinkPolicy:
             one_of(name, MATCHES, "policy.link.match")
         for name in self.one_sided:
             one_of(name, ONE_SIDED, "policy.link.one_sided")
-        at_least(self.max_ids, 1, "policy.link.max_ids")
-        at_least(self.min_shared, 0, "policy.link.min_shared")
-        at_least(self.max_ratio, 1, "policy.link.max_ratio")
+        check_limits(self, "policy.link.")
         at_least(self.hours, 0, "policy.link.hours")
-        at_least(self.min_records, 1, "policy.link.min_records")
         at_least(self.epsilon, 0, "policy.link.epsilon")
         parse_share(self.share)
-        if not 0 < self.max_shared <= 1:
-            raise FedGraphError(f"policy.link.max_shared must be above 0 and at most 1, got {self.max_shared}")
 
     def bounded(self, rules: LinkRules) -> LinkRules:
         """Return a run's rules with this node's limits where they are stricter.
@@ -85,23 +80,15 @@ class LinkPolicy:
         Raises:
             FedGraphError: the node does not accept this way of matching or of treating one-sided records.
         """
-        for key, value, accepted in (
-            ("match", rules.match, self.match),
-            ("one_sided", rules.one_sided, self.one_sided),
-        ):
+        for key in ("match", "one_sided"):
+            value, accepted = getattr(rules, key), getattr(self, key)
             if value not in accepted:
                 raise FedGraphError(
                     f"this node's policy refuses a link run with {key}={value}: it accepts {', '.join(accepted) or 'none'}; set"
                     f" link: {{{key}: [{value}]}} in its policy file to take part"
                 )
-        return replace(
-            rules,
-            max_ids=min(rules.max_ids, self.max_ids),
-            max_ratio=min(rules.max_ratio, self.max_ratio),
-            min_shared=max(rules.min_shared, self.min_shared),
-            max_shared=min(rules.max_shared, self.max_shared),
-            min_records=max(rules.min_records, self.min_records),
-        )
+        stricter = {"max_ids": min, "max_ratio": min, "max_shared": min, "min_shared": max, "min_records": max}
+        return replace(rules, **{key: of(getattr(rules, key), getattr(self, key)) for key, of in stricter.items()})
 
     def check_share(self, columns: Sequence[Column]) -> None:
         """Refuse to tell columns that the policy does not name, or in a form that tells more.
@@ -136,6 +123,12 @@ def needs_consent(rules: LinkRules) -> bool:
     return rules.identities or rules.one_sided == "disclose" or bool(rules.share)
 
 
+def agreed_rules(source: Any) -> dict[str, Any]:
+    """Return the rules of a link run that a consent names, of a consent or of `LinkRules`."""
+    keys = ("match", "one_sided", "entities", "max_ids", "share", "min_records")
+    return {key: getattr(source, key) for key in keys}
+
+
 @dataclass(frozen=True)
 class Consent:
     """Agreement of all parties to a link run.
@@ -164,10 +157,7 @@ class Consent:
                 f"a consent needs a whole number of parties, a purpose and a whole number max_ids, got {self.parties!r},"
                 f" {self.purpose!r} and {self.max_ids!r}"
             )
-        kept = {
-            key: getattr(self, key) for key in ("match", "one_sided", "entities", "max_ids", "share", "min_records")
-        }
-        LinkRules(**kept)
+        LinkRules(**agreed_rules(self))
         try:
             date.fromisoformat(self.expires)
         except (TypeError, ValueError) as error:

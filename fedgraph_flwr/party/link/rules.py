@@ -14,6 +14,18 @@ ENTITIES = ("edges", "overlap", "columns")
 ANNOUNCE, SHARE, WRITE, COUNT = "announce", "share", "write", "count"
 
 
+def check_limits(limits: Any, prefix: str = "") -> None:
+    """Check the limits of a run's rules, or of a node's policy.
+
+    Raises:
+        FedGraphError: names the key, after a prefix.
+    """
+    for key, least in (("max_ids", 1), ("min_shared", 0), ("max_ratio", 1), ("min_records", 1)):
+        at_least(getattr(limits, key), least, f"{prefix}{key}")
+    if not 0 < limits.max_shared <= 1:
+        raise FedGraphError(f"{prefix}max_shared must be above 0 and at most 1, got {limits.max_shared}")
+
+
 @dataclass
 class LinkRules:
     """Rules of a link run, the same at all parties.
@@ -51,10 +63,7 @@ class LinkRules:
         one_of(self.match, MATCHES, "match")
         one_of(self.one_sided, ONE_SIDED, "one_sided")
         one_of(self.entities, ENTITIES, "entities")
-        at_least(self.max_ids, 1, "max_ids")
-        at_least(self.min_shared, 0, "min_shared")
-        at_least(self.max_ratio, 1, "max_ratio")
-        at_least(self.min_records, 1, "min_records")
+        check_limits(self)
         entries = parse_share(self.share)
         if self.joins and not entries:
             raise FedGraphError("entities=columns brings columns of nodes to other parties: pass --share COLUMNS")
@@ -70,8 +79,6 @@ class LinkRules:
             raise FedGraphError(
                 "share needs edges between parties, but entities=overlap makes two nodes one: leave out share or entities"
             )
-        if not 0 < self.max_shared <= 1:
-            raise FedGraphError(f"max_shared must be above 0 and at most 1, got {self.max_shared}")
         if self.identities and self.one_sided != "drop":
             raise FedGraphError(
                 f"one_sided={self.one_sided} applies to records, not to match=ids or entities=columns: leave it out"

@@ -30,14 +30,16 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     rule = parser.add_argument_group("rule of the threshold (default: the stored one)")
     calibration = {"default": "auto", "choices": ("auto", "temperature", "isotonic")}
-    add_options(rule, _RULE, budget={"default": 0.0}, precision={"default": 0.0}, calibration=calibration)
+    add_options(
+        rule, _RULE, budget={"type": float, "default": 0.0}, precision={"default": 0.0}, calibration=calibration
+    )
     add_input_arguments(parser)
     add_options(parser, _OUTPUT, reasons={"default": 3}, explained={"default": 50})
 
 
 _RULE = """
---budget P  at most so many alerts per day
---precision P  share of the alerts that are right, at least
+--budget K  at most K alerts per day
+--precision P  a share P of the alerts is right, at least
 --cost MISS,ALERT  the least cost of missed positives and of alerts
 --calibration auto|temperature|isotonic  how scores become probabilities (default: isotonic from 100 positive validation items on,
     else temperature)

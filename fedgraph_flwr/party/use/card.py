@@ -3,7 +3,6 @@
 import contextlib
 import html
 import json
-import math
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.party.use.alerts import Choice
 from fedgraph_flwr.party.use.predict import Predictor
+from fedgraph_flwr.report.as_json import finite
 from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds
 from fedgraph_flwr.secure import accounting
 from fedgraph_flwr.tasks import Task
@@ -47,8 +47,8 @@ def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
     with contextlib.suppress(FedGraphError):  # of no party, or none chosen for this model
         content |= {"alerts": asdict(Choice.load(run, predictor))} if predictor.client is not None else {}
     if predictor.unscored:
-        return _finite({key: value for key, value in content.items() if key not in ("headline", "score", "chance")})
-    return _finite({**content, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
+        return finite({key: value for key, value in content.items() if key not in ("headline", "score", "chance")})
+    return finite({**content, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
 
 
 def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tables: bool) -> str:
@@ -233,12 +233,3 @@ def _limits(predictor: Predictor, found: dict[str, Any]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
-
-
-def _finite(tree: Any) -> Any:
-    """Replace NaN and infinities, which JSON does not support, by None."""
-    if isinstance(tree, dict):
-        return {key: _finite(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_finite(value) for value in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree

@@ -164,9 +164,14 @@ def explain(
         )
     rows = np.array([known[item] for item in items])
     chosen = _classes(predictor, outputs[torch.from_numpy(rows)])
+    wanted = list(zip(items, rows.tolist(), chosen, strict=True))
     if predictor.forest:
-        return _of_trees(predictor, graph, task, list(items), rows, chosen)
-    return _of_network(predictor, graph, outputs, names, numbers, list(items), rows, chosen, checks)
+        return _of_trees(predictor, graph, wanted)
+    return _of_network(predictor, graph, outputs, names, numbers, wanted, checks)
+
+
+Wanted = tuple[Any, int, int]
+"""Id of an item, its place among the outputs, and the class whose score is explained."""
 
 
 def _numbered(task: Any, names: NDArray[Any], read: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -185,9 +190,7 @@ def _classes(predictor: Predictor, outputs: Tensor) -> list[int]:
     return [1] * len(outputs) if outputs.size(1) == 2 else outputs.argmax(1).tolist()
 
 
-def _of_trees(
-    predictor: Predictor, graph: Any, task: Any, items: list[str], rows: NDArray[np.int64], chosen: list[int]
-) -> list[Reasons]:
+def _of_trees(predictor: Predictor, graph: Any, items: list[Wanted]) -> list[Reasons]:
     """Return the reasons of items by trees, whose columns they read; replaced ones are missing in the second score."""
     x, background = predictor.inputs_of_trees(graph), predictor.inputs_of_trees(predictor.own)
     objective = objective_of(predictor.cfg, predictor.width)
@@ -200,11 +203,12 @@ def _of_trees(
     def score(raw: Floats, which: int) -> float:
         return float(_margin(raw[None], -1 if objective.binary else which)[0])
 
+    rows = [row for _, row, _ in items]
     found, random = (
         shapley(trees, x[rows], background, objective.outputs) for trees in (forest, forest | {"value": value})
     )
     listed = []
-    for item, row, which, own, other in zip(items, rows, chosen, found, random, strict=True):
+    for (item, row, which), own, other in zip(items, found, random, strict=True):
         parts, others = (_margin(both.T, -1 if objective.binary else which) for both in (own, other))
         without = x[row].copy()
         without[np.argsort(-np.abs(parts[:-1]), kind="stable")[:WITHOUT]] = np.nan
@@ -325,9 +329,7 @@ def _of_network(
     outputs: Tensor,
     names: NDArray[Any],
     numbers: tuple[NDArray[np.int64], NDArray[Any]],
-    items: list[str],
-    rows: NDArray[np.int64],
-    chosen: list[int],
+    items: list[Wanted],
     checks: bool,
 ) -> list[Reasons]:
     """Return the reasons of items by a network, as plain PyG computes it."""
@@ -341,7 +343,7 @@ def _of_network(
     edge_names = np.full(len(outputs) + 1, "", dtype=object)  # the last one: predicted by another party
     edge_names[numbers[0]] = numbers[1]
     listed = []
-    for item, row, which in zip(items, rows.tolist(), chosen, strict=True):
+    for item, row, which in items:
         if isinstance(task, Edges):
             read, inputs, numbered = task.inputs_of_item(row, reader)
             edges = edge_names[numbered.numpy()]

@@ -103,12 +103,8 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     source = _source(plain)
     write_bytes(folder / "model.py", _module(source, made).encode())
     write_bytes(folder / WEIGHTS, save(dict(plain.weights)))
-    index = {
-        "module": plain.module,
-        "arguments": plain.arguments,
-        "labels": plain.labels,
-        "reads_edges": plain.reads_edges,
-        "readout": plain.readout,
+    described = ("module", "arguments", "labels", "reads_edges", "readout")
+    index = {key: getattr(plain, key) for key in described} | {
         "task": asdict(cfg.task),
         "step": step,
         "target_stats": stats.tolist(),
@@ -122,11 +118,11 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         "threshold": predictor.threshold,
     }
     if columns:
-        preprocessing = {"undirected": spec.undirected, "classes": list(spec.classes)}
+        preprocessing = {key: index[key] for key in ("undirected", "classes")}
         preprocessing |= {"tables": spec.schema.tables.to_dict() if spec.schema else {}}
-        preprocessing |= {"columns": {name: column.to_dict() for name, column in columns.items()}}
-        preprocessing |= {"edge_columns": {name: column.to_dict() for name, column in spec.columns(EDGE).items()}}
-        preprocessing |= {"parallel": predictor.predicts_edges}
+        for key, of in (("columns", columns), ("edge_columns", spec.columns(EDGE))):
+            preprocessing[key] = {name: column.to_dict() for name, column in of.items()}
+        preprocessing["parallel"] = predictor.predicts_edges
         write_bytes(folder / "preprocessing.json", json.dumps(preprocessing, indent=1).encode())
         write_bytes(folder / "preprocess.py", (MODULES / "preprocess.py").read_bytes())
     if spec.schema:
@@ -134,9 +130,8 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     found = scores(run, predictor)
     write_bytes(folder / "metrics.json", json.dumps(found, indent=1).encode())
     write_bytes(folder / "MODEL_CARD.md", model_card(predictor, plain, found, bool(columns)).encode())
-    write_bytes(
-        folder / INDEX, json.dumps(index, indent=1).encode()
-    )  # last: if it exists, the other files are complete
+    # Last: if it exists, the other files are complete.
+    write_bytes(folder / INDEX, json.dumps(index, indent=1).encode())
     return folder
 
 
@@ -302,8 +297,7 @@ class Exported(TaskPredictor):
         client: whose it was; None: the shared one.
         round: after which it was taken.
         prediction_task: keys of its task.
-        best_threshold: as `Predictor.threshold`.
-        stats: as `Predictor.target_stats`.
+        threshold: as of `Predictor`; likewise ``target_stats``.
         step: ``split.step`` of a run with a temporal split.
     """
 
@@ -316,8 +310,8 @@ class Exported(TaskPredictor):
     client: int | None
     round: int
     prediction_task: TaskConfig
-    best_threshold: float | None
-    stats: Tensor
+    threshold: float | None
+    target_stats: Tensor
     step: str | None = None
 
     @property
@@ -326,16 +320,6 @@ class Exported(TaskPredictor):
         task, cfg = self.prediction_task, _defaults(self.prediction_task.name)
         split = replace(cfg.split, kind="temporal", step=self.step) if self.step else cfg.split
         return task_class(task.name).for_prediction(replace(cfg, task=task, split=split))
-
-    @property
-    def threshold(self) -> float | None:
-        """As stored."""
-        return self.best_threshold
-
-    @property
-    def target_stats(self) -> Tensor:
-        """As stored."""
-        return self.stats
 
     @property
     def in_unit(self) -> bool:

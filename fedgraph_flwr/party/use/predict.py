@@ -198,21 +198,15 @@ class TaskPredictor(ABC):
         cfg: configuration of its run; of an exported model, its task.
         client: client whose model it is; None for the shared model.
         input_spec: features and classes that the model expects.
+        threshold: of the second of two classes; None if unknown.
+        target_stats: mean and standard deviation by which the run standardised its targets, float64 [2, T].
     """
 
     cfg: RunConfig
     client: int | None
     input_spec: InputSpec
-
-    @property
-    @abstractmethod
-    def threshold(self) -> float | None:
-        """Threshold of the second of two classes; None if unknown."""
-
-    @property
-    @abstractmethod
-    def target_stats(self) -> Tensor:
-        """Mean and standard deviation by which the run standardised its targets, float64 [2, T]."""
+    threshold: float | None
+    target_stats: Tensor
 
     @abstractmethod
     def outputs(self, graph: Any) -> tuple[Tensor, Task]:

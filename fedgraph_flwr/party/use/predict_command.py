@@ -125,7 +125,7 @@ def main(args: argparse.Namespace) -> int:
         graph, ids, _ = _graph(args, predictor)
         return _score_pairs(predictor, graph, ids, args)
     of = getattr(getattr(predictor, "task", None), "ITEMS", "nodes")
-    found = predicted(args, predictor)
+    found = predicted_from(args, *chosen_input(args, predictor))
     if args.party_file and of == "nodes" and not (args.nodes or args.graph or args.node_table):
         found = found.at(table_order(args.party_file, found.ids))
     _set_threshold(found, args.threshold)
@@ -144,15 +144,10 @@ def main(args: argparse.Namespace) -> int:
     changed = 0 if args.keep_formulas or args.out.suffix != ".csv" else without_formulas(frame)[1]
     if changed:
         print(f"{changed} cells look like formulas: written with a leading ' (--keep-formulas leaves them unchanged)")
-    _say_written(args.out, places=of == "edges" and args.edges is None)
-    return 0
-
-
-def _say_written(out: Path, places: bool) -> None:
-    """Print where predictions are, and whether they name edges by their places."""
-    print(f"wrote {out}")
-    if places:
+    print(f"wrote {args.out}")
+    if of == "edges" and args.edges is None:
         print("'edge' is the place in the client's file: pass --edges TABLE for the ids and the order of a table")
+    return 0
 
 
 def _set_threshold(found: Any, threshold: float | None) -> None:
@@ -164,11 +159,6 @@ def _set_threshold(found: Any, threshold: float | None) -> None:
                 f"--threshold must be in [0, 1] and needs two classes, got {threshold:g} for {len(classes)} classes"
             )
         found.threshold = threshold
-
-
-def predicted(args: argparse.Namespace, predictor: Any) -> Any:
-    """Return predictions of the items that the options name."""
-    return predicted_from(args, *chosen_input(args, predictor))
 
 
 def chosen_input(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any, Any]:

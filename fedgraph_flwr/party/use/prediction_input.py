@@ -14,7 +14,17 @@ from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.far_ends import MARKS
 from fedgraph_flwr.data.features import Book, edge_columns, node_columns
-from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words, read_header, rows_of, unpack_words
+from fedgraph_flwr.data.graph import (
+    SHARED_FIELDS,
+    ClientGraph,
+    Graph,
+    check_dtypes,
+    grown,
+    pack_words,
+    read_header,
+    rows_of,
+    unpack_words,
+)
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
@@ -268,8 +278,8 @@ def _joined(
     added: Mapping[str, Tensor] = {}
     if stored.has_edge_data:
         joined = edge_data(links, carried, columns, where[1], treatment)
-        joined, of_nodes = _computed(joined, ends, links, columns, stored, k, day.far, where, treatment)
-        x = torch.cat([x, of_nodes[torch.from_numpy(rows)]], dim=1)
+        joined, computed = _computed(joined, ends, links, columns, stored, k, day.far, where, treatment)
+        x = torch.cat([x, computed[torch.from_numpy(rows)]], dim=1)
         added = joined.fields
     inner = (ends < n + k).all(0).nonzero().view(-1)
     every, whole = ends, added
@@ -277,22 +287,13 @@ def _joined(
     ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data or spec.parallel)
     data = _joined_data(stored, added, order, where)
     edges = torch.cat([stored.edge_index, ends], dim=1)
-    longer = torch.cat([stored.x, torch.zeros(k, stored.num_features)])
-    longer[torch.from_numpy(rows)] = x
-    none = torch.zeros(k, dtype=torch.bool)
+    of_nodes = grown(stored, k)
+    of_nodes["x"][torch.from_numpy(rows)] = x
     graph = Graph(
-        x=longer,
         edge_index=edges if data or spec.parallel else edges.unique(dim=1),
-        y=torch.cat([stored.y, torch.full((k,), -1)]),
-        train_mask=torch.cat([stored.train_mask, none]),
-        val_mask=torch.cat([stored.val_mask, none]),
-        test_mask=torch.cat([stored.test_mask, none]),
-        num_classes=stored.num_classes,
-        num_edge_classes=stored.num_edge_classes,
-        name=stored.name,
-        schema=stored.schema,
         ids=pack_words(union.index.to_numpy()),
-        own_columns=stored.own_columns,
+        **{key: getattr(stored, key) for key in SHARED_FIELDS},
+        **of_nodes,
         **data,
     )
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
