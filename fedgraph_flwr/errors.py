@@ -120,6 +120,14 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "", 
     return FedGraphError(f"{kind} '{value}' is unknown{source}{hint}{expected} {others}")
 
 
+def check_names(given: Iterable[object], accepted: Iterable[str], kind: str, where: str = "") -> None:
+    """Check names against the accepted ones; the arguments are those of `unknown`."""
+    names = list(accepted)
+    for name in given:
+        if name not in names:
+            raise unknown(kind, name, names, where)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of a foreign error."""
     lines = str(error).strip().splitlines()

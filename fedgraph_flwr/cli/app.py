@@ -149,7 +149,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name in given[:1]:
             called = importlib.import_module(module)
-            command.epilog = getattr(called, "EPILOG", None)
+            command.epilog = (called.__doc__ or "").partition("\n\n")[2]  # examples
             command.set_defaults(func=getattr(called, "main", None))  # those of its actions take precedence
             called.register(command)
     return parser

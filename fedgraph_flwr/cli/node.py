@@ -1,9 +1,4 @@
-"""Command ``node``: run a party's SuperNode with its graph until it is stopped.
-
-It starts `flower-supernode` and an executor process with all client imports. A task then costs a fork instead of a new Python
-(`fedgraph_flwr.fleet.flower_patches`). A process that ends is restarted: only the executor, or both. A SuperLink accepts a key
-again only after two missed heartbeats of its previous process (Flower's exit code 305). Until then the node retries.
-"""
+"""Command ``node``: run a party's SuperNode with its graph until it is stopped."""
 
 import argparse
 import contextlib
@@ -72,7 +67,12 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Handle ``node``."""
+    """Handle ``node``.
+
+    It starts `flower-supernode` and an executor process with all client imports. A task then costs a fork instead of a new Python
+    (`fedgraph_flwr.fleet.flower_patches`). A process that ends is restarted: only the executor, or both. A SuperLink accepts a
+    key again only after two missed heartbeats of its previous process (Flower's exit code 305). Until then the node retries.
+    """
     plain = args.plain or flower_patches.unmodified(lambda text: say(f"warning: {text}"))
     if not plain and sys.platform != "linux":
         say("forking is only safe on Linux: using unpatched Flower (--plain)")

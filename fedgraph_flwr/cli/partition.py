@@ -1,4 +1,11 @@
-"""Command ``partition``: partition a dataset into client files, or describe the partition."""
+"""Command ``partition``: partition a dataset into client files, or describe the partition.
+
+Examples:
+  fedgraph-flwr partition dataset=cora num_clients=5 --describe
+  fedgraph-flwr partition dataset=cora partition=metis num_clients=5 seed=1 --out parts
+  fedgraph-flwr run graph=parts num_clients=5
+  fedgraph-flwr partition --fedgb PubChem --out parts     # FedGB's natural federations are partitioned already
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -13,14 +20,6 @@ from fedgraph_flwr.data.statistics import edge_homophily, label_skew
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import store
 
-EPILOG = """\
-examples:
-  fedgraph-flwr partition dataset=cora num_clients=5 --describe
-  fedgraph-flwr partition dataset=cora partition=metis num_clients=5 seed=1 --out parts
-  fedgraph-flwr run graph=parts num_clients=5
-  fedgraph-flwr partition --fedgb PubChem --out parts     # FedGB's natural federations are partitioned already
-"""
-
 _LEGEND = """\
 top class: share of the client's largest class. label TV: total-variation distance between its label distribution and the
 pooled one. homophily: share of its edges within one class. cut: number of its outgoing and incoming cut edges"""
@@ -28,7 +27,7 @@ pooled one. homophily: share of its edges within one class. cut: number of its o
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``partition``."""
-    parser.epilog = f"{EPILOG}partitions: {', '.join(group_names('partition'))}"
+    parser.epilog = f"{parser.epilog or ''}partitions: {', '.join(group_names('partition'))}"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `fedgraph-flwr run`")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="output folder for client_0000.safetensors ... and partition.json"

@@ -1,4 +1,16 @@
-"""Command ``run``: compose the configuration, train, print a summary table, write a report."""
+"""Command ``run``: compose the configuration, train, print a summary table, write a report.
+
+keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed=
+engine=inline|ray|flower-simulation|CONNECTION out=DIR resume=DIR
+config=FILE (your own YAML, or a run's config.yaml to repeat),
+and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
+examples:
+  fedgraph-flwr run
+  fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5 seed=1
+  fedgraph-flwr run graph=parts --predictions scored.csv
+  fedgraph-flwr run protocol=fedomd strategy=fedspa dataset=cora
+  fedgraph-flwr run resume=runs/20260101-120000-fedavg-demo-0
+"""
 
 import argparse
 import sys
@@ -12,23 +24,10 @@ from fedgraph_flwr.config import RunConfig, configuration, group_names
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.report.as_json import as_json
 
-EPILOG = """\
-keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed=
-engine=inline|ray|flower-simulation|CONNECTION out=DIR resume=DIR
-config=FILE (your own YAML, or a run's config.yaml to repeat),
-and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
-examples:
-  fedgraph-flwr run
-  fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5 seed=1
-  fedgraph-flwr run graph=parts --predictions scored.csv
-  fedgraph-flwr run protocol=fedomd strategy=fedspa dataset=cora
-  fedgraph-flwr run resume=runs/20260101-120000-fedavg-demo-0
-"""
-
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run``."""
-    parser.epilog = EPILOG + "\n".join(_names(group) for group in ("strategy", "protocol"))
+    parser.epilog = (parser.epilog or "") + "\n".join(_names(group) for group in ("strategy", "protocol"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of conf/config.yaml")
     parser.add_argument("--quiet", action="store_true", help="print only the summary table")
     parser.add_argument("--verbose", action="store_true", help="print every test score (default: the first four)")

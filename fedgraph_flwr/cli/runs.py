@@ -1,14 +1,13 @@
-"""Command ``runs``: list the runs of a folder, with filters."""
+"""Command ``runs``: list the runs of a folder, with filters.
 
-import argparse
-from pathlib import Path
-
-EPILOG = """\
-examples:
+Examples:
   fedgraph-flwr runs                                   # all runs in runs/
   fedgraph-flwr runs strategy=fedprox state=finished   # those with these values
   fedgraph-flwr runs sweeps --json                     # kept runs of sweeps, as JSON
 """
+
+import argparse
+from pathlib import Path
 
 
 def register(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,11 @@
-"""Command ``sweep``: run many configurations in parallel; write a table, confidence intervals and a plot."""
+"""Command ``sweep``: run many configurations in parallel; write a table, confidence intervals and a plot.
+
+Pass a YAML file (docs/sweeps.md), optionally with overrides for all its runs, or only overrides with several values:
+  fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4
+  fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 tune=train.lr seed=0..4
+  fedgraph-flwr sweep --search 20 'train.lr=loguniform(1e-4,1e-1)' strategy=fedavg,fedprox seed=0..2
+  fedgraph-flwr sweep sweep.yaml --jobs 4
+"""
 
 from __future__ import annotations
 
@@ -17,14 +24,6 @@ if TYPE_CHECKING:  # SciPy and Torch come with these, which `--help` does not ne
     from fedgraph_flwr.sweeps.results_index import ResultsIndex
     from fedgraph_flwr.sweeps.spec import Cell, Sweep
     from fedgraph_flwr.sweeps.summary import SweepSummary
-
-EPILOG = """\
-Pass a YAML file (docs/sweeps.md), optionally with overrides for all its runs, or only overrides with several values:
-  fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4
-  fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 tune=train.lr seed=0..4
-  fedgraph-flwr sweep --search 20 'train.lr=loguniform(1e-4,1e-1)' strategy=fedavg,fedprox seed=0..2
-  fedgraph-flwr sweep sweep.yaml --jobs 4
-"""
 
 
 def register(parser: argparse.ArgumentParser) -> None:

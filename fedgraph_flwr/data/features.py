@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgraph_flwr.data.capped import capped_values
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, unknown
 
 Ints = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -144,9 +144,7 @@ class Recipe:
         """
         if not isinstance(values, Mapping):
             raise FedGraphError(f"{where}: features must be a mapping such as {{name: payments, windows: [2, 0.5]}}")
-        for key in values:
-            if key not in (known := [f.name for f in fields(cls)]):
-                raise unknown("key of features", key, known, where)
+        check_names(values, [f.name for f in fields(cls)], "key of features", where)
         try:
             windows = tuple(float(days) for days in values.get("windows", WINDOWS))
         except (TypeError, ValueError) as error:

@@ -28,7 +28,7 @@ from typing import Any
 
 from fedgraph_flwr.config import one_of
 from fedgraph_flwr.data.value_formats import NumberFormat
-from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml
 
 KINDS = ("number", "category", "date", "flag", "ignored")
 SCALES = ("standard", "robust", "log", "none")
@@ -111,9 +111,7 @@ class TableLayout:
         """
         if not isinstance(values, Mapping):
             raise FedGraphError(f"{where}: tables must be a mapping such as {{id: customer, separator: ';'}}")
-        for key in values:
-            if key not in (known := [f.name for f in fields(cls)]):
-                raise unknown("key of tables", key, known, where)
+        check_names(values, [f.name for f in fields(cls)], "key of tables", where)
         return cls(**{str(key): str(value) for key, value in values.items()})
 
     def over(self, other: "TableLayout") -> "TableLayout":
@@ -175,9 +173,7 @@ class Column:
             raise FedGraphError(
                 f"{where}: column '{name}' must be a kind such as number, or a mapping such as {{kind: number}}"
             )
-        for key in values:
-            if key not in (known := [f.name for f in fields(cls)]):
-                raise unknown("key of a column", key, known, f"{where}, column '{name}'")
+        check_names(values, [f.name for f in fields(cls)], "key of a column", f"{where}, column '{name}'")
         given: dict[str, Any] = {key: str(value) for key, value in values.items()}
         try:
             given |= {
@@ -238,11 +234,7 @@ class Schema:
             raise FedGraphError(f"classes must differ from each other, got {', '.join(self.classes)}")
         for role, kinds in self.roles.items():
             for kind, names in kinds.items():
-                for name in names:
-                    if name not in self.nodes.get(kind, {}):
-                        raise unknown(
-                            f"column of role '{role}'", name, self.nodes.get(kind, {}), f"the schema's '{kind}'"
-                        )
+                check_names(names, self.nodes.get(kind, {}), f"column of role '{role}'", f"the schema's '{kind}'")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as JSON and YAML store it."""
@@ -279,9 +271,7 @@ class Schema:
         known = [f.name for f in fields(cls)]
         if not isinstance(values, Mapping) or not isinstance(values.get("nodes"), Mapping):
             raise FedGraphError(f"{where} is not a schema: it needs the keys {', '.join(known)}")
-        for key in values:
-            if key not in known:
-                raise unknown("key of a schema", key, known, where)
+        check_names(values, known, "key of a schema", where)
         edges = values.get("edges", ())
         tables = {**values["nodes"], **({k: c for k, c in edges.items() if c} if isinstance(edges, Mapping) else {})}
         return cls(
@@ -301,13 +291,7 @@ class Schema:
 
     def save(self, path: Path) -> None:
         """Write the YAML with one line per column."""
-        import yaml
-
         from fedgraph_flwr.data.graph import write_bytes
-
-        def flow(value: Any) -> str:
-            text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
-            return text.removesuffix("\n").removesuffix("\n...")
 
         lines = ["# Schema of the parties' tables: share it, and import with --schema.", f"scaling: {self.scaling}"]
         lines += [f"classes: {flow(list(self.classes))}", "nodes:"]
@@ -450,6 +434,14 @@ def _columns_differ(local: Mapping[str, Column], remote: Mapping[str, Column]) -
             if ours != theirs:
                 return f"column '{name}' has {f.name} {to_text(ours)} here and {to_text(theirs)} there"
     return ""
+
+
+def flow(value: Any) -> str:
+    """Return a value as YAML in one line."""
+    import yaml
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def to_text(value: Any) -> str:

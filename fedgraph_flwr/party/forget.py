@@ -268,11 +268,7 @@ def forget(found: Forgetting, out: Path, on_round: Any = None) -> dict[str, Any]
     cfg = replace(found.cfg, graph=str(graphs.absolute()), num_clients=len(found.graphs), out=str(out), resume="")
     summary = run(cfg, on_round)
     model = {name: tensor.numpy() for name, tensor in read_tensors(out / "model_final.safetensors")[0].items()}
-    record = {
-        "party": found.name or found.client,
-        "client": found.client,
-        "run": str(found.folder),
-        "model": digest(model).hex(),
-    }
+    record = {"party": found.name or found.client, "client": found.client, "run": str(found.folder)}
+    record["model"] = digest(model).hex()
     write_bytes(out / RECORD, json.dumps(record, indent=1).encode())
     return summary

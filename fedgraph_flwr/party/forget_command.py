@@ -1,17 +1,17 @@
-"""Command ``forget``: remove a party from a finished run, exactly: the result is that of a run without it."""
+"""Command ``forget``: remove a party from a finished run, exactly: the result is that of a run without it.
+
+The cost is printed first: all rounds again. The result equals, bit for bit, the run that never had the party. Then delete RUN,
+its exports and the nodes' state folders: they hold models that the party took part in.
+
+Examples:
+  fedgraph-flwr forget runs/mine --party b --dry-run       # only what it costs
+  fedgraph-flwr forget runs/mine --party b --out runs/without_b
+"""
 
 import argparse
 from pathlib import Path
 
 from fedgraph_flwr.party.options import add_options
-
-EPILOG = """\
-The cost is printed first: all rounds again. The result equals, bit for bit, the run that never had the party. Then delete RUN,
-its exports and the nodes' state folders: they hold models that the party took part in.
-examples:
-  fedgraph-flwr forget runs/mine --party b --dry-run       # only what it costs
-  fedgraph-flwr forget runs/mine --party b --out runs/without_b
-"""
 
 _OPTIONS = """
 --party NAME  the party's name in its file, or its client's number

@@ -27,7 +27,7 @@ import numpy as np
 from fedgraph_flwr.config import at_least, one_of, typed
 from fedgraph_flwr.data.far_ends import parse_share
 from fedgraph_flwr.data.schema import KINDS, SCALES, Schema, TableLayout
-from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml
 from fedgraph_flwr.party.tables.columns import as_words
 from fedgraph_flwr.party.tables.nodes import column_of
 from fedgraph_flwr.party.tables.parties import ID_FORMS, KEY_KINDS
@@ -85,9 +85,7 @@ class PartyFile:
 
     def __post_init__(self) -> None:
         at_least(self.client, 0, "client")
-        for role in self.columns:
-            if role not in COLUMNS:
-                raise unknown("key of columns", role, COLUMNS)
+        check_names(self.columns, COLUMNS, "key of columns")
         accepted = {"match": KEY_KINDS, "kinds": KINDS, "edge_kinds": KINDS, "scales": SCALES, "edge_scales": SCALES}
         for key, values in accepted.items():
             for name, value in getattr(self, key).items():
@@ -147,9 +145,7 @@ def read_party(path: Path) -> PartyFile:
         raise FedGraphError(
             f"{path} must hold keys and values, such as party: a (`fedgraph-flwr init-party` writes one)"
         )
-    for key in values:
-        if key not in (known := [f.name for f in fields(PartyFile)]):
-            raise unknown("key", key, known, str(path))
+    check_names(values, [f.name for f in fields(PartyFile)], "key", str(path))
     given: dict[str, Any] = dict(values)
     if str(given.get("client", "0")).isdecimal():
         given["client"] = int(given.get("client", "0"))

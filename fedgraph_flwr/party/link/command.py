@@ -1,4 +1,15 @@
-"""Command ``link``: match records of edges between parties, and write client files with cut edges."""
+"""Command ``link``: match records of edges between parties, and write client files with cut edges.
+
+Parties first import their tables with --own-party and --party-columns (`fedgraph-flwr import`).
+On a fleet, every node's policy decides about link runs (key link). Ids and disclosed records need a consent of all parties.
+
+Examples:
+  fedgraph-flwr link --simulate a.safetensors b.safetensors c.safetensors --out linked
+  fedgraph-flwr link --simulate a2.safetensors b2.safetensors c2.safetensors --since linked --out linked2    # the next month
+  fedgraph-flwr link engine=my-fleet num_clients=3
+  fedgraph-flwr link --new-consent consent.json --parties 3 --purpose "fraud model" --expires 2026-12-31 --match ids
+  fedgraph-flwr link --sign-consent consent.json --key keys/node_0 --client 0
+"""
 
 import argparse
 import json
@@ -10,21 +21,10 @@ from typing import Any
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options
 
-EPILOG = """\
-Parties first import their tables with --own-party and --party-columns (`fedgraph-flwr import`).
-On a fleet, every node's policy decides about link runs (key link). Ids and disclosed records need a consent of all parties.
-examples:
-  fedgraph-flwr link --simulate a.safetensors b.safetensors c.safetensors --out linked
-  fedgraph-flwr link --simulate a2.safetensors b2.safetensors c2.safetensors --since linked --out linked2    # the next month
-  fedgraph-flwr link engine=my-fleet num_clients=3
-  fedgraph-flwr link --new-consent consent.json --parties 3 --purpose "fraud model" --expires 2026-12-31 --match ids
-  fedgraph-flwr link --sign-consent consent.json --key keys/node_0 --client 0
-"""
-
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``link``."""
-    parser.description = (__doc__ or "").split(": ", 1)[1]
+    parser.description = (__doc__ or "").partition("\n")[0].partition(": ")[2]
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="on a fleet: engine=CONNECTION num_clients=M ..."
     )
@@ -216,13 +216,10 @@ def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | Non
     kept = [Ledger.load(path) for path in sorted(since.glob(f"*{SUFFIX}"))] if since else []
     if since and not kept:
         raise FedGraphError(f"{since} holds no ledger of a link (*{SUFFIX}): pass the folder that `link --out` wrote")
-    ledgers = {ledger.party: ledger for ledger in kept}
-    parties = [
-        party_of(rules)(
-            graph, rules, Keyring(graph.client), ledger=ledgers.get(getattr(graph, "linking", {}).get("party", ""))
-        )
-        for _, graph in ordered
-    ]
+    ledgers, parties = {ledger.party: ledger for ledger in kept}, []
+    for _, graph in ordered:
+        before = ledgers.get(getattr(graph, "linking", {}).get("party", ""))
+        parties.append(party_of(rules)(graph, rules, Keyring(graph.client), ledger=before))
     simulate(parties)
     for (path, _), party in zip(ordered, parties, strict=True):
         print(f"{path}:")

@@ -82,14 +82,8 @@ class Matched:
         if not len(rows):
             return
         record = sanitize(" ".join(keys[rows[0]].split(BETWEEN)[:-1]), 160)
-        log(
-            ERROR,
-            "link: of records that the last link matched with client %d, %d %s: %s",
-            peer,
-            len(rows),
-            what,
-            record,
-        )
+        text = "link: of records that the last link matched with client %d, %d %s: %s"
+        log(ERROR, text, peer, len(rows), what, record)
         raise RunFailed(
             f"{len(rows)} records that the last link matched with client {peer} {what} in the new file (the node's log names the"
             " first): import all records as they were, or link without --since"
@@ -166,9 +160,5 @@ def in_order(
     """Return matched records in the order of their keys."""
     order = np.argsort(np.array(keys, dtype=object), kind="stable") if keys else np.zeros(0, dtype=np.int64)
     rows = torch.from_numpy(order.astype(np.int64))
-    return Matched(
-        [keys[row] for row in order.tolist()],
-        alone,
-        {key: values[rows] for key, values in data.items()},
-        {key: values[rows] for key, values in own.items()},
-    )
+    data, own = ({key: values[rows] for key, values in held.items()} for held in (data, own))
+    return Matched([keys[row] for row in order.tolist()], alone, data, own)

@@ -161,11 +161,7 @@ def prove(secret: bytes, places: Iterable[int], values: Iterable[bytes], purpose
         values: the values.
         purpose: as of `points`.
     """
-    made = [
-        _proof_key(secret, place).exchange(X25519PublicKey.from_public_bytes(point))
-        for place, point in zip(places, points(values, purpose), strict=True)
-    ]
-    return as_rows(made, POINT)
+    return as_rows(_exchanged(secret, places, points(values, purpose)), POINT)
 
 
 def agreed(secret: bytes, places: Iterable[int], points: Bytes, sender: str) -> list[bytes]:
@@ -175,18 +171,18 @@ def agreed(secret: bytes, places: Iterable[int], points: Bytes, sender: str) -> 
         RunFailed: a point has small order.
     """
     try:
-        return [
-            _proof_key(secret, place).exchange(X25519PublicKey.from_public_bytes(row.tobytes()))
-            for place, row in zip(places, points, strict=True)
-        ]
+        return _exchanged(secret, places, (row.tobytes() for row in points))
     except ValueError as error:
         raise RunFailed(
             f"{sender} sent a point of small order, expected one of the curve's prime-order group"
         ) from error
 
 
-def _proof_key(secret: bytes, place: int) -> X25519PrivateKey:
-    return X25519PrivateKey.from_private_bytes(hashlib.sha256(secret + int(place).to_bytes(8, "little")).digest())
+def _exchanged(secret: bytes, places: Iterable[int], points: Iterable[bytes]) -> list[bytes]:
+    """Return the product of each point with the scalar of its place."""
+    scalars = (hashlib.sha256(secret + int(place).to_bytes(8, "little")).digest() for place in places)
+    keys = map(X25519PrivateKey.from_private_bytes, scalars)
+    return [key.exchange(X25519PublicKey.from_public_bytes(point)) for key, point in zip(keys, points, strict=True)]
 
 
 def shuffled(size: int) -> NDArray[np.int64]:

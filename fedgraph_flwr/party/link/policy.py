@@ -36,7 +36,7 @@ from filelock import FileLock, Timeout
 from fedgraph_flwr.config import at_least, one_of, typed
 from fedgraph_flwr.data.far_ends import Column, parse_share
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, sanitize
 from fedgraph_flwr.party.link.rules import MATCHES, ONE_SIDED, LinkRules, check_limits
 from fedgraph_flwr.secure.keyring import Keyring
 
@@ -111,9 +111,7 @@ def link_policy(values: Mapping[str, Any]) -> LinkPolicy:
     Raises:
         FedGraphError: an unknown key, or a wrong type or value.
     """
-    for key in values:
-        if key not in (known := [f.name for f in fields(LinkPolicy)]):
-            raise unknown("key of link", key, known, "policy")
+    check_names(values, [f.name for f in fields(LinkPolicy)], "key of link", "policy")
     found: LinkPolicy = typed(LinkPolicy, dict(values), "policy.link=")
     return found
 

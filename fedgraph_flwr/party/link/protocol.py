@@ -45,36 +45,10 @@ from fedgraph_flwr.data.far_ends import records as record_counts
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.schema import Schema, agreed_schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
-from fedgraph_flwr.party.link.files import (
-    DATA,
-    Edges,
-    Ints,
-    cut_digest,
-    file_digest,
-    id_form,
-    linked,
-    numbering,
-    own_order,
-    record_columns,
-    record_keys,
-    told_rows,
-    undirected,
-    with_stubs,
-)
+from fedgraph_flwr.party.link import files, matching
+from fedgraph_flwr.party.link.files import DATA, Edges, Ints, cut_digest, id_form, record_columns, told_rows, undirected
 from fedgraph_flwr.party.link.ledger import Ledger, Matched, basis_of, booked, in_order
-from fedgraph_flwr.party.link.matching import (
-    FEWEST,
-    POINT,
-    REPLY,
-    Mask,
-    agreed,
-    as_rows,
-    bucket,
-    commitment,
-    prove,
-    shared,
-    shuffled,
-)
+from fedgraph_flwr.party.link.matching import POINT, REPLY, Mask, as_rows
 from fedgraph_flwr.party.link.rules import ANNOUNCE, LinkRules
 from fedgraph_flwr.party.secret import is_secret
 from fedgraph_flwr.party.tables.parties import BETWEEN, accounts_of, fold, normal_ids
@@ -389,7 +363,7 @@ class LinkParty:
                 parties = self.graph.linking["parties"]
                 place = parties.index(self.names[peer]) if self.names[peer] in parties else -1
                 rows = np.flatnonzero(graph.foreign[1].numpy() == place)
-                self._values[peer] = self._without_matched(peer, rows, record_keys(graph, rows, self.names[peer]))
+                self._values[peer] = self._without_matched(peer, rows, files.record_keys(graph, rows, self.names[peer]))
             if len(self._values[peer][1]) > self.rules.max_ids:
                 raise RunFailed(
                     f"client {self.client} has {len(self._values[peer][1])} records for client {peer}, expected at most"
@@ -473,7 +447,7 @@ class LinkParty:
         self.pairs[peer] = {"masks": masks, "places": places}
         return {
             "size": np.array([len(masks)]),
-            "commitment": commitment(masks),
+            "commitment": matching.commitment(masks),
             **self._ledger_digest(peer, self.client),
         }
 
@@ -482,7 +456,7 @@ class LinkParty:
         size = int(arrays["size"][0])
         self._check_size(peer, size)
         committed = _shape(arrays["commitment"], (32,))
-        if np.array_equal(committed, commitment(self.pairs[peer]["masks"])):
+        if np.array_equal(committed, matching.commitment(self.pairs[peer]["masks"])):
             raise RunFailed(
                 f"client {peer} copied the commitment of client {self.client}, expected one to its own masks: no masks are"
                 " sent"
@@ -494,7 +468,7 @@ class LinkParty:
         most = self.rules.max_ids
         if self.rules.identities:
             most = min(most, math.ceil(MOST_PER_NODE * self.graph.num_nodes))
-        return max(min(bucket(size), most), size)
+        return max(min(matching.bucket(size), most), size)
 
     def _check_size(self, peer: int, size: int) -> None:
         """Refuse a set that is too large. The limits hold for padded sets: a peer may hide guesses in its padding.
@@ -507,7 +481,7 @@ class LinkParty:
             most = min(most, math.ceil(MOST_PER_NODE * self.nodes[peer]))
         else:
             own = len(self.values(peer)[1])
-            most = min(most, max(FEWEST, int(self.rules.max_ratio * own)))
+            most = min(most, max(matching.FEWEST, int(self.rules.max_ratio * own)))
         if not 0 < size <= most:
             raise RunFailed(
                 f"client {peer} announces a padded set of {size} for client {self.client}, which accepts up to {most} (max_ids"
@@ -521,12 +495,12 @@ class LinkParty:
     def _take_mask(self, peer: int, arrays: Arrays) -> None:
         pair = self.pairs[peer]
         masks = _shape(arrays["masks"], (int(pair["size"][0]), 32))
-        if not np.array_equal(commitment(masks), pair["commitment"]):
+        if not np.array_equal(matching.commitment(masks), pair["commitment"]):
             raise RunFailed(
                 f"client {peer} sent client {self.client} masks that do not match its commitment: no replies are sent"
             )
         doubled = self._mask(peer).double(masks, f"client {peer}")
-        pair["doubled"] = doubled[shuffled(len(doubled))] if self.rules.dry_run else doubled
+        pair["doubled"] = doubled[matching.shuffled(len(doubled))] if self.rules.dry_run else doubled
 
     def _replies(self, peer: int) -> NDArray[np.uint8]:
         """Return the rows that a peer compares with its own: replies to its masks, or hashes of the own keys."""
@@ -582,18 +556,16 @@ class LinkParty:
     def _make_prove(self, peer: int) -> Arrays:
         own, remote = self._by_mask(peer)
         known = self.values(peer)[1]
-        points = prove(self._proof(peer), own, (known[place] for place in own), self._purpose(peer) + b"proof")
+        points = matching.prove(self._proof(peer), own, (known[place] for place in own), self._purpose(peer) + b"proof")
         return {"position": remote, "points": points}
 
     def _take_prove(self, peer: int, arrays: Arrays) -> None:
         own = self._checked_order(peer, arrays)
         points = _shape(arrays["points"], (own.size, POINT))
-        keys = dict(zip(own, agreed(self._proof(peer), own, points, f"client {peer}"), strict=True))
-        for name, ends, order in (
-            ("tags", (self.client, peer), self._by_mask(peer)[0]),
-            ("expected", (peer, self.client), own),
-        ):
-            self.pairs[peer][name] = as_rows((self._to(*ends, b"agree", keys[k]) for k in order), POINT)
+        keys = dict(zip(own, matching.agreed(self._proof(peer), own, points, f"client {peer}"), strict=True))
+        tags = (self._to(self.client, peer, b"agree", keys[k]) for k in self._by_mask(peer)[0])
+        expected = (self._to(peer, self.client, b"agree", keys[k]) for k in own)
+        self.pairs[peer] |= {"tags": as_rows(tags, POINT), "expected": as_rows(expected, POINT)}
 
     def _make_agree(self, peer: int) -> Arrays:
         return {"tags": self.pairs[peer]["tags"]}
@@ -633,7 +605,7 @@ class LinkParty:
         values = self.values(peer)[1]
         hashes = [hashlib.sha256(self._purpose(peer) + value).digest()[:REPLY] for value in values]
         padded = self._padded(len(hashes))
-        order = shuffled(padded)
+        order = matching.shuffled(padded)
         rows = as_rows([*hashes, *(secrets.token_bytes(REPLY) for _ in range(padded - len(hashes)))], REPLY)[order]
         self.pairs[peer] = {"replies": rows, "places": np.argsort(order)[: len(values)]}
         return {"size": np.array([padded]), **self._make_seal(peer), **self._ledger_digest(peer, self.client)}
@@ -661,7 +633,7 @@ class LinkParty:
         """Return the shared values: their place among `values`, and the place of each among the peer's masks [S]."""
         if peer not in self._intersections:
             pair = self.pairs[peer]
-            own, remote = shared(pair["replies"], pair["doubled"])
+            own, remote = matching.shared(pair["replies"], pair["doubled"])
             value = np.full(len(pair["replies"]), -1)
             value[pair["places"]] = np.arange(len(pair["places"]))
             real = value[own] >= 0
@@ -677,7 +649,7 @@ class LinkParty:
         records = len(self.values(peer)[1])
         pair = self.pairs[peer]
         # In a dry run the order is lost, the number is not.
-        own = shared(pair["replies"], pair["doubled"]) if self.rules.dry_run else self.intersection(peer)
+        own = matching.shared(pair["replies"], pair["doubled"]) if self.rules.dry_run else self.intersection(peer)
         found = len(own[0])
         self.counts[peer] = PairCount(records, found)
         pair["found"] = np.array([records, found])
@@ -698,8 +670,8 @@ class LinkParty:
         """The graph with stubs, the place of each node among the party's own (-1: a lower client's), and their number."""
         graph = self.graph
         if self.rules.one_sided == "stub":
-            graph, _ = with_stubs(graph, self._unmatched())
-        order = own_order(graph, self.secret).numpy()
+            graph, _ = files.with_stubs(graph, self._unmatched())
+        order = files.own_order(graph, self.secret).numpy()
         owned = np.ones(graph.num_nodes, dtype=bool)
         if self._overlaps:
             for peer in self.peers:
@@ -966,13 +938,13 @@ class LinkParty:
                 self._identities(peer, start, given, edges)
             else:
                 edges[peer] = self._edges(peer, start)
-        numbers = numbering(places.copy(), self.client, counts, given)
+        numbers = files.numbering(places.copy(), self.client, counts, given)
         if (numbers.ids < 0).any() or np.unique(numbers.ids).size < numbers.ids.size:
             raise RunFailed(
                 f"client {self.client} received inconsistent owners of shared nodes: two nodes have one number, or one has"
                 " none; nothing is written"
             )
-        return linked(graph, numbers, edges)
+        return files.linked(graph, numbers, edges)
 
     def _identities(self, peer: int, start: int, given: dict[int, int], edges: dict[int, Edges]) -> None:
         own, far = self._ordered(peer), self.pairs[peer]["match"]["row"]
@@ -1069,15 +1041,10 @@ class LinkParty:
         far = self.pairs[peer]["resolve"]["row"]
         known = far >= 0
         self.counts.setdefault(peer, PairCount()).unknown = int((~known).sum())
-        chosen = torch.from_numpy(alone[known])
-        data = {key: getattr(graph, f"foreign_{key}")[chosen] for key in DATA if _has(graph, key)}
-        local = Edges(
-            graph.foreign[0].numpy()[alone[known]],
-            graph.foreign_out.numpy()[alone[known]],
-            start + far[known],
-            self._names_at(peer, alone[known]),
-            data,
-        )
+        rows = alone[known]
+        data = {key: getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)] for key in DATA if _has(graph, key)}
+        node, outgoing = graph.foreign[0].numpy()[rows], graph.foreign_out.numpy()[rows]
+        local = Edges(node, outgoing, start + far[known], self._names_at(peer, rows), data)
         named = self._named(peer)
         held = named >= 0
         rest = torch.from_numpy(held)
@@ -1093,13 +1060,13 @@ class LinkParty:
         graph = self.result()
         return {
             "edges": _bytes(cut_digest(graph, peer)),
-            "file": _bytes(file_digest(graph, self.secret)),
+            "file": _bytes(files.file_digest(graph, self.secret)),
             "total": np.array([graph.num_global_nodes]),
         }
 
     def _take_confirm(self, peer: int, arrays: Arrays) -> None:
         graph = self.result()
-        self._files[self.client] = file_digest(graph, self.secret)
+        self._files[self.client] = files.file_digest(graph, self.secret)
         if arrays["edges"].tobytes() != cut_digest(graph, peer) or int(arrays["total"][0]) != graph.num_global_nodes:
             raise RunFailed(
                 f"clients {self.client} and {peer} have different edges between them: nothing is written; link again"

@@ -109,14 +109,8 @@ class LinkRules:
         """The phases in order; each is named for what a party sends in it."""
         sets = ["ask_commit", "ask"] if self.match == "routed" else ["commit", "mask", "seal", "double"]
         proof = [] if self.match == "routed" else ["prove", "agree"]
-        rows = [
-            *proof,
-            "match",
-            *(["resolve"] if self.discloses else []),
-            *([SHARE] if self.share else []),
-            "confirm",
-            WRITE,
-        ]
+        optional = [*(["resolve"] if self.discloses else []), *([SHARE] if self.share else [])]
+        rows = [*proof, "match", *optional, "confirm", WRITE]
         return [ANNOUNCE, "introduce", *sets, *([COUNT] if self.dry_run else rows)]
 
     @property

@@ -60,13 +60,9 @@ class Link(GraphStrategy):
             )
         replies = self.take(ANNOUNCE, "announce")
         announced = [reply.groups[ANNOUNCED] for reply in replies]
-        common: Groups = {
-            ANNOUNCED: {
-                "keys": np.stack([arrays["key"] for arrays in announced]),
-                "nodes": np.concatenate([arrays["nodes"] for arrays in announced]),
-            },
-            **signatures(replies.replies, ANNOUNCED),
-        }
+        keys = np.stack([arrays["key"] for arrays in announced])
+        nodes = np.concatenate([arrays["nodes"] for arrays in announced])
+        common: Groups = {ANNOUNCED: {"keys": keys, "nodes": nodes}, **signatures(replies.replies, ANNOUNCED)}
         inbox: dict[int, Groups] = dict.fromkeys(self.clients, common)
         for name in self.params.phases[1:]:
             inbox = relayed(self.take(name, STEP, inbox), ENVELOPES)

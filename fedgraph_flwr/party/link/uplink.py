@@ -21,8 +21,4 @@ ENVELOPES = "envelopes"
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare public keys and numbers of nodes, then envelopes. Nothing is trained."""
     why = "every client needs the keys and sizes of all"
-    return {
-        "announce": Once({ANNOUNCED: Individual(why=why)}),
-        STEP: Once({ENVELOPES: Relay(sealed=True)}),
-        TRAIN: {},
-    }
+    return {"announce": Once({ANNOUNCED: Individual(why=why)}), STEP: Once({ENVELOPES: Relay(sealed=True)}), TRAIN: {}}

@@ -11,7 +11,7 @@ scikit-learn's StandardScaler and RobustScaler do. The schema stores the statist
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from fedgraph_flwr.data.value_formats import (
     since_1970,
 )
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
-from fedgraph_flwr.party.tables.reading import silent
+from fedgraph_flwr.party.tables.reading import Say, silent
 
 TRUE = {"1", "true", "t", "yes", "y"}
 FALSE = {"0", "false", "f", "no", "n"}
@@ -92,8 +92,8 @@ class Treatment:
     decimals: Mapping[str, str] = field(default_factory=dict)
     thousands: Mapping[str, str] = field(default_factory=dict)
     date_formats: Mapping[str, str] = field(default_factory=dict)
-    say: Callable[[str], None] = silent
-    warn: Callable[[str], None] = log_warning
+    say: Say = silent
+    warn: Say = log_warning
 
     def settled_scaling(self, default: str = "local") -> str:
         """Return the scaling in force.
@@ -453,7 +453,7 @@ def _words(distinct: Sequence[str], rows: int, name: str, where: str, treatment:
 
 def _row(column: Any, word: str) -> int:
     """Return the first row with a value, counted from 1."""
-    return int((as_words(column) == word).argmax()) + 1
+    return first_row(as_words(column) == word)
 
 
 def _unlike(
@@ -577,6 +577,11 @@ def natural(word: str) -> tuple[int, float, str]:
     return (0, float(word), word) if re.fullmatch(r"-?\d+(\.\d+)?", word) else (1, 0.0, word)
 
 
+def first_row(mask: np.ndarray) -> int:
+    """Return the first row of a mask, counted from 1; 0 without one."""
+    return int(mask.argmax()) + 1 if mask.any() else 0
+
+
 def as_words(column: Any) -> np.ndarray:
     """Return a column's values as text, "" where missing; whole floats (integers with gaps) lose their ``.0``.
 
@@ -652,21 +657,18 @@ def fit(column: Column, read: np.ndarray, scaling: str) -> Column:
     elif known.size == 0:
         own = {"fill": 0.0, "center": 0.0, "spread": 1.0}
     else:
-        own = {"fill": float(np.median(known)), **_scale(column, moved(column, known))}
+        shifted = moved(column, known)
+        scale = scale_of(column, np.percentile(shifted, [25, 50, 75]), shifted.mean(), shifted.std())
+        own = {"fill": float(np.median(known)), **scale}
     return replace(column, statistics=own | dict(column.statistics))
 
 
-def _scale(column: Column, known: np.ndarray) -> dict[str, float]:
+def scale_of(column: Column, quartiles: Sequence[float], mean: float, deviation: float) -> dict[str, float]:
+    """Return center and spread by the column's scale as statistics; values equal up to rounding get a spread of 1."""
     if column.scale == "none":
         return {"center": 0.0, "spread": 1.0}
-    if column.scale == "robust":
-        low, middle, high = np.percentile(known, [25, 50, 75])
-        return center_and_spread(middle, high - low)
-    return center_and_spread(known.mean(), known.std())
-
-
-def center_and_spread(center: float, spread: float) -> dict[str, float]:
-    """Return both as statistics; values equal up to rounding get a spread of 1."""
+    low, middle, high = quartiles
+    center, spread = (middle, high - low) if column.scale == "robust" else (mean, deviation)
     return {"center": float(center), "spread": float(spread) if spread > 1e-12 * max(1.0, abs(center)) else 1.0}
 
 
@@ -688,7 +690,7 @@ def encode(column: Column, read: np.ndarray) -> np.ndarray:
     return np.concatenate(blocks, axis=1, dtype=np.float64)
 
 
-def warn_unscaled(x: Tensor, names: Sequence[str], say: Callable[[str], None]) -> None:
+def warn_unscaled(x: Tensor, names: Sequence[str], say: Say) -> None:
     """Report features [N, F] whose magnitudes differ so much that training suffers."""
     if not x.numel():
         return

@@ -16,7 +16,7 @@ from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE
 from fedgraph_flwr.data.value_formats import PLAIN, date_format, read_dates, since_1970
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.party.tables.columns import Treatment, features
+from fedgraph_flwr.party.tables.columns import Treatment, features, first_row
 from fedgraph_flwr.party.tables.nodes import Ids, column_of, label_codes
 from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, amount_format, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns
@@ -256,17 +256,15 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
         if bool(numbers.isna().any()) and column not in treatment.date_formats:
             form = date_format([str(word) for word in read.dropna().unique()], column, where)
             numbers = pd.Series(since_1970(read_dates(read, form), 1))
-    if bool(numbers.isna().any()):
-        row = int(numbers.isna().to_numpy().argmax())
+    if row := first_row(numbers.isna().to_numpy()):
         raise FedGraphError(
-            f"{where}: row {row + 1} has '{read.iloc[row]}' in column '{column}', which is neither a number of seconds nor a"
+            f"{where}: row {row} has '{read.iloc[row - 1]}' in column '{column}', which is neither a number of seconds nor a"
             f" date: pass --date-format {column}=FORMAT"
         )
     seconds = np.floor(numbers.to_numpy(dtype=np.float64))
-    if (far := np.abs(seconds) >= MAX_SECONDS).any():
-        row = int(far.argmax())
+    if row := first_row(np.abs(seconds) >= MAX_SECONDS):
         raise FedGraphError(
-            f"{where}: row {row + 1} has '{read.iloc[row]}' in column '{column}', expected seconds below {MAX_SECONDS:g} or a"
+            f"{where}: row {row} has '{read.iloc[row - 1]}' in column '{column}', expected seconds below {MAX_SECONDS:g} or a"
             " date: correct it, or divide times in smaller units"
         )
     return torch.from_numpy(seconds.astype(np.int64))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.schema import TableLayout
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.columns import as_words
+from fedgraph_flwr.party.tables.columns import as_words, first_row
 from fedgraph_flwr.party.tables.nodes import column_of
 from fedgraph_flwr.party.tables.reading import read_table
 
@@ -39,10 +39,8 @@ def joined(
     import pandas as pd
 
     of = as_words(column_of(table, columns.graph, where[0], "graph"))
-    if empty := [row for row, word in enumerate(of) if not str(word).strip()]:
-        raise FedGraphError(
-            f"{where[0]}, row {empty[0] + 1}: column '{columns.graph}' is empty, expected the node's graph"
-        )
+    if row := first_row(np.char.strip(of) == ""):
+        raise FedGraphError(f"{where[0]}, row {row}: column '{columns.graph}' is empty, expected the node's graph")
     names = pd.unique(of)
     if graphs is not None:
         rows = read_table(graphs, layout)

@@ -1,4 +1,17 @@
-"""Command ``import``: import a user's graph and print a summary of it."""
+r"""Command ``import``: import a user's graph and print a summary of it.
+
+tables: .csv, .tsv, .txt (or with .gz) or .parquet, with a header. Ids and labels may have any type; an empty label is unknown.
+
+Examples:
+  fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
+  fedgraph-flwr import bank_a.yaml                     # a party's file, written by `fedgraph-flwr init-party`
+  fedgraph-flwr import --data graph.pt --name mine
+  fedgraph-flwr import --node-table paper=p.csv --node-table author=a.csv --edge-table author:writes:paper=w.csv \
+      --target paper --name papers
+  fedgraph-flwr import --nodes a.parquet --edges ab.parquet --classes no,yes --schema schema.yaml --client 0 --num-clients 3 \
+      --out a.safetensors
+  fedgraph-flwr import --nodes people.csv --edges calls.csv --kind postcode=category --scale income=log --name calls
+"""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,19 +46,6 @@ from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_d
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns, typed_files
-
-EPILOG = """\
-tables: .csv, .tsv, .txt (or with .gz) or .parquet, with a header. Ids and labels may have any type; an empty label is unknown.
-examples:
-  fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
-  fedgraph-flwr import bank_a.yaml                     # a party's file, written by `fedgraph-flwr init-party`
-  fedgraph-flwr import --data graph.pt --name mine
-  fedgraph-flwr import --node-table paper=p.csv --node-table author=a.csv --edge-table author:writes:paper=w.csv \\
-      --target paper --name papers
-  fedgraph-flwr import --nodes a.parquet --edges ab.parquet --classes no,yes --schema schema.yaml --client 0 --num-clients 3 \\
-      --out a.safetensors
-  fedgraph-flwr import --nodes people.csv --edges calls.csv --kind postcode=category --scale income=log --name calls
-"""
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -246,8 +246,7 @@ def _of_edges(graph: Graph | HeteroGraph) -> Iterator[str]:
 
 def _counts(y: torch.Tensor, names: Sequence[str]) -> list[int]:
     """Return the number of each class among labels, -1 where unknown."""
-    counts: list[int] = torch.bincount(y[y >= 0], minlength=len(names)).tolist()
-    return counts
+    return list(torch.bincount(y[y >= 0], minlength=len(names)).tolist())
 
 
 def _counted(names: Sequence[str], counts: Sequence[int]) -> str:
@@ -264,21 +263,15 @@ def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str], what: str 
     labels = {name: y[mask].unique() for name, mask in sets.items()}
     single = {name: names[int(found[0])] for name, found in labels.items() if len(found) == 1}
     single = {what: single[what]} if what in single else single
-    return [
-        f"warning: all {which} are of class '{name}'"
-        + (
-            ": auc and average precision are undefined, so means over parties exclude this one"
-            if which in (what, f"test {what}")
-            else ""
-        )
-        for which, name in single.items()
-    ]
+    why = ": auc and average precision are undefined, so means over parties exclude this one"
+    scored = (what, f"test {what}")
+    return [f"warning: all {k} are of class '{name}'{why if k in scored else ''}" for k, name in single.items()]
 
 
 def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
-    pairs: dict[str, dict[str, str]] = {}
+    pairs: dict[str, Any] = {}
     for option, accepted in (("kind", KINDS), ("scale", SCALES), ("unit", ())):
-        pairs[option] = {}
+        own = pairs.setdefault(f"{option}s", {})
         for dest, prefix in ((option, ""), (f"edge_{option}", f"{EDGE}.")):
             flag = f"--{dest.replace('_', '-')}"
             for word in getattr(args, dest, ()):
@@ -287,18 +280,16 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
                     raise FedGraphError(f"{flag} {word}: expected COLUMN={option.upper()}")
                 if accepted:
                     one_of(value, accepted, f"{flag} {name}")
-                pairs[option][f"{prefix}{name}"] = value
+                own[f"{prefix}{name}"] = value
     if args.min_count < 1:
         raise FedGraphError(f"--min-count must be >= 1, got {args.min_count}")
     return Treatment(
-        kinds=pairs["kind"],
-        scales=pairs["scale"],
-        units=pairs["unit"],
         scaling=args.scaling,
         schema=schema,
         where=str(args.schema or ""),
         role=args.role,
         floor=args.min_count,
+        **pairs,
         **formats_of(args),
         say=print,
     )

@@ -20,25 +20,17 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import group_names
+from fedgraph_flwr.data import pyg
 from fedgraph_flwr.data.checks import check_typed
 from fedgraph_flwr.data.cleaning import check
 from fedgraph_flwr.data.graph import ClientGraph, Graph, pack_words
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
 from fedgraph_flwr.data.many_graphs import check_many
-from fedgraph_flwr.data.pyg import (
-    EDGE_TYPE,
-    Features,
-    from_data,
-    from_hetero_data,
-    matrix,
-    one_way,
-    read_pickled,
-    schema_of,
-)
+from fedgraph_flwr.data.pyg import EDGE_TYPE, Features
 from fedgraph_flwr.data.root import imported_path
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.party.tables import edge_stream, graph_tables
+from fedgraph_flwr.party.tables import edge_stream, graph_tables, roles
 from fedgraph_flwr.party.tables.columns import AS_FOUND, Treatment, features, warn_unscaled
 from fedgraph_flwr.party.tables.edges import TableEdges, read_edges
 from fedgraph_flwr.party.tables.nodes import (
@@ -53,14 +45,7 @@ from fedgraph_flwr.party.tables.nodes import (
 from fedgraph_flwr.party.tables.parties import PartyRule, linking_of, repeated
 from fedgraph_flwr.party.tables.party_roles import complete, with_role
 from fedgraph_flwr.party.tables.reading import read_columns, read_table
-from fedgraph_flwr.party.tables.roles import (
-    DEFAULTS,
-    Columns,
-    check_roles,
-    check_unknown_at_prediction,
-    edge_feature_columns,
-    feature_columns,
-)
+from fedgraph_flwr.party.tables.roles import DEFAULTS, Columns
 
 Nodes = Mapping[str, Path | None]
 Edges = Mapping[EdgeType, Path | None]
@@ -154,19 +139,19 @@ def from_tables(
     columns, target = _present(tables, labelled, bool(treatment.role)), tables.target
     undirected = undirected or (single and treatment.undirected)
     for kind in tables.nodes:
-        check_roles(columns, kind, treatment)
+        roles.check_roles(columns, kind, treatment)
     ids = {kind: Ids(table, columns.id, tables.files[kind]) for kind, table in tables.nodes.items()}
     values, names = _target_nodes(tables, classes, treatment)
-    usable = feature_columns(tables.nodes, columns.features, columns.others, tables.files)
-    carried = edge_feature_columns(tables.by_name, columns, tables.files, treatment)
+    usable = roles.feature_columns(tables.nodes, columns.features, columns.others, tables.files)
+    carried = roles.edge_feature_columns(tables.by_name, columns, tables.files, treatment)
     where, of_edges = tables.files[target], carried.get(EDGE, [])
-    check_unknown_at_prediction(columns, usable[target], of_edges, where)
+    roles.check_unknown_at_prediction(columns, usable[target], of_edges, where)
     treatment.check_names({**usable, **carried, EDGE: [*of_edges, *(rule.key_columns if rule else ())]})
     found = _edges(tables, carried, ids, treatment, undirected, parallel=parallel, edge_classes=edge_classes, rule=rule)
     made = _features(tables, usable, found, treatment)
     common = {**values, "num_classes": max(len(names), 1), "ids": pack_words(ids[target].index.to_numpy())}
     graph: Any = _graph(tables, common, found[EDGE_TYPE], made) if single else _typed_graph(tables, common, found, made)
-    graph.schema = schema_of(
+    graph.schema = pyg.schema_of(
         made,
         names,
         treatment.settled_scaling(),
@@ -213,17 +198,15 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
     layout, say = columns.layout, treatment.say
     held = {kind: read_table(path, layout, say) for kind, path in nodes.items() if path is not None}
     tables = Tables(held, {}, files, [*nodes], [*edges], target, columns)
-    more: Sequence[Any] = (
-        columns.edge_features,
-        columns.time,
-        columns.edge_label,
-        columns.graph,
-        columns.seconds,
-        columns.recipe,
-    )
+    roles_of_rows = ("edge_features", "time", "edge_label", "graph", "seconds", "recipe")
     agreed = treatment.schema.nodes.get(EDGE) if treatment.schema else None
     path = edges.get(EDGE_TYPE)
-    if tables.single and path and edge_stream.is_big(path) and not any((in_memory, agreed, *more)):
+    if (
+        tables.single
+        and path
+        and edge_stream.is_big(path)
+        and not (in_memory or agreed or any(getattr(columns, role) for role in roles_of_rows))
+    ):
         tables.stream, tables.edges = path, {EDGE_TYPE: read_columns(path, layout, say)}
     else:
         tables.edges = {r: read_table(path, layout, say) for r, path in edges.items() if path is not None}
@@ -370,7 +353,7 @@ def _typed_graph(
     none = torch.zeros(2, 0, dtype=torch.int64)
     attr = {r: edges.fields["edge_attr"] for r, edges in found.items() if edges.data.made}
     attr |= {r: made[":".join(r)].x for r in tables.relations if r not in found and ":".join(r) in made}
-    return one_way(
+    return pyg.one_way(
         HeteroGraph(
             counts={kind: len(tables.nodes.get(kind, ())) for kind in tables.kinds},
             edges={r: found[r].index if r in found else none for r in tables.relations},
@@ -427,7 +410,7 @@ def read_saved(path: Path | str) -> Any:
     """
     from torch_geometric.data import Data, HeteroData
 
-    saved = read_pickled(path)
+    saved = pyg.read_pickled(path)
     if not isinstance(saved, Data | HeteroData):
         raise FedGraphError(f"{path} holds a {type(saved).__name__}, expected a PyG Data or HeteroData")
     return saved
@@ -459,9 +442,9 @@ def from_saved(
         "encode": partial(saved_features, treatment),
     }
     if target:
-        return from_hetero_data(read_saved(path), str(path), target, **shared)
+        return pyg.from_hetero_data(read_saved(path), str(path), target, **shared)
     undirected = undirected or treatment.undirected
-    return from_data(read_saved(path), str(path), undirected=undirected, say=treatment.say, **shared)
+    return pyg.from_data(read_saved(path), str(path), undirected=undirected, say=treatment.say, **shared)
 
 
 def saved_features(treatment: Treatment, kind: str, x: Tensor, where: str) -> Features:
@@ -470,7 +453,7 @@ def saved_features(treatment: Treatment, kind: str, x: Tensor, where: str) -> Fe
     Raises:
         FedGraphError: the columns differ from the schema's, or `features` fails.
     """
-    x = matrix(x)
+    x = pyg.matrix(x)
     names = [f"x_{i}" for i in range(x.size(1))]
     if treatment.settled_scaling("none") != "none":
         import pandas as pd

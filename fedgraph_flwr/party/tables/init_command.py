@@ -1,20 +1,21 @@
-"""Command ``init-party``: write a party's file (party.yaml) by guessing from its two tables."""
+"""Command ``init-party``: write a party's file (party.yaml) by guessing from its two tables.
+
+Options correct a guess. Edit the file for other keys, then run `fedgraph-flwr import PARTY.YAML`.
+
+Examples:
+  fedgraph-flwr init-party accounts.csv payments.csv
+  fedgraph-flwr init-party accounts.csv payments.csv --party a --client 0 --schema ../schema.yaml --label-column fraud
+"""
 
 import argparse
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.party.tables.options import ROLES, add_table_arguments
-
-EPILOG = """\
-Options correct a guess. Edit the file for other keys, then run `fedgraph-flwr import PARTY.YAML`.
-examples:
-  fedgraph-flwr init-party accounts.csv payments.csv
-  fedgraph-flwr init-party accounts.csv payments.csv --party a --client 0 --schema ../schema.yaml --label-column fraud
-"""
 
 _PARTY = """
 --party NAME  this party's name, as the edge table writes it (default: guessed)
@@ -36,6 +37,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Handle ``init-party``."""
     from fedgraph_flwr.data.graph import write_bytes
+    from fedgraph_flwr.data.schema import flow
     from fedgraph_flwr.party.party_file import read_party
     from fedgraph_flwr.party.tables.guessing import guess
     from fedgraph_flwr.party.tables.options import layout_of
@@ -58,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     for key, reason in found.reasons.items():
         section, _, role = key.partition(".")
         value = found.values[section][role] if role else found.values[section]
-        print(f"{key}: {_flow(value)}  ({reason})")
+        print(f"{key}: {flow(value)}  ({reason})")
     missing = [role for role in ("label", "time", "amount") if role not in found.values["columns"]]
     if missing and "edge_label" not in found.values["columns"]:
         print(f"no column found for {', '.join(missing)}: if there is one, pass --{missing[0]}-column NAME")
@@ -81,38 +83,19 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _flow(value: Any) -> str:
-    import yaml
-
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
-    return text.removesuffix("\n").removesuffix("\n...")
-
-
-_ORDER = (
-    "party",
-    "client",
-    "nodes",
-    "edges",
-    "schema",
-    "out",
-    "columns",
-    "party_columns",
-    "match",
-    "features",
-    "classes",
-)
-
-
 def _text(values: dict[str, Any], reasons: dict[str, str]) -> str:
     """Return the file: one line per key, with the reason of its guess as a comment."""
+    from fedgraph_flwr.data.schema import flow
+    from fedgraph_flwr.party.party_file import PartyFile
+
     lines = ["# This party's tables, for `fedgraph-flwr import`, `link`, `predict` and others. Check the guesses."]
-    for key in [*(key for key in _ORDER if key in values), *(key for key in values if key not in _ORDER)]:
-        if isinstance(values[key], dict) and key == "columns":
+    for key in [each.name for each in fields(PartyFile) if each.name in values]:
+        if key == "columns":
             lines.append(f"{key}:")
             own = values[key].items()
-            lines += [f"  {role}: {_flow(name)}{_comment(reasons.get(f'{key}.{role}', ''))}" for role, name in own]
+            lines += [f"  {role}: {flow(name)}{_comment(reasons.get(f'{key}.{role}', ''))}" for role, name in own]
         else:
-            lines.append(f"{key}: {_flow(values[key])}{_comment(reasons.get(key, ''))}")
+            lines.append(f"{key}: {flow(values[key])}{_comment(reasons.get(key, ''))}")
     return "\n".join(lines) + "\n"
 
 

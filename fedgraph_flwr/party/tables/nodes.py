@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.party.tables.columns import MAX_TEXT, SPLITS, Treatment, as_words, natural
+from fedgraph_flwr.party.tables.columns import MAX_TEXT, SPLITS, Treatment, as_words, first_row, natural
 
 
 class Ids:
@@ -21,12 +21,10 @@ class Ids:
             FedGraphError: an id is missing or repeated.
         """
         read = column_of(table, column, where, "id")
-        if read.dtype.kind not in "biuf" and (long := read.astype(str).str.len() > MAX_TEXT).any():
-            row = int(long.to_numpy().argmax()) + 1
+        if read.dtype.kind not in "biuf" and (row := first_row((read.astype(str).str.len() > MAX_TEXT).to_numpy())):
             raise FedGraphError(f"{where}: the id of row {row} has more than {MAX_TEXT} characters: shorten it")
         texts = as_words(read)
-        if (texts == "").any():
-            row = int((texts == "").argmax()) + 1
+        if row := first_row(texts == ""):
             raise FedGraphError(f"{where}: row {row} has no id in column '{column}'; every node needs one")
         self._keep(texts, where)
 
@@ -64,10 +62,9 @@ class Ids:
         codes, distinct = pd.factorize(column_of(table, column, where, "end of edges"))  # -1 where missing
         texts = np.append(as_words(pd.Series(distinct)), "")
         found = self.index.get_indexer(texts)[codes]
-        if (found < 0).any():
-            row = int((found < 0).argmax())
+        if row := first_row(found < 0):
             raise FedGraphError(
-                f"{where}: row {first + row + 1} names '{texts[codes[row]]}' in column '{column}', which is not an id of"
+                f"{where}: row {first + row} names '{texts[codes[row - 1]]}' in column '{column}', which is not an id of"
                 f" {self.where}: add the node, or remove the row"
             )
         return found.astype(np.int64)
@@ -82,10 +79,8 @@ def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()
     texts = as_words(column_of(table, column, where, "label"))
     names = list(classes) or sorted(set(texts) - {""}, key=natural)
     code = {"": -1} | {name: number for number, name in enumerate(names)}
-    unlisted = sorted(set(texts) - set(code))
-    if unlisted:
-        row = int(np.isin(texts, unlisted).argmax())
-        raise FedGraphError(f"{where}: row {row + 1} has label '{texts[row]}', expected one of: {', '.join(names)}")
+    if row := first_row(~np.isin(texts, list(code))):
+        raise FedGraphError(f"{where}: row {row} has label '{texts[row - 1]}', expected one of: {', '.join(names)}")
     distinct, inverse = np.unique(texts, return_inverse=True)
     return torch.from_numpy(np.array([code[str(word)] for word in distinct], dtype=np.int64)[inverse]), names
 
@@ -142,11 +137,9 @@ def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Te
     part = np.full(len(table), -1)
     if column:
         texts = np.char.lower(as_words(column_of(table, column, where, "split")))
-        wrong = ~np.isin(texts, ["", *SPLITS])
-        if wrong.any():
-            row = int(wrong.argmax())
+        if row := first_row(~np.isin(texts, ["", *SPLITS])):
             raise FedGraphError(
-                f"{where}: row {row + 1} has '{texts[row]}' in column '{column}', expected train, val, test or empty"
+                f"{where}: row {row} has '{texts[row - 1]}' in column '{column}', expected train, val, test or empty"
             )
         for word, number in SPLITS.items():
             part[texts == word] = number
@@ -159,8 +152,7 @@ def group_codes(table: Any, column: str, where: str) -> Tensor:
     if not column:
         return torch.zeros(0, dtype=torch.int64)
     texts = as_words(column_of(table, column, where, "client"))
-    if (texts == "").any():
-        row = int((texts == "").argmax()) + 1
+    if row := first_row(texts == ""):
         raise FedGraphError(f"{where}: row {row} has no client in column '{column}': assign every node to a client")
     distinct, inverse = np.unique(texts, return_inverse=True)
     rank = {name: number for number, name in enumerate(sorted(map(str, distinct), key=natural))}

@@ -92,7 +92,7 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
     return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
 
 
-def formats_of(args: argparse.Namespace) -> dict[str, dict[str, str]]:
+def formats_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the value formats given by the options, as fields of a `Treatment`.
 
     Raises:

@@ -22,11 +22,15 @@ _ROWS = 50
 """Number of rows used to detect the separator."""
 
 
+Say = Callable[[str], None]
+"""Receives a line for the user."""
+
+
 def silent(text: str) -> None:
     """Report nothing."""
 
 
-def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Callable[[str], None] = silent) -> Any:
+def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Say = silent) -> Any:
     """Read a ``.csv``, ``.tsv`` or ``.txt`` file (optionally ``.gz``) or a ``.parquet`` file as a pandas table.
 
     In a CSV all values are text, and only empty cells are missing.
@@ -57,7 +61,7 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Callabl
     raise FedGraphError(f"{path} has an unknown suffix: expected .csv, .tsv or .txt (also with .gz), or .parquet")
 
 
-def _read_csv(path: Path, layout: TableLayout, say: Callable[[str], None], **options: Any) -> Any:
+def _read_csv(path: Path, layout: TableLayout, say: Say, **options: Any) -> Any:
     encoding = layout.encoding or _encoding(path)
     try:
         separator = layout.separator or _separator(path, encoding)
@@ -95,7 +99,7 @@ def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], row
         raise FedGraphError(f"{path} cannot be read as a table ({first_line(error)})") from error
 
 
-def read_columns(path: Path | str, layout: TableLayout, say: Callable[[str], None] = silent) -> Any:
+def read_columns(path: Path | str, layout: TableLayout, say: Say = silent) -> Any:
     """Return a table's columns without its rows.
 
     Raises:
@@ -170,8 +174,10 @@ def _reader(path: Path, separator: str, encoding: str, **options: Any) -> Any:
     )
 
 
-def _open(path: Path) -> Any:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+def _open(path: Path, encoding: str = "") -> Any:
+    """Open a file, compressed or not: bytes, or with an encoding its text."""
+    kinds: dict[str, Any] = {"mode": "rt", "encoding": encoding, "newline": ""} if encoding else {"mode": "rb"}
+    return (gzip.open if path.suffix == ".gz" else open)(path, **kinds)
 
 
 def _encoding(path: Path) -> str:
@@ -185,14 +191,10 @@ def _encoding(path: Path) -> str:
 
 
 def _decodes(path: Path, encoding: str) -> bool:
-    import codecs
-
-    decoder = codecs.getincrementaldecoder(encoding)()
     try:
-        with _open(path) as file:
-            while block := file.read(1 << 20):
-                decoder.decode(block)
-        decoder.decode(b"", final=True)
+        with _open(path, encoding) as file:
+            while file.read(1 << 20):
+                pass
     except UnicodeDecodeError:
         return False
     return True
@@ -200,11 +202,9 @@ def _decodes(path: Path, encoding: str) -> bool:
 
 def _separator(path: Path, encoding: str) -> str:
     """Detect the separator that splits header and first rows into the most, equally many fields; default comma."""
-    import io
-
     best, most = ",", 1
     for sign in _DETECTED:
-        with _open(path) as raw, io.TextIOWrapper(raw, encoding, newline="") as text:
+        with _open(path, encoding) as text:
             try:
                 rows = [row for row in islice(csv.reader(text, delimiter=sign, skipinitialspace=True), _ROWS) if row]
             except csv.Error:

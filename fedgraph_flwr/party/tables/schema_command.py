@@ -1,4 +1,10 @@
-"""Command ``schema``: show the columns of a file, or merge the parties' statistics into one schema."""
+r"""Command ``schema``: show the columns of a file, or merge the parties' statistics into one schema.
+
+each party:   fedgraph-flwr import --nodes customers.csv --edges payments.csv --classes ok,fraud --statistics a.json
+one of them:  fedgraph-flwr schema merge a.json b.json c.json --schema schema.yaml
+each party:   fedgraph-flwr import --nodes customers.csv --edges payments.csv --schema schema.yaml --client 0 --num-clients 3 \
+                  --out parts/client_0000.safetensors
+"""
 
 import argparse
 from pathlib import Path
@@ -6,13 +12,6 @@ from pathlib import Path
 from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.data.schema import Schema, agreed_schema, to_text
 from fedgraph_flwr.errors import FedGraphError
-
-EPILOG = """\
-each party:   fedgraph-flwr import --nodes customers.csv --edges payments.csv --classes ok,fraud --statistics a.json
-one of them:  fedgraph-flwr schema merge a.json b.json c.json --schema schema.yaml
-each party:   fedgraph-flwr import --nodes customers.csv --edges payments.csv --schema schema.yaml --client 0 --num-clients 3 \\
-                  --out parts/client_0000.safetensors
-"""
 
 
 def register(parser: argparse.ArgumentParser) -> None:

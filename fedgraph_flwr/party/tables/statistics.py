@@ -16,7 +16,7 @@ A party with a role reports the columns of that role. The schema has those of al
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,11 @@ from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.data.schema import Column, Schema, TableLayout
 from fedgraph_flwr.data.value_formats import ANY
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.party.tables.columns import (
-    absent,
-    center_and_spread,
-    counts,
-    frequent,
-    moved,
-    named_counts,
-    natural,
-    values,
-)
-from fedgraph_flwr.party.tables.reading import silent
+from fedgraph_flwr.party.tables.columns import absent, counts, frequent, moved, named_counts, natural, scale_of, values
+from fedgraph_flwr.party.tables.reading import Say, silent
+
+Reports = Sequence[tuple[str, Mapping[str, Any]]]
+"""File name and sums (`read_sums`) of each party."""
 
 FORMAT = 2
 _STEP = 0.25  # binary logarithm of the growth from bin to bin
@@ -223,11 +217,7 @@ def write_sums(path: Path, report: Mapping[str, Any]) -> None:
     write_bytes(path, json.dumps(report, indent=1).encode())
 
 
-def merge(
-    parties: Sequence[tuple[str, Mapping[str, Any]]],
-    say: Callable[[str], None] = silent,
-    warn: Callable[[str], None] = silent,
-) -> Schema:
+def merge(parties: Reports, say: Say = silent, warn: Say = silent) -> Schema:
     """Merge the sums of several parties into one schema with statistics over all of them.
 
     Columns keep the order of the first party. Classes do too if all parties have the same ones, else they are in natural
@@ -262,7 +252,7 @@ def _merged_words(words: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return words[0] if all(set(ours) == every for ours in words) else tuple(sorted(every, key=natural))
 
 
-def _merged_targets(parties: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, tuple[float, float]]:
+def _merged_targets(parties: Reports) -> dict[str, tuple[float, float]]:
     """Return mean and standard deviation of each target over all parties; a spread of 1 for equal values.
 
     Raises:
@@ -288,7 +278,7 @@ def _merged_targets(parties: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[st
     return found
 
 
-def _merged_layout(schemas: Mapping[str, Schema], say: Callable[[str], None]) -> TableLayout:
+def _merged_layout(schemas: Mapping[str, Schema], say: Say) -> TableLayout:
     """Return what all parties' layouts have in common; differing column names are the first party's."""
     layouts = {name: schema.tables.to_dict() for name, schema in schemas.items()}
     common = {}
@@ -307,12 +297,7 @@ def _merged_layout(schemas: Mapping[str, Schema], say: Callable[[str], None]) ->
     return TableLayout(**common)
 
 
-def _merged_table(
-    kind: str,
-    parties: Sequence[tuple[str, Mapping[str, Any]]],
-    say: Callable[[str], None],
-    warn: Callable[[str], None],
-) -> dict[str, Column]:
+def _merged_table(kind: str, parties: Reports, say: Say, warn: Say) -> dict[str, Column]:
     having = [(name, report) for name, report in parties if kind in report["schema"].nodes and report["sums"].get(kind)]
     if not having:
         return {}
@@ -329,9 +314,7 @@ def _merged_table(
     return merged
 
 
-def _agreed_columns(
-    kind: str, having: Sequence[tuple[str, Mapping[str, Any]]], say: Callable[[str], None]
-) -> dict[str, Column]:
+def _agreed_columns(kind: str, having: Reports, say: Say) -> dict[str, Column]:
     """Return the columns of a type at all parties that have it, after checking that they use common ones alike."""
     first, columns, heads = having[0][0], dict[str, Column](), dict[str, tuple[str, dict[str, Column]]]()
     for name, report in having:
@@ -377,12 +360,7 @@ def _check_columns(ours: Mapping[str, Column], theirs: Mapping[str, Column], fir
 
 
 def _report_values(
-    name: str,
-    column: Column,
-    texts: Mapping[str, Mapping[str, int]],
-    rows: int,
-    say: Callable[[str], None],
-    warn: Callable[[str], None],
+    name: str, column: Column, texts: Mapping[str, Mapping[str, int]], rows: int, say: Say, warn: Say
 ) -> None:
     """Report how many rows of a category become "other", and which values only one party has."""
     total: Counter[str] = Counter()
@@ -430,11 +408,6 @@ def _merged(name: str, column: Column, sums: Sequence[Mapping[str, Any]], floor:
     for s in known:
         bins.update(s["bins"])
     low, middle, high = quantiles(bins, [0.25, 0.5, 0.75])
-    if column.scale == "none":
-        scale = {"center": 0.0, "spread": 1.0}
-    elif column.scale == "robust":
-        scale = center_and_spread(middle, high - low)
-    else:
-        mean, variance = _pooled(known)
-        scale = center_and_spread(mean, np.sqrt(variance))
+    mean, variance = _pooled(known)
+    scale = scale_of(column, (low, middle, high), mean, np.sqrt(variance))
     return replace(column, statistics={"fill": middle} | scale)

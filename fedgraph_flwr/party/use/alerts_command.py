@@ -1,4 +1,12 @@
-"""Command ``alerts``: choose a threshold on a party's validation items, and list the items of a file above it."""
+"""Command ``alerts``: choose a threshold on a party's validation items, and list the items of a file above it.
+
+The first call chooses a threshold by a rule and stores it beside the model; later calls use it.
+
+Examples:
+  fedgraph-flwr alerts runs/mine --client 0 --budget 20                       # choose: 20 alerts per day
+  fedgraph-flwr alerts runs/mine --client 0 --nodes accounts.csv --edges today.csv --out alerts.csv
+  fedgraph-flwr alerts --node state --precision 0.5                           # at a party, without the server
+"""
 
 import argparse
 import sys
@@ -8,32 +16,18 @@ import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.party.use.predict_command import (
-    add_input_arguments,
-    add_model_arguments,
-    chosen_input,
-    opened,
-    predicted_from,
-)
-
-EPILOG = """\
-The first call chooses a threshold by a rule and stores it beside the model; later calls use it.
-examples:
-  fedgraph-flwr alerts runs/mine --client 0 --budget 20                       # choose: 20 alerts per day
-  fedgraph-flwr alerts runs/mine --client 0 --nodes accounts.csv --edges today.csv --out alerts.csv
-  fedgraph-flwr alerts --node state --precision 0.5                           # at a party, without the server
-"""
+from fedgraph_flwr.party.use import predict_command
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``alerts``."""
-    add_model_arguments(parser)
+    predict_command.add_model_arguments(parser)
     rule = parser.add_argument_group("rule of the threshold (default: the stored one)")
     calibration = {"default": "auto", "choices": ("auto", "temperature", "isotonic")}
     add_options(
         rule, _RULE, budget={"type": float, "default": 0.0}, precision={"default": 0.0}, calibration=calibration
     )
-    add_input_arguments(parser)
+    predict_command.add_input_arguments(parser)
     add_options(parser, _OUTPUT, reasons={"default": 3}, explained={"default": 50})
 
 
@@ -60,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
 
     if args.reasons < 0 or args.explained < 0:
         raise FedGraphError(f"--reasons and --explained must be at least 0, got {args.reasons} and {args.explained}")
-    predictor = opened(args)
+    predictor = predict_command.opened(args)
     if predictor.client is None:
         raise FedGraphError("a threshold belongs to a party: pass --client I, or --node DIR")
     folder = args.run if args.run is not None else args.node
@@ -72,8 +66,8 @@ def main(args: argparse.Namespace) -> int:
         choice = alerts.Choice.load(folder, predictor)
     if args.out is None and args.page is None:
         return 0
-    given = chosen_input(args, predictor)
-    found = predicted_from(args, *given)
+    given = predict_command.chosen_input(args, predictor)
+    found = predict_command.predicted_from(args, *given)
     listed = alerts.alerts(choice, found)
     if args.reasons and args.explained and len(listed):
         listed["reasons"] = _reasons(given, listed, args.reasons, args.explained)

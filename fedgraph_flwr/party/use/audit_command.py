@@ -1,15 +1,15 @@
-"""Command ``audit``: verify a node's log of requests and replies, and summarise it."""
+"""Command ``audit``: verify a node's log of requests and replies, and summarise it.
 
-import argparse
-from pathlib import Path
-
-EPILOG = """\
 The node appends a line per request to STATE/audit.jsonl before its reply leaves; lines are chained by hashes. Note the number and
 hash that this command prints, and pass them to the next audit.
-examples:
+
+Examples:
   fedgraph-flwr audit state
   fedgraph-flwr audit state --expect 412:9f2c… --out audit.csv
 """
+
+import argparse
+from pathlib import Path
 
 
 def register(parser: argparse.ArgumentParser) -> None:

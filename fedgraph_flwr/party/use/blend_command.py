@@ -1,18 +1,18 @@
-"""Command ``blend``: weigh the predictions of finished runs."""
+"""Command ``blend``: weigh the predictions of finished runs.
+
+Each party fits one weight per run on its validation items (logistic regression on the logits) and scores the sum on its test
+items. The new folder is a run folder: report and compare read it. blend.json has the weights of each party.
+On a fleet, each party blends the models that its node stored: the new folder has predictions.csv and blend.json.
+
+Examples:
+  fedgraph-flwr blend runs/fedavg runs/boosting --out runs/blend
+  fedgraph-flwr blend --node state/1203 state/1204 --out blend     # at a party; needs no server
+"""
 
 import argparse
 from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError
-
-EPILOG = """\
-Each party fits one weight per run on its validation items (logistic regression on the logits) and scores the sum on its test
-items. The new folder is a run folder: report and compare read it. blend.json has the weights of each party.
-On a fleet, each party blends the models that its node stored: the new folder has predictions.csv and blend.json.
-examples:
-  fedgraph-flwr blend runs/fedavg runs/boosting --out runs/blend
-  fedgraph-flwr blend --node state/1203 state/1204 --out blend     # at a party; needs no server
-"""
 
 
 def register(parser: argparse.ArgumentParser) -> None:

@@ -20,14 +20,9 @@ from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_roun
 from fedgraph_flwr.secure import accounting
 from fedgraph_flwr.tasks import Task
 
-_SHOWN = (
-    "test-accuracy",
-    "test-majority",
-    "test-balanced_accuracy",
-    "test-macro_f1",
-    "test-auc",
-    "test-average_precision",
-)
+TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.txt"
+
+_SHOWN = ("accuracy", "majority", "balanced_accuracy", "macro_f1", "auc", "average_precision")
 
 
 def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
@@ -60,70 +55,39 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
         found: output of `scores`.
         tables: whether the folder holds ``preprocess.py``.
     """
-    cfg = predictor.cfg
-    whose = "the shared model" if predictor.client is None else f"the model of client {predictor.client}"
-    secagg = "; updates by secure aggregation" if cfg.privacy.secagg else ""
-    attr = "edge_attr, " if predictor.input_spec.columns(EDGE) else ""
-    private = "No differential privacy"
-    if "privacy" in found:
-        private = accounting.spent_text(found["privacy"], cfg.privacy.scores)
-    lines = [
-        f"# {cfg.strategy.name} on {escaped(cfg.data_text)}: {whose}",
-        "",
-        f"A {escaped(cfg.model.name)} of {cfg.model.layers} layers, {cfg.model.hidden} wide, for {_task(predictor)}.",
-        "",
-        "## Use",
-        "",
-        "```python",
-        "import torch",
-        "from model import CLASSES, load",
-        *(["from preprocess import read"] if tables else []),
-        *([f'x, edge_index, {attr}ids = read("nodes.csv", "edges.csv")'] if tables else []),
-        *_use(network.readout[0], bool(attr)),
-        "```",
-        "",
-        "Needs torch and torch_geometric" + (", and pandas for tables." if tables else "."),
-        *(
-            [
-                "",
-                "These tables become features only by `fedgraph-flwr predict`: edges have counts, or a table holds many graphs.",
-            ]
-            if predictor.input_spec.columns(NODE) and not tables
-            else []
+    cfg, spec = predictor.cfg, predictor.input_spec
+    attr = "edge_attr, " if spec.columns(EDGE) else ""
+    read = (
+        ["from preprocess import read", f'x, edge_index, {attr}ids = read("nodes.csv", "edges.csv")'] if tables else []
+    )
+    notes = []
+    if spec.columns(NODE) and not tables:
+        notes.append(
+            "These tables become features only by `fedgraph-flwr predict`: edges have counts, or a table holds many graphs."
+        )
+    if network.labels:
+        notes.append("You can pass known labels as `y` and `known`. Edges between these nodes are then typed.")
+    spent = accounting.spent_text(found["privacy"], cfg.privacy.scores) if "privacy" in found else ""
+    rows = [f"None: {predictor.unscored}."] if predictor.unscored else _scores(found, predictor.task)
+    return TEMPLATE.read_text().format(
+        cfg=cfg,
+        predictor=predictor,
+        data=escaped(cfg.data_text),
+        whose="the shared model" if predictor.client is None else f"the model of client {predictor.client}",
+        model=escaped(cfg.model.name),
+        task=_task(predictor),
+        code="\n".join(
+            ["import torch", "from model import CLASSES, load", *read, *_use(network.readout[0], bool(attr))]
         ),
-        *(
-            ["", "You can pass known labels as `y` and `known`. Edges between these nodes are then typed."]
-            if network.labels
-            else []
-        ),
-        "",
-        "## Data",
-        "",
-        *_data(predictor),
-        "",
-        "## Method",
-        "",
-        f"strategy={cfg.strategy.name}, {cfg.num_clients} clients, {found.get('rounds', predictor.round)} rounds, parameters of"
-        f" round {predictor.round}, seed {cfg.seed}, train.loss={cfg.train.loss}, {cfg.train.local_steps} local steps by"
-        f" {cfg.train.optimizer} at {cfg.train.lr:g}.",
-        "",
-        "## Privacy",
-        "",
-        f"{private}{secagg}.",
-        "",
-        "## Scores",
-        "",
-        *([f"None: {predictor.unscored}."] if predictor.unscored else _scores(found, predictor.task)),
-        *_alerts(found.get("alerts")),
-        "",
-        "## Limits",
-        "",
-        f"- Scores are for {predictor.task.ITEMS} of the training graphs. Scores on other graphs may differ.",
-        "- A node's prediction depends on its neighbours. A missing edge changes it.",
-        "- Features must be computed as in training (`preprocessing.json`), and edges must have the same direction.",
-        *_limits(predictor, found),
-    ]
-    return "\n".join(lines) + "\n"
+        pandas=", and pandas for tables" if tables else "",
+        notes="".join(f"\n{note}\n" for note in notes),
+        clients="\n".join(_data(predictor)),
+        rounds=found.get("rounds", predictor.round),
+        private=(spent or "No differential privacy")
+        + ("; updates by secure aggregation" if cfg.privacy.secagg else ""),
+        scores="\n".join([*rows, *_alerts(found.get("alerts"))]),
+        limits="".join(f"{line}\n" for line in _limits(predictor, found)),
+    )
 
 
 def escaped(text: object) -> str:
@@ -146,13 +110,8 @@ def _data(predictor: Predictor) -> list[str]:
     head = ["client", "nodes", "edges", "features", *names]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for index, graph in enumerate(found):
-        numbers = [
-            graph.get("client", index),
-            graph["nodes"],
-            graph["edges"],
-            graph["features"],
-            *([graph["train"], *graph["labels"]] if of_nodes else []),
-        ]
+        numbers = [graph.get("client", index), *(graph[key] for key in ("nodes", "edges", "features"))]
+        numbers += [graph["train"], *graph["labels"]] if of_nodes else []
         lines.append(f"| {' | '.join(map(str, numbers))} |")
     return lines
 
@@ -180,8 +139,8 @@ def _use(readout: str, edge_attr: bool) -> list[str]:
 def _scores(found: dict[str, Any], task: type[Task]) -> list[str]:
     """Return a table of test scores, one row per client, and their mean."""
     clients = found.get("clients", {})
-    names = _SHOWN if task.classes else tuple(f"test-{name}" for name in task.METRICS)
-    shown = [key for key in names if key in clients]
+    names = _SHOWN if task.classes else tuple(task.METRICS)
+    shown = [key for name in names if (key := f"test-{name}") in clients]
     if not shown:
         return ["Not available when this card was written."]
     lines = [f"| client | {' | '.join(key.removeprefix('test-').replace('_', ' ') for key in shown)} |"]
@@ -196,13 +155,8 @@ def _alerts(choice: dict[str, Any] | None) -> list[str]:
     """Return the section on the party's threshold and calibration (`alerts.Choice`); empty without one."""
     if not choice:
         return []
-    lines = [
-        "",
-        "## Alerts",
-        "",
-        f"'{escaped(choice['positive'])}' from a score of {_number(choice['threshold'])} on:",
-        "",
-    ]
+    lines = ["", "## Alerts", ""]
+    lines += [f"'{escaped(choice['positive'])}' from a score of {_number(choice['threshold'])} on:", ""]
     for split in ("validation", "test"):
         parts = [
             f"{name.replace('_', ' ')} {_number(value[0])} [{_number(value[1])}, {_number(value[2])}]"

@@ -149,11 +149,8 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any, tables: Mapping[st
 
     own = predictor.own
     if not isinstance(own, Graph) or not isinstance(graph, Graph):
-        known = (
-            "graphs with one type of nodes"
-            if own is not None
-            else "the party's stored graph: pass --client I or --node DIR"
-        )
+        missing = "the party's stored graph: pass --client I or --node DIR"
+        known = missing if own is None else "graphs with one type of nodes"
         raise FedGraphError(f"{predictor.source}: drift compares {known}")
     if graph.schema.get(ENTERING):  # payments from other parties are items of the new tables
         own = replace(own, schema={**own.schema, ENTERING: True})

@@ -1,33 +1,27 @@
-"""Command ``drift``: compare new tables with the data that a party's model was trained on."""
+"""Command ``drift``: compare new tables with the data that a party's model was trained on.
+
+Exit code: 0 if nothing has shifted, 3 if something has (population stability index above 0.25), 2 for invalid input.
+
+Examples:
+  fedgraph-flwr drift runs/mine --client 0 --nodes accounts.csv --edges march.csv --out drift.csv
+  fedgraph-flwr drift --node state --nodes accounts.csv --edges march.csv      # at a party, without the server
+"""
 
 import argparse
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.party.tables.options import layout_of
-from fedgraph_flwr.party.use.predict_command import (
-    add_input_arguments,
-    add_model_arguments,
-    chosen_input,
-    opened,
-    predicted_from,
-)
+from fedgraph_flwr.party.use import predict_command
 
 SHIFTED = 3
 """Exit code if something has shifted."""
 
-EPILOG = """\
-Exit code: 0 if nothing has shifted, 3 if something has (population stability index above 0.25), 2 for invalid input.
-examples:
-  fedgraph-flwr drift runs/mine --client 0 --nodes accounts.csv --edges march.csv --out drift.csv
-  fedgraph-flwr drift --node state --nodes accounts.csv --edges march.csv      # at a party, without the server
-"""
-
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drift``."""
-    add_model_arguments(parser)
-    add_input_arguments(parser)
+    predict_command.add_model_arguments(parser)
+    predict_command.add_input_arguments(parser)
     add_options(parser, "--out FILE  .csv or .parquet file of all columns\n--page FILE  .html page of all columns")
 
 
@@ -38,7 +32,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.drift import drift
     from fedgraph_flwr.party.use.pages import drift_page, write_outputs
 
-    predictor = opened(args)
+    predictor = predict_command.opened(args)
     if predictor.client is None or predictor.own is None:
         raise FedGraphError(
             "drift compares with the file of a party: pass --client I or --node DIR, and restore its file"
@@ -47,13 +41,13 @@ def main(args: argparse.Namespace) -> int:
         raise FedGraphError(
             "drift compares new items with the stored ones: pass --nodes FILE and --edges FILE, or --graph FILE"
         )
-    predictor, graph, ids, read = chosen_input(args, predictor)
+    predictor, graph, ids, read = predict_command.chosen_input(args, predictor)
     schema = predictor.input_spec.schema
     layout = layout_of(args).over(schema.tables if schema else TableLayout())
     tables = {
         kind: read_table(path, layout) for kind, path in ((NODE, args.nodes), (EDGE, args.edges)) if path and read
     }
-    found = drift(predictor, graph, read, predicted_from(args, predictor, graph, ids, read), tables)
+    found = drift(predictor, graph, read, predict_command.predicted_from(args, predictor, graph, ids, read), tables)
     shown = found.assign(**{name: found[name].map(sanitize) for name in ("column", "what")})
     print(shown.to_string(index=False, float_format="{:.3g}".format))
     shifted = shown[shown["verdict"] == "shifted"]

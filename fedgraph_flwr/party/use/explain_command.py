@@ -1,4 +1,12 @@
-"""Command ``explain``: list the columns and payments that carry the score of items."""
+"""Command ``explain``: list the columns and payments that carry the score of items.
+
+Items are ids as `predict` lists them: of nodes, or of edges (their numbers without --edges). Networks need `pip install
+'fedgraph-flwr[explain]'`, trees `pip install 'fedgraph-flwr[trees]'`.
+
+Examples:
+  fedgraph-flwr explain runs/mine --client 0 --items 17,23 --out reasons.csv
+  fedgraph-flwr explain --node state --nodes accounts.csv --edges today.csv --items p204    # at a party, without the server
+"""
 
 import argparse
 
@@ -8,14 +16,6 @@ from fedgraph_flwr.party.use.predict_command import add_input_arguments, add_mod
 
 SHOWN = 5
 """Reasons of an item that the terminal shows."""
-
-EPILOG = """\
-Items are ids as `predict` lists them: of nodes, or of edges (their numbers without --edges). Networks need `pip install
-'fedgraph-flwr[explain]'`, trees `pip install 'fedgraph-flwr[trees]'`.
-examples:
-  fedgraph-flwr explain runs/mine --client 0 --items 17,23 --out reasons.csv
-  fedgraph-flwr explain --node state --nodes accounts.csv --edges today.csv --items p204    # at a party, without the server
-"""
 
 
 def register(parser: argparse.ArgumentParser) -> None:

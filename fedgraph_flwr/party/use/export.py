@@ -16,6 +16,7 @@ import inspect
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from string import Template
 from typing import Any, ClassVar
 
 import torch
@@ -49,30 +50,8 @@ PACKAGE = __name__.partition(".")[0]
 INDEX = "export.json"
 WEIGHTS = "weights.safetensors"
 
-_LOADER = '''
-
-# --- this network -----------------------------------------------------------------------------------------------------
-
-FOLDER = Path(__file__).parent
-CLASSES = {classes}
-ARGUMENTS = {arguments}
-
-
-def load(folder: Path = FOLDER) -> torch.nn.Module:
-    """Return the trained model, ready to predict: ``{use}`` gives {gives}."""
-    raw = (folder / "{file}").read_bytes()
-    size = int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8 : 8 + size])
-    kinds = {{"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}}
-    weights = {{}}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            start, end = (8 + size + place for place in entry["data_offsets"])
-            weights[name] = torch.frombuffer(bytearray(raw[start:end]), dtype=kinds[entry["dtype"]]).reshape(entry["shape"])
-    net = {made}.to(torch.{dtype})
-    net.load_state_dict(weights)
-    return net.eval()
-'''
+LOADER = Path(__file__).parent / "templates" / "loader.py.txt"
+"""Code at the end of ``model.py``."""
 
 
 def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
@@ -143,38 +122,23 @@ def _needs_package(spec: InputSpec) -> bool:
 
 def _module(source: str, made: "Exported") -> str:
     """Return the text of ``model.py``: a module, a readout of items if the task has one, and code that loads these weights."""
-    plain, own = made.plain, is_own(made.plain.module)
-    net = f"{plain.module.partition(':')[2] or 'Net'}(**ARGUMENTS)"
-    constants, items = "", ""
+    plain, scale, items = made.plain, ", SCALE" if made.in_unit else "", ""
+    net, constants = f"{plain.module.partition(':')[2] or 'Net'}(**ARGUMENTS)", f"{plain.arguments}"
     if plain.readout[0]:
-        constants, items = f"READOUT = {plain.readout!r}\n", (MODULES / "items.py").read_text()
-        scale = ""
-        if made.in_unit:
-            constants, scale = constants + f"SCALE = {made.target_stats.tolist()}\n", ", SCALE"
-        net = f"Items({net}, *READOUT{scale})"
+        items = (MODULES / "items.py").read_text().partition('"""\n\n')[2]
+        net, constants = f"Items({net}, *READOUT{scale})", f"{constants}\nREADOUT = {plain.readout!r}"
+        constants += f"\nSCALE = {made.target_stats.tolist()}" if made.in_unit else ""
     use, gives = USES[plain.readout[0]]
-    loader = _LOADER.format(
+    loader = Template(LOADER.read_text()).substitute(
         classes=list(made.input_spec.classes),
-        arguments=f"{plain.arguments}\n{constants}".rstrip(),
+        arguments=constants,
         file=WEIGHTS,
         dtype=made.dtype,
         made=net,
         use=use,
         gives="numbers [N, T] or [G, T], in the unit of the data" if made.in_unit else gives,
     )
-    (doc, imports, body), (_, more, further) = _parts(source), _parts(items)
-    needed = "import json\nimport torch\nfrom pathlib import Path\nfrom typing import Any"
-    if own:  # `from __future__` and a docstring stay first
-        extra = [line for line in more if line not in needed]
-        return "\n".join([f"{source}\n", needed, *extra, "", further, loader])
-    known = "\n".join(imports)
-    lines = sorted(
-        line for line in {*more, *needed.splitlines()[:3:2], "import torch"} if line not in known.splitlines()
-    )
-    standard = [line for line in lines if line in ("import json", "from pathlib import Path", "from typing import Any")]
-    docstring = f'{doc}\n\nWritten by `fedgraph-flwr export`; needs only torch and torch_geometric.\n"""\n'
-    rest = [line for line in lines if line not in standard]
-    return "\n".join([docstring, *standard, *imports, *rest, "", body, further, loader]).replace("\n\n\n\n", "\n\n\n")
+    return "\n\n".join(filter(None, [source, items, loader]))
 
 
 USES = {
@@ -185,14 +149,6 @@ USES = {
     "graphs": ("load()(x, edge_index, edge_attr, graph)", "outputs [G, W], by the graph of each node [N]"),
 }
 """Call of an exported model and its result, by readout."""
-
-
-def _parts(source: str) -> tuple[str, list[str], str]:
-    """Split the text of one of our modules into docstring (without its end), imports and the rest."""
-    doc, _, rest = source.partition('"""\n\n')
-    lines = rest.splitlines()
-    count = next((i for i, line in enumerate(lines) if line and not line.startswith(("import ", "from "))), len(lines))
-    return doc, [line for line in lines[:count] if line], "\n".join(["", *lines[count:], ""])
 
 
 def _source(plain: Plain) -> str:
@@ -374,14 +330,8 @@ def load_export(folder: Path) -> Exported:
             raise FedGraphError(
                 f"{INDEX} names the readout '{sanitize(readout, 40)}', expected one of: {', '.join(READOUTS)}"
             )
-        plain = Plain(
-            index["module"],
-            index["arguments"],
-            weights,
-            index["labels"],
-            index.get("reads_edges", False),
-            (readout, arguments),
-        )
+        given = index["module"], index["arguments"], weights, index["labels"], index.get("reads_edges", False)
+        plain = Plain(*given, (readout, arguments))
         task = TaskConfig(**vars(typed(TaskConfig, index.get("task", {"name": "nodes"}), f"{folder / INDEX}: task")))
         stats = torch.tensor(index.get("target_stats", [[], []]), dtype=torch.float64)
         client, done = index["client"], index["round"]

@@ -1,16 +1,15 @@
-"""Command ``export``: export a trained model to a folder that plain PyG loads."""
+"""Command ``export``: export a trained model to a folder that plain PyG loads.
+
+Examples:
+  fedgraph-flwr export runs/mine --out folder                   # the shared model
+  fedgraph-flwr export runs/mine --client 0 --out folder        # the model of client 0
+  fedgraph-flwr predict folder --nodes new.csv --edges new_edges.csv --out predictions.csv
+"""
 
 import argparse
 from pathlib import Path
 
 from fedgraph_flwr.party.options import fill
-
-EPILOG = """\
-examples:
-  fedgraph-flwr export runs/mine --out folder                   # the shared model
-  fedgraph-flwr export runs/mine --client 0 --out folder        # the model of client 0
-  fedgraph-flwr predict folder --nodes new.csv --edges new_edges.csv --out predictions.csv
-"""
 
 
 def register(parser: argparse.ArgumentParser) -> None:

@@ -95,7 +95,7 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
 def _operating(page: Page, choice: Any) -> Markup:
     """Plot precision and recall of validation and test items with their intervals."""
     rows = [
-        {"name": f"{name}, {split}", "mean": value[0], "lo": value[1], "hi": value[2], "colour": colour}
+        _point(f"{name}, {split}", value, colour)
         for colour, name in enumerate(("precision", "recall"))
         for split, figures in (("validation", choice.validation), ("test", choice.test))
         if (value := figures.get(name))
@@ -138,24 +138,15 @@ def drift_page(found: Any, predictor: Any) -> Page:
     from fedgraph_flwr.party.use.drift import SHIFTED, WATCH
 
     counts = found["verdict"].value_counts()
-    meanings = {
-        "shifted": f"PSI above {SHIFTED:g}",
-        "watch": f"PSI from {WATCH:g}",
-        "stable": "or not more than chance",
-    }
+    meanings = {"shifted": f"PSI above {SHIFTED:g}", "watch": f"PSI from {WATCH:g}"}
+    meanings["stable"] = "or not more than chance"
     cells = [(verdict, str(counts.get(verdict, 0)), meaning) for verdict, meaning in meanings.items()]
     lead = (
         "New tables compared with the stored data: population stability index (PSI) of each column, the largest first."
     )
     page = _page(f"Drift of {_whose(predictor)}", lead, cells)
     rows = [
-        {
-            "name": sanitize(f"{row.column} ({row.what})", 60),
-            "mean": row.psi,
-            "lo": None,
-            "hi": None,
-            "colour": _COLOURS[row.verdict],
-        }
+        _point(sanitize(f"{row.column} ({row.what})", 60), (row.psi, None, None), _COLOURS[row.verdict])
         for row in found[:MAX_BARS].itertuples()
     ]
     marks = [{"name": "", "at": limit} for limit in (WATCH, SHIFTED)]
@@ -222,14 +213,13 @@ def worth_page(found: Any) -> Page:
         (display_name(metric), ("score", "low", "high"), found),
         (f"Difference to {found['run'][0]}", ("difference", "difference_low", "difference_high"), found[1:]),
     ):
-        points = [
-            {"name": row["run"], "mean": row[names[0]], "lo": row[names[1]], "hi": row[names[2]], "colour": place}
-            for place, row in rows.iterrows()
-        ]
+        points = [_point(row["run"], [row[name] for name in names], place) for place, row in rows.iterrows()]
         is_change = names[0] == "difference"
         how = "Lines: 95 % intervals" + (": one that contains 0 decides nothing." if is_change else ".")
         marks = [{"name": "", "at": 0}] if is_change else []
-        axis = {"unit": "points", "name": "points"} if is_change and unit == "share" else {"unit": unit, "name": ""}
+        axis: Any = (
+            {"unit": "points", "name": "points"} if is_change and unit == "share" else {"unit": unit, "name": ""}
+        )
         charts.append(_dots(page, title, how, points, marks=marks, **axis))
     page.section("scores", "Scores", "", [grid(*charts)])
     costs = found[["run", "rounds", "seconds", "megabytes", "epsilon"]].rename(
@@ -248,10 +238,8 @@ def contribution_page(found: Any) -> Page:
         f" all parties. {about['runs']} runs of coalitions. Figures are about one seed, and about the data of single parties."
     )
     page = _page(f"Contribution of each party: {display_name(metric)}", lead, [])
-    points = [
-        {"name": row.party, "mean": row.contribution, "lo": row.low, "hi": row.high, "colour": place}
-        for place, row in enumerate(found.itertuples())
-    ]
+    rows = enumerate(found.itertuples())
+    points = [_point(row.party, (row.contribution, row.low, row.high), place) for place, row in rows]
     how = "They add up to the gain of all parties."
     chart = _dots(page, "Shapley values", how, points, unit="plain", marks=[{"name": "", "at": 0}])
     page.section("parties", "Parties", "", [grid(chart), _table(found)])
@@ -265,6 +253,11 @@ def _page(title: str, lead: str, cells: Iterable[tuple[str, str, str]]) -> Page:
     shown = render("tiles", cells=list(cells)) if cells else ""
     page.add(render("heading", when=when, version=__version__, title=title, summaries=body, tiles=shown))
     return page
+
+
+def _point(name: str, values: Sequence[float | None], colour: Any) -> dict[str, Any]:
+    """Return a row of `_dots`: a value and the ends of its interval, None or NaN without one."""
+    return {"name": name, **dict(zip(("mean", "lo", "hi"), values, strict=True)), "colour": colour}
 
 
 def _dots(page: Page, title: str, how: str, rows: list[dict[str, Any]], row: int = 46, **more: Any) -> Markup:

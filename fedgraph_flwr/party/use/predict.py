@@ -245,11 +245,8 @@ class TaskPredictor(ABC):
             return Predictions(names_of(graph, ids), logits, self.input_spec.classes, self.threshold)
         place = task.order.argsort()
         names = names_of(graph, ids)
-        known = (
-            dict(zip(graph.node_id.tolist(), names, strict=True))
-            if hasattr(graph, "node_id")
-            else dict(enumerate(names))
-        )
+        numbers = graph.node_id.tolist() if hasattr(graph, "node_id") else range(len(names))
+        known = dict(zip(numbers, names, strict=True))
         ends = [[known.get(node, node) for node in row] for row in task.ends[:, place].tolist()]
         edges = np.arange(place.numel()).astype(object)
         return EdgePredictions(
@@ -392,7 +389,7 @@ class Predictor(TaskPredictor):
         return f"this is only the shared model; scored predictions also use state of each client ({', '.join(kept)})"
 
     @cached_property
-    def target_stats(self) -> Tensor:
+    def target_stats(self) -> Tensor:  # type: ignore[override]
         """As `TaskPredictor.target_stats`; all clients have the same.
 
         Raises:
@@ -490,7 +487,7 @@ class Predictor(TaskPredictor):
         return [*(found if inputs != "embeddings" else []), *outputs]
 
     @cached_property
-    def threshold(self) -> float | None:
+    def threshold(self) -> float | None:  # type: ignore[override]
         """Threshold of the second of two classes with the best F1 on the client's validation nodes; None if unknown."""
         if self.own is None or not self.task.classes or len(self.input_spec.classes) != 2:
             return None

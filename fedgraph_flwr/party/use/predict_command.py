@@ -1,4 +1,15 @@
-"""Command ``predict``: apply the model of a finished run to new tables and graphs, or to its training graph."""
+"""Command ``predict``: apply the model of a finished run to new tables and graphs, or to its training graph.
+
+The output has the columns id, p_<class> for each class, and class; with task=edges, edge, source and target instead of id; with
+task=nodes-regression or nodes-multilabel, id and one column per target (a number, or the probability of yes).
+Tables are encoded by the schema of the run, or a client's own statistics. If edges name nodes of the client's stored graph, or of
+--graph FILE, new nodes are predicted within that graph.
+
+Examples:
+  fedgraph-flwr predict runs/mine --nodes new_customers.csv --edges new_payments.csv --out predictions.csv
+  fedgraph-flwr predict runs/mine --client 0                      # its nodes, by its personal model if it has one
+  fedgraph-flwr predict --node state --nodes new.csv --edges new_edges.csv --out new.parquet       # needs no server
+"""
 
 import argparse
 import sys
@@ -9,17 +20,6 @@ from typing import Any
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
-
-EPILOG = """\
-The output has the columns id, p_<class> for each class, and class; with task=edges, edge, source and target instead of id; with
-task=nodes-regression or nodes-multilabel, id and one column per target (a number, or the probability of yes).
-Tables are encoded by the schema of the run, or a client's own statistics. If edges name nodes of the client's stored graph, or of
---graph FILE, new nodes are predicted within that graph.
-examples:
-  fedgraph-flwr predict runs/mine --nodes new_customers.csv --edges new_payments.csv --out predictions.csv
-  fedgraph-flwr predict runs/mine --client 0                      # its nodes, by its personal model if it has one
-  fedgraph-flwr predict --node state --nodes new.csv --edges new_edges.csv --out new.parquet       # needs no server
-"""
 
 
 def register(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
 from fedgraph_flwr.party.tables.edges import EdgeData, amounts_of, arranged, edge_data, edge_ends, with_columns
 from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
@@ -475,9 +475,7 @@ def typed_tables(
         ("node", list(nodes), kinds),
         ("edge", list(map(":".join, edges)), list(schema.edges)),
     ):
-        for name in given:
-            if name not in accepted:
-                raise unknown(f"{what} type", name, accepted, f"--{what}-table")
+        check_names(given, accepted, f"{what} type", f"--{what}-table")
     for kind in schema.nodes:
         if spec.columns(kind):
             spec.treatment(kind)

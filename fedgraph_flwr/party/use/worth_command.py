@@ -1,20 +1,20 @@
-"""Command ``worth``: compare a party's local model with boosting and federated models on its own test items."""
+"""Command ``worth``: compare a party's local model with boosting and federated models on its own test items.
+
+Differences are to the first RUN, on the same test items of the party, with 95 % intervals: paired bootstrap of whole days
+(items with times), else of connected components, else of items. Runs that differ only in their seeds are one row. Nothing
+leaves the party.
+
+Examples:
+  fedgraph-flwr worth runs/local runs/boosting runs/fedavg --client 0
+  fedgraph-flwr worth state --metric average_precision       # at a party: the models that its node stored
+  fedgraph-flwr worth runs/fedavg --parties runs/coalitions   # what each party adds, by training again on coalitions of them
+"""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.party.options import add_options
-
-EPILOG = """\
-Differences are to the first RUN, on the same test items of the party, with 95 % intervals: paired bootstrap of whole days
-(items with times), else of connected components, else of items. Runs that differ only in their seeds are one row. Nothing
-leaves the party.
-examples:
-  fedgraph-flwr worth runs/local runs/boosting runs/fedavg --client 0
-  fedgraph-flwr worth state --metric average_precision       # at a party: the models that its node stored
-  fedgraph-flwr worth runs/fedavg --parties runs/coalitions   # what each party adds, by training again on coalitions of them
-"""
 
 
 def register(parser: argparse.ArgumentParser) -> None:

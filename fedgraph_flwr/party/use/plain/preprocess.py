@@ -25,11 +25,7 @@ SAME = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f", " "), "\u2019"
 
 
 def read(
-    nodes: Any,
-    edges: Any,
-    id_column: str = "",
-    source_column: str = "",
-    target_column: str = "",
+    nodes: Any, edges: Any, id_column: str = "", source_column: str = "", target_column: str = ""
 ) -> tuple[np.ndarray, ...]:
     """Return features float32 [N, F], edges int64 [2, E] and ids [N] of a node table and an edge table (CSV or Parquet).
 

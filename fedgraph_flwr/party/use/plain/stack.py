@@ -35,12 +35,7 @@ class Net(nn.Module):
     """
 
     def __init__(
-        self,
-        layers: list[Any],
-        activations: list[str],
-        norms: list[Any],
-        input_norm: int = 0,
-        reverse: bool = False,
+        self, layers: list[Any], activations: list[str], norms: list[Any], input_norm: int = 0, reverse: bool = False
     ):
         super().__init__()
         self.kinds = [kind for kind, _ in layers]
