@@ -10,6 +10,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.checking import check
 from fedgraph_flwr.fleet.keys import Places, check_key, make_fleet, make_node
 from fedgraph_flwr.fleet.operating import admit, check_connection, nodes, runs
+from fedgraph_flwr.party.options import add_options
 
 _MARKS = {True: "yes", False: "NO", None: "?"}
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
@@ -19,58 +20,47 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fleet``."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    init = actions.add_parser(
-        "init", help="on the server: create keys, certificates and configurations; existing files are kept"
-    )
+    about = "on the server: create keys, certificates and configurations; existing files are kept"
+    init = actions.add_parser("init", help=about)
     init.add_argument("folder", type=Path, nargs="?", default=Path("keys"), help="output folder (default: keys)")
-    init.add_argument(
-        "--nodes", type=int, default=0, metavar="N", help="also create key pairs of N nodes, for a trial (default: 0)"
-    )
-    init.add_argument("--host", action="append", default=[], help="name or address of the server; may be repeated")
-    init.add_argument(
-        "--listen",
-        default="127.0.0.1:9090",
-        metavar="HOST:PORT",
-        help="address for nodes and operators (default: 127.0.0.1:9090)",
-    )
-    init.add_argument("--superlink", metavar="HOST:PORT", help="loopback address of the SuperLink behind nginx")
-    init.add_argument(
-        "--operator",
-        default="127.0.0.1:9092",
-        metavar="HOST:PORT",
-        help="address of an operator's nginx for `flwr` (default: 127.0.0.1:9092)",
-    )
-    init.add_argument(
-        "--days", type=int, default=365, metavar="N", help="validity of certificates in days (default: 365)"
-    )
+    addresses = {"listen": "127.0.0.1:9090", "superlink": None, "operator": "127.0.0.1:9092"}
+    defaults = {name: {"default": value} for name, value in addresses.items()}
+    add_options(init, _INIT, nodes={"default": 0}, days={"default": 365}, **defaults)
     init.set_defaults(func=_init)
 
-    join = actions.add_parser(
-        "join", help="as a party: create a key pair; as the operator: admit a public key FILE.pub"
-    )
+    about = "as a party: create a key pair; as the operator: admit a public key FILE.pub"
+    join = actions.add_parser("join", help=about)
     join.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    join.add_argument(
-        "--name", default="fleet", help="name of the connection in Flower's configuration (default: fleet)"
-    )
     join.set_defaults(func=_join)
 
     status = actions.add_parser("status", help="as the operator: list nodes and count runs")
-    status.add_argument(
-        "--name", default="fleet", help="name of the connection in Flower's configuration (default: fleet)"
-    )
     status.set_defaults(func=_status)
+    for action in (join, status):
+        add_options(action, CONNECTION, name={"default": "fleet"})
 
     diagnosis = actions.add_parser("check", help="as a party: test whether this node can join")
-    diagnosis.add_argument("--server", required=True, metavar="HOST:PORT")
-    diagnosis.add_argument("--key", required=True, type=Path, metavar="FILE", help="this party's private key")
-    diagnosis.add_argument(
-        "--ca", type=Path, metavar="FILE", help="certificate authority of the server (default: ca.crt next to the key)"
-    )
-    diagnosis.add_argument("--graph", type=Path, metavar="FILE", help="this party's client file or party.yaml")
-    diagnosis.add_argument(
-        "--schema", type=Path, metavar="FILE", help="schema shared by the parties (fedgraph-flwr schema)"
-    )
+    add_options(diagnosis, _CHECK, server={"required": True}, key={"required": True})
     diagnosis.set_defaults(func=_check)
+
+
+_INIT = """
+--nodes N  also create key pairs of N nodes, for a trial (default: 0)
+--host HOST...  name or address of the server; may be repeated
+--listen HOST:PORT  address for nodes and operators (default: 127.0.0.1:9090)
+--superlink HOST:PORT  loopback address of the SuperLink behind nginx
+--operator HOST:PORT  address of an operator's nginx for `flwr` (default: 127.0.0.1:9092)
+--days N  validity of certificates in days (default: 365)
+"""
+
+CONNECTION = "--name NAME  name of the connection in Flower's configuration (default: fleet)"
+
+_CHECK = """
+--server HOST:PORT  address of the fleet's server
+--key FILE  this party's private key
+--ca FILE  certificate authority of the server (default: ca.crt next to the key)
+--graph FILE  this party's client file or party.yaml
+--schema FILE  schema shared by the parties (fedgraph-flwr schema)
+"""
 
 
 def _init(args: argparse.Namespace) -> int:

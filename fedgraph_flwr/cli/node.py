@@ -20,6 +20,7 @@ from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.checking import reach
 from fedgraph_flwr.fleet.keys import check_key
 from fedgraph_flwr.fleet.processes import GRACE, Process, free_port, say, tool
+from fedgraph_flwr.party.options import add_options
 
 WRONG_INPUT = {302, 303, 304, 600, 603, 604, 605, 606}
 """Flower's exit codes for which a retry is useless."""
@@ -40,30 +41,27 @@ _PATCHES = Path(flower_patches.__file__)
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``node``."""
     parser.description = (__doc__ or "").split("\n", 1)[0]
-    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="address of the fleet's server")
-    parser.add_argument("--key", required=True, type=Path, metavar="FILE", help="this party's private key (fleet join)")
-    parser.add_argument(
-        "--graph", required=True, type=Path, metavar="FILE", help="this party's client file or party.yaml"
-    )
-    parser.add_argument(
-        "--ca", type=Path, metavar="FILE", help="certificate authority of the server (default: ca.crt next to the key)"
-    )
-    parser.add_argument(
-        "--state", type=Path, metavar="DIR", help="directory for state kept across restarts (default: none)"
-    )
-    parser.add_argument(
-        "--policy",
-        type=Path,
-        metavar="FILE",
-        help="policy file with the requests that this party accepts (default: see docs/fleet.md)",
-    )
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="folder of the other parties' pinned public keys")
-    parser.add_argument("--trusted", type=Path, metavar="FILE", help="run only apps signed by one of these keys")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="device for training (default: auto)")
-    parser.add_argument("--threads", type=int, metavar="N", help="number of torch threads (default: the run's)")
-    parser.add_argument("--port", type=int, help="loopback port for this node's processes (default: a free port)")
-    parser.add_argument("--plain", action="store_true", help="use unpatched Flower: slower, one process per message")
-    parser.add_argument("--once", action="store_true", help="exit when the SuperNode ends, without retries")
+    required = {name: {"required": True} for name in ("server", "key", "graph")}
+    add_options(parser, _OPTIONS, **required, device=_DEVICE)
+
+
+_DEVICE = {"choices": ("auto", "cpu", "cuda"), "default": None}
+
+_OPTIONS = """
+--server HOST:PORT  address of the fleet's server
+--key FILE  this party's private key (fleet join)
+--graph FILE  this party's client file or party.yaml
+--ca FILE  certificate authority of the server (default: ca.crt next to the key)
+--state DIR  directory for state kept across restarts (default: none)
+--policy FILE  policy file with the requests that this party accepts (default: see docs/fleet.md)
+--peers DIR  folder of the other parties' pinned public keys
+--trusted FILE  run only apps signed by one of these keys
+--device auto|cpu|cuda  device for training (default: auto)
+--threads N  number of torch threads (default: the run's)
+--port N  loopback port for this node's processes (default: a free port)
+--plain  use unpatched Flower: slower, one process per message
+--once  exit when the SuperNode ends, without retries
+"""
 
 
 def main(args: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from fedgraph_flwr.data.hetero import HeteroClientGraph
 from fedgraph_flwr.data.statistics import edge_homophily, label_skew
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import store
+from fedgraph_flwr.party.options import add_options
 
 _LEGEND = """\
 top class: share of the client's largest class. label TV: total-variation distance between its label distribution and the
@@ -29,20 +30,14 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``partition``."""
     parser.epilog = f"{parser.epilog or ''}partitions: {', '.join(group_names('partition'))}"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `fedgraph-flwr run`")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="output folder for client_0000.safetensors ... and partition.json"
-    )
-    parser.add_argument(
-        "--describe",
-        action="store_true",
-        help="print sizes, homophily, label skew and cut edges (default without --out)",
-    )
-    parser.add_argument(
-        "--fedgb",
-        type=Path,
-        metavar="FOLDER",
-        help="root folder of a FedGB variant (schema 1.0), whose clients are written to --out instead of a dataset's",
-    )
+    add_options(parser, _OPTIONS)
+
+
+_OPTIONS = """
+--out DIR  output folder for client_0000.safetensors ... and partition.json
+--describe  print sizes, homophily, label skew and cut edges (default without --out)
+--fedgb DIR  root folder of a FedGB variant (schema 1.0), whose clients are written to --out instead of a dataset's
+"""
 
 
 def main(args: argparse.Namespace) -> int:

@@ -3,21 +3,21 @@
 import argparse
 from pathlib import Path
 
+from fedgraph_flwr.party.options import add_options
+
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``report``."""
-    parser.add_argument(
-        "folders", nargs="+", metavar="DIR", type=Path, help="runs to compare, folders of sweeps, or one folder of runs"
-    )
-    parser.add_argument("--out", type=Path, help="output file (default: report.html in the first folder)")
-    parser.add_argument(
-        "--map", action="store_true", help="add a t-SNE map of the nodes' hidden features (takes seconds)"
-    )
-    parser.add_argument(
-        "--no-baselines",
-        action="store_true",
-        help="do not search the folders next to DIR for baseline runs (Local, Central)",
-    )
+    about = "runs to compare, folders of sweeps, or one folder of runs"
+    parser.add_argument("folders", nargs="+", metavar="DIR", type=Path, help=about)
+    add_options(parser, _OPTIONS)
+
+
+_OPTIONS = """
+--out FILE  output file (default: report.html in the first folder)
+--map  add a t-SNE map of the nodes' hidden features (takes seconds)
+--no-baselines  do not search the folders next to DIR for baseline runs (Local, Central)
+"""
 
 
 def main(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.keys import Places, read_fleet, write_configuration
 from fedgraph_flwr.fleet.operating import admit, connect
 from fedgraph_flwr.fleet.processes import Process, say, tool, wait_for_one
+from fedgraph_flwr.party.options import add_options
 
 ENVIRONMENT = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Keeps Flower from installing torch for every run."""
@@ -25,17 +26,17 @@ PATIENCE = 120.0
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``server``."""
     parser.description = (__doc__ or "").split("\n", 1)[0]
-    parser.add_argument(
-        "folder", type=Path, nargs="?", default=Path("keys"), help="folder of `fleet init` (default: keys)"
-    )
-    parser.add_argument(
-        "--database", type=Path, metavar="FILE", help="database kept across restarts (default: FOLDER/superlink.db)"
-    )
-    parser.add_argument(
-        "--name", default="fleet", help="name of the connection in Flower's configuration (default: fleet)"
-    )
-    parser.add_argument("--no-join", action="store_true", help="do not register the folder's public keys")
-    parser.add_argument("--plain", action="store_true", help="use unpatched Flower, including its ServerApps")
+    about = "folder of `fleet init` (default: keys)"
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("keys"), help=about)
+    add_options(parser, _OPTIONS, name={"default": "fleet"})
+
+
+_OPTIONS = """
+--database FILE  database kept across restarts (default: FOLDER/superlink.db)
+--name NAME  name of the connection in Flower's configuration (default: fleet)
+--no-join  do not register the folder's public keys
+--plain  use unpatched Flower, including its ServerApps
+"""
 
 
 def main(args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.options import add_options
 
 if TYPE_CHECKING:  # SciPy and Torch come with these, which `--help` does not need
     from fedgraph_flwr.sweeps.execution import How
@@ -28,24 +29,24 @@ if TYPE_CHECKING:  # SciPy and Torch come with these, which `--help` does not ne
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``sweep``."""
-    parser.add_argument(
-        "overrides", nargs="+", metavar="FILE or key=value,value", help="sweep files, or overrides with several values"
-    )
-    parser.add_argument("--jobs", type=int, metavar="N", help="number of parallel runs (default: one per core)")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of CSV, Markdown and PNG (default: the file's folder)"
-    )
-    parser.add_argument("--search", type=int, default=0, metavar="N", help="number of Optuna trials per row and column")
-    parser.add_argument(
-        "--baseline", default="", metavar="COLUMN", help="reference column for differences (default: Local)"
-    )
-    parser.add_argument("--no-baselines", action="store_true", help="do not add the baselines Majority and Local")
-    parser.add_argument("--only", default="", metavar="TEXT", help="run only cells whose ROW/COLUMN/SEED contains TEXT")
-    parser.add_argument("--keep", action="store_true", help="keep the folder of every run in NAME-runs/")
-    parser.add_argument("--retry", action="store_true", help="repeat failed runs")
-    parser.add_argument("--dry-run", action="store_true", help="list the runs and exit")
-    parser.add_argument("--table-only", action="store_true", help="only write the table of the available rows")
-    parser.add_argument("--json", action="store_true", help="print scores, intervals, verdicts and costs as JSON")
+    about = "sweep files, or overrides with several values"
+    parser.add_argument("overrides", nargs="+", metavar="FILE or key=value,value", help=about)
+    add_options(parser, _OPTIONS, search={"default": 0})
+
+
+_OPTIONS = """
+--jobs N  number of parallel runs (default: one per core)
+--out DIR  folder of CSV, Markdown and PNG (default: the file's folder)
+--search N  number of Optuna trials per row and column
+--baseline COLUMN  reference column for differences (default: Local)
+--no-baselines  do not add the baselines Majority and Local
+--only TEXT  run only cells whose ROW/COLUMN/SEED contains TEXT
+--keep  keep the folder of every run in NAME-runs/
+--retry  repeat failed runs
+--dry-run  list the runs and exit
+--table-only  only write the table of the available rows
+--json  print scores, intervals, verdicts and costs as JSON
+"""
 
 
 def main(args: argparse.Namespace) -> int:
