@@ -21,8 +21,7 @@ everyone who knows the prediction (see `fedgraph_flwr.strategies.fedsage`, and `
 that it added. Then FedAvg's uploads.
 
 Cost: generator and moments during their training, and for each ``judge`` a reply as large as all clients' predictions, M · R ·
-F numbers. Then the new nodes' features, in training only those that training nodes read. It helps if few edges remain within a
-client.
+F numbers. Then the new nodes' features. It helps if few edges remain within a client.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgraph_flwr.clients.base import Batch, GraphClient, ReplyContent, phase, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.client_part import assign
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
@@ -76,14 +75,12 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
     Attributes:
         generator: NeighGen, its classifier, and their optimiser, during training.
         plain: the inputs without new nodes.
-        read: the inputs without the new nodes that no training node reads, if these are most of them.
     """
 
     makes_graphs = True
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", *STEPS), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("x", "at")
     generator: tuple[NeighGen, Model, Adam] | None = None
-    read: Inputs | None = None
 
     @classmethod
     def needs_others(cls, cfg: RunConfig) -> str:
@@ -270,43 +267,14 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
     def take(self) -> None:
         """Train and predict on the graph with the new nodes, or on the plain one without any."""
         x, at = self.memory["x"], self.memory["at"]
-        self.inputs, self.read = self.plain, None
+        self.inputs = self.plain
         if at.numel():
             self.inputs = self.model.prepare(with_neighbours(self.graph, x.cpu(), at.cpu()), self.device, self.dtype)
             if type(self.plain) is Inputs and isinstance(
                 self.plain.x, SparseMatrix
             ):  # generated features are dense, and few
                 self.inputs = Inputs(StackedRows(self.plain.x, x), self.inputs.adj)  # type: ignore[arg-type]
-            self.read = self.read_in_training()
         self.batch = self.batch._replace(inputs=self.inputs)
-
-    def read_in_training(self) -> Inputs | None:
-        """Return the inputs without new nodes that are out of reach of all training nodes; None: most are in reach."""
-        if type(self.inputs) is not Inputs or self.model.hops is None or self._reads_otherwise:
-            return None
-        x, adj, nodes = self.inputs.x, self.inputs.adj, self.graph.num_nodes
-        kept = adj.reached(self.train_nodes, self.model.hops)
-        kept[:nodes] = True
-        new = kept[nodes:]
-        if 2 * new.sum() > new.numel():  # copying them would cost more than it saves
-            return None
-        if isinstance(x, StackedRows):
-            return Inputs(StackedRows(x.sparse, x.dense[new]), adj.among(kept))  # type: ignore[arg-type]
-        if not isinstance(x, Tensor):
-            return None
-        smooth = self.inputs.propagated
-        return Inputs(x[kept], adj.among(kept), propagated=None if smooth is None else smooth[kept])
-
-    @property
-    def _reads_otherwise(self) -> bool:
-        """Whether a subclass has its own objective, which may read any node's logits."""
-        own, plain = type(self), (FedSageClient.logits, GraphClient.task_loss, GraphClient.loss, GraphClient.gradient)
-        return (own.logits, own.task_loss, own.loss, own.gradient) != plain
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield FedAvg's batches, without new nodes that change no logit of a training node."""
-        for batch in super().batches():
-            yield batch if self.read is None else batch._replace(inputs=self.read)
 
     def logits(self, inputs: Any) -> Tensor:
         """Compute logits of own nodes, [N, C]."""

@@ -74,7 +74,6 @@ class ACMGCN(Stack):
     """ACM-GCN of ``layers`` layers with dropout between them; ``norm`` as in `Stack`, with a ReLU after it."""
 
     stacks = True
-    one_hop = True
     samples = True
     adjacency = staticmethod(random_walk_adjacency)
 

@@ -145,11 +145,6 @@ class Model(nn.Module):
         return None
 
     @property
-    def hops(self) -> int | None:
-        """Number of hops over which a logit depends on other nodes; None: unknown or unlimited."""
-        return None
-
-    @property
     def sampled_hops(self) -> int | None:
         """Number of layers that read neighbours, each of which a batch samples separately; None: it cannot train in batches."""
         return None

@@ -33,7 +33,6 @@ class GCN(Stack):
     """GCN of ``layers`` layers with ReLU and dropout between them; ``norm`` as in `Stack`."""
 
     stacks = True
-    one_hop = True
     samples = True
 
     def __init__(self, num_features: int, num_classes: int, **common: Unpack[Normed]):

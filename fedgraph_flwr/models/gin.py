@@ -47,7 +47,6 @@ class GIN(Stack):
     """
 
     pools = True
-    one_hop = True
     head_prefixes = ("post.", "head.")
     adjacency = staticmethod(adjacency)
 
@@ -70,11 +69,6 @@ class GIN(Stack):
     def reads_neighbours(self, index: int) -> bool:
         """All but the head do."""
         return index < len(self.layers)
-
-    @property
-    def hops(self) -> int | None:
-        """One hop per convolution."""
-        return None if super().hops is None else len(self.layers)
 
     def classify(self, h: Tensor, inputs: Any) -> Tensor:
         """Compute logits [N, C], or of graphs [G, C]."""

@@ -54,7 +54,6 @@ class GraphSAGE(Stack):
     """
 
     stacks = True
-    one_hop = True
     samples = True
     adjacency = staticmethod(mean_adjacency)
 

@@ -71,8 +71,6 @@ class Stack(Model):
         widths: widths of the hidden layers, of which the first L − 1 count; empty: H for each.
 
     Attributes:
-        one_hop: whether a layer reads only a node's neighbours, and nothing between the layers reads further. A subclass must
-            declare it again.
         samples: whether it trains on sampled batches, where a layer's inputs may have fewer rows than columns. A subclass must
             declare it again.
         after_hidden: (H^l, l - 1) → its replacement, [N, H], for a method that changes hidden features; None: no change.
@@ -82,7 +80,6 @@ class Stack(Model):
         FedGraphError: an unknown norm, or too few widths.
     """
 
-    one_hop: bool = False
     samples: bool = False
 
     def __init__(
@@ -163,12 +160,6 @@ class Stack(Model):
         if not isinstance(inputs, BatchInputs) or not self.reads_neighbours(index):
             return inputs
         return inputs.layers[sum(map(self.reads_neighbours, range(index)))]
-
-    @property
-    def hops(self) -> int | None:
-        """One hop per layer; None with batch normalisation or `after_hidden`, which may read all nodes."""
-        one_hop = vars(type(self)).get("one_hop", False) and self.norm not in OVER_NODES and self.after_hidden is None
-        return len(self.layers) + 1 if one_hop else None
 
     # --- the pass -----------------------------------------------------------------------------------------------------
 

@@ -143,25 +143,6 @@ class SparseMatrix:
         stays = (kept[rows.col], kept.repeat_interleave(transposed.pointer.diff()))
         return self._of(self.shape, *(part.of_entries(k) for part, k in zip((rows, transposed), stays, strict=True)))
 
-    def among(self, kept: Tensor) -> "SparseMatrix":
-        """Return the rows and columns of only some nodes, bool [N], of a matrix [N, N]."""
-        rows, transposed = self.rows, self.transposed
-        sides = kept.repeat_interleave(rows.pointer.diff()), kept.repeat_interleave(transposed.pointer.diff())
-        place, nodes = kept.cumsum(0) - 1, int(kept.sum())
-        parts = []
-        for part, side in zip((rows, transposed), sides, strict=True):
-            pointer, col, value = part.of_entries(side & kept[part.col])
-            parts.append(Rows(torch.cat([pointer[:-1][kept], pointer[-1:]]), place[col], value))
-        return self._of((nodes, nodes), *parts)
-
-    def reached(self, nodes: Tensor, steps: int) -> Tensor:
-        """Return the columns that some rows reach within a number of steps, including themselves: [V] → bool [N]."""
-        row = torch.arange(self.shape[0], device=nodes.device).repeat_interleave(self.rows.pointer.diff())
-        found = torch.zeros(self.shape[0], dtype=torch.bool, device=nodes.device).index_fill_(0, nodes, True)
-        for _ in range(steps):
-            found = found.index_fill(0, self.rows.col[found[row]], True)
-        return found
-
     def to_dense(self) -> Tensor:
         """[R, K]."""
         return self.rows.tensor(self.shape[1]).to_dense()

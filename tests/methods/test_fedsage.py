@@ -15,8 +15,6 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedsage import drawn_neighbours, with_neighbours
 from fedgraph_flwr.methods.impaired import apart, nearest, places
 from fedgraph_flwr.models.neighgen import NeighGen
-from fedgraph_flwr.models.sage import GraphSAGE
-from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
 from fedgraph_flwr.runs.checks import check_method
@@ -272,69 +270,13 @@ def test_a_reloaded_client_has_the_same_generated_neighbours():
     client = FedSageClient(compose([*WORDS, "dtype=float64", "model.dropout=0"]), graph)
     tree = {"x": torch.rand(N, 40, dtype=torch.float64), "at": torch.arange(N)}
     client.load(tree)
-    once, read = client.predict(), client.read
+    once = client.predict()
     client.load(tree)
     assert isinstance(client.inputs.x, StackedRows)
-    assert isinstance(read, Inputs)
     assert torch.equal(client.predict(), once)
     assert client.batch.inputs is client.inputs
     client.load({"x": tree["x"][:0], "at": tree["at"][:0]})
     assert client.inputs is client.plain
-    assert client.read is None
-
-
-@pytest.mark.parametrize(("features", "share"), [(40, 0.05), (40, 0.9), (5, 0.9)])
-@pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("model", ["sage", "gcn", "acm"])
-def test_training_leaves_out_new_nodes_that_no_training_node_reads(model, layers, features, share):
-    """Three at each node of a path, whose first node trains: the same loss and slopes as with all of them."""
-    graph = client_graph(0, N, num_features=features)
-    graph.x = torch.where(torch.rand(graph.x.shape, generator=torch.Generator().manual_seed(0)) < share, 1.0, 0.0)
-    path = torch.stack([torch.arange(N - 1), torch.arange(1, N)])
-    graph.edge_index, graph.train_mask = torch.cat([path, path.flip(0)], 1), torch.arange(N) == 0
-    overrides = [
-        *WORDS,
-        f"model={model}",
-        "model.hidden=8",
-        f"model.layers={layers}",
-        "model.dropout=0",
-        "dtype=float64",
-    ]
-    client = FedSageClient(compose(overrides), graph)
-    client.memory = {"x": torch.rand(3 * N, features, dtype=torch.float64), "at": torch.arange(N).repeat(3)}
-    client.take()
-    batch = next(client.batches())
-    assert (client.inputs.adj.shape[0], batch.inputs.adj.shape[0]) == (4 * N, N + 3 * layers)
-    slopes = []
-    for used in (batch, client.batch):
-        client.batch = used
-        loss = client.loss()
-        slopes.append([loss.detach(), *torch.autograd.grad(loss, client.parameters(), allow_unused=True)])
-    for mine, theirs in zip(*slopes, strict=True):
-        torch.testing.assert_close(mine, theirs)
-    assert client.predict().shape == (N, 3)
-
-
-def test_training_reads_all_new_nodes_where_the_network_may():
-    """Batch normalisation reads all rows."""
-    for norm, left_out in (("none", True), ("batch", False)):
-        client = FedSageClient(compose([*WORDS, f"model.norm={norm}"]), client_graph(0, N))
-        assert (client.model.hops is None) != left_out
-    assert type("Own", (GraphSAGE,), {})(4, 3, hidden=8, layers=2, dropout=0.0).hops is None
-    assert type("Own", (GraphSAGE,), {"one_hop": True})(4, 3, hidden=8, layers=2, dropout=0.0).hops == 2
-
-
-@pytest.mark.parametrize("name", ["loss", "task_loss", "gradient", "logits"])
-def test_training_reads_all_new_nodes_where_a_method_has_an_objective_of_its_own(name):
-    kept = getattr(FedSageClient, name)
-    own = type("Own", (FedSageClient,), {name: lambda self, *args: kept(self, *args)})
-    graph = client_graph(0, N)
-    graph.edge_index, graph.train_mask = torch.zeros(2, 0, dtype=torch.int64), torch.arange(N) == 0
-    for kind, left_out in ((FedSageClient, True), (own, False)):
-        client = kind(compose(WORDS), graph)
-        client.memory = {"x": torch.rand(N, graph.num_features), "at": torch.arange(N)}
-        client.take()
-        assert (client.read is not None) == left_out
 
 
 def test_who_generates_nothing_trains_on_the_graph_as_it_is():

@@ -41,24 +41,6 @@ def test_entries_of_some_columns_alone():
         assert torch.equal(mine, its)
 
 
-def test_rows_and_columns_of_some_nodes_alone():
-    values, kept = some_matrix(30, 30), torch.arange(30) % 3 > 0
-    part = SparseMatrix(values, torch.float64).among(kept)
-    expected = torch.from_numpy(values)[kept][:, kept]
-    assert torch.equal(part.to_dense(), expected)
-    assert torch.equal(part.T.to_dense(), expected.T)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_what_rows_read_in_some_steps(steps):
-    """By powers of the matrix: row v of I + S, that often."""
-    values, nodes = (some_matrix(40, 40, seed=1) != 0) * (np.random.default_rng(0).random((40, 40)) < 0.2), [3, 7]
-    power = np.linalg.matrix_power(np.eye(40) + values, steps)
-    found = SparseMatrix(values.astype(float), torch.float64).reached(torch.tensor(nodes), steps)
-    assert found.tolist() == (power[nodes].sum(0) > 0).tolist()
-    assert found.sum() < 40
-
-
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_smoothed_rows_are_the_powers_beside_each_other(steps):
     x, s = some_matrix(7, 5), some_matrix(7, 7, seed=1)
