@@ -187,7 +187,12 @@ def configuration(
     keys = keys or {}
     named = ("config", "resume", "evaluate", "init")
     given = dict(word.partition("=")[::2] for word in overrides) | {k: keys[k] for k in named if k in keys}
-    earlier = given.get("resume") or given.get("evaluate") or given.get("init")
+    key = next((key for key in named[1:] if given.get(key)), "")
+    earlier = given.get(key)
+    if earlier and not (Path(earlier) / "config.yaml").is_file():
+        raise FedGraphError(
+            f"{key}={earlier} holds no run: expected a folder with config.yaml, as `run out=DIR` writes it"
+        )
     base = given.get("config") or (str(Path(earlier) / "config.yaml") if earlier else None)
     overrides = [word for word in overrides if not word.startswith("config=")]
     cfg = compose(overrides, base, defaults, {key: value for key, value in keys.items() if key != "config"})

@@ -148,12 +148,13 @@ def _loaded(path: Path, changed: int, size: int) -> dict[str, Any]:
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FedGraphError(f"{path} is not valid YAML ({reason})") from error
-    if not isinstance(loaded, DictConfig):
-        raise FedGraphError(f"{path} must contain keys with values, such as rounds: 20, got a list or a single value")
     try:
-        return resolved(loaded)
+        found = resolved(loaded) if isinstance(loaded, DictConfig) else {"": None}
     except OmegaConfBaseException as error:
         raise FedGraphError(f"{path}: {str(error).splitlines()[0]}") from error
+    if found and all(value is None for value in found.values()):  # OmegaConf reads a single value as a key without one
+        raise FedGraphError(f"{path} must contain keys with values, such as rounds: 20, got a list or a single value")
+    return found
 
 
 def resolved(body: Mapping[str, Any] | DictConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fedgraph_flwr.config import (
     TrainConfig,
     choice,
     compose,
+    configuration,
     from_run_config,
     group_names,
     number,
@@ -187,6 +188,11 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_text("rounds: 3\ntrain:\n  lr: abc\n")
     with pytest.raises(FedGraphError, match=r"train\.lr=abc \(.*broken\.yaml, line 3\): expected a number, 0 < value"):
         compose([], broken)
+    broken.write_text("id,age,label\nn0,1,ok\n")  # a table by mistake: no run by defaults alone
+    with pytest.raises(FedGraphError, match=r"broken\.yaml must contain keys with values"):
+        compose([], broken)
+    with pytest.raises(FedGraphError, match=r"resume=\S+ holds no run: expected a folder with config\.yaml"):
+        configuration([f"resume={tmp_path}"])
     broken.write_text("rounds: ten")
     with pytest.raises(FedGraphError, match=r"rounds=ten .*broken\.yaml, line 1"):
         compose([], broken)

@@ -264,14 +264,14 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     seconds = np.floor(numbers.to_numpy(dtype=np.float64))
     if row := first_row(np.abs(seconds) >= MAX_SECONDS):
         raise FedGraphError(
-            f"{where}: row {row} has '{read.iloc[row - 1]}' in column '{column}', expected seconds below {MAX_SECONDS:g} or a"
-            " date: correct it, or divide times in smaller units"
+            f"{where}: row {row} has '{read.iloc[row - 1]}' in column '{column}', expected seconds below {MAX_SECONDS:,} (the"
+            " year 10000) or a date: correct it, or divide milliseconds by 1000"
         )
     return torch.from_numpy(seconds.astype(np.int64))
 
 
-MAX_SECONDS = 1e15
-"""Times of edges are less, so that sums of them and of windows fit 64 bits."""
+MAX_SECONDS = 253_402_300_800
+"""Times of edges are less: those of dates. Larger ones are in smaller units than seconds."""
 
 
 def _format_of_first(read: Any, column: str, where: str) -> str:

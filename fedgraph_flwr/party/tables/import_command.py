@@ -223,7 +223,7 @@ def _stages(graph: Graph | HeteroGraph, names: Sequence[str], complete: bool, as
     sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
     if any(bool(mask.any()) for mask in masks.values()):
         runs = "" if as_client else "; runs use it unless split.kind=ratio is set"
-        missing = "; runs draw their own split, because training or test nodes are missing"
+        missing = "; training or test nodes are missing" + ("" if as_client else ", so runs draw their own split")
         yield f"split{' of labelled edges' if of_edges else ''}: {sizes}{runs if complete or of_edges else missing}"
     yield from one_class(y, masks, names, what)
 

@@ -76,7 +76,7 @@ def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()
     Raises:
         FedGraphError: a label is not in ``classes``.
     """
-    texts = as_words(column_of(table, column, where, "label"))
+    texts = np.char.strip(as_words(column_of(table, column, where, "label")))
     names = list(classes) or sorted(set(texts) - {""}, key=natural)
     code = {"": -1} | {name: number for number, name in enumerate(names)}
     if row := first_row(~np.isin(texts, list(code))):
@@ -136,7 +136,7 @@ def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Te
     """
     part = np.full(len(table), -1)
     if column:
-        texts = np.char.lower(as_words(column_of(table, column, where, "split")))
+        texts = np.char.strip(np.char.lower(as_words(column_of(table, column, where, "split"))))
         if row := first_row(~np.isin(texts, ["", *SPLITS])):
             raise FedGraphError(
                 f"{where}: row {row} has '{texts[row - 1]}' in column '{column}', expected train, val, test or empty"
@@ -151,7 +151,7 @@ def group_codes(table: Any, column: str, where: str) -> Tensor:
     """Return each node's client, 0..M-1 in sorted order of the column's values, int64 [N]; empty without a column."""
     if not column:
         return torch.zeros(0, dtype=torch.int64)
-    texts = as_words(column_of(table, column, where, "client"))
+    texts = np.char.strip(as_words(column_of(table, column, where, "client")))
     if row := first_row(texts == ""):
         raise FedGraphError(f"{where}: row {row} has no client in column '{column}': assign every node to a client")
     distinct, inverse = np.unique(texts, return_inverse=True)

@@ -150,8 +150,15 @@ def _named(table: Any, path: Path) -> Any:
     """Return a table with names of columns without spaces around them.
 
     Raises:
-        FedGraphError: two names are the same then.
+        FedGraphError: two names are the same then, or rows have more fields than the header, so pandas shifted them.
     """
+    import pandas as pd
+
+    if len(table) and not isinstance(table.index, pd.RangeIndex):
+        raise FedGraphError(
+            f"{path} has rows with more fields than its header names, {len(table.columns)}: name every column, quote values that"
+            " contain the separator, and remove separators at the end of lines"
+        )
     names = [str(name).strip() for name in table.columns]
     if twice := [name for name in names if names.count(name) > 1]:
         raise FedGraphError(f"{path} has two columns '{twice[0]}', apart from spaces: rename one")

@@ -63,7 +63,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
     notes = []
     if spec.columns(NODE) and not tables:
         notes.append(
-            "These tables become features only by `fedgraph-flwr predict`: edges have counts, or a table holds many graphs."
+            "These tables become features only by `fedgraph-flwr predict`: columns come from the party's records, or a table holds many graphs."
         )
     if network.labels:
         notes.append("You can pass known labels as `y` and `known`. Edges between these nodes are then typed.")
@@ -79,6 +79,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
         code="\n".join(
             ["import torch", "from model import CLASSES, load", *read, *_use(network.readout[0], bool(attr))]
         ),
+        by_file=" (`preprocessing.json`)" if tables else "",
         pandas=", and pandas for tables" if tables else "",
         notes="".join(f"\n{note}\n" for note in notes),
         clients="\n".join(_data(predictor)),

@@ -9,6 +9,7 @@ Examples:
 """
 
 import argparse
+import csv
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
@@ -40,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.explain import WITHOUT, explain
     from fedgraph_flwr.party.use.pages import explain_page, write_outputs
 
-    items = [item.strip() for item in args.items.split(",") if item.strip()]
+    items = [item.strip() for item in next(csv.reader([args.items], skipinitialspace=True), []) if item.strip()]
     if not items or args.top < 1:
         raise FedGraphError(f"--items needs ids and --top a number above 0, got '{args.items}' and {args.top}")
     predictor = opened(args)

@@ -57,6 +57,14 @@ def test_tables_by_hand(tables):
     assert both.edge_index.t().tolist() == [[0, 1], [0, 3], [1, 0], [1, 2], [2, 1], [3, 0]]
 
 
+def test_spaces_around_labels_splits_and_clients_do_not_count(tables):
+    spaced = NODES.replace(",yes,train,north", ", yes ,train ,north ").replace(",no,,north", ",no ,, north")
+    graph, plain = (from_tables(*tables(nodes), FULL, treatment=AS_IT_IS) for nodes in (spaced, NODES))
+    for key in ("y", "train_mask", "val_mask", "group"):
+        assert torch.equal(getattr(graph, key), getattr(plain, key)), key
+    assert graph.schema["agreed"]["classes"] == ["no", "yes"]
+
+
 def test_classes_fix_the_order_on_every_client(tables):
     graph = from_tables(*tables(), FULL, classes=["yes", "maybe", "no"])
     assert graph.y.tolist() == [0, 2, -1, 2]

@@ -219,7 +219,12 @@ def test_overlapping_tables_are_counted(tmp_path, capsys, caplog):
         ({}, ["--time-column", ""], "--features payments reads the times of edges"),
         ({"amount": "n/a"}, [], "row 1 has 'n/a' in column 'amount' of amounts"),
         ({"amount": "2,317"}, [], "two possible readings: pass --decimal amount=SIGN"),
-        ({"time": "1e30"}, [], "row 1 has '1e30' in column 'time', expected seconds below 1e+15 or a date"),
+        (
+            {"time": "1e30"},
+            [],
+            "row 1 has '1e30' in column 'time', expected seconds below 253,402,300,800 (the year 10000)",
+        ),
+        ({"time": "1700000000000"}, [], "or divide milliseconds by 1000"),
         ({"time": "soon"}, [], "row 1 has 'soon' in column 'time', which is neither a number of seconds nor a date"),
     ],
 )

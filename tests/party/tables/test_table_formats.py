@@ -450,3 +450,11 @@ def test_both_readers_of_csv_give_the_same_table(tmp_path, seed):
 def test_a_plain_table_is_read_by_the_fast_reader(tmp_path):
     (path := tmp_path / "t.csv").write_text("a,b\n1,\n,x y\n")
     pd.testing.assert_frame_equal(_by_arrow(path, ",", "utf-8"), _reader(path, ",", "utf-8"))
+
+
+@pytest.mark.parametrize("end", [",", ",9", ",,"])
+def test_rows_with_more_fields_than_the_header_are_refused(tmp_path, end):
+    """The first columns would become an index, and each column would have the name of the next."""
+    (tmp_path / "a.csv").write_text("id,age,label\n" + "".join(f"n{i},{i},ok{end}\n" for i in range(3)))
+    with pytest.raises(FedGraphError, match=r"a\.csv has rows with more fields than its header names, 3: name every"):
+        read_table(tmp_path / "a.csv")
