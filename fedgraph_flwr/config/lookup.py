@@ -4,8 +4,12 @@ import copy
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import json
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config.schema import RunConfig, typed
@@ -51,6 +55,38 @@ def function(target: str, key: str) -> Callable[..., Any]:
     if not callable(found):
         raise FedGraphError(f"{key}={target} is not callable: expected module:function")
     return found
+
+
+def maker(target: str, key: str) -> Callable[..., Any]:
+    """Import the user's function that a key names and that is called with values of the configuration.
+
+    A run folder of someone else has a configuration, too, so functions of the standard library, of this package and of packages
+    that do not depend on it are refused: `subprocess:run` would execute a command.
+
+    Raises:
+        FedGraphError: it cannot be imported or called, or is not the user's.
+    """
+    found = function(target, key)
+    for name in {target.partition(":")[0], str(getattr(found, "__module__", None) or "builtins")}:
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names or top == __name__.partition(".")[0] or _is_library(name, top):
+            raise FedGraphError(
+                f"{key}={target} is a function of {top}, which is not written for this package: pass one of your own module,"
+                " on PYTHONPATH or in a package that depends on fedgraph-flwr"
+            )
+    return found
+
+
+_ON_US = re.compile(r"fedgraph[-_]flwr\b", re.IGNORECASE)
+
+
+@functools.cache
+def _is_library(name: str, top: str) -> bool:
+    """Return whether an imported module belongs to an installed distribution that does not depend on this one."""
+    if not {"site-packages", "dist-packages"} & {*Path(getattr(sys.modules.get(name), "__file__", None) or "").parts}:
+        return False
+    dists = importlib.metadata.packages_distributions().get(top, [])
+    return not all(any(_ON_US.match(line) for line in importlib.metadata.requires(dist) or ()) for dist in dists)
 
 
 def method_params(cls: Any, cfg: RunConfig) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
-from fedgraph_flwr.config.lookup import function
+from fedgraph_flwr.config.lookup import maker
 from fedgraph_flwr.data import (
     collections,
     csbm,
@@ -411,7 +411,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
 
 def _made(cfg: DatasetConfig, run_values: Mapping[str, int]) -> Graph | HeteroGraph:
     """Call the user's function with the dataset's keys, and with ``seed`` and ``num_clients`` if it accepts them."""
-    make = function(cfg.source, "dataset.source")
+    make = maker(cfg.source, "dataset.source")
     try:
         taken = inspect.signature(make).parameters
         graph = make(**{key: value for key, value in run_values.items() if key in taken} | cfg.params)

@@ -12,7 +12,8 @@ from sklearn.metrics import cohen_kappa_score
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.config import compose, group_names, to_json
+from fedgraph_flwr.config import DatasetConfig, compose, group_names, to_json
+from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.runner import run as run_cfg
 from tests.support import Finished, assert_same_arrays
@@ -183,6 +184,23 @@ def test_an_own_adversary_lies(own):
     name = next(iter(honest.arrays))  # the sums of what is left of them fall by one client's term a liar
     assert np.abs(lied.arrays[name]).sum() > np.abs(two.arrays[name]).sum() > 0
     assert np.abs(honest.arrays[name] - lied.arrays[name]).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("source", "keys"),
+    [
+        ("subprocess:check_output", {"args": ["touch", "it"]}),
+        ("builtins:open", {"file": "it", "mode": "w"}),
+        ("torch:load", {"f": "it"}),
+        ("fedgraph_flwr.cli.app:main", {"argv": ["new", "method", "it"]}),
+    ],
+)
+def test_a_configuration_calls_no_function_of_a_library(tmp_path, monkeypatch, source, keys):
+    """A run folder of someone else names code, too: `report` and `predict` would call it with the keys of its dataset."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FedGraphError, match=r"is a function of \w+, which is not written for this package"):
+        load(DatasetConfig("own", source, params=keys))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_config_folder_of_ones_own_is_searched_first(conf, own, capsys):
