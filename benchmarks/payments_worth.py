@@ -2,10 +2,11 @@
 
     python -m benchmarks.payments_worth run                     every missing cell, complete seeds first; resumes where it stopped
     python -m benchmarks.payments_worth run --only Boosting --seeds 5
+    python -m benchmarks.payments_worth run --only Blend --runs DIR    keep the runs in DIR, where later blends find them
     python -m benchmarks.payments_worth table                   write the table of the stored cells
 
-Average precision on test items in %, at the best validation round, mean over banks. ``Blend`` weighs FedAvg and Boosting by each
-bank's validation items. Rows are in ``simulations/results/payments_worth.csv``, the table in ``payments_worth.md`` beside it, its
+Average precision on test items in %, at the best validation round, mean over banks. ``Blend`` weighs FedAvg and Boosting by
+validation items. Rows are in ``simulations/results/payments_worth.csv``, the table in ``payments_worth.md`` beside it, its
 means in ``docs/tasks.md``.
 """
 
@@ -199,8 +200,8 @@ def stored(path: Path) -> Rows:
         return {(row["data"], row["columns"], row["method"], int(row["seed"])): row for row in csv.DictReader(file)}
 
 
-def run(seeds: int, only: str, path: Path) -> None:
-    """Run the missing cells, and append each row when its run ends."""
+def run(seeds: int, only: str, path: Path, runs: Path | None = None) -> None:
+    """Run the missing cells, and append each row when its run ends; ``runs`` keeps the run folders."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     known = stored(path)
@@ -212,7 +213,7 @@ def run(seeds: int, only: str, path: Path) -> None:
             if cell in known:
                 continue
             try:
-                row = used(cell, Path(folder)) | {"commit": commit}
+                row = used(cell, runs or Path(folder)) | {"commit": commit}
             except FedGraphError as error:
                 sys.exit(f"{cell}: {error}")
             with path.open("a", newline="") as file:
@@ -314,13 +315,14 @@ def main() -> None:
     parser.add_argument("what", choices=("run", "table"))
     parser.add_argument("--seeds", type=int, default=10, help="number of seeds (default: 10)")
     parser.add_argument("--only", default="", help="run only cells whose DATA/COLUMNS/METHOD/SEED contains this text")
+    parser.add_argument("--runs", type=Path, help="folder that keeps the runs (default: none)")
     parser.add_argument(
         "--out", type=Path, default=RESULTS, help="folder of the results (default: simulations/results)"
     )
     args = parser.parse_args()
     path = args.out / "payments_worth.csv"
     if args.what == "run":
-        run(args.seeds, args.only, path)
+        run(args.seeds, args.only, path, args.runs)
     path.with_suffix(".md").write_text(table(stored(path)))
     if path.parent == RESULTS:
         write_page(stored(path), PAGE)

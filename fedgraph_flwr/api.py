@@ -396,7 +396,7 @@ def blend(runs: Iterable[Run | str | os.PathLike[str]], out: str | os.PathLike[s
 
     Args:
         runs: simulations with the same data, partition, split and task, such as a network and boosting.
-        out: the new run folder; ``blend.json`` in it has the weights of each client.
+        out: the new run folder; ``blend.json`` in it has the weights.
 
     Raises:
         FedGraphError: fewer than two runs, a task without classes, runs that score other items, or runs of a fleet.

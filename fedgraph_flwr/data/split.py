@@ -157,8 +157,8 @@ def _temporal(graph: AnyGraph, cfg: SplitConfig) -> tuple[AnyGraph, list[Tensor]
     time = graph.edge_time
     if not time.numel():
         raise FedGraphError(
-            f"split.kind=temporal needs a time for each edge, which '{graph.name}' does not have: import it with --time-column,"
-            " or set split.kind=ratio"
+            f"split.kind=temporal needs a time for each edge, which '{graph.name}' with {graph.num_edges} edges does not have:"
+            " import edges with --time-column, or set split.kind=ratio"
         )
     if cfg.until:
         first, second = cfg.until

@@ -67,7 +67,9 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
     for name in people.columns:
         words = {*np.char.lower(as_words(people[name])).tolist()}
         if "train" in words and words <= SPLIT:
-            made.add("columns.split", name, "holds train, val and test")
+            made.add(
+                "columns.split", name, "holds train, val and test; to classify edges, replace it by `split: temporal`"
+            )
     ends = [np.isin(_ends(payments[roles[end]], made.values), ids) for end in ("source", "target")]
     _parties(payments, made, ends)
     used = {*roles.values(), *made.values.get("party_columns", ())}

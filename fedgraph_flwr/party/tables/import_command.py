@@ -332,6 +332,11 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
 def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph | HeteroClientGraph:
     kind, column = args.split, graph.schema["fitted"].get("tables", {}).get("split", "")
     if kind == "temporal" and column and bool((graph.train_mask | graph.val_mask | graph.test_mask).any()):
+        if isinstance(graph, Graph) and graph.edge_y.numel():
+            raise FedGraphError(
+                f"--split temporal splits labelled edges by time, and the column '{column}' splits nodes: leave out --split"
+                " temporal to classify nodes, or the split column to classify edges"
+            )
         print(f"split by column '{column}': --split temporal applies only without one")
         kind = "ratio"
     split = replace(_ratio(args.ratio), kind=kind, until=_until(args.until))

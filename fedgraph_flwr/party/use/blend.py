@@ -1,10 +1,11 @@
-"""Blend of finished runs: each party weighs the runs' logits by its validation items, and scores the sum on its test items.
+"""Blend of finished runs: the sum of their logits, weighted by validation items and scored on test items.
 
     z = b + Σ_r w_r ln softmax(z_r),   w_r ≥ 0
 
-w and b minimise the cross entropy of the validation items, with a pull of strength 1 / n towards equal weights (logistic
-regression). So logits are calibrated and weighted in one step, and a party whose validation items have one class weighs runs
-alike. Nothing leaves a party but its scores.
+w and b minimise the cross entropy of the validation items of all parties, each item alike, with a pull of strength 1 / n towards
+equal weights (logistic regression). So logits are calibrated and weighted in one step. All parties have the same weights: (ours)
+those of one party fit noise where it has few validation positives. A party of a fleet sees its own items only, and fits weights
+of its own by the same rule. Validation items of one class give equal weights.
 """
 
 import json
@@ -34,7 +35,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Weights:
-    """What one party makes of the runs.
+    """Weights of runs.
 
     Attributes:
         runs: w, the weight of each run [R].
@@ -87,7 +88,7 @@ def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
 
     Args:
         runs: run folders of simulations with the same data, partition, split and task.
-        out: the new folder; `BLEND` in it has the weights of each party.
+        out: the new folder; `BLEND` in it has the weights.
 
     Raises:
         FedGraphError: fewer than two runs, a task without classes, or runs that score other items.
@@ -101,15 +102,12 @@ def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
     cfg = replace(first.cfg, out=str(out.absolute()), rounds=1, resume="", evaluate="", tracking=[])
     cfg = replace(cfg, strategy=replace(cfg.strategy, name="blend", personal=False))
     check_unused(cfg)
-    scores: dict[str, list[float]] = {}
-    weights: dict[str, Any] = {}
-    nodes: list[float] = []
     parties = range(1 if cfg.strategy.pooled else cfg.num_clients)
-    for party in parties:
-        logits, task = _outputs([load_predictor(run, party) for run in runs], runs)
+    found = [_outputs([load_predictor(run, party) for run in runs], runs) for party in parties]
+    weights, scores, nodes = _fitted(found), dict[str, list[float]](), list[float]()
+    for logits, task in found:
         nodes += task.graph.part.bincount().tolist() if task.graph.part.numel() else [task.graph.num_nodes]
-        _, weights[str(party)], own = _blended(logits, task, cfg)
-        for key, values in own.items():
+        for key, values in _scores(torch.from_numpy(weights.apply(logits)), task, cfg).items():
             scores.setdefault(key, []).extend(values)
     recorder = Recorder(cfg)
     recorder.extra["blend"] = [str(run) for run in runs]
@@ -137,13 +135,14 @@ def blend_node(states: Sequence[Path], out: Path) -> dict[str, float]:
     predictors = [load_node(state) for state in _several(states)]
     first = _of_classes(predictors[0], states[0])
     logits, task = _outputs(predictors, states)
-    blended, weights, scores = _blended(logits, task, first.cfg)
+    weights = _fitted([(logits, task)])
+    blended = torch.from_numpy(weights.apply(logits))
     place = task.order.argsort() if hasattr(task, "order") else slice(None)
     found = first.predict(first.own)
     out.mkdir(parents=True)
     replace(found, logits=blended[place], threshold=None).write(out / PREDICTIONS)  # type: ignore[arg-type]
-    _write(out, states, {str(first.client): weights})
-    return metrics.averages(scores)
+    _write(out, states, weights)
+    return metrics.averages(_scores(blended, task, first.cfg))
 
 
 PREDICTIONS = "predictions.csv"
@@ -165,17 +164,23 @@ def _of_classes(first: Predictor, run: Path) -> Predictor:
     return first
 
 
-def _blended(logits: Sequence[NDArray], task: Task, cfg: RunConfig) -> tuple[Tensor, dict[str, Any], dict[str, Any]]:
-    """Return the blended logits of a party's items [V, C], its weights, and its scores."""
-    found = fit([own[task.masks["val"].numpy()] for own in logits], task.y[task.masks["val"]].numpy())
-    blended = torch.from_numpy(found.apply(logits))
+def _fitted(found: Sequence[tuple[list[NDArray], Task]]) -> Weights:
+    """Fit the weights to the validation items of parties, given each party's logits by run and its task."""
+    val = [task.masks["val"].numpy() for _, task in found]
+    given = [[own[mask] for own in logits] for (logits, _), mask in zip(found, val, strict=True)]
+    y = np.concatenate([task.y.numpy()[mask] for (_, task), mask in zip(found, val, strict=True)])
+    return fit([np.concatenate(own) for own in zip(*given, strict=True)], y)
+
+
+def _scores(blended: Tensor, task: Task, cfg: RunConfig) -> dict[str, Any]:
+    """Return the scores of a party's blended logits [V, C]."""
     names = task.wanted(cfg.evaluation, blended.shape[1])
-    scores = task.scorer(0).score(blended, names, cfg.evaluation.own)
-    return blended, {"runs": found.runs.tolist(), "bias": found.bias.tolist()}, scores
+    return task.scorer(0).score(blended, names, cfg.evaluation.own)
 
 
-def _write(out: Path, runs: Sequence[Path], weights: dict[str, Any]) -> None:
-    held = {"runs": [str(run.absolute()) for run in runs], "weights": weights}
+def _write(out: Path, runs: Sequence[Path], weights: Weights) -> None:
+    fitted = {"runs": weights.runs.tolist(), "bias": weights.bias.tolist()}
+    held = {"runs": [str(run.absolute()) for run in runs], "weights": fitted}
     write_bytes(out / BLEND, json.dumps(held, indent=1).encode())
 
 

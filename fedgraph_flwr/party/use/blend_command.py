@@ -1,8 +1,9 @@
 """Command ``blend``: weigh the predictions of finished runs.
 
-Each party fits one weight per run on its validation items (logistic regression on the logits) and scores the sum on its test
-items. The new folder is a run folder: report and compare read it. blend.json has the weights of each party.
-On a fleet, each party blends the models that its node stored: the new folder has predictions.csv and blend.json.
+One weight per run is fitted on the validation items of all parties (logistic regression on the logits), and the sum is scored
+on each party's test items. The new folder is a run folder: report and compare read it. blend.json has the weights.
+On a fleet, each party blends the models that its node stored, with weights of its own items: the new folder has predictions.csv
+and blend.json.
 
 Examples:
   fedgraph-flwr blend runs/fedavg runs/boosting --out runs/blend

@@ -247,8 +247,16 @@ def test_amounts_of_zero_and_below_are_counted(tmp_path, capsys):
     pays.loc[:2, "amount"] = [0, -5, -1]
     pays.to_csv(tmp_path / "all.csv", index=False)
     graph = imported(tmp_path, "all.csv")
-    assert "3 of 300 rows have an amount of 0 or below" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "3 of 300 rows have an amount of 0 or below" in said
+    assert "different times" not in said
     assert int((graph.book[3] == 0).sum()) == 3
+    pays["time"] = np.arange(300) % 29 * 86_400  # dates without hours
+    pays.to_csv(tmp_path / "all.csv", index=False)
+    imported(tmp_path, "all.csv")
+    assert (
+        "all.csv: 300 rows have 29 different times, and columns of own records do not read" in capsys.readouterr().out
+    )
 
 
 def test_rows_out_of_order_and_equal_times(tmp_path):

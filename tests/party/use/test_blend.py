@@ -1,4 +1,4 @@
-"""`fedgraph-flwr blend`: weights of runs by each party's validation items."""
+"""`fedgraph-flwr blend`: weights of runs by validation items."""
 
 import json
 from dataclasses import replace
@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
@@ -48,18 +48,49 @@ def test_weights_are_those_of_logistic_regression():
     np.testing.assert_allclose(mine, p, atol=0.02)
 
 
-def test_weights_are_a_minimum():
+def test_no_weights_on_a_grid_are_better():
+    """Brute force: the cross entropy and the pull, each pair of weights with its best bias by Newton's method."""
     third = np.stack([np.zeros(400), 1.5 * Y + RNG.normal(size=400)], axis=1)
-    found, given, count = fit([GOOD, third], Y), [GOOD, third], 400
+    given, logs = [GOOD, third], [one[:, 1] for one in (GOOD, third)]
 
-    def loss(values: np.ndarray) -> float:
-        weights = Weights(values[:2], values[2:])
-        pull = ((values[:2] - 0.5) ** 2).sum() + (values[2:] ** 2).sum()
-        return cross_entropy(weights, given, Y) + pull / (2 * count)
+    def loss(w: np.ndarray, b: np.ndarray) -> np.ndarray:
+        z = w @ logs + b[:, None]
+        pull = ((w - 0.5) ** 2).sum(axis=1) + b**2 / 2  # of the biases -b/2 and b/2
+        return (np.logaddexp(0, z) - Y * z).sum(axis=1) + pull / 2
 
-    at = np.concatenate([found.runs, found.bias])
-    other = minimize(loss, at + 0.1, method="Nelder-Mead", options={"maxiter": 4000, "xatol": 1e-8, "fatol": 1e-12})
-    assert loss(at) <= other.fun + 1e-9
+    grid = np.stack(np.meshgrid(*[np.linspace(0, 3, 31)] * 2), axis=-1).reshape(-1, 2)
+    b = np.zeros(len(grid))
+    for _ in range(12):
+        p = 1 / (1 + np.exp(-(grid @ logs + b[:, None])))
+        b -= ((p - Y).sum(axis=1) + b / 2) / ((p * (1 - p)).sum(axis=1) + 0.5)
+    found = fit(given, Y)
+    assert found.bias.sum() == pytest.approx(0, abs=1e-6)
+    best = loss(found.runs[None], np.diff(found.bias))[0]
+    values = loss(grid, b)
+    assert best <= values.min() + 1e-6
+    np.testing.assert_allclose(grid[values.argmin()], found.runs, atol=0.11)
+
+
+def drawn(rng: np.random.Generator, positives: int, count: int = 400) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the logits of two runs, as good as each other with errors of their own, and the classes of items."""
+    y = (np.arange(count) < positives).astype(np.int64)
+    return [np.stack([np.zeros(count), 2.5 * y - 4 + rng.normal(size=count)], axis=1) for _ in range(2)], y
+
+
+def test_a_blend_with_few_positives_is_not_below_a_run():
+    """Three parties with 6 validation positives each: their common weights beat weights of each, and both runs."""
+    rng, scores = np.random.default_rng(0), []
+    for _ in range(12):
+        val, test = [drawn(rng, 6) for _ in range(3)], [drawn(rng, 100, 1000) for _ in range(3)]
+        each = [fit(*own) for own in val]
+        pooled = [np.concatenate(own) for own in zip(*(logits for logits, _ in val), strict=True)]
+        common = fit(pooled, np.concatenate([y for _, y in val]))
+        for own, (logits, y) in zip(each, test, strict=True):
+            mixed = [*logits, common.apply(logits), own.apply(logits)]
+            scores.append([average_precision_score(y, one[:, 1] - one[:, 0]) for one in mixed])
+    first, second, common_score, own_score = np.mean(scores, axis=0)
+    assert common_score > max(first, second) + 0.05
+    assert common_score > own_score
 
 
 @pytest.mark.parametrize("y", [np.zeros(0, np.int64), np.ones(5, np.int64)])
@@ -76,22 +107,26 @@ def runs(run):
     return first, run(*words)
 
 
-def test_a_blend_is_a_run_folder_with_scores_of_each_partys_weights(runs, tmp_path, capsys):
+def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, capsys):
     out = tmp_path / "blend"
     assert main(["blend", str(runs[0].out), str(runs[1].out), "--out", str(out)]) == 0
     assert "headline: test_accuracy at best_val" in capsys.readouterr().out
     held = json.loads((out / "blend.json").read_text())
     summary = json.loads((out / "summary.json").read_text())
-    scores = []
+    scores, val, y = [], [], []
+    weights = Weights(*(np.array(held["weights"][key]) for key in ("runs", "bias")))
+    assert weights.runs.min() >= 0
     for party in range(3):
         both = [load_predictor(one.out, party) for one in runs]
         logits = [one.logits(one.own).numpy() for one in both]
-        graph, own = both[0].own, held["weights"][str(party)]
-        mixed = Weights(np.array(own["runs"]), np.array(own["bias"])).apply(logits)
-        assert min(own["runs"]) >= 0
+        graph, mixed = both[0].own, weights.apply(logits)
+        val.append([own[graph.val_mask.numpy()] for own in logits])
+        y.append(graph.y.numpy()[graph.val_mask.numpy()])
         chosen = graph.test_mask.numpy()
         scores.append(metrics.accuracy(mixed[chosen], graph.y.numpy()[chosen]))
     assert summary["test_accuracy"] == pytest.approx(np.mean(scores))
+    fitted = fit([np.concatenate(own) for own in zip(*val, strict=True)], np.concatenate(y))
+    np.testing.assert_allclose(fitted.runs, weights.runs, rtol=1e-6)
     assert len(fg.compare([out, runs[0].out, runs[1].out])) == 3
     again = fg.blend([fg.load_run(runs[0].out), runs[1].out], tmp_path / "again")
     assert again.summary["test_accuracy"] == summary["test_accuracy"]
@@ -177,7 +212,7 @@ def test_a_party_blends_the_models_of_its_own_state(states, tmp_path, capsys):
     out = tmp_path / "blend"
     assert main(["blend", "--node", *map(str, states), "--out", str(out)]) == 0
     assert "test_accuracy: " in capsys.readouterr().out
-    own = json.loads((out / "blend.json").read_text())["weights"]["0"]
+    own = json.loads((out / "blend.json").read_text())["weights"]
     both = [load_node(state) for state in states]
     logits = [one.items(one.own)[0].numpy() for one in both]
     mixed = Weights(np.array(own["runs"]), np.array(own["bias"])).apply(logits)
