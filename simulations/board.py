@@ -189,10 +189,15 @@ def against(board: Board, reference: str, marked: Mapping[str, str]) -> list[str
     lines = table(["", *board.begun, "wins/ties/losses", "P(better / level / worse)"], body)
     return lines + paragraph(f"""
         Paired by seed, ± half of the 95 % interval. Bold: significant at 5 % after Holm's correction for
-        {len(adjusted)} comparisons. Wins, ties and losses count the complete settings ({len(board.complete)}), with
+        {compared(adjusted)} comparisons. Wins, ties and losses count the complete settings ({len(board.complete)}), with
         a tie within {ROPE:g} point. P is the Bayesian signed-rank test over these settings. An interval describes
         new partitions of one data set, not other data sets.
     """)
+
+
+def compared(adjusted: Mapping[tuple[str, str], float]) -> int:
+    """Return the number of comparisons that Holm's correction covers."""
+    return sum(not math.isnan(p) for p in adjusted.values())
 
 
 def ranking(board: Board, settings: Sequence[str], marked: Mapping[str, str]) -> list[str]:
@@ -223,7 +228,8 @@ def costs(board: Board, settings: Sequence[str], marked: Mapping[str, str]) -> l
     return table(head, body) + paragraph(f"""
         Means over runs on {", ".join(settings)}; CPU / FedAvg is a geometric mean over settings. CPU seconds
         include setup. MB counts both directions of all clients. Memory is that of the whole process, which
-        simulates server and clients. Pareto: no method has more points at no more CPU seconds relative to FedAvg.
+        simulates server and clients. Pareto: no other method that keeps the clients' graphs apart has more points at no
+        more CPU seconds relative to FedAvg.
     """)
 
 
@@ -323,7 +329,7 @@ def tuned_section(default: Board, tuned: Board) -> list[str]:
         Each method runs {trials} trials on the first {len(sweep.tuning_seeds)} seeds: steps, weight decay
         and keys of its own. The trial with the best mean validation score then runs on all {seeds} seeds.
         In brackets: tuned minus default, paired by seed, ± half of the 95 % interval. Bold: significant at 5 % after
-        Holm's correction for {len(gaps)} comparisons. An empty cell is not finished.
+        Holm's correction for {compared(adjusted)} comparisons. An empty cell is not finished.
     """)
     lines += ["", *table(["", *settings], body), "", "### Chosen values", "", *chosen_values(tuned, list(both), marked)]
     spent, usual = (board.hours_spent(settings) for board in (tuned, default))

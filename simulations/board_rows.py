@@ -101,7 +101,7 @@ class Standing:
         rank: mean rank by score; NaN for one setting.
         ratio: geometric mean of its CPU seconds relative to FedAvg's.
         cost: mean CPU seconds, megabytes, exchanges and peak memory in MiB (`COSTS`).
-        front: whether no other method has a higher gain at no higher ratio.
+        front: whether no other method that a party could run has a higher gain at no higher ratio.
     """
 
     method: str
@@ -202,7 +202,8 @@ class Board:
         ranks = np.mean([rankdata([-x for x in row]) for row in means], axis=0) if len(settings) > 1 else None
         gains = {m: self.gain(m, settings) for m in self.methods}
         ratios = {m: math.exp(fmean(self._log_ratio(s, m) for s in settings)) for m in self.methods}
-        points = {m: (ratios[m], gains[m]) for m in self.methods if not math.isnan(gains[m] + ratios[m])}
+        known = [m for m in self.methods if not math.isnan(gains[m] + ratios[m]) and not self.pools(m)]
+        points = {m: (ratios[m], gains[m]) for m in known}
         front = pareto(points)
         found = [
             Standing(

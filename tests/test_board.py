@@ -187,7 +187,7 @@ def test_groups_of_ranks_within_a_critical_difference_equal_all_subsets():
     assert board_views.cliques([1.0, 9.0], critical) == []
 
 
-def test_plots_show_every_method_and_store_what_they_show(whole, tmp_path):
+def test_plots_show_every_method_and_store_what_they_show(whole, tmp_path, monkeypatch):
     found, page = board.plots(whole), board.page([whole])
     assert found.keys() == {"whole_ranks", "whole_cost"}
     for name, (content, draw) in found.items():
@@ -201,6 +201,9 @@ def test_plots_show_every_method_and_store_what_they_show(whole, tmp_path):
     changed = written(tmp_path / "whole.yaml", lambda cell: scores(cell) + (0.2 if cell.method == "Local" else 0))
     assert all(board.plots(changed)[name][0] != found[name][0] for name in found)
     assert [one.ratio for one in whole.standings(["A", "B"])] == pytest.approx([0.5, 0.5, 1])
+    monkeypatch.setattr(board_rows.Board, "pools", lambda self, method: method == "Local")
+    front = {one.method: one.front for one in changed.standings(["A", "B"])}
+    assert front == {"Local": False, "FedAvg": True, "Other": True}, "the best and cheapest pools the graphs"
 
 
 def test_the_interactive_page_has_every_row(small, tmp_path):
@@ -304,6 +307,7 @@ def test_pages_and_plots_are_what_the_rows_say():
         [board_rows.Board(board.FOLDER / name) for name in board.FILES],
         board_rows.Board(board.FOLDER / board.TUNED),
     )
+    assert [m for m in boards[0].methods if boards[0].pools(m)] == ["Central"]
     assert board.PAGE.read_text() == board.page(boards, tuned)
     assert board.README.read_text() == board.readme(boards[0], tuned)
     drawn = {name: content for each in boards for name, (content, _) in board.plots(each).items()}
