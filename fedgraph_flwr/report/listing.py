@@ -15,7 +15,7 @@ from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.report.page import Page, render, table
 from fedgraph_flwr.report.units import duration
-from fedgraph_flwr.runs.folder import CONFIG, FAILURE, ROUNDS, SUMMARY, headline_score, read_rounds
+from fedgraph_flwr.runs.folder import CONFIG, FAILURE, ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
 from fedgraph_flwr.version import __version__
 
 Listed = dict[str, Any]
@@ -54,7 +54,7 @@ def _read(folder: Path) -> Listed | None:
     try:
         keys = dict(flat(yaml.load((folder / CONFIG).read_bytes(), _LOADER)))
         records = read_rounds(folder / ROUNDS)
-        summary = json.loads((folder / SUMMARY).read_bytes()) if (folder / SUMMARY).is_file() else {}
+        summary = read_summary(folder) if (folder / SUMMARY).is_file() else {}
         failure = json.loads((folder / FAILURE).read_bytes()).get("error", "") if (folder / FAILURE).is_file() else ""
     except (OSError, ValueError, AttributeError, TypeError, yaml.YAMLError, FedGraphError):
         return None

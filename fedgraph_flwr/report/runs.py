@@ -18,7 +18,16 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.intervals import Interval, ended, interval
 from fedgraph_flwr.evaluation.intervals import deviation as standard_deviation
-from fedgraph_flwr.runs.folder import CONFIG, FREE, ROUNDS, SUMMARY, fingerprint, headline_score, read_rounds
+from fedgraph_flwr.runs.folder import (
+    CONFIG,
+    FREE,
+    ROUNDS,
+    SUMMARY,
+    fingerprint,
+    headline_score,
+    read_rounds,
+    read_summary,
+)
 from fedgraph_flwr.secure.policy import Policy
 
 
@@ -143,12 +152,11 @@ def load_run(folder: Path) -> FinishedRun:
             f"{folder} holds no run: expected {CONFIG} and {ROUNDS}, as `fedgraph-flwr run out=DIR` writes them"
         )
     records = read_rounds(folder / ROUNDS)
-    try:
-        summary = json.loads((folder / SUMMARY).read_bytes()) if (folder / SUMMARY).is_file() else {}
-    except ValueError as error:
+    summary = read_summary(folder) if (folder / SUMMARY).is_file() else {}
+    if any(not {"failed", "phases"} <= record.keys() for record in records):
         raise FedGraphError(
-            f"{folder / SUMMARY} is not a valid summary of a run ({error}): restore it, or repeat the run"
-        ) from error
+            f"{folder / ROUNDS} has rounds without 'failed' or 'phases': restore the file, or repeat the run"
+        )
     scored = [record for record in records if "metrics" in record]
     cfg = compose([], folder / CONFIG)
     if cfg.on_fleet:  # parties have their own graphs, whatever the configuration says
@@ -293,7 +301,7 @@ def beside(runs: Sequence[FinishedRun], most: int = 500) -> list[FinishedRun]:
     kept = []
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:most]:
         with contextlib.suppress(FedGraphError, OSError, ValueError):
-            summary = json.loads(path.read_bytes())
+            summary = read_summary(path.parent, ["seed", "strategy", "dataset"])
             if summary["seed"] in seeds and summary["dataset"] in data and _is_baseline(summary["strategy"]):
                 run = load_run(path.parent)
                 if run.summary and cut_of(run) in cuts:

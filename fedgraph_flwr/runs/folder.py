@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree, as_arrays, unflatten
@@ -160,6 +160,39 @@ def clear(folder: Path) -> None:
         raise FedGraphError(f"cannot remove an older run from {folder}: {error.strerror or error}") from error
 
 
+_KINDS = dict.fromkeys(
+    ("metrics", "clients", "failed", "failures", "phases", "train", "nodes", "bytes_by_phase"), dict
+) | {"headline": str, "strategy": str, "dataset": str, "rounds": int, "best_round": int, "seed": int}
+"""Type of the values that readers of summaries and records rely on."""
+
+
+def _odd(found: Any, needed: Sequence[str] = ()) -> str:
+    """Return what is wrong with a summary or a record of an untrusted file; empty if it can be read as one."""
+    if not isinstance(found, dict):
+        return "expected keys with values"
+    wrong = [key for key, kind in _KINDS.items() if key in found and not isinstance(found[key], kind)]
+    missing = [key for key in needed if key not in found]
+    return f"'{wrong[0]}' has a wrong type" if wrong else f"it has no '{missing[0]}'" if missing else ""
+
+
+def read_summary(folder: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
+    """Read the summary of a finished run.
+
+    Raises:
+        FedGraphError: it is missing or damaged, or has none of a needed key.
+    """
+    try:
+        found = json.loads((folder / SUMMARY).read_bytes())
+        reason = _odd(found, needed)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = first_line(error)
+    if reason:
+        raise FedGraphError(
+            f"{folder / SUMMARY} is not a valid summary of a run ({reason}): restore it, or repeat the run"
+        )
+    return dict(found)
+
+
 def read_rounds(path: Path, skip: int = 0) -> list[dict[str, Any]]:
     """Read the records of the rounds after the first ``skip``; empty without a file.
 
@@ -178,7 +211,7 @@ def read_rounds(path: Path, skip: int = 0) -> list[dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
-        if not isinstance(record, dict) or type(record.get("round")) is not int:
+        if _odd(record, ["round"]) or type(record["round"]) is not int:
             raise FedGraphError(
                 f"{path}, line {number}: expected a record of a round, got {line[:60]!r}: restore the file, or repeat the run"
             )
@@ -331,6 +364,7 @@ def headline_model(folder: Path, key: str = "evaluate") -> Path:
     """
     if not (folder / SUMMARY).is_file():
         raise FedGraphError(f"{key}={folder} holds no finished run: expected a folder with {SUMMARY}")
+    read_summary(folder, ["headline"])
     return folder / ("model_best.safetensors" if metrics.reports_best(folder) else "model_final.safetensors")
 
 
@@ -356,7 +390,12 @@ def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) 
     """
     path = headline_model(folder, key)
     spec = folder / INPUT_SPEC
-    known = json.loads(spec.read_bytes()).get("fingerprint") if spec.is_file() else None
+    try:
+        known = json.loads(spec.read_bytes()).get("fingerprint") if spec.is_file() else None
+    except (AttributeError, ValueError, RecursionError) as error:
+        raise FedGraphError(
+            f"{spec} does not define features and classes ({first_line(error)}): repeat the run"
+        ) from error
     for client, found in schemas.items():
         if known and list(found) != known:
             raise FedGraphError(
@@ -370,7 +409,7 @@ def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) 
 
 def newcomers(folder: Path, parties: Sequence[str], clients: Sequence[int]) -> list[str]:
     """Return who takes part now and not in the run of a folder: parties by name if both runs know them, else clients."""
-    summary = json.loads((folder / SUMMARY).read_bytes())
+    summary = read_summary(folder)
     if parties and (before := summary.get("parties")):
         return [name for name in parties if name not in before]
     return [f"client {client}" for client in clients if str(client) not in summary.get("nodes", {str(client): 0})]

@@ -20,7 +20,7 @@ from fedgraph_flwr.data.graph import ClientGraph, read_tensors, write_tensors
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runs import prepare as prepare_module
-from fedgraph_flwr.runs.folder import CHECKPOINT, LAUNCHER, SERVER, owned, read_rounds
+from fedgraph_flwr.runs.folder import CHECKPOINT, LAUNCHER, SERVER, owned, read_rounds, read_summary
 from fedgraph_flwr.runs.runner import run as run_anywhere
 from fedgraph_flwr.runs.serving import serve
 from tests.conftest import client_graph
@@ -468,3 +468,15 @@ def test_the_summary_is_written_last(overrides, tmp_path, monkeypatch):
     assert (out / "summary.json").stat().st_mtime_ns >= (out / "model_final.safetensors").stat().st_mtime_ns
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == 3
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{}", "[" * 5000, "1" * 5000, '{"rounds": 1, "best_round": "x"}'])
+def test_a_damaged_summary_or_record_is_one_error(tmp_path, text):
+    """Of someone else's run folder, too."""
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(FedGraphError, match=r"summary\.json is not a valid summary of a run \("):
+        read_summary(tmp_path, ["rounds", "best_round"])
+    for record in ('{"round": 1, "metrics": []}', '{"round": 1, "failed": 3}', "[]", '{"round": true}'):
+        (tmp_path / "rounds.jsonl").write_text(f"{record}\n")
+        with pytest.raises(FedGraphError, match="line 1: expected a record of a round"):
+            read_rounds(tmp_path / "rounds.jsonl")

@@ -2,7 +2,6 @@
 
 import contextlib
 import html
-import json
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.party.use.alerts import Choice
 from fedgraph_flwr.party.use.predict import Predictor
 from fedgraph_flwr.report.as_json import finite
-from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds
+from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
 from fedgraph_flwr.secure import accounting
 from fedgraph_flwr.tasks import Task
 
@@ -34,7 +33,7 @@ def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
     """
     if run is None or not (run / SUMMARY).is_file():
         return {}
-    summary = json.loads((run / SUMMARY).read_bytes())
+    summary = read_summary(run, ["headline"])
     record: dict[str, Any] = next((r for r in read_rounds(run / ROUNDS) if r["round"] == predictor.round), {})
     content = {"round": predictor.round, "rounds": summary["rounds"], "headline": summary["headline"]}
     content |= {"score": headline_score(summary), "chance": summary.get("chance")}
@@ -63,7 +62,8 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
     notes = []
     if spec.columns(NODE) and not tables:
         notes.append(
-            "These tables become features only by `fedgraph-flwr predict`: columns come from the party's records, or a table holds many graphs."
+            "These tables become features only by `fedgraph-flwr predict`: columns come from the party's records, or a"
+            " table holds many graphs."
         )
     if network.labels:
         notes.append("You can pass known labels as `y` and `known`. Edges between these nodes are then typed.")

@@ -47,7 +47,7 @@ from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.frames import check_suffix, write_frame
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
 from fedgraph_flwr.runs.checks import client_class, rebuilds
-from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
+from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY, read_summary
 from fedgraph_flwr.tasks import Task, kind_of
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import OfGraphs
@@ -837,12 +837,7 @@ def finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
         raise FedGraphError(
             f"{run} holds no finished run: expected {CONFIG} and {SUMMARY}, as `fedgraph-flwr run` writes them"
         )
-    try:
-        return compose([], run / CONFIG), json.loads((run / SUMMARY).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise FedGraphError(
-            f"{run / SUMMARY} is not a valid summary of a run ({first_line(error)}): repeat the run"
-        ) from error
+    return compose([], run / CONFIG), read_summary(run, ["rounds", "best_round"])
 
 
 def _input_spec(run: Path) -> InputSpec:
