@@ -1039,7 +1039,7 @@ def test_the_example_goes_from_tables_of_banks_to_predictions(tmp_path, find):
     ]
     for method in rows + (["FedGCN", "FedStruct"] if find == "accounts" else []):
         half = r" ± \d+\.\d" if find == "accounts" else ""  # one seed has no interval
-        assert re.search(rf"^  {method} +\d+\.\d{half}$", table, re.M), table
+        assert re.search(rf"^  {method} +\d+\.\d{half} +[+-]\d+\.\d{half}$", table, re.M), table
     predicted = pd.read_csv(tmp_path / "work" / "a_predictions.csv")
     if find == "accounts":
         accounts = pd.read_csv(tmp_path / "work" / "seed_0" / "a_accounts.csv")
