@@ -251,7 +251,8 @@ def _report(
         treatment.say(f"{where}: {_listing(present)}")
     if missing & set(used):
         treatment.say(f"{where}: columns of other roles, absent here: {', '.join(n for n in used if n in missing)}")
-    if formats := [f"{name} as {column.format}" for name, column in used.items() if column.format and _unusual(column)]:
+    usual = ("", "ISO8601")
+    if formats := [f"{name} as {column.format}" for name, column in used.items() if column.format not in usual]:
         treatment.say(f"{where}: formats: {', '.join(formats)}")
     if filled:
         treatment.say(f"missing values, filled: {'; '.join(filled)}")
@@ -520,11 +521,6 @@ def _series(texts: Any) -> Any:
     import pandas as pd
 
     return pd.Series(texts)
-
-
-def _unusual(column: Column) -> bool:
-    """Return whether a format is worth a line: neither a plain number nor a single ISO date."""
-    return column.format != "ISO8601"
 
 
 MAX_NAMED = 5

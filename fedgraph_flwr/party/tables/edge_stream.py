@@ -11,6 +11,7 @@ import torch
 from fedgraph_flwr.data.mapped import CompressedEdges, is_mapped, require_space
 from fedgraph_flwr.data.schema import TableLayout
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.tables.edges import report_repeated
 from fedgraph_flwr.party.tables.reading import read_chunks
 
 ROWS_AT_ONCE = 1 << 20
@@ -106,11 +107,7 @@ def _sorted(
             degree[first : first + width] = np.bincount(source - first, minlength=min(width, nodes - first))
             single += int((source <= target).sum()) if undirected else len(codes)
             file.write(target.astype(kind).data)
-    if rows > single:
-        both = ", in either direction" if undirected else ""
-        treatment.say(
-            f"{where}: {rows - single} of {rows} rows repeat an edge of another row{both}; each edge counts once"
-        )
+    report_repeated(rows - single, rows, undirected, where, treatment)
     total = int(degree.sum())
     indices = np.memmap(path, kind, "c") if total else np.empty(0, kind)  # stays mapped when its file is deleted
     indptr = np.concatenate([[0], np.cumsum(degree)])

@@ -309,12 +309,15 @@ def once(edges: Tensor, num_nodes: int, undirected: bool, where: str, treatment:
     """Deduplicate the edges [2, E] of a table, add reverse directions if ``undirected``, and report repeated rows."""
     single = edges.sort(dim=0).values if undirected else edges
     distinct = single.unique(dim=1)
-    if repeated := edges.size(1) - distinct.size(1):
-        both = ", in either direction" if undirected else ""
-        treatment.say(
-            f"{where}: {repeated} of {edges.size(1)} rows repeat an edge of another row{both}; each edge counts once"
-        )
+    report_repeated(edges.size(1) - distinct.size(1), edges.size(1), undirected, where, treatment)
     return to_undirected(edges, num_nodes) if undirected else distinct
+
+
+def report_repeated(repeated: int, rows: int, undirected: bool, where: str, treatment: Treatment) -> None:
+    """Report rows that repeat an edge of another row, if there are any."""
+    if repeated:
+        both = ", in either direction" if undirected else ""
+        treatment.say(f"{where}: {repeated} of {rows} rows repeat an edge of another row{both}; each edge counts once")
 
 
 def edge_ends(table: Any, columns: Columns, where: str, sources: Ids, targets: Ids) -> Tensor:

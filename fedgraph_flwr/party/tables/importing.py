@@ -140,7 +140,7 @@ def from_tables(
     undirected = undirected or (single and treatment.undirected)
     for kind in tables.nodes:
         roles.check_roles(columns, kind, treatment)
-    ids = {kind: Ids(table, columns.id, tables.files[kind]) for kind, table in tables.nodes.items()}
+    ids = {kind: Ids.of(table, columns.id, tables.files[kind]) for kind, table in tables.nodes.items()}
     values, names = _target_nodes(tables, classes, treatment)
     usable = roles.feature_columns(tables.nodes, columns.features, columns.others, tables.files)
     carried = roles.edge_feature_columns(tables.by_name, columns, tables.files, treatment)

@@ -12,34 +12,14 @@ from fedgraph_flwr.party.tables.columns import MAX_TEXT, SPLITS, Treatment, as_w
 
 
 class Ids:
-    """Index of one table's nodes: id of any type → position 0..N-1."""
+    """Index of the nodes of one table or graph: id of any type → position 0..N-1."""
 
-    def __init__(self, table: Any, column: str, where: str):
-        """Read the ids from a table.
-
-        Raises:
-            FedGraphError: an id is missing or repeated.
-        """
-        read = column_of(table, column, where, "id")
-        if read.dtype.kind not in "biuf" and (row := first_row((read.astype(str).str.len() > MAX_TEXT).to_numpy())):
-            raise FedGraphError(f"{where}: the id of row {row} has more than {MAX_TEXT} characters: shorten it")
-        texts = as_words(read)
-        if row := first_row(texts == ""):
-            raise FedGraphError(f"{where}: row {row} has no id in column '{column}'; every node needs one")
-        self._keep(texts, where)
-
-    @classmethod
-    def of(cls, texts: np.ndarray, where: str) -> "Ids":
+    def __init__(self, texts: np.ndarray, where: str):
         """Build the index from ids [N].
 
         Raises:
             FedGraphError: an id is repeated.
         """
-        found = cls.__new__(cls)
-        found._keep(texts, where)
-        return found
-
-    def _keep(self, texts: np.ndarray, where: str) -> None:
         import pandas as pd
 
         self.index = pd.Index(texts)
@@ -50,6 +30,21 @@ class Ids:
                 f"{where}: id '{texts[second]}' is repeated in rows {first + 1} and {second + 1}; each node needs its own"
             )
         self.where = where
+
+    @classmethod
+    def of(cls, table: Any, column: str, where: str) -> "Ids":
+        """Read the ids of a table.
+
+        Raises:
+            FedGraphError: an id is missing or repeated.
+        """
+        read = column_of(table, column, where, "id")
+        if read.dtype.kind not in "biuf" and (row := first_row((read.astype(str).str.len() > MAX_TEXT).to_numpy())):
+            raise FedGraphError(f"{where}: the id of row {row} has more than {MAX_TEXT} characters: shorten it")
+        texts = as_words(read)
+        if row := first_row(texts == ""):
+            raise FedGraphError(f"{where}: row {row} has no id in column '{column}'; every node needs one")
+        return cls(texts, where)
 
     def positions(self, table: Any, column: str, where: str, first: int = 0) -> np.ndarray:
         """Return the positions [E] of the nodes named in a column of another table, whose rows count from ``first``.

@@ -32,11 +32,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.drift import drift
     from fedgraph_flwr.party.use.pages import drift_page, write_outputs
 
-    predictor = predict_command.opened(args)
-    if predictor.client is None or predictor.own is None:
-        raise FedGraphError(
-            "drift compares with the file of a party: pass --client I or --node DIR, and restore its file"
-        )
+    predictor = predict_command.opened(args, own="drift compares with")
     if not (args.nodes or args.graph):
         raise FedGraphError(
             "drift compares new items with the stored ones: pass --nodes FILE and --edges FILE, or --graph FILE"

@@ -44,9 +44,7 @@ def main(args: argparse.Namespace) -> int:
     items = [item.strip() for item in next(csv.reader([args.items], skipinitialspace=True), []) if item.strip()]
     if not items or args.top < 1:
         raise FedGraphError(f"--items needs ids and --top a number above 0, got '{args.items}' and {args.top}")
-    predictor = opened(args)
-    if predictor.client is None or predictor.own is None:
-        raise FedGraphError("explain reads the file of a party: pass --client I or --node DIR, and restore its file")
+    predictor = opened(args, own="explain reads")
     found = explain(*chosen_input(args, predictor), items)
     frames = [reasons.to_frame(args.top) for reasons in found]
     for reasons, frame in zip(found, frames, strict=True):

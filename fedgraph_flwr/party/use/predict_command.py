@@ -74,17 +74,25 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _MODEL)
 
 
-def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page")) -> Any:
+def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), own: str = "") -> Any:
     """Complete the options by the party's file, check the outputs, and load the predictor that the options select.
 
+    Args:
+        args: the options.
+        outputs: names of options for output files.
+        own: what needs the file of a party, for errors; "" if nothing does.
+
     Raises:
-        FedGraphError: an output is the file of an input, or as `load_chosen`.
+        FedGraphError: an output is the file of an input, the party's file is missing, or as `load_chosen`.
     """
     fill(args)
     check_outputs(
         args, outputs, [name for name in ("nodes", "edges", "graph", "pairs", "schema") if hasattr(args, name)]
     )
-    return load_chosen(args)
+    predictor = load_chosen(args)
+    if own and (predictor.client is None or predictor.own is None):
+        raise FedGraphError(f"{own} the file of a party: pass --client I or --node DIR, and restore its file")
+    return predictor
 
 
 def load_chosen(args: argparse.Namespace) -> Any:

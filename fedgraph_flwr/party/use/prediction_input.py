@@ -198,13 +198,13 @@ def new_nodes(
     if nodes is None:
         links = read_table(edges, columns.layout)
         table, treatment = nodes_of_role(links, columns, stored, str(edges), treatment or spec.treatment())
-        own, columns = Ids(table, columns.id, str(edges)), replace(columns, party_columns="", party_prefix="")
+        own, columns = Ids.of(table, columns.id, str(edges)), replace(columns, party_columns="", party_prefix="")
         return _joined(table, links, own, columns, spec, stored, (str(edges), str(edges), where), treatment)
     if columns.graph:  # whole new graphs
         graph, _ = tables(nodes, edges, columns, spec, treatment)
         return NewNodes(graph, unpack_words(graph.ids), np.arange(starts(graph).numel()))
     table, links = read_table(nodes, columns.layout), read_table(edges, columns.layout)
-    own = Ids(table, columns.id, str(nodes))
+    own = Ids.of(table, columns.id, str(nodes))
     named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target) if end in links.columns]
     outside = [word for texts in named for word in texts[own.index.get_indexer(texts) < 0]]
     known = isinstance(stored, Graph) and stored.book.numel() > 0 and _names(stored, own, named)
@@ -229,7 +229,7 @@ def new_nodes(
 
 def _names(stored: Graph, own: Ids, named: list[np.ndarray]) -> bool:
     """Return whether a table or its edges name a node of a stored graph, whose book then gives the columns of the new records."""
-    ids = Ids.of(unpack_words(stored.ids), "the stored graph").index if len(stored.ids) else own.index[:0]
+    ids = Ids(unpack_words(stored.ids), "the stored graph").index if len(stored.ids) else own.index[:0]
     return any(bool((ids.get_indexer(texts) >= 0).any()) for texts in (own.index, *named))
 
 
@@ -265,12 +265,12 @@ def _joined(
     carried = edge_feature_columns({EDGE: links}, columns, {EDGE: where[1]}, treatment)[EDGE]
     treatment.check_names({NODE: names, EDGE: carried})
     x = _table_columns(table, names, stored, where, treatment)
-    old = Ids.of(unpack_words(stored.ids), where[2])
+    old = Ids(unpack_words(stored.ids), where[2])
     rows = old.index.get_indexer(own.index)
     fresh = rows < 0
     n, k = stored.num_nodes, int(fresh.sum())
     rows[fresh] = n + np.arange(k)
-    union = Ids.of(np.concatenate([old.index, own.index[fresh]]), f"{where[0]} or {where[2]}")
+    union = Ids(np.concatenate([old.index, own.index[fresh]]), f"{where[0]} or {where[2]}")
     rows_of_table = links
     day = divide(links, columns, union.index, rule, stored, (where[1], f"{where[0]} or {where[2]}"), spec.parallel)
     links = links.iloc[day.rows].reset_index(drop=True)
