@@ -11,7 +11,7 @@ from fedgraph_flwr.config import SHARES
 from fedgraph_flwr.config.operating import point
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import Interval, paired
-from fedgraph_flwr.report.page import Page, grid, note, render, table
+from fedgraph_flwr.report.page import Page, grid, note, of_change, render, table
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of, method_name
 from fedgraph_flwr.report.units import duration, percent, points, size
 
@@ -232,16 +232,9 @@ def compared(page: Page, groups: Sequence[RunGroup], baselines: Sequence[RunGrou
     level = statistics.fmean(group.chance for group in groups)
     if not math.isnan(level):
         rows.append({"name": "Chance", "mean": level, "lo": math.nan, "hi": math.nan, "colour": 6})
-    dots = page.chart(
-        f"Test {display_name(metric)}",
-        ("Large: mean over seeds, with its 95 % interval (Student's t). Small: single seeds. " if several else "")
-        + f"Chance: {chance.predictor(metric)}.",
-        "dots",
-        height=90 + 46 * len(rows),
-        rows=rows,
-        unit=unit,
-        name="",
-    )
+    how = "Large: mean over seeds, with its 95 % interval (Student's t). Small: single seeds. " if several else ""
+    how += f"Chance: {chance.predictor(metric)}."
+    dots = page.dots(f"Test {display_name(metric)}", how, rows, unit=unit, name="")
     found = [run.folder.name for group in shown if group not in groups for run in group.runs]
     found_note = (
         note(f"Found next to the runs of this page, with the same data: {', '.join(found)}.") if found else Markup("")
@@ -267,16 +260,9 @@ def _differences(page: Page, groups: Sequence[RunGroup], unit: str, metric: str)
     if not rows:
         return Markup("")
     crosses = ", with its 95 % interval: one that contains 0 shows no difference"
-    return page.chart(
-        f"Difference to {first.name}",
-        f"Mean of the differences paired by seed{crosses if any(len(group.runs) > 1 for group in groups) else ''}.",
-        "dots",
-        height=90 + 46 * len(rows),
-        rows=rows,
-        unit="points" if unit == "share" else unit,
-        name="points" if unit == "share" else "",
-        marks=[{"name": "", "at": 0}],
-    )
+    several = any(len(group.runs) > 1 for group in groups)
+    how = f"Mean of the differences paired by seed{crosses if several else ''}."
+    return page.dots(f"Difference to {first.name}", how, rows, **of_change(unit))
 
 
 def _table(groups: Sequence[RunGroup], metric: str) -> Markup:
@@ -302,20 +288,9 @@ def _table(groups: Sequence[RunGroup], metric: str) -> Markup:
                 (size(_moved(group)), _moved(group)),
             ]
         )
-    head = [
-        "setting",
-        "seeds",
-        f"test {display_name(metric)}",
-        "standard deviation",
-        "95 % interval",
-        f"to {groups[0].name}",
-        "95 % interval",
-    ]
-    return table(
-        [*head, "chance", "time per round", "traffic"],
-        rows,
-        "Means over seeds; differences are paired by seed. Click on a column to sort.",
-    )
+    head = ["setting", "seeds", f"test {display_name(metric)}", "standard deviation", "95 % interval"]
+    head += [f"to {groups[0].name}", "95 % interval", "chance", "time per round", "traffic"]
+    return table(head, rows, "Means over seeds; differences are paired by seed. Click on a column to sort.")
 
 
 def _moved(group: RunGroup) -> float:

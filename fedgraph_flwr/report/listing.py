@@ -16,7 +16,6 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.report.page import Page, render, table
 from fedgraph_flwr.report.units import duration
 from fedgraph_flwr.runs.folder import CONFIG, FAILURE, ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
-from fedgraph_flwr.version import __version__
 
 Listed = dict[str, Any]
 """One run: ``run`` (its folder), method, data, seed, state, rounds, score, ``config`` (its keys, dotted)."""
@@ -82,9 +81,8 @@ def write_listing(folder: Path, out: Path) -> Path:
     page = Page(f"Runs in {folder.name or folder}")
     counts = {state: sum(run["state"] == state for run in runs) for state in ("finished", "unfinished", "failed")}
     text = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
-    when = time.strftime("%d %B %Y").lstrip("0")
     lead = render("lead", text=f"{text}. A name links to the run's report, if it has one, else to its folder.")
-    page.add(render("heading", when=when, version=__version__, title=page.title, summaries=lead, tiles=""))
+    page.heading(lead)
     page.section("runs", "Runs", "", [table(list(_COLUMNS), [_row(run, out.parent) for run in reversed(runs)])])
     write_bytes(out, page.html().encode())
     return out

@@ -5,6 +5,7 @@ content security policy forbids access.
 """
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+
+from fedgraph_flwr.version import __version__
 
 
 class Page:
@@ -31,6 +34,11 @@ class Page:
     def add(self, part: Markup) -> None:
         """Add markup without a heading."""
         self._parts.append(part)
+
+    def heading(self, summaries: Markup, tiles: Markup | str = "", title: str = "") -> None:
+        """Add a title, by default the page's, with the date and the version, sentences, and tiles of numbers."""
+        when, title = time.strftime("%d %B %Y").lstrip("0"), title or self.title
+        self.add(render("heading", when=when, version=__version__, title=title, summaries=summaries, tiles=tiles))
 
     def section(self, name: str, title: str, lead: str, parts: Iterable[Markup]) -> None:
         """Add a section linked from the top bar; skip it without parts."""
@@ -53,6 +61,10 @@ class Page:
         name = f"chart{len(self.charts)}"
         self.charts[name] = {"kind": kind, **_plain(data)}
         return render("chart", name=name, title=title, how=how, height=height, wide=wide)
+
+    def dots(self, title: str, how: str, rows: Sequence[dict[str, Any]], row: int = 46, **data: Any) -> Markup:
+        """Add a chart of points with intervals, ``row`` pixels high each, and return its element."""
+        return self.chart(title, how, "dots", height=90 + row * len(rows), rows=rows, **data)
 
     def html(self) -> str:
         """Return the whole page."""
@@ -103,6 +115,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "")
 def pairs(terms: Iterable[tuple[str, str]]) -> Markup:
     """Return a list of terms with descriptions."""
     return render("pairs", terms=terms)
+
+
+def of_change(unit: str) -> dict[str, Any]:
+    """Return the axis of differences of scores: points for shares, and a mark at 0."""
+    share = unit == "share"
+    return {"unit": "points" if share else unit, "name": "points" if share else "", "marks": [{"name": "", "at": 0}]}
 
 
 def note(content: str) -> Markup:

@@ -26,13 +26,8 @@ UNKNOWN = (
     "Sizes as reported by the parties. The dataset, edges, homophily and label mix are unknown here, because the parties keep"
     " them private."
 )
-_REPORTED = {
-    "num_nodes": "nodes",
-    "num_train": "training nodes",
-    "num_val": "validation nodes",
-    "num_features": "features",
-    "num_classes": "classes",
-}
+_REPORTED = {"num_nodes": "nodes", "num_train": "training nodes", "num_val": "validation nodes"}
+_REPORTED |= {"num_features": "features", "num_classes": "classes"}
 """Key reported by clients about their graphs → name in the table."""
 
 MAX_SETTINGS = 8
@@ -52,17 +47,11 @@ def clients(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
     y = {"name": f"test {display_name(metric)}", "unit": unit}
     charts = []
     for title, sentence, x, of in _against(graphs) if graphs else []:
-        series = [
-            {
-                "name": name,
-                "colour": i,
-                "points": [[of[c], v, f"client {c}", 10] for c, v in enumerate(values[: len(of)]) if of[c] is not None],
-            }
-            for i, (name, values) in enumerate(scores.items())
-        ]
-        charts.append(page.chart(title, sentence, "plane", height=280, x=x, y=y, series=series))
+        charts.append(page.chart(title, sentence, "plane", height=280, x=x, y=y, series=_series(scores, of)))
     if not graphs and first.reported:
-        charts.append(_against_reported(page, scores, first.reported, y))
+        series = _series(scores, [one.get("num_train") for one in first.reported])
+        title, sentence, x = "… against its size", "Training nodes reported by the client.", {"name": "training nodes"}
+        charts.append(page.chart(title, sentence, "plane", height=280, x=x | {"unit": "count"}, y=y, series=series))
     bars = _ranked(page, scores, first, metric, unit)
     others = ", ".join(group.name for group in groups if group not in same)
     left = note(f"Not shown here, because the clients differ: {others}.") if others else Markup("")
@@ -70,25 +59,16 @@ def clients(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
     return [grid(bars, *charts), _client_table(scores, graphs, first, metric), unknown, left]
 
 
-def _against_reported(
-    page: Page, scores: dict[str, list[float]], sizes: Sequence[dict[str, Any]], y: dict[str, Any]
-) -> Markup:
-    """Plot scores of a fleet's clients against the training nodes that they reported."""
-    series = [
+def _series(scores: dict[str, list[float]], x: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return scores of clients against a number of each, as far as it is known."""
+    return [
         {
             "name": name,
             "colour": i,
-            "points": [
-                [one.get("num_train"), v, f"client {c}", 10]
-                for c, (one, v) in enumerate(zip(sizes, values, strict=False))
-            ],
+            "points": [[x[c], v, f"client {c}", 10] for c, v in enumerate(values[: len(x)]) if x[c] is not None],
         }
         for i, (name, values) in enumerate(scores.items())
     ]
-    x = {"name": "training nodes", "unit": "count"}
-    return page.chart(
-        "… against its size", "Training nodes reported by the client.", "plane", height=280, x=x, y=y, series=series
-    )
 
 
 def _against(graphs: Sequence[dict[str, Any]]) -> list[tuple[str, str, dict[str, Any], list[Any]]]:
@@ -310,27 +290,14 @@ def costs(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
         {"name": phase, "colour": i, "values": [of.get(phase, {}).get("seconds", 0) for of in totals]}
         for i, phase in enumerate(phases)
     ]
+    traffic: dict[str, Any] = {"height": 90 + 34 * len(moved), "categories": moved, "series": by_bytes, "unit": "bytes"}
+    times: dict[str, Any] = {"height": max(height, 150), "categories": names, "series": by_time, "unit": "seconds"}
+    how = "Duration of the exchanges of all rounds at the server; phases of one round may overlap."
     charts = grid(
         page.chart(
-            "Bytes by phase",
-            "Network traffic of the whole run over all clients.",
-            "bars",
-            height=90 + 34 * len(moved),
-            flat=True,
-            categories=moved,
-            series=by_bytes,
-            unit="bytes",
+            "Bytes by phase", "Network traffic of the whole run over all clients.", "bars", flat=True, **traffic
         ),
-        page.chart(
-            "Time by phase",
-            "Duration of the exchanges of all rounds at the server; phases of one round may overlap.",
-            "bars",
-            height=max(height, 150),
-            flat=True,
-            categories=names,
-            series=by_time,
-            unit="seconds",
-        ),
+        page.chart("Time by phase", how, "bars", flat=True, **times),
     )
     rows = [
         [
@@ -397,10 +364,7 @@ def _machine(run: FinishedRun) -> Markup:
     memory = run.number("peak_rss_mb")
     terms = [
         ("set-up", duration(run.number("setup_seconds"))),
-        (
-            "time per round",
-            f"{duration(run.number('seconds_per_round'))} (median)",
-        ),
+        ("time per round", f"{duration(run.number('seconds_per_round'))} (median)"),
         ("exchanges per round", f"{run.number('exchanges_per_round'):g} (median)"),
         ("peak memory", size(memory * 2**20)),
     ]

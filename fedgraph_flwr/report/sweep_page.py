@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from markupsafe import Markup
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.as_json import as_json
-from fedgraph_flwr.report.page import Page, grid, note, render, table
+from fedgraph_flwr.report.page import Page, grid, note, of_change, render, table
 from fedgraph_flwr.report.runs import group_runs, load_run
 from fedgraph_flwr.report.sections import training
 from fedgraph_flwr.report.units import duration, size
-from fedgraph_flwr.version import __version__
 
 CHOSEN = (
     "Mean differences paired by seed, ± half of their 95 % interval (Student's t). The leading method is chosen by these test"
@@ -49,21 +47,14 @@ def add_sweep(page: Page, outcome: Mapping[str, Any], folder: Path, more: str = 
     cells = [cell for cell in outcome["cells"] if cell.get("mean") is not None]
     settings = list(dict.fromkeys(cell["setting"] for cell in cells))
     answers = Markup("").join(render("answer", text=f"{text}.") for text in outcome["verdicts"])
-    when = time.strftime("%d %B %Y").lstrip("0")
     lead = render("lead", text=" ".join(filter(None, [outcome["source"], CHOSEN if answers else ""])))
-    page.add(
-        render("heading", when=when, version=__version__, title=outcome["title"], summaries=answers + lead, tiles="")
-    )
+    page.heading(answers + lead, title=outcome["title"])
     charts = [_scores(page, outcome, cells, settings), _differences(page, outcome, cells, settings)]
     name = outcome["headline"] or "score"
     parts = [grid(*charts), _table(outcome, cells, len(settings) > 1), grid(_costs(page, outcome, cells, settings))]
     page.section(f"scores{more}", "Scores", f"{name}, over seeds.", parts)
-    page.section(
-        f"curves{more}",
-        "Curves",
-        "Means over clients by round, of the kept runs.",
-        _kept(page, cells, folder),
-    )
+    about = "Means over clients by round, of the kept runs."
+    page.section(f"curves{more}", "Curves", about, _kept(page, cells, folder))
     failures = [f"{one['run']}: {one['reason']}" for one in outcome["failures"]]
     page.section(f"failures{more}", "Failures", "", [render("bullets", items=failures)] if failures else [])
     page.section(f"again{more}", "Repeat it", "", [render("preformatted", content=outcome["command"])])
@@ -84,15 +75,10 @@ def _scores(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settin
     factor, unit = _scale(outcome), "share" if outcome["percent"] else "plain"
 
     def rows(of: Sequence[Any]) -> dict[str, Any]:
-        made = [
-            {
-                "name": cell["method"],
-                "colour": place,
-                "each": [[factor * v, f"seed {seed}"] for seed, v in cell["scores"].items() if v is not None],
-                **_ends(cell, factor),
-            }
-            for place, cell in enumerate(of)
-        ]
+        made = []
+        for place, cell in enumerate(of):
+            each = [[factor * v, f"seed {seed}"] for seed, v in cell["scores"].items() if v is not None]
+            made.append(_row(cell, place, cell, factor) | {"each": each})
         return {"rows": made}
 
     views = _views(cells, settings, rows)
@@ -101,9 +87,10 @@ def _scores(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settin
     return page.chart("Score", how, "dots", height=height, views=views, unit=unit, name="") if views else Markup("")
 
 
-def _ends(found: Mapping[str, Any], factor: float) -> dict[str, float]:
+def _row(cell: Mapping[str, Any], place: int, found: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """Return the row of a method in a chart, with a mean and half of its interval."""
     mean, half = factor * found["mean"], math.nan if found["half"] is None else factor * found["half"]
-    return {"mean": mean, "lo": mean - half, "hi": mean + half}
+    return {"name": cell["method"], "colour": place, "mean": mean, "lo": mean - half, "hi": mean + half}
 
 
 def _differences(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settings: Sequence[str]) -> Markup:
@@ -111,7 +98,7 @@ def _differences(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], s
 
     def rows(of: Sequence[Any]) -> dict[str, Any]:
         made = [
-            {"name": cell["method"], "colour": place, **_ends(cell["difference"], factor)}
+            _row(cell, place, cell["difference"], factor)
             for place, cell in enumerate(of)
             if cell["difference"] and "seconds_per_round" in cell  # not of what is counted without a run
         ]
@@ -126,9 +113,7 @@ def _differences(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], s
         "dots",
         height=90 + 46 * max(len(view["rows"]) for view in views.values()),
         views=views,
-        unit="points" if outcome["percent"] else "plain",
-        name="points" if outcome["percent"] else "",
-        marks=[{"name": "", "at": 0}],
+        **of_change("share" if outcome["percent"] else "plain"),
     )
 
 
@@ -181,21 +166,9 @@ def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> M
                 *([_links(cell["runs"])] if kept else []),
             ]
         )
-    head = [
-        *(["setting"] if several else []),
-        "method",
-        *(["choice"] if tuned else []),
-        "seeds",
-        "score",
-        "95 % interval",
-    ]
-    head += [
-        f"to {outcome['reference'] or '–'}",
-        "95 % interval",
-        "time per round",
-        "traffic",
-        *(["runs"] if kept else []),
-    ]
+    head = [*(["setting"] if several else []), "method", *(["choice"] if tuned else []), "seeds", "score"]
+    head += ["95 % interval", f"to {outcome['reference'] or '–'}", "95 % interval", "time per round", "traffic"]
+    head += ["runs"] if kept else []
     left = "" if kept else note("Curves and links of single runs: repeat the sweep with --keep.")
     return table(head, rows, "Means over seeds; differences are paired by seed. Click on a column to sort.") + left
 

@@ -1,13 +1,11 @@
 """Report of runs: one self-contained HTML page."""
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.version import __version__
 
 LoadPredictor = Callable[[Path, int], Any]
 """Returns the predictor of a client, from a run's folder and the client's index."""
@@ -29,7 +27,7 @@ def write_report(
         FedGraphError: a folder holds no run, or no finished round.
     """
     from fedgraph_flwr.report import headline, pieces, predicted, sections
-    from fedgraph_flwr.report.page import Page, note, render
+    from fedgraph_flwr.report.page import Page, note
     from fedgraph_flwr.report.runs import beside, group_runs, load_run
 
     runs = [load_run(folder) for folder in folders]
@@ -43,23 +41,9 @@ def write_report(
     ]
     top = headline.best(shown)
     page = Page(headline.title(shown))
-    when = time.strftime("%d %B %Y").lstrip("0")
-    page.add(
-        render(
-            "heading",
-            when=when,
-            version=__version__,
-            title=page.title,
-            summaries=headline.summaries(shown, compared),
-            tiles=headline.tiles(top),
-        )
-    )
-    page.section(
-        "compared",
-        "Comparison",
-        "Runs that differ only in their seeds are one setting.",
-        [headline.compared(page, shown, compared)],
-    )
+    page.heading(headline.summaries(shown, compared), headline.tiles(top))
+    lead = "Runs that differ only in their seeds are one setting."
+    page.section("compared", "Comparison", lead, [headline.compared(page, shown, compared)])
     page.section("clients", "Clients", _of(shown, "Differences between the parties."), sections.clients(page, shown))
     page.section("training", "Training", "", sections.training(page, shown))
     maps = []

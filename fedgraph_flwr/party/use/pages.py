@@ -1,6 +1,5 @@
 """Pages of a desk: alerts, drift, reasons and worth as self-contained HTML, drawn as the report of runs."""
 
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,10 +12,9 @@ from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.report.headline import display_name, is_share, score_text
-from fedgraph_flwr.report.page import Page, grid, render, table
+from fedgraph_flwr.report.page import Page, grid, of_change, render, table
 from fedgraph_flwr.report.runs import method_name
 from fedgraph_flwr.report.units import duration, percent
-from fedgraph_flwr.version import __version__
 
 MAX_ROWS = 500
 """Most alerts in a page; the CSV has all."""
@@ -101,7 +99,7 @@ def _operating(page: Page, choice: Any) -> Markup:
         if (value := figures.get(name))
     ]
     how = "Of the items above the threshold; lines: 95 % intervals. The threshold was chosen on the validation items."
-    return _dots(page, "Precision and recall", how, rows, unit="share", name="")
+    return page.dots("Precision and recall", how, rows, unit="share", name="")
 
 
 def _curve(page: Page, choice: Any) -> Markup:
@@ -151,7 +149,7 @@ def drift_page(found: Any, predictor: Any) -> Page:
     ]
     marks = [{"name": "", "at": limit} for limit in (WATCH, SHIFTED)]
     how = f"The {len(rows)} largest changes; dashed: {WATCH:g} and {SHIFTED:g}. Triangles: stable; diamonds: shifted."
-    chart = _dots(page, "Change by column", how, rows, 30, wide=True, unit="plain", name="PSI", marks=marks)
+    chart = page.dots("Change by column", how, rows, 30, wide=True, unit="plain", name="PSI", marks=marks)
     page.section("changes", "Changes", "", [chart])
     page.section("columns", "All columns", "Click on a column to sort.", [_table(found)])
     return page
@@ -216,11 +214,8 @@ def worth_page(found: Any) -> Page:
         points = [_point(row["run"], [row[name] for name in names], place) for place, row in rows.iterrows()]
         is_change = names[0] == "difference"
         how = "Lines: 95 % intervals" + (": one that contains 0 decides nothing." if is_change else ".")
-        marks = [{"name": "", "at": 0}] if is_change else []
-        axis: Any = (
-            {"unit": "points", "name": "points"} if is_change and unit == "share" else {"unit": unit, "name": ""}
-        )
-        charts.append(_dots(page, title, how, points, marks=marks, **axis))
+        axis: Any = of_change(unit) if is_change else {"unit": unit, "name": ""}
+        charts.append(page.dots(title, how, points, **axis))
     page.section("scores", "Scores", "", [grid(*charts)])
     costs = found[["run", "rounds", "seconds", "megabytes", "epsilon"]].rename(
         columns={"megabytes": "MB per party", "epsilon": "ε"}
@@ -241,7 +236,7 @@ def contribution_page(found: Any) -> Page:
     rows = enumerate(found.itertuples())
     points = [_point(row.party, (row.contribution, row.low, row.high), place) for place, row in rows]
     how = "They add up to the gain of all parties."
-    chart = _dots(page, "Shapley values", how, points, unit="plain", marks=[{"name": "", "at": 0}])
+    chart = page.dots("Shapley values", how, points, **of_change("plain"))
     page.section("parties", "Parties", "", [grid(chart), _table(found)])
     return page
 
@@ -249,20 +244,13 @@ def contribution_page(found: Any) -> Page:
 def _page(title: str, lead: str, cells: Iterable[tuple[str, str, str]]) -> Page:
     """Return a page with its heading and tiles."""
     page = Page(title)
-    when, body = time.strftime("%d %B %Y").lstrip("0"), render("paragraph", content=lead)
-    shown = render("tiles", cells=list(cells)) if cells else ""
-    page.add(render("heading", when=when, version=__version__, title=title, summaries=body, tiles=shown))
+    page.heading(render("paragraph", content=lead), render("tiles", cells=list(cells)) if cells else "")
     return page
 
 
 def _point(name: str, values: Sequence[float | None], colour: Any) -> dict[str, Any]:
-    """Return a row of `_dots`: a value and the ends of its interval, None or NaN without one."""
+    """Return a row of `Page.dots`: a value and the ends of its interval, None or NaN without one."""
     return {"name": name, **dict(zip(("mean", "lo", "hi"), values, strict=True)), "colour": colour}
-
-
-def _dots(page: Page, title: str, how: str, rows: list[dict[str, Any]], row: int = 46, **more: Any) -> Markup:
-    """Return a chart of points with intervals, ``row`` pixels high each."""
-    return page.chart(title, how, "dots", height=90 + row * len(rows), rows=rows, **more)
 
 
 def _whose(predictor: Any) -> str:
