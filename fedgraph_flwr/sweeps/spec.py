@@ -164,6 +164,7 @@ class Sweep:
             (setting, method): self.choices(setting, method, found)
             for setting, method in itertools.product(self.settings, self.methods)
         }
+        group = str(self.results.with_suffix("").absolute())
         taken = {at: self._selected(*at, choices, found) for at, choices in chosen.items()} if self.tuned_on else {}
         for seed in self.seeds:
             for (setting, method), choices in chosen.items():
@@ -171,7 +172,7 @@ class Sweep:
                     choices = taken[setting, method]
                 for name, overrides in choices.items():
                     overrides = [*overrides, *self.over, f"seed={seed}"]
-                    yield Cell(setting, name, seed, tuple(overrides), str(self.results.with_suffix("").absolute()))
+                    yield Cell(setting, name, seed, tuple(overrides), group)
 
     def choices(self, setting: str, method: str, found: Found) -> dict[str, list[str]]:
         """Return the overrides (without ``over`` and seed) of every choice of a row and column, by its name in the CSV.
