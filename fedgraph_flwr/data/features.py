@@ -6,7 +6,7 @@ records with time < τ, and those of a window W have time ≥ τ − W. Records 
 
     n, sum, partners, since      of both ends, paid (out) and received (in)
     pair_before, back_before     earlier records between the same two accounts
-    flow_in                      records into the payer that are alike in amount: |ln m − ln m'| < 0.1
+    flow_in                      records into the payer that are alike in amount: |ln m − ln m'| < ln(1 / 0.9)
     hop2, common                 records two steps away; accounts between both ends
 
 Amounts are whole cents, so that sums do not depend on the order of records. Columns are centred and scaled by constants, not by
@@ -17,6 +17,7 @@ time O(R log R) for R records, also if they belong to one account.
 
 import fnmatch
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
@@ -35,8 +36,8 @@ DAY = 86_400
 WINDOWS = (0.25, 2.0, 14.0)
 """Days of the windows of the default recipe: within a day, over a weekend, and the usual pace of an account."""
 
-ALIKE = 0.1
-"""Two amounts are alike if their logarithms differ by less."""
+ALIKE = math.log(1 / 0.9)
+"""Two amounts are alike if their logarithms differ by less: the smaller is above 90 % of the larger."""
 
 DEPTH = 5
 """Most records in a row that ``flow_in_depth`` follows."""
@@ -220,7 +221,7 @@ def _edge_documents(recipe: Recipe) -> Iterator[Column]:
         yield Column(
             f"flow_in_kept_{w}", "ln(1 + records)", f"Records {alike} and not smaller than this one, {within}."
         )
-        yield Column(f"flow_in_gap_{w}", "|Δ ln amount| / 0.1", f"Smallest difference to records {alike}, {within}.")
+        yield Column(f"flow_in_gap_{w}", "|Δ ln amount| / 0.105", f"Smallest difference to records {alike}, {within}.")
         yield Column(f"flow_in_hours_{w}", "ln(1 + hours)", f"Time since the closest in amount of these, {within}.")
         row = f"Records alike in amount in a row that lead to this one, each within {days:g} days of the next, at most {DEPTH}."
         yield Column(f"flow_in_depth_{w}", "records", row)
@@ -273,7 +274,7 @@ def _node_documents(recipe: Recipe) -> Iterator[Column]:
         for which, text in ends:
             row = f"Most alike records in a row that {text}, each within {days:g} days of the next, at most {DEPTH}."
             yield Column(f"flow_{which}_{w}", "records", row)
-        yield Column(f"flow_gap_{w}", "|Δ ln amount| / 0.1", f"Smallest difference of amounts over {pairs}.")
+        yield Column(f"flow_gap_{w}", "|Δ ln amount| / 0.105", f"Smallest difference of amounts over {pairs}.")
         yield Column(f"flow_hours_{w}", "ln(1 + hours)", f"Shortest time to the closest in amount over {pairs}.")
 
 

@@ -203,6 +203,20 @@ def test_columns_of_accounts_by_hand():
     assert read("flow_hours_1d", HOURS) == pytest.approx([1, 24, 1], abs=1e-3)
 
 
+def test_money_that_keeps_more_than_90_percent_is_alike():
+    """Accounts 1 to 4 receive 100 and pass on the cents below; a payment of account 0 comes first."""
+    kept = np.array([9001, 8999, 9900, 11111, 11112])
+    pay, many = np.arange(1, 6), len(kept)
+    zeros = np.zeros(many, np.int64)
+    b = Book(
+        np.append(zeros, pay), np.append(pay, zeros + 6), np.append(zeros, zeros + 60), np.append(zeros + 10_000, kept)
+    )
+    recipe = Recipe(windows=(1.0,))
+    place = [c.name for c in recipe.edge_columns].index("flow_in_count_1d")
+    found = np.expm1(edge_columns(b, recipe)[many:, place] * COUNT.scale + COUNT.center)
+    np.testing.assert_allclose(found, [1, 0, 1, 1, 0], atol=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_of_alike_records_from_and_to_an_account_by_hand(seed):
     b = book(seed, accounts=6, records=80)
