@@ -175,6 +175,9 @@ class JoinParty(LinkParty):
             lines.append(f"{self.claimed.size} accounts are held by several parties: without columns")
         return lines
 
+    def _pair_lines(self, peer: int) -> list[str]:
+        return [] if self.roles[peer] == self.roles[self.client] else super()._pair_lines(peer)
+
     def _share_line(self, peer: int) -> str:
         lines = []
         for who, client in (("told", self.client), ("received", peer)):

@@ -1083,21 +1083,7 @@ class LinkParty:
 
     def report(self) -> list[str]:
         """Return lines for this party: numbers per peer, and records without a peer."""
-        lines = []
-        what = "identities" if self.rules.identities else "records"
-        for peer in self.peers:
-            if self.rules.joins and self.roles[peer] == self.roles[self.client]:  # they match nothing
-                continue
-            records, found = (int(n) for n in self.pairs[peer]["found"])
-            count = self.counts.get(peer, PairCount())
-            name = f"client {peer}" + (f" ('{sanitize(self.names[peer], 60)}')" if self.names.get(peer) else "")
-            alone = "" if self.rules.identities else f", {records - found} one-sided ({self.rules.one_sided})"
-            more = f", {old} more of the last link" if (old := len(self._known(peer).keys)) else ""
-            more += f", {count.conflicts} with another label there (the source's counts)" if count.conflicts else ""
-            more += f", {count.unknown} name accounts that it does not have" if count.unknown else ""
-            lines.append(f"{name}: {records} {what}, {found} shared{alone}{more}")
-            if self.rules.share and not self.rules.dry_run:
-                lines.append(f"{name}: {self._share_line(peer)}")
+        lines = [line for peer in self.peers for line in self._pair_lines(peer)]
         if not self.rules.identities:
             parties, known = self.graph.linking["parties"], set(self.names.values())
             counts = torch.bincount(self.graph.foreign[1], minlength=len(parties)).tolist()
@@ -1109,6 +1095,18 @@ class LinkParty:
                         f" ({'drop' if self.rules.discloses else self.rules.one_sided})"
                     )
         return lines
+
+    def _pair_lines(self, peer: int) -> list[str]:
+        what = "identities" if self.rules.identities else "records"
+        records, found = (int(n) for n in self.pairs[peer]["found"])
+        count = self.counts.get(peer, PairCount())
+        name = f"client {peer}" + (f" ('{sanitize(self.names[peer], 60)}')" if self.names.get(peer) else "")
+        alone = "" if self.rules.identities else f", {records - found} one-sided ({self.rules.one_sided})"
+        more = f", {old} more of the last link" if (old := len(self._known(peer).keys)) else ""
+        more += f", {count.conflicts} with another label there (the source's counts)" if count.conflicts else ""
+        more += f", {count.unknown} name accounts that it does not have" if count.unknown else ""
+        lines = [f"{name}: {records} {what}, {found} shared{alone}{more}"]
+        return lines + ([f"{name}: {self._share_line(peer)}"] if self.rules.share and not self.rules.dry_run else [])
 
     def _share_line(self, peer: int) -> str:
         told, got = self.told(peer)[0].size, len(self.pairs[peer]["share"]["account"])
