@@ -100,14 +100,8 @@ def link(place: str, letters: list[str], find: str, features: str, days: int, sh
     for number, letter in enumerate(letters):
         words = ["import", "--nodes", f"{place}/{letter}_accounts.csv", "--edges", f"{place}/{letter}_payments.csv"]
         words += accounts if find == "accounts" else timed
-        words += [
-            "--own-party",
-            letter,
-            "--schema",
-            f"{place}/schema.yaml",
-            "--secret-seed",
-            0,
-        ]  # scores can be repeated
+        words += ["--own-party", letter, "--schema", f"{place}/schema.yaml"]
+        words += ["--secret-seed", "0"]  # so that scores can be repeated
         if not number:  # the schema has it for the others
             words += ["--classes" if find == "accounts" else "--edge-classes", "ok,fraud"]
             words += ["--scaling", "none", "--party-columns", "from_bank,to_bank"]
