@@ -85,12 +85,8 @@ def main(args: argparse.Namespace) -> int:
         raise FedGraphError(f"--max-ids must be a whole number, got {args.max_ids}")
     names = ("match", "one_sided", "entities", "min_shared", "min_records", "max_shared", "dry_run")
     share = [str(entry) for entry in parse_share(args.share or _share_of(args.simulate or []))]
-    rules = LinkRules(
-        **{name: getattr(args, name) for name in names},
-        max_ids=int(args.max_ids),
-        share=share,
-        increment=args.since is not None,
-    )
+    given = {name: getattr(args, name) for name in names}
+    rules = LinkRules(**given, max_ids=int(args.max_ids), share=share, increment=args.since is not None)
     if args.new_consent or args.sign_consent:
         return _consent(args, rules)
     if args.since is not None and (args.since == Path()) == bool(args.simulate):

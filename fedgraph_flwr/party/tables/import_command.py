@@ -380,11 +380,7 @@ def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
     nodes, edges = _of_role(args, treatment)
     layout = _layout(args, treatment)
     columns = Columns.of(layout, _names(args, "feature_columns"), _names(args, "edge_columns"))
-    options: dict[str, Any] = {
-        "classes": _names(args, "classes"),
-        "undirected": args.undirected,
-        "treatment": treatment,
-    }
+    options: Any = {"classes": _names(args, "classes"), "undirected": args.undirected, "treatment": treatment}
     if args.data:
         given = layout_of(args).to_dict() | {"own-party": args.own_party, "graph-table": args.graph_table}
         if named := [key for key, value in given.items() if value]:

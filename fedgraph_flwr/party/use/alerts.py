@@ -23,6 +23,7 @@ from scipy.special import expit
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.evaluation import curves
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -269,8 +270,7 @@ def margins(predictor: Any, graph: Any) -> tuple[Floats, Any]:
             f" {len(predictor.input_spec.classes)} (task={predictor.cfg.task.name})"
         )
     logits, task = predictor.items(graph)
-    values = logits.double().numpy()
-    return values[:, 1] - values[:, 0], task
+    return curves.margin(logits.numpy()), task
 
 
 def days_of(task: Any, rows: NDArray[Any]) -> Ints | None:
@@ -327,14 +327,13 @@ def alerts(choice: Choice, found: Any) -> Any:
 
     frame = found.to_frame()
     named = frame[[name for name in ("id", "edge", "source", "target") if name in frame]].copy()
-    logits = found.logits.double().numpy()
-    margin = logits[:, 1] - logits[:, 0]
+    score = curves.margin(found.logits.numpy())
     time = getattr(found, "time", np.zeros(0))
     if time.size:
         named["time"] = pd.to_datetime(time, unit="s").strftime("%Y-%m-%dT%H:%M:%S")
-    named["score"], named["probability"], named["model"] = margin, choice.calibration.apply(margin), choice.model
-    rows = np.flatnonzero(margin >= choice.threshold)
-    rows = rows[np.argsort(-margin[rows], kind="stable")]
+    named["score"], named["probability"], named["model"] = score, choice.calibration.apply(score), choice.model
+    rows = np.flatnonzero(score >= choice.threshold)
+    rows = rows[np.argsort(-score[rows], kind="stable")]
     listed = named.iloc[rows].reset_index(drop=True)
     listed.insert(0, "rank", np.arange(1, len(listed) + 1))
     return listed

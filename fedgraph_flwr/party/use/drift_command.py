@@ -27,7 +27,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``drift``."""
-    from fedgraph_flwr.data.schema import EDGE, NODE, TableLayout
+    from fedgraph_flwr.data.schema import EDGE, NODE
     from fedgraph_flwr.party.tables.reading import read_table
     from fedgraph_flwr.party.use.drift import drift
     from fedgraph_flwr.party.use.pages import drift_page, write_outputs
@@ -38,8 +38,7 @@ def main(args: argparse.Namespace) -> int:
             "drift compares new items with the stored ones: pass --nodes FILE and --edges FILE, or --graph FILE"
         )
     predictor, graph, ids, read = predict_command.chosen_input(args, predictor)
-    schema = predictor.input_spec.schema
-    layout = layout_of(args).over(schema.tables if schema else TableLayout())
+    layout = layout_of(args).over(predictor.input_spec.tables)
     tables = {
         kind: read_table(path, layout) for kind, path in ((NODE, args.nodes), (EDGE, args.edges)) if path and read
     }

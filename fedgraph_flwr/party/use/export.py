@@ -28,7 +28,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, TaskConfig, compose, is_own, typed
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import ClientGraph, write_bytes
-from fedgraph_flwr.data.schema import EDGE, NODE, Schema, TableLayout
+from fedgraph_flwr.data.schema import EDGE, NODE, Schema
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.party.use.card import model_card, scores
@@ -72,7 +72,9 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     plain = predictor.plain()
     plain = replace(plain, weights={name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()})
     spec, cfg = predictor.input_spec, predictor.cfg
-    columns = {} if _needs_package(spec) else spec.columns(NODE)
+    # Counts in windows, a recipe and many graphs in a table need this package.
+    only_here = spec.tables.windows or spec.tables.recipe or spec.tables.graph
+    columns = {} if only_here else spec.columns(NODE)
     stats = predictor.target_stats if predictor.task.targets else torch.zeros(2, 0, dtype=torch.float64)
     step = cfg.split.step if cfg.split.kind == "temporal" else None
     made = Exported(
@@ -98,7 +100,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     }
     if columns:
         preprocessing = {key: index[key] for key in ("undirected", "classes")}
-        preprocessing |= {"tables": spec.schema.tables.to_dict() if spec.schema else {}}
+        preprocessing["tables"] = spec.tables.to_dict()
         for key, of in (("columns", columns), ("edge_columns", spec.columns(EDGE))):
             preprocessing[key] = {name: column.to_dict() for name, column in of.items()}
         preprocessing["parallel"] = predictor.predicts_edges
@@ -112,12 +114,6 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     # Last: if it exists, the other files are complete.
     write_bytes(folder / INDEX, json.dumps(index, indent=1).encode())
     return folder
-
-
-def _needs_package(spec: InputSpec) -> bool:
-    """Return whether tables become features only with this package: window counts, or many graphs in a table."""
-    tables = spec.schema.tables if spec.schema else TableLayout()
-    return bool(tables.windows or tables.recipe or tables.graph)
 
 
 def _module(source: str, made: "Exported") -> str:

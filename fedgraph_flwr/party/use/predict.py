@@ -35,7 +35,7 @@ from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tens
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import recipe_of
-from fedgraph_flwr.data.schema import EDGE, NODE, Schema, TableLayout, feature_names, fitted_schema
+from fedgraph_flwr.data.schema import EDGE, NODE, Schema, feature_names, fitted_schema
 from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
@@ -272,8 +272,7 @@ class TaskPredictor(ABC):
         outputs, task = self.outputs(graph)
         if not isinstance(task, Targets):
             raise TypeError(f"task={self.cfg.task.name} predicts no targets")
-        layout = self.input_spec.schema.tables if self.input_spec.schema else TableLayout()
-        names = Columns.of(layout).targets or [f"target_{t}" for t in range(stats.size(1))]
+        names = Columns.of(self.input_spec.tables).targets or [f"target_{t}" for t in range(stats.size(1))]
         values, items = task.in_units(outputs.double()), names_of(graph, ids)
         if isinstance(task, OfGraphs):
             values, items = values[task.order.argsort()], _names_of_graphs(graph, ids)

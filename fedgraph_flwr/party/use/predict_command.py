@@ -264,14 +264,14 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     from dataclasses import replace
 
     from fedgraph_flwr.data.pyg import EDGE_TYPE
-    from fedgraph_flwr.data.schema import NODE, TableLayout
+    from fedgraph_flwr.data.schema import NODE
     from fedgraph_flwr.party.tables.roles import Columns, typed_files
     from fedgraph_flwr.party.use.prediction_input import graph_file, new_nodes, typed_tables
 
     nodes, edges = typed_files(args)
     spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
     by_role = _by_role(nodes, edges, spec)
-    layout = layout_of(args).over(spec.schema.tables if spec.schema else TableLayout())
+    layout = layout_of(args).over(spec.tables)
     options: dict[str, Any] = {**formats_of(args), "say": lambda text: print(text, file=sys.stderr)}
     own_nodes, own_edges = nodes.get(NODE), edges.get(EDGE_TYPE)
     single = own_nodes is not None and own_edges is not None and len(nodes) == len(edges) == 1

@@ -28,7 +28,7 @@ from fedgraph_flwr.data.graph import (
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
-from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
+from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, TableLayout, fitted_schema
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
 from fedgraph_flwr.party.tables.edges import EdgeData, amounts_of, arranged, edge_data, edge_ends, with_columns
@@ -73,6 +73,11 @@ class InputSpec:
             return self
         return replace(self, schema=schema, classes=schema.classes, where=str(path))
 
+    @property
+    def tables(self) -> TableLayout:
+        """Names of columns and format of the tables; all default without a schema."""
+        return self.schema.tables if self.schema else TableLayout()
+
     def columns(self, kind: str) -> dict[str, Column]:
         """Return the columns of a node type that become features; empty if features have no names."""
         columns = dict(self.schema.nodes.get(kind, {})) if self.schema else {}
@@ -98,8 +103,7 @@ class InputSpec:
         Raises:
             FedGraphError: it does not.
         """
-        computed = self.schema is not None and self.schema.tables.recipe
-        if self.schema is None or (kind and not self.columns(kind) and not computed):
+        if self.schema is None or (kind and not self.columns(kind) and not self.tables.recipe):
             raise FedGraphError(
                 f"{self.where} has no schema of table columns: pass --graph FILE with features as in training"
             )
