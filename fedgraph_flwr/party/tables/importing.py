@@ -200,13 +200,9 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
     tables = Tables(held, {}, files, [*nodes], [*edges], target, columns)
     roles_of_rows = ("edge_features", "time", "edge_label", "graph", "seconds", "recipe")
     agreed = treatment.schema.nodes.get(EDGE) if treatment.schema else None
+    need_rows = in_memory, agreed, *(getattr(columns, role) for role in roles_of_rows)
     path = edges.get(EDGE_TYPE)
-    if (
-        tables.single
-        and path
-        and edge_stream.is_big(path)
-        and not (in_memory or agreed or any(getattr(columns, role) for role in roles_of_rows))
-    ):
+    if tables.single and path and edge_stream.is_big(path) and not any(need_rows):
         tables.stream, tables.edges = path, {EDGE_TYPE: read_columns(path, layout, say)}
     else:
         tables.edges = {r: read_table(path, layout, say) for r, path in edges.items() if path is not None}

@@ -122,7 +122,7 @@ def load_chosen(args: argparse.Namespace) -> Any:
 def main(args: argparse.Namespace) -> int:
     """Handle ``predict``."""
     from fedgraph_flwr.party.party_file import table_order
-    from fedgraph_flwr.party.use.frames import as_csv, without_formulas
+    from fedgraph_flwr.party.use.frames import as_csv
     from fedgraph_flwr.report.as_json import as_json
 
     if args.json and (args.out is not None or args.pairs is not None):
@@ -142,6 +142,14 @@ def main(args: argparse.Namespace) -> int:
         print(as_json(frame.to_dict("records")) if args.json else as_csv(frame, args.keep_formulas).rstrip("\n"))
         return 0
     found.write(args.out, args.keep_formulas)
+    _print_written(found, frame, of, predictor, args)
+    return 0
+
+
+def _print_written(found: Any, frame: Any, of: str, predictor: Any, args: argparse.Namespace) -> None:
+    """Print what was predicted by which model, and where it is."""
+    from fedgraph_flwr.party.use.frames import without_formulas
+
     whose = f"client {predictor.client}'s model" if predictor.client is not None else "the shared model"
     print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} {of}")
     if "class" in frame:
@@ -155,7 +163,6 @@ def main(args: argparse.Namespace) -> int:
     print(f"wrote {args.out}")
     if of == "edges" and args.edges is None:
         print("'edge' is the place in the client's file: pass --edges TABLE for the ids and the order of a table")
-    return 0
 
 
 def _set_threshold(found: Any, threshold: float | None) -> None:
