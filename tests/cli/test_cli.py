@@ -79,7 +79,7 @@ def test_help_lists_the_commands(capsys):
         (["run", "engine=rai"], "did you mean 'ray'"),
         (["run", "engine=ray", "out=/proc/nowhere", *TWO_BLOCKS], "/proc/nowhere"),
         (["run", "out=/proc/nowhere", *TWO_BLOCKS], "/proc/nowhere"),
-        (["run", "resume=/nowhere"], "/nowhere/config.yaml"),
+        (["run", "resume=/nowhere"], "/nowhere holds no run"),
         (["run", *TWO_BLOCKS, "partition=random", "num_clients=61"], "num_clients=61 exceeds the 60 nodes"),
         (["run", *TWO_BLOCKS, "partition=louvain", "num_clients=50"], "groups of nodes: lower num_clients"),
         (["run", *TWO_BLOCKS, "split.train=0"], "client 0 has 30 nodes, none for training"),
