@@ -66,7 +66,7 @@ class Measure(NamedTuple):
 MARGIN = 0.05
 MEASURES = (
     Measure("code lines of the package", 47600, 37200),
-    Measure("code lines of the core, without party/", 38450, 31700),
+    Measure("code lines of the core, without party/", 38070, 31700),
     Measure("names that the server's base adds to Flower's", 31, 38),
     Measure("names that the client's base adds to Flower's", 38, 38),
     Measure("pairs of method and key", 125, 125),

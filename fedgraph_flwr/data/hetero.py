@@ -29,7 +29,7 @@ from fedgraph_flwr.data.graph import (
     read_tensors,
     write_tensors,
 )
-from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, first_line
 
 EdgeType = tuple[str, str, str]
 REVERSE = "rev_"
@@ -70,15 +70,10 @@ class HeteroGraph:
     edge_attr: dict[EdgeType, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.target not in self.counts:
-            raise unknown("target node type", self.target, self.counts, self.name)
+        check_names([self.target], self.counts, "target node type", self.name)
         for source, relation, target in self.edges:
-            for end in (source, target):
-                if end not in self.counts:
-                    raise unknown(f"node type of the edges '{relation}'", end, self.counts, self.name)
-        for edge in self.edge_attr:
-            if edge not in self.edges:
-                raise unknown("edge type of edge_attr", ":".join(edge), map(":".join, self.edges), self.name)
+            check_names((source, target), self.counts, f"node type of the edges '{relation}'", self.name)
+        check_names(map(":".join, self.edge_attr), map(":".join, self.edges), "edge type of edge_attr", self.name)
 
     @property
     def num_features(self) -> list[int]:

@@ -22,7 +22,7 @@ from fedgraph_flwr.data.edge_columns import ports, window_counts
 from fedgraph_flwr.data.features import WINDOWS, Book, Recipe, cents_of, edge_columns
 from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.own_columns import with_edge_columns
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names
 
 Ints = NDArray[np.int64]
 
@@ -172,9 +172,7 @@ class PaymentsSpec(ColumnKeys):
                 "dataset.fans=own is read with dataset.depth only: leave it out, or set dataset.depth=3"
             )
         one_of(self.amounts, ("independent", "passed"), "dataset.amounts")
-        for kind in self.kinds or ():
-            if kind not in KINDS:
-                raise unknown("dataset.kinds", kind, KINDS)
+        check_names(self.kinds or (), KINDS, "dataset.kinds")
         unread = [k for k in UNREAD if getattr(self, k) != PaymentsSpec.__dataclass_fields__[k].default]
         if self.depth and unread:
             raise FedGraphError(
@@ -220,9 +218,6 @@ def keys_of(spec: type[Spec], params: dict[str, Any], name: str) -> Spec:
     Raises:
         FedGraphError: a key or value that is not accepted.
     """
-    for key in params:
-        if key not in spec.__dataclass_fields__:
-            raise unknown("dataset key", key, spec.__dataclass_fields__, f"dataset={name}")
     found: Spec = typed(spec, params, f"dataset={name}")
     return found
 

@@ -11,7 +11,7 @@ batch. A subclass that overrides `loss`, `logits` or `task_loss` must declare `s
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -114,34 +114,10 @@ class Member(greenlet):
     """One client's reply in progress."""
 
 
-class Joint:
-    """Stacked computation of one method for several clients."""
-
-    @staticmethod
-    def serves(client: GraphClient) -> bool:
-        """Return whether a client can be stacked."""
-        return stackable(client)
-
-    @staticmethod
-    def size(call: "Call") -> int:
-        """Return the size by which calls are grouped: the number of nodes."""
-        return rows_of(call.client.inputs)
-
-    @staticmethod
-    def group_key(call: "Call") -> Hashable:
-        """Return the properties that calls of one stack must share."""
-        raise NotImplementedError
-
-    @staticmethod
-    def compute(calls: Sequence["Call"]) -> None:
-        """Set the result of each call."""
-        raise NotImplementedError
-
-
 class Call:
     """A client's call of a seam, and its result."""
 
-    def __init__(self, joint: "type[Joint]", method: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]):
+    def __init__(self, joint: "Joint", method: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]):
         self.joint, self.method, self.client, self.args = joint, method, client, args
         self.generators = generators(client.device)
         self.states = [generator.get_state() for generator in self.generators]
@@ -163,6 +139,22 @@ class Call:
         for generator, state in zip(self.generators, self.states, strict=True):
             generator.set_state(state)
         torch.set_grad_enabled(self.grad)
+
+
+class Joint(NamedTuple):
+    """Stacked computation of one method for several clients.
+
+    Attributes:
+        compute: sets the result of each call.
+        group_key: properties that calls of one stack must share.
+        serves: whether a client can be stacked.
+        size: size by which calls are grouped; 0: nothing is padded.
+    """
+
+    compute: Callable[[Sequence[Call]], None]
+    group_key: Callable[[Call], Hashable]
+    serves: Callable[[GraphClient], bool] = stackable
+    size: Callable[[Call], int] = lambda call: rows_of(call.client.inputs)
 
 
 def stack_call(method: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]) -> Any:
@@ -205,7 +197,7 @@ def _resume(index: int, member: Member, results: dict[int, Any], waiting: dict[i
 
 
 def _compute(calls: list[Call], most: int) -> None:
-    groups: defaultdict[tuple[type[Joint], Hashable], list[Call]] = defaultdict(list)
+    groups: defaultdict[tuple[Joint, Hashable], list[Call]] = defaultdict(list)
     for call in calls:
         try:
             groups[call.joint, call.joint.group_key(call)].append(call)
@@ -240,130 +232,87 @@ def _buckets(calls: list[Call], most: int) -> Iterator[list[Call]]:
 # --- stacked operations ---------------------------------------------------------------------------------------------------
 
 
-class Step(Joint):
-    """``update(client, optimizer)``."""
-
-    @staticmethod
-    def serves(client: GraphClient) -> bool:
-        """Return True: every client can take part."""
-        return True
-
-    @staticmethod
-    def size(call: Call) -> int:
-        """Return 0: steps are taken per tensor, without padding."""
-        return 0
-
-    @staticmethod
-    def group_key(call: Call) -> Hashable:
-        """Return the optimiser's class; optimisers of one run have the same settings."""
-        return type(call.args[0]).__name__
-
-    @staticmethod
-    def compute(calls: Sequence[Call]) -> None:
-        """Take one step for all clients."""
-        step_all([call.args[0] for call in calls])
+def _step(calls: Sequence[Call]) -> None:
+    """Take one step for all clients (`update`)."""
+    step_all([call.args[0] for call in calls])
 
 
-class Prediction(Joint):
-    """``infer(client)``."""
-
-    @staticmethod
-    def group_key(call: Call) -> Hashable:
-        """Return the properties of the model and its inputs."""
-        return alike(call.client), kinds(call.client.inputs)
-
-    @staticmethod
-    def compute(calls: Sequence[Call]) -> None:
-        """Compute logits without dropout."""
-        for call in calls:
-            call.client.model.eval()
-        stack = Stack([call.client for call in calls], with_batch=False)
-        with torch.no_grad():
-            logits = stack.run(stack.parameters(), lambda one: one.logits(one.inputs))
-        for call, own, size in zip(calls, logits, stack.sizes, strict=True):
-            call.result = own[:size]
+def _predict(calls: Sequence[Call]) -> None:
+    """Compute logits without dropout (`infer`)."""
+    for call in calls:
+        call.client.model.eval()
+    stack = Stack([call.client for call in calls], with_batch=False)
+    with torch.no_grad():
+        logits = stack.run(stack.parameters(), lambda one: one.logits(one.inputs))
+    for call, own, size in zip(calls, logits, stack.sizes, strict=True):
+        call.result = own[:size]
 
 
-class Scores(Joint):
-    """``score(client, logits)``."""
-
-    @staticmethod
-    def serves(client: GraphClient) -> bool:
-        """Return whether scores depend only on the logits, on one graph."""
-        scored = client.scorer(client.policy.min_nodes)
-        plain = not client.cfg.evaluation.own and not client.cfg.evaluation.points
-        return plain and isinstance(scored, metrics.Scored) and len(scored.parts) == 1
-
-    @staticmethod
-    def size(call: Call) -> int:
-        """Return 0: nothing is padded."""
-        return 0
-
-    @staticmethod
-    def group_key(call: Call) -> Hashable:
-        """Return the number of classes."""
-        return call.args[0].shape[1]
-
-    @staticmethod
-    def compute(calls: Sequence[Call]) -> None:
-        """Compute the scores of each client."""
-        clients = [call.client for call in calls]
-        scored = [
-            scored for client in clients if isinstance(scored := client.scorer(client.policy.min_nodes), metrics.Scored)
-        ]
-
-        def segments() -> Segments:
-            return Segments(scored)
-
-        wanted = metrics.wanted(clients[0].cfg.evaluation, calls[0].args[0].shape[1])
-        scores = _cached.of(clients, scored, segments).score([call.args[0] for call in calls], wanted)
-        for call, own in zip(calls, scores, strict=True):
-            call.result = own
+def _scored_alone(client: GraphClient) -> bool:
+    """Return whether scores depend only on the logits, on one graph."""
+    scored = client.scorer(client.policy.min_nodes)
+    plain = not client.cfg.evaluation.own and not client.cfg.evaluation.points
+    return plain and isinstance(scored, metrics.Scored) and len(scored.parts) == 1
 
 
-class Descent(Joint):
-    """``descend(optimizer)``: all local steps on tensors stacked once before the first step and split after the last."""
+def _score(calls: Sequence[Call]) -> None:
+    """Compute the scores of each client."""
+    clients = [call.client for call in calls]
+    scored = [
+        scored for client in clients if isinstance(scored := client.scorer(client.policy.min_nodes), metrics.Scored)
+    ]
 
-    @staticmethod
-    def serves(client: GraphClient) -> bool:
-        """Return whether local training is plain gradient descent."""
-        return descends_plainly(client) and client.local_steps > 0 and stackable(client)
+    def segments() -> Segments:
+        return Segments(scored)
 
-    @staticmethod
-    def group_key(call: Call) -> Hashable:
-        """Return the key of `Gradient`, the number of local steps, and the optimiser's class and progress."""
-        return Gradient.group_key(call), call.client.local_steps, type(call.args[0]).__name__, call.args[0].progress
+    wanted = metrics.wanted(clients[0].cfg.evaluation, calls[0].args[0].shape[1])
+    scores = _cached.of(clients, scored, segments).score([call.args[0] for call in calls], wanted)
+    for call, own in zip(calls, scores, strict=True):
+        call.result = own
 
-    @staticmethod
-    def compute(calls: Sequence[Call]) -> None:
-        """Compute each client's parameters and moments after the last step, and its last loss."""
-        leader, optimizers = calls[0].client, [call.args[0] for call in calls]
-        names = [name for name, _ in leader.model.named_parameters()]
-        moved = [name for name in names if leader.model.tensors[name].requires_grad]
-        stack = Stack([call.client for call in calls])
-        streams = Streams([call.states[-1] for call in calls], stack.sizes, leader.device)
-        values = stack.parameters()
-        stacked = type(optimizers[0]).joined(optimizers, [values[name] for name in names])
-        for _ in range(leader.local_steps):
-            with drawing(streams):
-                losses, grads = stack.grads(values, moved)
-            for name in moved:
-                values[name].grad = grads[name]
-            stacked.step()
-        rows = zip(*(values[name].unbind(0) for name in names), strict=True)
-        with torch.no_grad():
-            torch._foreach_copy_(
-                [tensor for optimizer in optimizers for tensor in optimizer.parameters],
-                [part for row in rows for part in row],
-            )
-        if leader.cfg.train.keeps_optimizer:
-            stacked.hand_out(optimizers)
-        left = moved if type(leader) is not GraphClient else []  # only methods' own clients read gradients afterwards
-        _give_grads(calls, {name: grads[name] for name in left})
-        for call, state, loss in zip(calls, streams.states, losses.unbind(0), strict=True):
-            call.states[-1] = state
-            call.client.steps = leader.local_steps
-            call.result = loss
+
+def _descends(client: GraphClient) -> bool:
+    """Return whether local training is plain gradient descent."""
+    return descends_plainly(client) and client.local_steps > 0 and stackable(client)
+
+
+def _descent_key(call: Call) -> Hashable:
+    """Return the key of the objective, the number of local steps, and the optimiser's class and progress."""
+    return _objective_key(call), call.client.local_steps, type(call.args[0]).__name__, call.args[0].progress
+
+
+def _descend(calls: Sequence[Call]) -> None:
+    """Compute each client's parameters and moments after the last step, and its last loss.
+
+    Tensors are stacked once before the first step and split after the last.
+    """
+    leader, optimizers = calls[0].client, [call.args[0] for call in calls]
+    names = [name for name, _ in leader.model.named_parameters()]
+    moved = [name for name in names if leader.model.tensors[name].requires_grad]
+    stack = Stack([call.client for call in calls])
+    streams = Streams([call.states[-1] for call in calls], stack.sizes, leader.device)
+    values = stack.parameters()
+    stacked = type(optimizers[0]).joined(optimizers, [values[name] for name in names])
+    for _ in range(leader.local_steps):
+        with drawing(streams):
+            losses, grads = stack.grads(values, moved)
+        for name in moved:
+            values[name].grad = grads[name]
+        stacked.step()
+    rows = zip(*(values[name].unbind(0) for name in names), strict=True)
+    with torch.no_grad():
+        torch._foreach_copy_(
+            [tensor for optimizer in optimizers for tensor in optimizer.parameters],
+            [part for row in rows for part in row],
+        )
+    if leader.cfg.train.keeps_optimizer:
+        stacked.hand_out(optimizers)
+    left = moved if type(leader) is not GraphClient else []  # only methods' own clients read gradients afterwards
+    _give_grads(calls, {name: grads[name] for name in left})
+    for call, state, loss in zip(calls, streams.states, losses.unbind(0), strict=True):
+        call.states[-1] = state
+        call.client.steps = leader.local_steps
+        call.result = loss
 
 
 def _give_grads(calls: Sequence[Call], grads: Mapping[str, Tensor | None]) -> None:
@@ -373,56 +322,43 @@ def _give_grads(calls: Sequence[Call], grads: Mapping[str, Tensor | None]) -> No
             call.client.model.tensors[name].grad = grad
 
 
-class Gradient(Joint):
-    """``gradient(optimizer)``."""
-
-    @staticmethod
-    def group_key(call: Call) -> Hashable:
-        """Return the properties of the model, its mode, its inputs and the trees that the objective reads."""
-        client = call.client
-        trees = [(path, leaf.shape) for path, leaf in _leaves({name: getattr(client, name) for name in _read(client)})]
-        return (
-            alike(client),
-            kinds(client.batch.inputs),
-            client.model.training,
-            client.batch.nodes is None,
-            tuple(type(part) for part in client.active),
-            tuple(trees),
-        )
-
-    @staticmethod
-    def compute(calls: Sequence[Call]) -> None:
-        """Write each client's gradient to its parameters."""
-        names = [name for name, tensor in calls[0].client.model.tensors.items() if tensor.requires_grad]
-        for call, (loss, grads) in zip(calls, _grads(calls, names), strict=True):
-            call.args[0].zero_grad()
-            for name, grad in grads.items():
-                call.client.model.tensors[name].grad = grad
-            call.result = loss
+def _objective_key(call: Call) -> Hashable:
+    """Return the properties of the model, its mode, its inputs and the trees that the objective reads."""
+    client = call.client
+    trees = [(path, leaf.shape) for path, leaf in _leaves({name: getattr(client, name) for name in _read(client)})]
+    return (
+        alike(client),
+        kinds(client.batch.inputs),
+        client.model.training,
+        client.batch.nodes is None,
+        tuple(type(part) for part in client.active),
+        tuple(trees),
+    )
 
 
-class Grads(Joint):
-    """``grads(client, tensors)``."""
-
-    @staticmethod
-    def group_key(call: Call) -> Hashable:
-        """Return the key of `Gradient` and the names of the tensors."""
-        return Gradient.group_key(call), tuple(call.args[0])
-
-    @staticmethod
-    def compute(calls: Sequence[Call]) -> None:
-        """Compute the loss and gradients of each client."""
-        for call, found in zip(calls, _grads(calls, list(calls[0].args[0])), strict=True):
-            call.result = found
+def _gradient(calls: Sequence[Call]) -> None:
+    """Write each client's gradient to its parameters."""
+    names = [name for name, tensor in calls[0].client.model.tensors.items() if tensor.requires_grad]
+    for call, (loss, grads) in zip(calls, _grads(calls, names), strict=True):
+        call.args[0].zero_grad()
+        for name, grad in grads.items():
+            call.client.model.tensors[name].grad = grad
+        call.result = loss
 
 
-JOINTS: dict[str, type[Joint]] = {
-    "gradient": Gradient,
-    "grads": Grads,
-    "update": Step,
-    "descend": Descent,
-    "infer": Prediction,
-    "score": Scores,
+def _losses_and_grads(calls: Sequence[Call]) -> None:
+    """Compute the loss and gradients of each client."""
+    for call, found in zip(calls, _grads(calls, list(calls[0].args[0])), strict=True):
+        call.result = found
+
+
+JOINTS = {
+    "gradient": Joint(_gradient, _objective_key),
+    "grads": Joint(_losses_and_grads, lambda call: (_objective_key(call), tuple(call.args[0]))),
+    "update": Joint(_step, lambda call: type(call.args[0]).__name__, lambda client: True, lambda call: 0),
+    "descend": Joint(_descend, _descent_key, _descends),
+    "infer": Joint(_predict, lambda call: (alike(call.client), kinds(call.client.inputs))),
+    "score": Joint(_score, lambda call: call.args[0].shape[1], _scored_alone, lambda call: 0),
 }
 """Stacked computation of each seam, by the seam's name."""
 

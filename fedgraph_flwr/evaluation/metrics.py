@@ -50,26 +50,6 @@ def without_small_classes(masks: Mapping[str, Tensor], y: Tensor, num_classes: i
     return found
 
 
-def accuracy(logits: ArrayLike, y: ArrayLike) -> float:
-    """Share of rows whose largest logit is the label; logits [N, C], y [N]."""
-    return _accuracy(_confusion(logits, y))
-
-
-def macro_f1(logits: ArrayLike, y: ArrayLike) -> float:
-    """Unweighted mean of `class_f1` over the classes that occur, in labels or predictions."""
-    return _mean_known(_class_f1(_confusion(logits, y)))
-
-
-def balanced_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
-    """Unweighted mean recall over the classes that occur in the labels."""
-    return _balanced_accuracy(_confusion(logits, y))
-
-
-def class_f1(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
-    """2 TP / (2 TP + FP + FN) of each class [C]; NaN for one that occurs neither in labels nor in predictions."""
-    return _class_f1(_confusion(logits, y))
-
-
 def _confusion(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
     return confusion(np.asarray(logits).argmax(axis=1), y, np.shape(logits)[1])
 
@@ -89,12 +69,14 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _balanced_accuracy(table: np.ndarray) -> float:
+    """Unweighted mean recall over the classes that occur in the labels."""
     held = np.add.reduce(table, axis=1)
     occurs = held > 0
     return _mean(table.diagonal()[occurs] / held[occurs])
 
 
 def _class_f1(table: np.ndarray) -> np.ndarray:
+    """2 TP / (2 TP + FP + FN) of each class [C]; NaN for one that occurs neither in labels nor in predictions."""
     either = np.add.reduce(table, axis=0) + np.add.reduce(table, axis=1)
     return np.divide(2 * table.diagonal(), either, out=np.full(len(table), np.nan), where=either > 0)
 
@@ -254,18 +236,6 @@ class Scored:
             score = partial(_own_or_nan, target) if target else None
             self._chances[key] = chance.level(metric, y, num_classes, score)
         return self._chances[key]
-
-
-def score(
-    logits: Tensor,
-    y: Tensor,
-    masks: Mapping[str, Tensor],
-    metrics: Sequence[str],
-    part: Tensor | None = None,
-    train: Tensor | None = None,
-) -> dict[str, list[float]]:
-    """Score one model on one client's nodes, like `Scored.score`."""
-    return Scored(y, masks, part, train).score(logits, metrics)
 
 
 def _values(

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods.weighting import batch_of
+from fedgraph_flwr.numerics.draws import GOLDEN, mix
 from fedgraph_flwr.wire.messages import derive_seed
 
 LOWEST_HASHES, CHOICE = 1, 0
@@ -68,7 +69,4 @@ def left_out(cfg: RunConfig, client: int, server_round: int) -> bool:
 
 def splitmix64(values: np.ndarray) -> np.ndarray:
     """Mix 64-bit values [n] one by one (Steele, Lea & Flood, OOPSLA 2014); a bijection of uint64."""
-    z = values + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    return mix(values + np.uint64(GOLDEN))

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.numerics.hops import row_normalized, with_loops
+from fedgraph_flwr.numerics.hops import pattern, row_normalized, with_loops
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 
 Array = NDArray[Any]
@@ -520,7 +520,4 @@ def _incoming(graph: ClientGraph, peer: int, dtype: Any) -> tuple[Array, sp.csr_
     """Return nodes of ``peer`` with edges into this client [b], and those edges: Ã_k^[i] without empty rows [b, n_k]."""
     target, source = graph.cut_in[:, graph.cut_in_owner == peer].numpy()
     nodes, row = np.unique(source, return_inverse=True)
-    edges = sp.csr_matrix((np.ones(row.size, dtype), (row, target)), shape=(nodes.size, graph.num_nodes))
-    edges.sum_duplicates()
-    edges.data[:] = 1
-    return nodes, edges
+    return nodes, pattern(row, target, (nodes.size, graph.num_nodes), dtype)

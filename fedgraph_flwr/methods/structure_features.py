@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fedgraph_flwr.data.graph import read_tensors, write_tensors
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.numerics.subgraphs import undirected
 from fedgraph_flwr.wire.messages import derive_seed
 
 Array = NDArray[Any]
@@ -75,7 +76,7 @@ def graphlet_degrees(edges: Array, num_nodes: int, size: int = 0, scale: str = "
         raise _missing("graphlets", "orbit-count") from error
     import networkx as nx
 
-    adjacency = _undirected(edges, num_nodes)
+    adjacency = undirected(edges[0], edges[1], num_nodes, np.float64)
     taken = size or (5 if _most(5, adjacency) <= _ORCA_MAX else 4)
     if (bound := _most(taken, adjacency)) > _ORCA_MAX:
         raise RunFailed(
@@ -148,7 +149,8 @@ def node2vec(
     except ImportError as error:
         raise _missing("node2vec", "gensim") from error
     rng = np.random.default_rng(derive_seed(seed, "walks"))
-    steps = random_walks(_undirected(edges, num_nodes), np.tile(np.arange(num_nodes), WALKS), WALK_LENGTH, P, Q, rng)
+    adjacency = undirected(edges[0], edges[1], num_nodes, np.float64)
+    steps = random_walks(adjacency, np.tile(np.arange(num_nodes), WALKS), WALK_LENGTH, P, Q, rng)
     sentences = [list(map(str, walk)) for walk in steps[rng.permutation(len(steps))].tolist()]
     skip_gram = {"sg": 1, "window": WINDOW, "negative": NEGATIVES, "epochs": epochs, "min_count": 1}
     model = Word2Vec(sentences, vector_size=width, workers=1, seed=seed % 2**31, **skip_gram)
@@ -198,16 +200,6 @@ def random_walks(
             walks[pending[accepted], step] = drawn[accepted]
             pending = pending[~accepted]
     return walks
-
-
-def _undirected(edges: Array, num_nodes: int) -> sp.csr_matrix:
-    """Return both directions of each pair once, without loops, columns in order, [n, n]."""
-    source, target = edges[:, edges[0] != edges[1]]
-    rows, columns = np.concatenate([source, target]), np.concatenate([target, source])
-    matrix = sp.csr_matrix((np.ones(rows.size), (rows, columns)), shape=(num_nodes, num_nodes))
-    matrix.sum_duplicates()
-    matrix.data[:] = 1
-    return matrix
 
 
 def _missing(feature: str, package: str) -> FedGraphError:

@@ -30,16 +30,20 @@ def hop_weights(beta: str | Sequence[float], hops: int) -> Array:
     return np.asarray(beta, dtype=np.float64)[None]
 
 
+def pattern(rows: Array, columns: Array, shape: tuple[int, int], dtype: Any = np.float64) -> sp.csr_matrix:
+    """Return ones at the given entries, each once, with the columns of a row in order."""
+    matrix = sp.csr_matrix((np.ones(rows.size, dtype), (rows, columns)), shape=shape)
+    matrix.sum_duplicates()
+    matrix.data[:] = 1
+    return matrix
+
+
 def with_loops(
     rows: Array, columns: Array, own: Array, shape: tuple[int, int], dtype: Any = np.float64
 ) -> sp.csr_matrix:
     """Return Ã of the given edges: ones at their entries, and at (row v, column ``own[v]``) for each row."""
     loops = np.arange(shape[0])
-    rows, columns = np.concatenate([rows, loops]), np.concatenate([columns, own])
-    matrix = sp.csr_matrix((np.ones(rows.size, dtype), (rows, columns)), shape=shape)
-    matrix.sum_duplicates()
-    matrix.data[:] = 1
-    return matrix
+    return pattern(np.concatenate([rows, loops]), np.concatenate([columns, own]), shape, dtype)
 
 
 def row_normalized(matrix: sp.csr_matrix) -> sp.csr_matrix:

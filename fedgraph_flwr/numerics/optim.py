@@ -4,9 +4,10 @@
 process, this costs 1.3 s per message. On small graphs its bookkeeping costs a fifth of a step.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
-from typing import Any, Protocol
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,54 +15,88 @@ from torch import Tensor, nn
 from fedgraph_flwr.config import TrainConfig
 from fedgraph_flwr.errors import FedGraphError
 
+COUNT = "count"
+"""Name of the number of steps in a slot, which stacked optimisers have in common."""
 
-class Optimizer(Protocol):
-    """Interface of an optimiser for training."""
+
+class Optimizer(ABC):
+    """Base of the optimisers.
+
+    Attributes:
+        names: names of the tensors in a slot.
+        slots: state of each parameter that was updated, by the parameter's index.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float):
+        self.parameters = list(parameters)
+        self.lr, self.weight_decay = lr, weight_decay
+        self.slots: dict[int, tuple[Tensor, ...]] = {}
 
     def zero_grad(self) -> None:
         """Reset the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
+    @abstractmethod
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the state that the next step depends on, by name."""
-
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Load the result of `state`."""
 
     @property
     def progress(self) -> Hashable:
         """Progress; optimisers with different progress cannot be stacked."""
+        return tuple(self.slots)
 
     @classmethod
-    def joined(cls, optimizers: "Sequence[Any]", parameters: Sequence[Tensor]) -> "Optimizer":
+    def joined(cls, optimizers: Sequence[Self], parameters: Sequence[Tensor]) -> Self:
         """Return one optimiser of the same settings over the stacked tensors, [M, ...] each.
 
         Args:
             optimizers: M optimisers of the same class, settings and `progress`.
             parameters: stacked parameters, in the order of each optimiser.
         """
+        made = copy(optimizers[0])
+        made.parameters, made.slots = list(parameters), {}
+        for index in optimizers[0].slots:
+            slots = zip(cls.names, zip(*(o.slots[index] for o in optimizers), strict=True), strict=True)
+            made.slots[index] = tuple(own[0].clone() if name == COUNT else torch.stack(own) for name, own in slots)
+        return made
 
-    def hand_out(self, optimizers: "Sequence[Any]") -> None:
+    def hand_out(self, optimizers: Sequence[Self]) -> None:
         """Copy the state back to the optimisers that were `joined`."""
+        for index, slot in self.slots.items():
+            parts = [
+                [t] * len(optimizers) if n == COUNT else t.unbind(0) for n, t in zip(self.names, slot, strict=True)
+            ]
+            for optimizer, *own in zip(optimizers, *parts, strict=True):
+                optimizer.slots[index] = tuple(tensor.clone() for tensor in own)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state that the next step depends on, as ``NAME/INDEX``."""
+        return {f"{n}/{i}": t for i, slot in self.slots.items() for n, t in zip(self.names, slot, strict=True)}
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Load the result of `state`."""
+        _check_fit(tensors, self.parameters)
+        indices = [int(name.rpartition("/")[2]) for name in tensors if name.startswith(f"{self.names[-1]}/")]
+        self.slots = {
+            i: tuple(tensors[f"{name}/{i}"].to(self.parameters[i].device, copy=True) for name in self.names)
+            for i in indices
+        }
 
 
-class SGD:
+class SGD(Optimizer):
     """Stochastic gradient descent with momentum.
 
     g ← ∇ + wd · θ,   v ← ρ v + g (first step: v = g),   θ ← θ − η v
     """
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0):
-        self.parameters = list(parameters)
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self.velocity: dict[int, Tensor] = {}
+    names: ClassVar = ("velocity",)
 
-    def zero_grad(self) -> None:
-        """Reset the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
+    def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0):
+        super().__init__(parameters, lr, weight_decay)
+        self.momentum = momentum
 
     @torch.no_grad()
     def step(self) -> None:
@@ -73,42 +108,15 @@ class SGD:
             if self.weight_decay:
                 gradient = gradient.add(parameter, alpha=self.weight_decay)
             if self.momentum:
-                if index in self.velocity:
-                    gradient = self.velocity[index].mul_(self.momentum).add_(gradient)
+                if index in self.slots:
+                    gradient = self.slots[index][0].mul_(self.momentum).add_(gradient)
                 else:
-                    gradient = self.velocity[index] = gradient.clone()
+                    gradient = gradient.clone()
+                    self.slots[index] = (gradient,)
             parameter.add_(gradient, alpha=-self.lr)
 
-    @property
-    def progress(self) -> Hashable:
-        """Indices of the parameters with a velocity."""
-        return tuple(self.velocity)
 
-    @classmethod
-    def joined(cls, optimizers: "Sequence[SGD]", parameters: Sequence[Tensor]) -> "SGD":
-        """As `Optimizer.joined`."""
-        first = optimizers[0]
-        made = cls(parameters, first.lr, first.momentum, first.weight_decay)
-        made.velocity = {index: torch.stack([o.velocity[index] for o in optimizers]) for index in first.velocity}
-        return made
-
-    def hand_out(self, optimizers: "Sequence[SGD]") -> None:
-        """As `Optimizer.hand_out`."""
-        for index, velocity in self.velocity.items():
-            for optimizer, own in zip(optimizers, velocity.unbind(0), strict=True):
-                optimizer.velocity[index] = own.clone()
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the velocities."""
-        return {f"velocity/{index}": tensor for index, tensor in self.velocity.items()}
-
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Load the result of `state`."""
-        _check_fit(tensors, self.parameters)
-        self.velocity = {int(name.rpartition("/")[2]): tensor.clone() for name, tensor in tensors.items()}
-
-
-class Adam:
+class Adam(Optimizer):
     """Adam (Kingma & Ba, ICLR 2015) with L2 regularisation in the gradient.
 
         g ← ∇ + wd · θ,   m ← β1 m + (1 − β1) g,   v ← β2 v + (1 − β2) g²
@@ -117,6 +125,8 @@ class Adam:
     A parameter without a gradient keeps its moments and its count t. ``decoupled`` is AdamW (Loshchilov & Hutter, ICLR 2019): the
     gradient is unchanged, and θ ← θ − η wd θ precedes the step.
     """
+
+    names: ClassVar = ("mean", "square", COUNT)
 
     def __init__(
         self,
@@ -127,15 +137,9 @@ class Adam:
         eps: float = 1e-8,
         decoupled: bool = False,
     ):
-        self.parameters = list(parameters)
+        super().__init__(parameters, lr, weight_decay)
         self.kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
-        self.lr, self.weight_decay, self.betas, self.eps = lr, weight_decay, betas, eps
-        self.slots: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # m, v, t by parameter
-
-    def zero_grad(self) -> None:
-        """Reset the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.betas, self.eps = betas, eps
 
     def step(self) -> None:
         """Take one step."""
@@ -177,38 +181,6 @@ class Adam:
     def progress(self) -> Hashable:
         """Number of steps of each parameter."""
         return tuple((index, float(count)) for index, (*_, count) in self.slots.items())
-
-    @classmethod
-    def joined(cls, optimizers: "Sequence[Adam]", parameters: Sequence[Tensor]) -> "Adam":
-        """As `Optimizer.joined`."""
-        made = copy(optimizers[0])
-        made.parameters, made.slots = list(parameters), {}
-        for index, (*_, count) in optimizers[0].slots.items():
-            means, squares = (torch.stack([o.slots[index][i] for o in optimizers]) for i in (0, 1))
-            made.slots[index] = means, squares, count.clone()
-        return made
-
-    def hand_out(self, optimizers: "Sequence[Adam]") -> None:
-        """As `Optimizer.hand_out`."""
-        for index, (means, squares, count) in self.slots.items():
-            for optimizer, mean, square in zip(optimizers, means.unbind(0), squares.unbind(0), strict=True):
-                optimizer.slots[index] = mean.clone(), square.clone(), count.clone()
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the moments and the counts."""
-        names = "mean", "square", "count"
-        return {f"{n}/{i}": t for i, slot in self.slots.items() for n, t in zip(names, slot, strict=True)}
-
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Load the result of `state`."""
-        _check_fit(tensors, self.parameters)
-        self.slots = {}
-        for name in tensors:
-            slot, _, index = name.rpartition("/")
-            if slot == "count":
-                i, device = int(index), self.parameters[int(index)].device
-                mean, square, count = (tensors[f"{n}/{i}"].to(device, copy=True) for n in ("mean", "square", "count"))
-                self.slots[i] = mean, square, count
 
 
 def step_all(optimizers: Sequence[Optimizer]) -> None:

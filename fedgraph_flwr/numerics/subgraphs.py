@@ -7,16 +7,14 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from fedgraph_flwr.numerics.draws import Entries, Ints
+from fedgraph_flwr.numerics.hops import pattern
 
 
-def undirected(source: Ints, target: Ints, num_nodes: int) -> sp.csr_matrix:
+def undirected(source: Ints, target: Ints, num_nodes: int, dtype: Any = np.float32) -> sp.csr_matrix:
     """Return the pattern of the undirected simple graph: symmetric, without loops; CSR [N, N] of ones with sorted columns."""
     kept = source != target
     rows, cols = np.concatenate([source[kept], target[kept]]), np.concatenate([target[kept], source[kept]])
-    matrix = sp.csr_matrix((np.ones(rows.size, np.float32), (rows, cols)), shape=(num_nodes, num_nodes))
-    matrix.sum_duplicates()
-    matrix.data[:] = 1
-    return matrix
+    return pattern(rows, cols, (num_nodes, num_nodes), dtype)
 
 
 def metis(pattern: Any, num_parts: int, seed: int) -> NDArray[np.int64]:

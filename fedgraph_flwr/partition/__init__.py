@@ -13,19 +13,3 @@ from fedgraph_flwr.partition.store import (
     parties,
     resolved,
 )
-
-__all__ = [
-    "assign",
-    "client_files",
-    "content",
-    "cut",
-    "files",
-    "input_spec",
-    "load",
-    "load_client",
-    "num_clients",
-    "outline",
-    "parties",
-    "pool",
-    "resolved",
-]

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 from filelock import FileLock, Timeout
 
@@ -255,28 +255,18 @@ class Checkpoint:
 
     def values(self) -> dict[str, Any]:
         """Return the values of the file's header."""
-        return {key: getattr(self, _FIELDS.get(key, key)) for key in _TYPES}
+        return {key: getattr(self, f.name) for key, f in _HEADER.items()}
 
     def of_clients(self) -> dict[int, int]:
         """Return the node id of each client."""
         return {int(client): node for client, node in self.nodes.items()}
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "round": (int,),
-    "run": (str,),
-    "best_round": (int,),
-    "best_score": (int, float),
-    "pending": (dict,),
-    "fingerprint": (dict,),
-    "told": (dict,),
-    "nodes": (dict,),
-    "seconds": (int, float),
-    "start": (dict,),
-}
+_NAMES = {"descriptions": "told"}
+"""Field of `Checkpoint` → its name in the file, where they differ."""
 
-_FIELDS = {"told": "descriptions"}
-"""Key of the file → field of `Checkpoint`, where they differ."""
+_HEADER = {_NAMES.get(f.name, f.name): f for f in dataclasses.fields(Checkpoint) if f.name not in ("tree", "rounds")}
+"""Values of the file's header, by name."""
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -291,12 +281,13 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     tensors, values = read_tensors(path)
     values.setdefault("seconds", 0.0)  # missing in files of older versions
     values.setdefault("start", {})
-    for key, types in _TYPES.items():
-        if not isinstance(values.get(key), types) or isinstance(values[key], bool):
+    for key, f in _HEADER.items():
+        kind: Any = (int, float) if f.type is float else get_origin(f.type) or f.type
+        if not isinstance(values.get(key), kind) or isinstance(values[key], bool):
             raise FedGraphError(
                 f"{path} is not a checkpoint of this version: it has {key} {values.get(key)!r}; start a new run"
             )
-    found = Checkpoint(**{_FIELDS.get(key, key): values[key] for key in _TYPES}, tree=unflatten(tensors))
+    found = Checkpoint(**{f.name: values[key] for key, f in _HEADER.items()}, tree=unflatten(tensors))
     if (
         not re.fullmatch(r"[0-9a-f]{16}", found.run)  # it becomes part of a path
         or not 0 <= found.best_round <= found.round

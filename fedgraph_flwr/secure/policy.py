@@ -64,7 +64,7 @@ from fedgraph_flwr.config import (
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import function, named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
-from fedgraph_flwr.errors import FedGraphError, line_of, sanitize, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, line_of, sanitize
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.opened import RULES, STRICT
 from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN
@@ -433,9 +433,7 @@ def read_policy(path: str) -> Policy:
         )
     if not isinstance(body, dict):
         raise FedGraphError(f"policy={path} of --node-config must hold keys and values, such as min_nodes: 10")
-    for key in body:
-        if key not in (names := [f.name for f in dataclasses.fields(Policy)]):
-            raise unknown("policy key", key, names, path)
+    check_names(body, [f.name for f in dataclasses.fields(Policy)], "policy key", path)
     policy: Policy = typed(Policy, {str(key): value for key, value in body.items()}, f"policy={path}")
     policy.path = str(Path(path).expanduser().absolute())  # type: ignore[misc]
     return policy

@@ -4,7 +4,7 @@ The server checks it before any client starts, and each client before it sends a
 """
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Public, Relay, Uplink, named, shown, sums
 from fedgraph_flwr.secure.adaptive import value_multiplier
 from fedgraph_flwr.wire.messages import CLIPPED, METRICS, MODEL, TRAIN
@@ -100,9 +100,7 @@ def _first_group(cfg: RunConfig, uplink: Uplink) -> str:
 
 def _check_reveal(cfg: RunConfig, uplink: Uplink) -> None:
     known = sorted({group for _, group, reducer in shown(uplink) if not reducer.early})
-    for group in cfg.privacy.reveal:
-        if group not in known:
-            raise unknown(f"privacy.reveal: group of strategy={cfg.strategy.name}", group, known)
+    check_names(cfg.privacy.reveal, known, f"privacy.reveal: group of strategy={cfg.strategy.name}")
 
 
 def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
@@ -127,13 +125,8 @@ def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
         if count := len(set(sums(groups)) - {CLIPPED}):
             value_multiplier(privacy, count, rules.cohort_size(cfg.num_clients))
     known = sorted({g for _, g, r in shown(uplink) if r.early} - {CLIPPED})
-    unknown_groups = sorted(set(privacy.clipping_norms) - set(known))
-    if unknown_groups:
-        raise unknown(
-            f"privacy.clipping_norms: group of strategy={rules.name}",
-            unknown_groups[0],
-            known,
-        )
+    what = f"privacy.clipping_norms: group of strategy={rules.name}"
+    check_names(sorted(privacy.clipping_norms), known, what)
 
 
 def _check_rule(cfg: RunConfig, uplink: Uplink) -> None:

@@ -53,12 +53,14 @@ class FedStruct(FedGrad):
         s: structure features of all nodes, [n, d_s].
         support: global ids of the nodes whose s_u a client needs; ``reached`` marks those whose gradients it sends.
         nodes: global ids of each client's nodes.
+        wants_features: whether the server collects s_u of all nodes.
         hands_on: whether clients send the columns of their rows to the owners of these nodes.
     """
 
     Params: ClassVar[type] = FedStructParams
     uplink = staticmethod(fedstruct.uplink)
     hands_on: ClassVar[bool] = False
+    wants_features: ClassVar[bool] = True
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
@@ -145,11 +147,6 @@ class FedStruct(FedGrad):
             raise FedGraphError(f"{who} with rows/support that are not ascending ids of the {facts[0]} nodes")
         if facts[1] and "s" not in reply.groups.get(STRUCTURE, {}):
             raise FedGraphError(f"{who} without {STRUCTURE}/s")
-
-    @property
-    def wants_features(self) -> bool:
-        """Whether the server collects s_u of all nodes."""
-        return True
 
     def setup(self) -> None:
         """Exchange keys and owners, run Algorithm 3, then place S."""

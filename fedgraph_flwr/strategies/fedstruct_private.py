@@ -40,6 +40,7 @@ class PrivateFedStruct(FedStruct):
     """
 
     hands_on: ClassVar[bool] = True
+    wants_features: ClassVar[bool] = False  # s_u stays with its owner
 
     uplink = staticmethod(fedstruct.private_uplink)
 
@@ -53,11 +54,6 @@ class PrivateFedStruct(FedStruct):
     def row_width(self) -> int:
         """Columns of U_i: one per class."""
         return int(self.agreed("num_classes"))
-
-    @property
-    def wants_features(self) -> bool:
-        """False: s_u stays with its owner."""
-        return False
 
     def setup(self) -> None:
         """Run Algorithm 3, then send the columns to their owners."""

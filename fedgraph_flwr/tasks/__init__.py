@@ -5,7 +5,7 @@ import dataclasses
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import default_of
-from fedgraph_flwr.tasks.base import Batch, Learner, Scorer, Task
+from fedgraph_flwr.tasks.base import Batch, Scorer, Task
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import Graphs, GraphsMultiLabel, GraphsRegression
 from fedgraph_flwr.tasks.links import Links
@@ -13,7 +13,7 @@ from fedgraph_flwr.tasks.nodes import Nodes
 from fedgraph_flwr.tasks.targets import MultiLabel, Regression
 from fedgraph_flwr.tasks.triples import Triples
 
-__all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of", "probe", "task_class", "unread_key"]
+__all__ = ["Batch", "Scorer", "Task", "kind_of", "probe", "task_class", "unread_key"]
 
 _KINDS: dict[str, type[Task]] = {
     "nodes": Nodes,

@@ -8,7 +8,6 @@ every method that trains a network by its loss serves every task.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from fedgraph_flwr.config import EvaluationConfig, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models.plain import Plain
 
 _NONE = torch.zeros(0)
@@ -38,39 +38,6 @@ class Batch(NamedTuple):
     shares: Tensor | None = None
 
 
-class Learner(Protocol):
-    """The parts of a client that a task reads."""
-
-    cfg: RunConfig
-    graph: ClientGraph
-    model: Any
-    device: torch.device
-    dtype: torch.dtype
-    policy: Any
-    server_round: int
-    exchange: int
-
-    def inputs_of(self, graph: Any, **variant: Any) -> Any:
-        """Prepare the model's inputs of a graph."""
-
-    @property
-    def sampled(self) -> "Sampled | None":
-        """Makes the batches of ``train.sampler``; None: every step reads the whole graph."""
-
-
-class Sampled(Protocol):
-    """Batches of a client with sampled neighbours."""
-
-    def step(self, server_round: int, exchange: int, index: int) -> Batch:
-        """Return the batch of a step."""
-
-    def drawn(self, server_round: int, exchange: int, index: int) -> tuple[np.ndarray, int]:
-        """Return the places of a step's items among all training items, and the key of its draws."""
-
-    def around(self, seeds: np.ndarray, key: int, neighbours: Any = None) -> Any:
-        """Return the inputs of different nodes with sampled neighbours."""
-
-
 Stages = list[tuple[Tensor, Any]]
 """Items that a later stage predicts, as rows of all outputs, and the model's inputs for them."""
 
@@ -82,6 +49,34 @@ class Scorer(Protocol):
         self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
     ) -> dict[str, list[float]]:
         """Return ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each with one entry per part."""
+
+
+class SplitScorer:
+    """A `Scorer` of items that are kept by part and split.
+
+    Attributes:
+        parts: the scored items of each part, by split.
+    """
+
+    parts: Sequence[Mapping[str, Any]]
+
+    def values(self, outputs: Tensor, items: Any) -> tuple[int, dict[str, float]]:
+        """Return the number of scored items of a part's split, and their loss and scores under a model's outputs."""
+        raise NotImplementedError
+
+    def score(
+        self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
+    ) -> dict[str, list[float]]:
+        """As `Scorer.score`."""
+        outputs = logits.detach().cpu()
+        found: dict[str, list[float]] = {}
+        for part in self.parts:
+            for split, items in part.items():
+                count, values = self.values(outputs, items)
+                for key in ("count", "loss", *names):
+                    value = float(count) if key == "count" else values.get(key, float("nan"))
+                    found.setdefault(f"{split}-{key}", []).append(value)
+        return found
 
 
 class Task:
@@ -96,6 +91,7 @@ class Task:
         ITEMS: what is predicted, as reports call it.
         CLASSES: key of a schema with the names of the classes.
         KEYS: keys of ``task`` that it reads; other tasks refuse them.
+        SPLITS: values of ``split.kind`` that it accepts; empty: all.
         classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
         targets: whether items have several targets each, numbers or yes and no, instead of a class.
         samples: whether its steps can be batches with sampled neighbours.
@@ -112,6 +108,7 @@ class Task:
     ITEMS: ClassVar[str] = "nodes"
     CLASSES: ClassVar[str] = "classes"
     KEYS: ClassVar[frozenset[str]] = frozenset()
+    SPLITS: ClassVar[tuple[str, ...]] = ()
     classes: ClassVar[bool] = False
     targets: ClassVar[bool] = False
     samples: ClassVar[bool] = False
@@ -145,8 +142,8 @@ class Task:
 
     @classmethod
     def outputs(cls, cfg: RunConfig, num_classes: int) -> int:
-        """W, outputs of the network per node; C is the number of classes of the data."""
-        raise NotImplementedError
+        """W, outputs of the network; C, the number of classes of the data, unless a task says otherwise."""
+        return num_classes
 
     @property
     def width(self) -> int:
@@ -183,11 +180,11 @@ class Task:
         """Keys on which `graph` depends besides the client's file, for cached inputs."""
         return {}
 
-    def training_inputs(self, inputs: Any, client: Learner) -> Any:
+    def training_inputs(self, inputs: Any, client: GraphClient) -> Any:
         """Return the model's inputs of `graph`, completed for the training items."""
         return inputs
 
-    def later(self, client: Learner, inputs: Any) -> Stages | None:
+    def later(self, client: GraphClient, inputs: Any) -> Stages | None:
         """Return the stages by which all items are predicted; None: by the training inputs, or as node classification has them.
 
         Args:
@@ -209,7 +206,7 @@ class Task:
             found[rows] = compute(own)[rows]
         return found
 
-    def step(self, whole: Batch, index: int, client: Learner) -> Batch:
+    def step(self, whole: Batch, index: int, client: GraphClient) -> Batch:
         """The batch of a local step; by default all training items, or with ``train.sampler`` some with sampled neighbours.
 
         Args:
@@ -282,5 +279,20 @@ class Task:
         """Refuse a configuration that the task cannot serve.
 
         Raises:
-            FedGraphError: a key of another task.
+            FedGraphError: a key of another task, or a split that its items do not have.
         """
+        if cfg.split.kind not in (cls.SPLITS or (cfg.split.kind,)):
+            kinds = f"={cls.SPLITS[0]}" if len(cls.SPLITS) == 1 else f" to {_either(cls.SPLITS)}"
+            raise FedGraphError(
+                f"task={cfg.task.name} splits {cls.ITEMS} {_either([HOW[kind] for kind in cls.SPLITS])}, got"
+                f" split.kind={cfg.split.kind}: set split.kind{kinds}"
+            )
+
+
+HOW = {"ratio": "at random", "temporal": "by time", "public": "as the data do"}
+"""Kinds of splits, in words."""
+
+
+def _either(names: Sequence[str]) -> str:
+    """Join names as ``a, b or c``."""
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -20,11 +20,6 @@ class Classification(Task):
     classes: ClassVar = True
     part: Tensor
 
-    @classmethod
-    def outputs(cls, cfg: RunConfig, num_classes: int) -> int:
-        """C."""
-        return num_classes
-
     @staticmethod
     def loss(predictions: Tensor, y: Tensor, cfg: RunConfig, weights: Tensor | None = None) -> Tensor:
         """``train.loss`` of logits [V, C] against classes [V]."""

@@ -25,9 +25,10 @@ from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.far_ends import far_rows, told_places, with_far_ends, without_cut_edges, without_far_columns
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
 from fedgraph_flwr.tasks import pairs
-from fedgraph_flwr.tasks.base import Batch, Learner, Stages
+from fedgraph_flwr.tasks.base import Batch, Stages
 from fedgraph_flwr.tasks.classification import Classification
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -56,6 +57,7 @@ class Edges(Classification):
     METRICS: ClassVar = TASKS["edges"]
     ITEMS: ClassVar = "edges"
     KEYS: ClassVar = frozenset({"between"})
+    SPLITS: ClassVar = ("ratio", "temporal", "public")
     CLASSES: ClassVar = "edge_classes"
     reads_edges: ClassVar = True
     samples: ClassVar = True
@@ -198,11 +200,11 @@ class Edges(Classification):
         """The graph has nodes for the ends at other clients."""
         return {"task": "edges", "between": self.cfg.task.between}
 
-    def training_inputs(self, inputs: Any, client: Learner) -> Any:
+    def training_inputs(self, inputs: Any, client: GraphClient) -> Any:
         """With the training edges as items."""
         return self._reading(inputs, self.graph, 0, self.masks["train"].nonzero().view(-1), client)
 
-    def step(self, whole: Batch, index: int, client: Learner) -> Batch:
+    def step(self, whole: Batch, index: int, client: GraphClient) -> Batch:
         """All training edges; with ``train.sampler``, some, whose ends are the seeds. Edges to predict stay messages."""
         if client.sampled is None or self.cfg.train.sampler == "clusters":
             return super().step(whole, index, client)
@@ -213,8 +215,8 @@ class Edges(Classification):
         items = items_of(
             torch.from_numpy(ends.reshape(2, -1)), attr[edges] if attr.size(1) else attr, client.device, client.dtype
         )
-        inputs = replace(client.sampled.around(seeds, key), **items)
-        return Batch(inputs, None, whole.y[torch.from_numpy(places).to(client.device)])
+        around: Any = client.sampled.around(seeds, key)
+        return Batch(replace(around, **items), None, whole.y[torch.from_numpy(places).to(client.device)])
 
     @property
     def train_items(self) -> tuple[Tensor, Tensor]:
@@ -238,7 +240,7 @@ class Edges(Classification):
         """Return the places of the training edges in `graph` [V], and the features of all edges that training reads [V', D]."""
         return self._train_edges, self._train_attr
 
-    def later(self, client: Learner, inputs: Any) -> Stages:
+    def later(self, client: GraphClient, inputs: Any) -> Stages:
         """All items, each as its stage predicts it."""
         found: Stages = []
         cached = len(self.points) * self.whole.edge_attr.numel() <= AT_ONCE
@@ -263,14 +265,14 @@ class Edges(Classification):
             logits[rows] = values
         return logits
 
-    def _reading(self, inputs: Any, graph: ClientGraph, point: int, rows: Tensor, client: Learner) -> Any:
+    def _reading(self, inputs: Any, graph: ClientGraph, point: int, rows: Tensor, client: GraphClient) -> Any:
         """Return inputs with these items, all of which are read at the point."""
         edges = self._places(point, rows)
         attr = self.item_attr(point)
         attr = attr[edges] if graph.num_edge_features else attr
         return replace(inputs, **items_of(graph.edge_index[:, edges], attr, client.device, client.dtype))
 
-    def inputs_of_item(self, row: int, client: Learner) -> tuple[ClientGraph, Any, Tensor]:
+    def inputs_of_item(self, row: int, client: GraphClient) -> tuple[ClientGraph, Any, Tensor]:
         """Return the graph in which an item is scored, inputs with only this item, and the item of each edge, -1 without one."""
         point = int(self.point[row])
         graph, rows = self.until(point) if point else self.graph, self._seen(point).nonzero().view(-1)
@@ -295,15 +297,6 @@ class Edges(Classification):
         """All edges of a new graph are read; those of a client's own file keep their stages."""
         step = cfg.split.step if cfg.split.kind == "temporal" else None
         return replace(cfg, split=replace(cfg.split, kind="ratio", step=step))
-
-    @classmethod
-    def check(cls, cfg: RunConfig) -> None:
-        """Edges are split at random, by time or as the data do."""
-        if cfg.split.kind not in ("ratio", "temporal", "public"):
-            raise FedGraphError(
-                f"task=edges splits edges at random, by time or as the data do, got split.kind={cfg.split.kind}: set split.kind"
-                " to ratio, temporal or public"
-            )
 
 
 def _copies(ends: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ Each pair belongs to one client, so edges between clients are not predicted. The
 ids, so that a client and the pooled graph agree on it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -26,9 +26,10 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.curves import Curves
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.tasks import pairs, ranking
-from fedgraph_flwr.tasks.base import Batch, Learner, Task
+from fedgraph_flwr.tasks.base import Batch, SplitScorer, Task
 from fedgraph_flwr.wire.messages import derive_seed
 
 
@@ -38,6 +39,7 @@ class Links(Task):
     METRICS: ClassVar = TASKS["links"]
     ITEMS: ClassVar = "edges"
     KEYS: ClassVar = frozenset({"disjoint", "negatives", "candidates"})
+    SPLITS: ClassVar = ("ratio",)
     samples: ClassVar = True
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
@@ -88,7 +90,7 @@ class Links(Task):
         scored = max(self.items[split].shape[1] for split in metrics.SPLITS)
         return max(taken * (1 + task.negatives) * self.cfg.model.hidden, scored * task.candidates * STORED)
 
-    def step(self, whole: Batch, index: int, client: Learner) -> Batch:
+    def step(self, whole: Batch, index: int, client: GraphClient) -> Batch:
         """A share of the training pairs, which the network does not see in this step, and pairs without an edge.
 
         With ``train.batch_size`` the share is the batch, hidden unless ``task.disjoint`` is 0; with ``train.sampler`` the ends of
@@ -200,14 +202,6 @@ class Links(Task):
         """Add the scores of pairs."""
         return plain.with_readout("pairs", {}, {})
 
-    @classmethod
-    def check(cls, cfg: RunConfig) -> None:
-        """Edges are split at random only."""
-        if cfg.split.kind != "ratio":
-            raise FedGraphError(
-                f"task=links splits edges at random, got split.kind={cfg.split.kind}: set split.kind=ratio"
-            )
-
 
 class Ranked(NamedTuple):
     """Pairs to be scored, and what they are ranked against.
@@ -237,7 +231,7 @@ ROWS = 2**20
 """Negatives that are scored at a time, with outputs of up to 64 numbers; fewer of wider ones."""
 
 
-class ScoredLinks:
+class ScoredLinks(SplitScorer):
     """Validation and test pairs of a client with their negatives.
 
     Args:
@@ -250,21 +244,10 @@ class ScoredLinks:
         self.parts = [{split: task.drawn(split, p) for split in metrics.SPLITS} for p in parts]
         self.floor = floor
 
-    def score(
-        self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
-    ) -> dict[str, list[float]]:
-        """As `Scorer.score`."""
-        z = logits.detach().cpu()
-        found: dict[str, list[float]] = {}
-        for part in self.parts:
-            for split, ranked in part.items():
-                count = ranked.pairs.shape[1]
-                shown = count if count >= self.floor else 0
-                values = _values(z, ranked) if shown else {}
-                for key in ("count", "loss", *names):
-                    value = float(shown) if key == "count" else values.get(key, float("nan"))
-                    found.setdefault(f"{split}-{key}", []).append(value)
-        return found
+    def values(self, outputs: Tensor, items: Ranked) -> tuple[int, dict[str, float]]:
+        """Score pairs."""
+        count = items.pairs.shape[1]
+        return (count, _values(outputs, items)) if count and count >= self.floor else (0, {})
 
 
 def _values(z: Tensor, ranked: Ranked) -> dict[str, float]:
@@ -276,20 +259,12 @@ def _values(z: Tensor, ranked: Ranked) -> dict[str, float]:
     labels = np.repeat([True, False], [positive.size, apart.size])
     curve = Curves(np.concatenate([positive, apart]), labels)
     losses = np.logaddexp(0, np.where(labels, -1, 1) * np.concatenate([positive, apart]).astype(np.float64))
-    free = ranked.free.sum(1)
-    levels = {
-        "mrr": ranking.random_reciprocal_rank(free),
-        "auc": 0.5,
-        "average_precision": positive.size / labels.size,
-        **{f"hits_{k}": float(np.mean(np.minimum(k / (free + 1), 1))) for k in (1, 3, 10)},
-    }
-    return {
+    return ranking.scores(places, ranked.free.sum(1)) | {
         "loss": float(losses.mean()),
-        "mrr": ranking.mean_reciprocal_rank(places),
-        **{f"hits_{k}": ranking.hits(places, k) for k in (1, 3, 10)},
         "auc": float(curve.area()[0]) if apart.size else float("nan"),
         "average_precision": float(curve.precision()[0]),
-        **{chance.name_of(name): value for name, value in levels.items()},
+        chance.name_of("auc"): 0.5,
+        chance.name_of("average_precision"): positive.size / labels.size,
     }
 
 

@@ -2,23 +2,18 @@
 
 import numpy as np
 
-_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+from fedgraph_flwr.numerics.draws import GOLDEN, mix
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64 (Steele et al., OOPSLA 2014): uint64 [n] to uint64 [n], one to one."""
-    x = values.astype(np.uint64)
-    x = (x ^ (x >> np.uint64(30))) * _MULTIPLIERS[0]
-    x = (x ^ (x >> np.uint64(27))) * _MULTIPLIERS[1]
-    return x ^ (x >> np.uint64(31))
+    return mix(values.astype(np.uint64))
 
 
 def keyed(pairs: np.ndarray, key: int) -> np.ndarray:
     """A keyed hash of pairs of ids [2, P], uint64 [P], which depends on nothing else."""
     first = mixed(pairs[0].astype(np.uint64) + np.uint64(key))
-    return mixed(first + pairs[1].astype(np.uint64) * _GOLDEN)
+    return mixed(first + pairs[1].astype(np.uint64) * np.uint64(GOLDEN))
 
 
 def undirected(edge_index: np.ndarray) -> np.ndarray:

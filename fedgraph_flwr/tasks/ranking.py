@@ -4,6 +4,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.evaluation import chance
+
+HITS = (1, 3, 10)
+"""Ranks up to which positives count, each a score of its own."""
+
 
 def ranks(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
     """Rank of each positive [P] among its own negatives [P, K], ties at their mean place: 1 + (#{s⁻ > s⁺} + #{s⁻ ≥ s⁺}) / 2.
@@ -40,6 +45,14 @@ def among(
     scores[rows, torch.from_numpy(place)] = own
     losses = scores.nan_to_num_(nan=-torch.inf).logsumexp(1) - own
     return found, wrong, losses.numpy()
+
+
+def scores(ranks: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
+    """Return mean reciprocal rank and hits of ranks among ``wrong`` other candidates, both [P], with their chance levels."""
+    levels = {"mrr": random_reciprocal_rank(wrong)}
+    levels |= {f"hits_{k}": float(np.mean(np.minimum(k / (wrong + 1), 1))) for k in HITS}
+    found = {"mrr": mean_reciprocal_rank(ranks), **{f"hits_{k}": hits(ranks, k) for k in HITS}}
+    return found | {chance.name_of(name): value for name, value in levels.items()}
 
 
 def mean_reciprocal_rank(ranks: np.ndarray) -> float:

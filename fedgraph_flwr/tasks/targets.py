@@ -1,7 +1,7 @@
 """Several targets per node: numbers (``nodes-regression``) or yes and no (``nodes-multilabel``). Some may be unknown (NaN)."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics, targets
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.tasks.base import Task
+from fedgraph_flwr.tasks.base import SplitScorer, Task
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "huber": F.huber_loss, "mae": F.l1_loss}
 """Losses of numbers by ``task.loss``."""
@@ -38,11 +38,6 @@ class Targets(Task):
     def num_classes(cls, graph: Any) -> int:
         """T of a graph."""
         return int(graph.num_targets)
-
-    @classmethod
-    def outputs(cls, cfg: RunConfig, num_classes: int) -> int:
-        """T."""
-        return num_classes
 
     @abstractmethod
     def entries(self, given: Tensor) -> Tensor:
@@ -198,7 +193,7 @@ class MultiLabel(Targets):
         return y.masked_fill(few[0] | few[1], torch.nan)
 
 
-class ScoredTargets:
+class ScoredTargets(SplitScorer):
     """Validation and test items of a client, prepared once for all models.
 
     Args:
@@ -219,23 +214,14 @@ class ScoredTargets:
                 found[split] = rows[kept], y[kept]
             self.parts.append(found)
 
-    def score(
-        self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
-    ) -> dict[str, list[float]]:
-        """As `Scorer.score`."""
-        outputs = logits.detach().cpu()
-        found: dict[str, list[float]] = {}
-        for part in self.parts:
-            for split, (rows, y) in part.items():
-                values: dict[str, float] = {}
-                if len(rows):
-                    read = outputs[rows].double()
-                    values = self.task.values(read.numpy(), y.numpy(), self.floor)
-                    values["loss"] = float(self.task.loss(read, y, self.task.cfg))
-                for key in ("count", "loss", *names):
-                    value = float(len(rows)) if key == "count" else values.get(key, float("nan"))
-                    found.setdefault(f"{split}-{key}", []).append(value)
-        return found
+    def values(self, outputs: Tensor, items: tuple[Tensor, Tensor]) -> tuple[int, dict[str, float]]:
+        """Score items by their rows [V] and targets [V, T]."""
+        rows, y = items
+        if not len(rows):
+            return 0, {}
+        read = outputs[rows].double()
+        loss = float(self.task.loss(read, y, self.task.cfg))
+        return len(rows), self.task.values(read.numpy(), y.numpy(), self.floor) | {"loss": loss}
 
 
 def scale_of(graph: Any) -> Tensor:

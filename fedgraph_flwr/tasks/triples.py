@@ -14,7 +14,6 @@ those that complete another triple of the client, of any split (the filtered ran
 Each triple belongs to one client. The split follows from a keyed hash of global ids, so that a client and the pooled graph agree.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,9 +27,10 @@ from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models.readout import RelationRows, attach
 from fedgraph_flwr.tasks import pairs, ranking
-from fedgraph_flwr.tasks.base import Batch, Learner, Stages, Task
+from fedgraph_flwr.tasks.base import Batch, SplitScorer, Stages, Task
 from fedgraph_flwr.tasks.decoders import DECODERS
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -69,6 +69,7 @@ class Triples(Task):
     ITEMS: ClassVar = "triples"
     CLASSES: ClassVar = "edge_classes"
     KEYS: ClassVar = frozenset({"loss", "negatives", "decoder", "batch_size", "margin", "temperature"})
+    SPLITS: ClassVar = ("ratio", "public")
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         self.cfg = cfg
@@ -147,22 +148,17 @@ class Triples(Task):
             )
         return int(found)
 
-    @classmethod
-    def outputs(cls, cfg: RunConfig, num_classes: int) -> int:
-        """R: the readout has a vector for each relation."""
-        return num_classes
-
     @property
     def variant(self) -> dict[str, Any]:
         """Settings that select the triples hidden from the model's inputs."""
         split = self.cfg.split
         return {"task": "triples", "seed": self.cfg.seed, "split": [split.kind, split.train, split.val, split.test]}
 
-    def later(self, client: Learner, inputs: Any) -> Stages:
+    def later(self, client: GraphClient, inputs: Any) -> Stages:
         """None: validation and test triples are never messages."""
         return []
 
-    def step(self, whole: Batch, index: int, client: Learner) -> Batch:
+    def step(self, whole: Batch, index: int, client: GraphClient) -> Batch:
         """Some training triples, each with the missing end and what may replace it; `read` says how items are packed."""
         task, train = self.cfg.task, self.items["train"]
         rng = np.random.default_rng(
@@ -304,11 +300,7 @@ class Triples(Task):
     @classmethod
     def check(cls, cfg: RunConfig) -> None:
         """Refuse other losses and splits, and an odd width of complex numbers."""
-        if cfg.split.kind not in ("ratio", "public"):
-            raise FedGraphError(
-                f"task=triples splits triples at random or as the data do, got split.kind={cfg.split.kind}: set split.kind to"
-                " ratio or public"
-            )
+        super().check(cfg)
         if cfg.task.loss not in LOSSES:
             raise FedGraphError(
                 f"task.loss={cfg.task.loss} is for numbers, and task=triples has none: set task.loss to {' or '.join(LOSSES)}"
@@ -337,7 +329,7 @@ class Ranks(NamedTuple):
     losses: np.ndarray
 
 
-class ScoredTriples:
+class ScoredTriples(SplitScorer):
     """Validation and test triples of a client.
 
     Args:
@@ -347,21 +339,13 @@ class ScoredTriples:
 
     def __init__(self, task: Triples, floor: int):
         self.task, self.floor = task, floor
+        self.parts = [{split: (party, split) for split in metrics.SPLITS} for party in task.parties]
 
-    def score(
-        self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
-    ) -> dict[str, list[float]]:
-        """As `Scorer.score`."""
-        outputs = logits.detach().cpu()
-        found: dict[str, list[float]] = {}
-        for party in self.task.parties:
-            for split in metrics.SPLITS:
-                shown = int(frequent(party.items[split][1], self.floor).sum())
-                values = values_of(self.task.ranked(outputs, party, split, floor=self.floor)) if shown else {}
-                for key in ("count", "loss", *names):
-                    value = float(shown) if key == "count" else values.get(key, float("nan"))
-                    found.setdefault(f"{split}-{key}", []).append(value)
-        return found
+    def values(self, outputs: Tensor, items: tuple[Party, str]) -> tuple[int, dict[str, float]]:
+        """Score the triples of a party's split."""
+        party, split = items
+        shown = int(frequent(party.items[split][1], self.floor).sum())
+        return shown, values_of(self.task.ranked(outputs, party, split, floor=self.floor)) if shown else {}
 
 
 def frequent(relations: np.ndarray, floor: int) -> np.ndarray:
@@ -377,17 +361,10 @@ def frequent(relations: np.ndarray, floor: int) -> np.ndarray:
 
 def values_of(found: Ranks) -> dict[str, float]:
     """Return all scores of ranks, by name, with their chance levels."""
-    levels = {
-        "mrr": ranking.random_reciprocal_rank(found.wrong),
-        **{f"hits_{k}": float(np.mean(np.minimum(k / (found.wrong + 1), 1))) for k in (1, 3, 10)},
-        "mr": float(np.mean(1 + found.wrong / 2)),
-    }
-    return {
+    return ranking.scores(found.ranks, found.wrong) | {
         "loss": float(found.losses.mean()),
-        "mrr": ranking.mean_reciprocal_rank(found.ranks),
-        **{f"hits_{k}": ranking.hits(found.ranks, k) for k in (1, 3, 10)},
         "mr": float(found.ranks.mean()),
-        **{chance.name_of(name): value for name, value in levels.items()},
+        chance.name_of("mr"): float(np.mean(1 + found.wrong / 2)),
     }
 
 

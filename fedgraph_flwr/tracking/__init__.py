@@ -16,7 +16,7 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, first_line
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, MODELS, ROUNDS, SUMMARY
 
@@ -67,9 +67,8 @@ def check(cfg: RunConfig) -> None:
     Raises:
         FedGraphError: a tracker is unknown or not installed.
     """
+    check_names(cfg.tracking, TRACKERS, "tracking")
     for name in cfg.tracking:
-        if name not in TRACKERS:
-            raise unknown("tracking", name, TRACKERS)
         if find_spec(TRACKERS[name][0]) is None:
             raise FedGraphError(f"tracking={name} is not installed: pip install 'fedgraph-flwr[{name}]'")
 

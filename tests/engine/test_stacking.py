@@ -379,14 +379,14 @@ def test_the_last_gradient_stays_with_each_client(run, sizes_of, overrides, monk
 
 def test_who_cannot_be_compared_with_others_fails_alone(run, monkeypatch):
     """Not the run."""
-    group_key = stacking.Prediction.group_key
+    joint = stacking.JOINTS["infer"]
 
     def odd(call):
         if call.client.graph.client == 2:
             raise RunFailed("unlike all")
-        return group_key(call)
+        return joint.group_key(call)
 
-    monkeypatch.setattr(stacking.Prediction, "group_key", staticmethod(odd))
+    monkeypatch.setitem(stacking.JOINTS, "infer", joint._replace(group_key=odd))
     done = run(*WORDS, "stack=4", sizes=SIZES)
     assert done.summary["failures"] == {"2 (train)": "unlike all", "2 (evaluate)": "unlike all"}
 

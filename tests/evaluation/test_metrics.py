@@ -31,18 +31,30 @@ def drawn(classes: int, n: int = 60, seed: int = 0, ties: bool = False) -> tuple
     return logits, y
 
 
+def score(logits, y, masks, names, part=None, train=None):
+    return metrics.Scored(y, masks, part, train).score(logits, names)
+
+
+def value(name, logits, y):
+    return score(logits, y, {"test": torch.ones(len(y), dtype=torch.bool)}, (name,))[f"test-{name}"][0]
+
+
+def class_f1(logits, y):
+    return [value(f"f1_class_{c}", logits, y) for c in range(logits.size(1))]
+
+
 @pytest.mark.parametrize("classes", [2, 3, 7])
 @pytest.mark.parametrize("ties", [False, True])
 def test_scores_are_scikit_learns(classes, ties):
     logits, y = drawn(classes, ties=ties)
     guess = logits.argmax(1)
-    assert metrics.accuracy(logits, y) == pytest.approx(accuracy_score(y, guess))
-    assert metrics.macro_f1(logits, y) == pytest.approx(f1_score(y, guess, average="macro"))
+    assert value("accuracy", logits, y) == pytest.approx(accuracy_score(y, guess))
+    assert value("macro_f1", logits, y) == pytest.approx(f1_score(y, guess, average="macro"))
     chances = logits.double().softmax(1).numpy()
     theirs = roc_auc_score(y, chances[:, 1] if classes == 2 else chances, multi_class="ovr", average="macro")
     assert metrics.auc(logits, y) == pytest.approx(theirs)
-    assert metrics.balanced_accuracy(logits, y) == pytest.approx(balanced_accuracy_score(y, guess))
-    np.testing.assert_allclose(metrics.class_f1(logits, y), f1_score(y, guess, average=None))
+    assert value("balanced_accuracy", logits, y) == pytest.approx(balanced_accuracy_score(y, guess))
+    np.testing.assert_allclose(class_f1(logits, y), f1_score(y, guess, average=None))
     hot = np.eye(classes)[y]
     theirs = average_precision_score(*((y, chances[:, 1]) if classes == 2 else (hot, chances)), average="macro")
     assert metrics.average_precision(logits, y) == pytest.approx(theirs)
@@ -55,9 +67,9 @@ def test_confusion_by_hand():
 
 def test_classes_that_are_not_there():
     logits, y = torch.eye(3)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 0])
-    np.testing.assert_allclose(metrics.class_f1(logits, y)[:2], [0.8, 2 / 3])
-    assert math.isnan(metrics.class_f1(logits, y)[2])
-    assert metrics.balanced_accuracy(logits, y) == pytest.approx((2 / 3 + 1) / 2)
+    np.testing.assert_allclose(class_f1(logits, y)[:2], [0.8, 2 / 3])
+    assert math.isnan(class_f1(logits, y)[2])
+    assert value("balanced_accuracy", logits, y) == pytest.approx((2 / 3 + 1) / 2)
     assert math.isnan(metrics.average_precision(logits, torch.zeros_like(y)))
 
 
@@ -65,16 +77,16 @@ def test_the_majority_of_training_labels_is_scored_beside():
     """As scikit-learn's classifier that always says the most frequent class, by part where there are several."""
     logits, y = drawn(3)
     train, test = torch.arange(20), torch.arange(60) >= 20
-    scores = metrics.score(logits, y, {"test": test}, ("majority",), train=train)
+    scores = score(logits, y, {"test": test}, ("majority",), train=train)
     theirs = DummyClassifier(strategy="most_frequent").fit(np.zeros((20, 1)), y[:20]).score(np.zeros((40, 1)), y[20:])
     assert scores["test-majority"] == [pytest.approx(theirs)]
     part = torch.arange(60) % 2
-    scores = metrics.score(logits, y, {"test": test}, ("majority",), part, train)
+    scores = score(logits, y, {"test": test}, ("majority",), part, train)
     for p in (0, 1):
         mine = part == p
         model = DummyClassifier(strategy="most_frequent").fit(np.zeros((10, 1)), y[:20][mine[:20]])
         assert scores["test-majority"][p] == pytest.approx(model.score(np.zeros((20, 1)), y[20:][mine[20:]]))
-    assert math.isnan(metrics.score(logits, y, {"test": test}, ("majority",))["test-majority"][0])
+    assert math.isnan(score(logits, y, {"test": test}, ("majority",))["test-majority"][0])
 
 
 def uninformed(name: str, y: np.ndarray, classes: int) -> float:
@@ -139,7 +151,7 @@ def test_the_threshold_is_the_best_on_validation_nodes(ties):
     logits, y = drawn(2, n=200, ties=ties)
     y[y.bool() & (torch.arange(200) % 3 > 0)] = 0  # few positives
     val, test = torch.arange(200) < 100, torch.arange(200) >= 100
-    scores = metrics.score(logits, y, {"val": val, "test": test}, ("f1_at_threshold",))
+    scores = score(logits, y, {"val": val, "test": test}, ("f1_at_threshold",))
     chance = logits.double().softmax(1)[:, 1].numpy()
     precision, recall, thresholds = precision_recall_curve(y[val], chance[val])
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
@@ -147,7 +159,7 @@ def test_the_threshold_is_the_best_on_validation_nodes(ties):
     best = {float(t) for t, value in zip(thresholds, f1, strict=False) if value > f1.max() - 1e-12}
     possible = [f1_score(y[test], chance[test] >= t) for t in best]
     assert any(scores["test-f1_at_threshold"][0] == pytest.approx(value) for value in possible)
-    assert math.isnan(metrics.score(logits, y * 0, {"val": val}, ("f1_at_threshold",))["val-f1_at_threshold"][0])
+    assert math.isnan(score(logits, y * 0, {"val": val}, ("f1_at_threshold",))["val-f1_at_threshold"][0])
 
 
 def test_what_is_scored_follows_the_classes():
@@ -155,11 +167,11 @@ def test_what_is_scored_follows_the_classes():
     assert metrics.wanted(cfg, 7) == ("accuracy", "macro_f1", "balanced_accuracy", "majority")
     assert "auc" in metrics.wanted(EvaluationConfig(metric="auc"), 7)
     assert "f1_class_6" in metrics.wanted(EvaluationConfig(full=True), 7)
-    scores = metrics.score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
+    scores = score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
     keys = metrics.averages(scores)
     assert metrics.shown(keys, cfg)[:2] == ["test_accuracy", "test_majority"]
     by_nodes = EvaluationConfig(average="test_nodes", metric="auc")
-    scores = metrics.score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(by_nodes, 2))
+    scores = score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(by_nodes, 2))
     keys = metrics.averages(scores)
     assert metrics.shown(keys, by_nodes)[:2] == ["test_auc_by_test_nodes", "test_chance_auc_by_test_nodes"]
     assert {"test_auc", "test_average_precision", "test_f1_class_1"} < set(metrics.shown(keys, cfg))
@@ -168,8 +180,8 @@ def test_what_is_scored_follows_the_classes():
 def test_macro_f1_leaves_out_classes_that_occur_nowhere():
     logits = torch.eye(5)[[0, 0, 1, 3]]
     y = torch.tensor([0, 1, 1, 0])
-    assert metrics.macro_f1(logits, y) == pytest.approx(f1_score(y, logits.argmax(1), average="macro"))
-    assert metrics.macro_f1(logits, y) == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
+    assert value("macro_f1", logits, y) == pytest.approx(f1_score(y, logits.argmax(1), average="macro"))
+    assert value("macro_f1", logits, y) == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
 
 
 def test_auc_of_one_class_is_not_a_number_and_of_those_that_occur_else():
@@ -184,7 +196,7 @@ def test_auc_of_one_class_is_not_a_number_and_of_those_that_occur_else():
 def test_score_reads_the_nodes_of_each_split():
     logits, y = drawn(3)
     fold = torch.arange(60) % 3
-    scores = metrics.score(logits, y, {"val": fold == 1, "test": fold == 2}, METRICS)
+    scores = score(logits, y, {"val": fold == 1, "test": fold == 2}, METRICS)
     for split, number in (("val", 1), ("test", 2)):
         chosen = fold == number
         assert scores[f"{split}-count"] == [20.0]
@@ -196,7 +208,7 @@ def test_score_reads_the_nodes_of_each_split():
 def test_the_pooled_graph_is_scored_by_part():
     logits, y = drawn(3)
     part, mask = torch.arange(60) // 25, torch.arange(60) < 50  # the third client has no node of the split
-    scores = metrics.score(logits, y, {"test": mask}, ("accuracy",), part)
+    scores = score(logits, y, {"test": mask}, ("accuracy",), part)
     assert scores["test-count"] == [25.0, 25.0, 0.0]
     for p in (0, 1):
         assert scores["test-accuracy"][p] == pytest.approx(accuracy_score(y[part == p], logits[part == p].argmax(1)))
@@ -226,7 +238,7 @@ def test_means_of_nothing_are_not_a_number():
 def test_headline_is_among_the_means(average, suffix, metric):
     cfg = EvaluationConfig(metric=metric, average=average)
     logits, y = drawn(2)
-    scores = metrics.score(logits, y, {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
+    scores = score(logits, y, {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
     assert metrics.headline(cfg, "test") == f"test_{metric}{suffix}"
     assert metrics.headline(cfg, "test") in metrics.averages(scores, [60.0])
 

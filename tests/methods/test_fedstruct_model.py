@@ -14,6 +14,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods import structure_features
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.subgraphs import undirected
 
 F, C, N, Q = 6, 3, 8, 11
 
@@ -182,7 +183,7 @@ def test_graphlets_are_those_that_looking_at_all_subgraphs_finds(size):
     pytest.importorskip("orbit_count")
     rng = np.random.default_rng(size)
     edges = rng.integers(8, size=(2, 14))
-    dense = structure_features._undirected(edges, 8).toarray().astype(int)
+    dense = undirected(edges[0], edges[1], 8, np.float64).toarray().astype(int)
     found = counted(edges, 8, size)
     assert sorted(tuple(column) for column in found.T if column.any()) == orbits_by_force(dense, size)
     assert found.shape[1] == {4: 15, 5: 73}[size]
@@ -217,7 +218,7 @@ def test_no_orbit_is_counted_more_often_than_its_tree(size):
     pytest.importorskip("orbit_count")
     rng = np.random.default_rng(size)
     edges = rng.integers(12, size=(2, 30))
-    adjacency = structure_features._undirected(edges, 12)
+    adjacency = undirected(edges[0], edges[1], 12, np.float64)
     counts = counted(edges, 12, size)
     bounds = [structure_features._embeddings(t, adjacency) for t in structure_features._rooted_trees(size)]
     assert (counts.max(axis=1) <= np.max(bounds, axis=0) * (1 + 1e-6)).all()
@@ -231,7 +232,7 @@ def two_cliques() -> np.ndarray:
 
 def test_walks_follow_edges_and_turn_back_by_p():
     edges = two_cliques()
-    adjacency = structure_features._undirected(edges, 13)
+    adjacency = undirected(edges[0], edges[1], 13, np.float64)
     rng = np.random.default_rng(0)
     walks = structure_features.random_walks(adjacency, np.tile(np.arange(13), 200), 10, 1.0, 1.0, rng)
     dense = adjacency.toarray() + np.diag([0.0] * 12 + [1.0])

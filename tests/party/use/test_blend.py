@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import accuracy_score, average_precision_score
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
@@ -16,7 +16,6 @@ from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.party.use.blend import Weights, blend, fit
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
 from fedgraph_flwr.runs.prepare import with_folder
@@ -123,7 +122,7 @@ def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, c
         val.append([own[graph.val_mask.numpy()] for own in logits])
         y.append(graph.y.numpy()[graph.val_mask.numpy()])
         chosen = graph.test_mask.numpy()
-        scores.append(metrics.accuracy(mixed[chosen], graph.y.numpy()[chosen]))
+        scores.append(accuracy_score(graph.y.numpy()[chosen], mixed[chosen].argmax(1)))
     assert summary["test_accuracy"] == pytest.approx(np.mean(scores))
     fitted = fit([np.concatenate(own) for own in zip(*val, strict=True)], np.concatenate(y))
     np.testing.assert_allclose(fitted.runs, weights.runs, rtol=1e-6)

@@ -137,9 +137,8 @@ def test_the_command_writes_names_and_obeys_the_threshold(imported, capsys):
 def test_the_threshold_is_the_one_that_f1_at_threshold_is_of(imported):
     predictor = load_predictor(imported / "run", 2)
     own, found = predictor.own, predictor.predict(predictor.own)
-    scored = metrics.score(found.logits, own.y, {"val": own.val_mask, "test": own.test_mask}, ("f1_at_threshold",))[
-        "test-f1_at_threshold"
-    ][0]
+    items = metrics.Scored(own.y, {"val": own.val_mask, "test": own.test_mask})
+    scored = items.score(found.logits, ("f1_at_threshold",))["test-f1_at_threshold"][0]
     guess, y = found.codes[own.test_mask.numpy()] == 1, own.y[own.test_mask].numpy() == 1
     assert scored == pytest.approx(2 * (guess & y).sum() / (guess.sum() + y.sum()))
 
