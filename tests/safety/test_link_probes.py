@@ -96,8 +96,10 @@ def contents():
         drawn.generate = lambda: Key.from_private_bytes(stream.randbytes(32))
         patch.setattr(matching, "X25519PrivateKey", drawn)
         patch.setattr(Sealer, "__init__", lambda s, client, key=None: start(s, client, key or bytes([client + 1] * 32)))
-        patch.setattr(protocol, "own_order", lambda graph, secret: torch.arange(graph.num_nodes).flip(0))
-        patch.setattr(protocol, "file_digest", lambda graph, secret: secret)
+        patch.setattr(
+            "fedgraph_flwr.party.link.files.own_order", lambda graph, secret: torch.arange(graph.num_nodes).flip(0)
+        )
+        patch.setattr("fedgraph_flwr.party.link.files.file_digest", lambda graph, secret: secret)
         yield sent
 
 

@@ -56,10 +56,8 @@ def test_a_page_holds_what_a_summary_says_as_text(run, tmp_path):
     summary = json.loads((out / "summary.json").read_text())
     for key in (
         "headline",
-        "rounds",
         "seconds_per_round",
         "commit",
-        "bytes_by_phase",
         "versions",
         "classes",
         "privacy",

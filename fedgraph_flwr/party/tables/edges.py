@@ -99,7 +99,7 @@ def read_edges(
     data = edge_data(table, names, columns, where[0], treatment, edge_classes, kind)
     ends = found.ends if found else edge_ends(table, columns, where[0], *ids)
     amounts = amounts_of(table, columns.amount_column, where[0], treatment) if columns.recipe else None
-    if columns.recipe and 10 * (steps := data.fields["edge_time"].unique().numel()) < len(table):
+    if columns.recipe and columns.time and 10 * (steps := data.fields["edge_time"].unique().numel()) < len(table):
         treatment.say(
             f"warning: {where[0]}: {len(table)} rows have {steps} different times, and columns of own records do not read rows of"
             f" equal time: pass a --time-column with hours or seconds instead of '{columns.time}'"
