@@ -20,7 +20,7 @@ _FALLBACK = ("cp1252", "latin-1")
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _ROWS = 50
 """Number of rows used to detect the separator."""
-
+csv.field_size_limit(2**31 - 1)  # pandas has none
 
 Say = Callable[[str], None]
 """Receives a line for the user."""
@@ -91,8 +91,8 @@ def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], row
                 yield batch.to_pandas()
             return
         encoding = layout.encoding or _encoding(path)
-        for table in _reader(path, layout.separator or _separator(path, encoding), encoding, chunksize=rows):
-            yield _named(table, path)[list(names)]
+        for table in _by_pandas(path, layout.separator or _separator(path, encoding), encoding, chunksize=rows):
+            yield table[list(names)]
     except FedGraphError:
         raise
     except Exception as error:  # pandas and pyarrow raise many kinds
@@ -115,7 +115,48 @@ def read_columns(path: Path | str, layout: TableLayout, say: Say = silent) -> An
 
 def _parsed(path: Path, separator: str, encoding: str, **options: Any) -> Any:
     table = None if options else _by_arrow(path, separator, encoding)
-    return _named(_reader(path, separator, encoding, **options) if table is None else table, path)
+    return next(_by_pandas(path, separator, encoding, **options)) if table is None else _named(table, path)
+
+
+def _by_pandas(path: Path, separator: str, encoding: str, **options: Any) -> Iterator[Any]:
+    """Yield the table, or its chunks; the lengths of rows are checked where pandas may have filled or shifted them."""
+    import pandas as pd
+
+    checked = False
+    try:
+        read = _reader(path, separator, encoding, **options)
+        for table in read if "chunksize" in options else [read]:
+            doubtful = len(table) and (not isinstance(table.index, pd.RangeIndex) or table.iloc[:, -1].hasnans)
+            if doubtful and not checked:
+                _check_lengths(path, separator, encoding)
+                checked = True
+            yield _named(table, path)
+    except pd.errors.ParserError:
+        _check_lengths(path, separator, encoding)
+        raise
+
+
+def _check_lengths(path: Path, separator: str, encoding: str) -> None:
+    """Check that each row has as many fields as the header; pandas would fill a short one with empty cells.
+
+    Raises:
+        FedGraphError: one has not; names its line.
+    """
+    with _open(path, encoding) as text:
+        rows = csv.reader(text, delimiter=separator, skipinitialspace=separator != "\t")
+        number = len(next((row for row in rows if not _blank(row)), []))
+        found = next(((rows.line_num, len(row)) for row in rows if len(row) != number and not _blank(row)), None)
+    if found:
+        less = "fewer" if found[1] < number else "more"
+        raise FedGraphError(
+            f"{path}, line {found[0]}: {found[1]} fields, {less} than the {number} of the header: give every row one field per"
+            " column (empty where unknown), quote values that contain the separator, and remove separators at the end of lines"
+        )
+
+
+def _blank(row: Sequence[str]) -> bool:
+    """Return whether a row is an empty line, which readers skip."""
+    return len(row) < 2 and not "".join(row).strip()
 
 
 def _by_arrow(path: Path, separator: str, encoding: str) -> Any:
@@ -150,15 +191,8 @@ def _named(table: Any, path: Path) -> Any:
     """Return a table with names of columns without spaces around them.
 
     Raises:
-        FedGraphError: two names are the same then, or rows have more fields than the header, so pandas shifted them.
+        FedGraphError: two names are the same then.
     """
-    import pandas as pd
-
-    if len(table) and not isinstance(table.index, pd.RangeIndex):
-        raise FedGraphError(
-            f"{path} has rows with more fields than its header names, {len(table.columns)}: name every column, quote values that"
-            " contain the separator, and remove separators at the end of lines"
-        )
     names = [str(name).strip() for name in table.columns]
     if twice := [name for name in names if names.count(name) > 1]:
         raise FedGraphError(f"{path} has two columns '{twice[0]}', apart from spaces: rename one")
@@ -208,8 +242,8 @@ def _decodes(path: Path, encoding: str) -> bool:
 
 
 def _separator(path: Path, encoding: str) -> str:
-    """Detect the separator that splits header and first rows into the most, equally many fields; default comma."""
-    best, most = ",", 1
+    """Detect the separator that splits header and first rows into the most, equally many fields, else the header."""
+    best, most, of_header, names = ",", 1, ",", 1
     for sign in _DETECTED:
         with _open(path, encoding) as text:
             try:
@@ -218,4 +252,6 @@ def _separator(path: Path, encoding: str) -> str:
                 continue
         if rows and len(rows[0]) > most and all(len(row) == len(rows[0]) for row in rows):
             best, most = sign, len(rows[0])
-    return best
+        if rows and len(rows[0]) > names:
+            of_header, names = sign, len(rows[0])
+    return best if most > 1 else of_header

@@ -12,7 +12,7 @@ from fedgraph_flwr.data.schema import Column, Schema, TableLayout
 from fedgraph_flwr.data.value_formats import FORMATS, NumberFormat, readings
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import Treatment, feature_names, features
-from fedgraph_flwr.party.tables.reading import _by_arrow, _reader, read_table
+from fedgraph_flwr.party.tables.reading import _by_arrow, _reader, read_chunks, read_table
 from fedgraph_flwr.party.tables.statistics import merge, party_sums
 from fedgraph_flwr.party.use.plain import preprocess
 
@@ -452,9 +452,34 @@ def test_a_plain_table_is_read_by_the_fast_reader(tmp_path):
     pd.testing.assert_frame_equal(_by_arrow(path, ",", "utf-8"), _reader(path, ",", "utf-8"))
 
 
-@pytest.mark.parametrize("end", [",", ",9", ",,"])
-def test_rows_with_more_fields_than_the_header_are_refused(tmp_path, end):
-    """The first columns would become an index, and each column would have the name of the next."""
-    (tmp_path / "a.csv").write_text("id,age,label\n" + "".join(f"n{i},{i},ok{end}\n" for i in range(3)))
-    with pytest.raises(FedGraphError, match=r"a\.csv has rows with more fields than its header names, 3: name every"):
-        read_table(tmp_path / "a.csv")
+@pytest.mark.parametrize("quote", ['"', ""], ids=["pandas", "pyarrow"])
+@pytest.mark.parametrize(
+    ("rows", "line", "fields", "less"),
+    [
+        (["n0,1,ok,", "n1,2,ok,"], 2, 4, "more"),  # pandas would take the first column as an index and shift the names
+        (["n0,1,ok,9", "n1,2,ok,9"], 2, 4, "more"),
+        (["n0,1,ok", "", "n1,2,ok,9"], 4, 4, "more"),
+        (["n0,1,ok", " ", "n1,2", "n2,3,ok"], 4, 2, "fewer"),  # pandas would add empty cells
+        (["n0,1,", "n1,,"], 0, 3, ""),
+    ],
+)
+def test_rows_have_as_many_fields_as_the_header(tmp_path, quote, rows, line, fields, less):
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join([f"{quote}id{quote},age,label", *rows]))
+    readers = [lambda: read_table(path), lambda: pd.concat(read_chunks(path, TableLayout(), ["id"], 1))]
+    if not line:
+        assert [len(read()) for read in readers] == [len(preprocess.table_of(path))] * 2 == [2, 2]
+        return
+    for read in readers:
+        with pytest.raises(
+            FedGraphError, match=rf"a\.csv, line {line}: {fields} fields, {less} than the 3 of the header: give"
+        ):
+            read()
+    with pytest.raises(ValueError, match=rf"a\.csv, line {line}: {fields} fields, but the header has 3"):
+        preprocess.table_of(path)
+
+
+def test_a_short_row_does_not_hide_the_separator(tmp_path):
+    (path := tmp_path / "t.csv").write_text("a;b;c\n1;2,5;3\n4;5\n")
+    with pytest.raises(FedGraphError, match=r"t\.csv, line 3: 2 fields, fewer than the 3 of the header"):
+        read_table(path)

@@ -61,6 +61,12 @@ def table_of(path: Any, separator: str = "", encoding: str = "") -> pd.DataFrame
     raw = gzip.decompress(raw) if str(path).endswith(".gz") else raw
     text = decoded(raw, encoding)
     sign = separator or separator_of(text)
+    csv.field_size_limit(2**31 - 1)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=sign, skipinitialspace=sign != "\t")
+    sizes = [(rows.line_num, len(row)) for row in rows if len(row) > 1 or "".join(row).strip()]
+    for line, size in sizes:
+        if size != sizes[0][1]:
+            raise ValueError(f"{path}, line {line}: {size} fields, but the header has {sizes[0][1]}")
     table = pd.read_csv(
         io.StringIO(text), sep=sign, dtype=str, keep_default_na=False, na_values=[""], skipinitialspace=sign != "\t"
     )
@@ -81,14 +87,16 @@ def decoded(raw: bytes, encoding: str = "") -> str:
 
 
 def separator_of(text: str) -> str:
-    """Return the separator that splits the first rows into the most fields, the same number in each row."""
-    best, most = ",", 1
+    """Return the separator that splits the first rows into the most, equally many fields, else the header."""
+    best, most, of_header, names = ",", 1, ",", 1
     for sign in ",;\t|":
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign, skipinitialspace=True)
         rows = [row for row, _ in zip(reader, range(50), strict=False) if row]
         if rows and len(rows[0]) > most and all(len(row) == len(rows[0]) for row in rows):
             best, most = sign, len(rows[0])
-    return best
+        if rows and len(rows[0]) > names:
+            of_header, names = sign, len(rows[0])
+    return best if most > 1 else of_header
 
 
 def features(table: pd.DataFrame, columns: dict[str, Any]) -> np.ndarray:
