@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options
 
 
@@ -14,7 +15,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 _OPTIONS = """
---out FILE  output file (default: report.html in the first folder)
+--out FILE  output file (default: report.html in the folder; of several folders, required)
 --map  add a t-SNE map of the nodes' hidden features (takes seconds)
 --no-baselines  do not search the folders next to DIR for baseline runs (Local, Central)
 """
@@ -28,17 +29,18 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.report.writing import write_report
     from fedgraph_flwr.runs.folder import CONFIG
 
-    out = args.out or args.folders[0] / "report.html"
+    first = args.folders[0]
+    if len({folder.resolve() for folder in args.folders}) > 1 and not args.out:
+        raise FedGraphError(
+            f"a page of {len(args.folders)} folders would replace {first}'s own report: pass --out FILE"
+        )
+    out = args.out or first / "report.html"
     tables = [tables_of(folder) for folder in args.folders]
     if all(tables):
         print(write_tables([path for found in tables for path in found], out))
         return 0
-    if (
-        len(args.folders) == 1
-        and not (args.folders[0] / CONFIG).is_file()
-        and (args.folders[0].is_dir() and listed(args.folders[0]))
-    ):
-        print(write_listing(args.folders[0], out))
+    if len(args.folders) == 1 and not (first / CONFIG).is_file() and first.is_dir() and listed(first):
+        print(write_listing(first, out))
         return 0
     print(write_report(args.folders, out, load=load_predictor, with_map=args.map, baselines=not args.no_baselines))
     return 0

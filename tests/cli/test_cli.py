@@ -192,11 +192,14 @@ def test_a_truncated_client_file_is_named(clients, tmp_path, capsys):
     assert "client_0001.safetensors, it is truncated" in capsys.readouterr().err
 
 
-def test_reports_stand_side_by_side(clients, tmp_path):
+def test_reports_stand_side_by_side(clients, tmp_path, capsys):
     runs = [tmp_path / name for name in ("avg", "prox")]
     for out, strategy in zip(runs, ("fedavg", "fedprox"), strict=True):
         assert main(["run", *clients, f"strategy={strategy}", "rounds=2", f"out={out}", "--no-report", "--quiet"]) == 0
+    assert main(["report", *map(str, runs)]) == 2
+    assert f"a page of 2 folders would replace {runs[0]}'s own report: pass --out FILE" in capsys.readouterr().err
     assert main(["report", *map(str, runs), "--out", str(tmp_path / "both.html")]) == 0
+    assert not (runs[0] / "report.html").exists()
     page = (tmp_path / "both.html").read_text()
     assert "<h1>FedAvg and FedProx on" in page
 
