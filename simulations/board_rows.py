@@ -135,9 +135,7 @@ class Board:
     @property
     def total(self) -> int:
         """Number of cells of the whole table; a search has all of its trials."""
-        counted = len(self.sweep.methods) - len(self.methods)
-        each = self.sweep.runs_each * len(self.methods) + len(self.sweep.seeds) * counted
-        return len(self.sweep.settings) * each
+        return sum(self.sweep.runs_of(s, m) for s in self.sweep.settings for m in self.sweep.methods)
 
     @property
     def done(self) -> int:
@@ -261,7 +259,9 @@ class Board:
     def _left(self, setting: str, method: str) -> int:
         """Return the number of missing runs of a setting and method."""
         names = self.tally.choices[setting, method]
-        return self.sweep.runs_each - sum(len(self.tally.values.get((setting, name), {})) for name in names)
+        return self.sweep.runs_of(setting, method) - sum(
+            len(self.tally.values.get((setting, name), {})) for name in names
+        )
 
 
 def total(values: Sequence[float]) -> tuple[float, bool]:

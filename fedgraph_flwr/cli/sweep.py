@@ -66,12 +66,8 @@ def _sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
     overrides = [word for word in args.overrides if "=" in word]
     if not files:
         yield parse_sweep(overrides, args.out, args.search, args.baseline, not args.no_baselines)
-    for option, given in (
-        ("--search", args.search),
-        ("--baseline", args.baseline),
-        ("--no-baselines", args.no_baselines),
-    ):
-        if files and given:
+    for option in ("--search", "--baseline", "--no-baselines"):
+        if files and getattr(args, option[2:].replace("-", "_")):
             raise FedGraphError(f"{option} does not apply to a sweep file: set {option.lstrip('-')}: in {files[0]}")
     for file in files:
         yield load(file, args.out, overrides)

@@ -105,7 +105,8 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
     content = load(path)
     if is_resolved(content):
         return ConfigFile(base=path)
-    lines, chain = _lines(path), (*seen, path.resolve())
+    lines = {key.replace(".params.", "."): line for key, line in lines_of(path.read_text()).items()}
+    chain = (*seen, path.resolve())
     others = content.pop("extends", None) or []
     others = [others] if isinstance(others, str) else others
     if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
@@ -136,6 +137,26 @@ def load(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise FedGraphError(f"no such config file: {path}") from error
     return copy.deepcopy(_loaded(path, stat.st_mtime_ns, stat.st_size))
+
+
+MAX_NODES = 100_000
+"""Most values of a YAML file, with each alias (``*name``) counted as all values that it stands for."""
+
+
+def check_aliases(text: str) -> str:
+    """Return a YAML text whose aliases stand for at most `MAX_NODES` values; OmegaConf has a limit of its own.
+
+    Raises:
+        yaml.YAMLError: it has more, or is invalid.
+    """
+    waiting, seen = [yaml.compose(text)] if "&" in text else [], 0
+    while waiting:
+        node, seen = waiting.pop(), seen + 1
+        if seen > MAX_NODES:
+            raise yaml.YAMLError(f"its aliases stand for more than {MAX_NODES:,} values: write them out")
+        entries = node.value if isinstance(node, yaml.CollectionNode) else ()
+        waiting += [each for entry in entries for each in (entry if isinstance(entry, tuple) else (entry,))]
+    return text
 
 
 @lru_cache(maxsize=512)
@@ -173,15 +194,21 @@ def flat(body: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return dotted
 
 
-def _lines(path: Path) -> dict[str, int]:
-    """Return the line of every dotted key."""
+def lines_of(text: str) -> dict[str, int]:
+    """Return the line of every dotted key of a YAML text, and of every ``key=value`` in a value."""
     found: dict[str, int] = {}
 
     def walk(node: Any, prefix: str) -> None:
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            name = f"{prefix}{key.value}"
-            found[name.replace(".params.", ".")] = key.start_mark.line + 1
-            walk(value, f"{name}.")
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                found[f"{prefix}{key.value}"] = key.start_mark.line + 1
+                walk(value, f"{prefix}{key.value}.")
+        elif isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                walk(item, prefix)
+        elif "=" in node.value:
+            for word in node.value.split():
+                found.setdefault(word, node.start_mark.line + 1)
 
-    walk(yaml.compose(path.read_text()), "")
+    walk(yaml.compose(text), "")
     return found

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import one_of
+from fedgraph_flwr.config.config_file import check_aliases
 from fedgraph_flwr.data.value_formats import NumberFormat
 from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml
 
@@ -320,7 +321,7 @@ class Schema:
 
         try:
             # Read every scalar as a string: `no` may be a class name.
-            values = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
+            values = yaml.load(check_aliases(path.read_text()), Loader=yaml.BaseLoader)
         except yaml.YAMLError as error:
             raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as a schema") from error
         except (OSError, UnicodeDecodeError) as error:

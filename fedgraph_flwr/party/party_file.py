@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.config import at_least, one_of, typed
+from fedgraph_flwr.config.config_file import check_aliases
 from fedgraph_flwr.data.far_ends import parse_share
 from fedgraph_flwr.data.schema import KINDS, SCALES, Schema, TableLayout
 from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml
@@ -136,7 +137,7 @@ def read_party(path: Path) -> PartyFile:
 
     try:
         # Read every scalar as a string: `no` may be a class.
-        values = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
+        values = yaml.load(check_aliases(path.read_text()), Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:
         raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as a party's file") from error
     except (OSError, UnicodeDecodeError) as error:

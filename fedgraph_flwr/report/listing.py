@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.config.config_file import check_aliases, flat
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.report.page import Page, render, table
@@ -51,7 +51,7 @@ def listed(folder: Path, filters: Mapping[str, str] | None = None) -> list[Liste
 def _read(folder: Path) -> Listed | None:
     """Return one run; None if its files cannot be read as a run's."""
     try:
-        keys = dict(flat(yaml.load((folder / CONFIG).read_bytes(), _LOADER)))
+        keys = dict(flat(yaml.load(check_aliases((folder / CONFIG).read_text()), _LOADER)))
         records = read_rounds(folder / ROUNDS)
         summary = read_summary(folder) if (folder / SUMMARY).is_file() else {}
         failure = json.loads((folder / FAILURE).read_bytes()).get("error", "") if (folder / FAILURE).is_file() else ""

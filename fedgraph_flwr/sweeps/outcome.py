@@ -27,9 +27,7 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
         for method in sweep.methods:
             chosen = summary.chosen[setting, method]
             ran = rows.get((setting, chosen), [])
-            costs = (
-                {key: _mean(row for _, row in ran) for key, _mean in _COSTS.items()} if method not in COUNTED else {}
-            )
+            costs = {key: _mean(row for _, row in ran) for key, _mean in _COSTS.items() if method not in COUNTED}
             folders = [kept / run_name(cell) for cell, _ in ran]
             cells.append(
                 {

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -69,20 +70,16 @@ class ResultsIndex:
 
     def seconds(self, cells: Sequence[Cell]) -> float | None:
         """Estimate the seconds of running cells sequentially, from similar available runs; None if there are none."""
-        known = [
-            (row, took)
-            for rows in (*self._known.values(), [*self.found.values()])
-            for row in rows
-            if (took := _took(row))
-        ]
-        if not known:
-            return None
         by: dict[tuple[str, ...], list[float]] = {}
-        for row, took in known:
-            for key in ((row["setting"], row["method"]), (row["method"],), ()):
-                by.setdefault(key, []).append(took)
+        for row in itertools.chain(*self._known.values(), self.found.values()):
+            if took := _took(row):
+                for key in ((row["setting"], row["method"]), (row["method"],), ()):
+                    by.setdefault(key, []).append(took)
+        if not by:
+            return None
+        means = {key: statistics.mean(took) for key, took in by.items()}
         keys = ([(cell.setting, cell.method), (cell.method,), ()] for cell in cells if cell.method not in COUNTED)
-        return sum(next(statistics.mean(by[key]) for key in tried if key in by) for tried in keys)
+        return sum(next(means[key] for key in tried if key in means) for tried in keys)
 
 
 def _took(row: Row) -> float:

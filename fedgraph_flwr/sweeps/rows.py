@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import functools
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ Identity = tuple[str, frozenset[tuple[str, str]]]
 Found = Mapping[Identity, Row]
 
 
+@functools.cache
 def identity(method: str, overrides: str) -> Identity:
     """Return an identity that rows of the same run share; the last override of a key counts."""
     pairs = [word.partition("=")[::2] for word in overrides.split()]

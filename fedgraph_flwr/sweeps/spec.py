@@ -34,6 +34,7 @@ from typing import Any
 import yaml
 
 from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration, parts
+from fedgraph_flwr.config.config_file import check_aliases, lines_of
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
 from fedgraph_flwr.evaluation import chance
@@ -113,10 +114,8 @@ class Sweep:
             chosen = (_last("strategy", [*self.common, *how]) for how in self.methods.values())
             beside = {LOCAL: [_LOCAL]} if "local" not in chosen and LOCAL not in self.methods else {}
             self._added = list(beside)
-            counted = _last("engine", [*self.common, *self.over]) in (
-                "",
-                *SIMULATIONS,
-            )  # a fleet's labels stay with its parties
+            # A fleet's labels stay with its parties.
+            counted = _last("engine", [*self.common, *self.over]) in ("", *SIMULATIONS)
             named = {MAJORITY: self.methods.get(MAJORITY, [])} if counted else {}
             self.methods = named | beside | self.methods
         if isinstance(self.baseline, str) and self.baseline and self.baseline not in self.methods:
@@ -143,11 +142,11 @@ class Sweep:
         """Seeds on which choices are compared."""
         return self.seeds[: self.tuned_on or None]
 
-    @property
-    def runs_each(self) -> int:
-        """Number of runs of a row and column with a search, or without choices."""
-        tried = len(self.tuning_seeds) if self.search else len(self.seeds)
-        return (self.search.trials_each if self.search else 1) * tried + len(self.seeds) - tried
+    def runs_of(self, setting: str, method: str) -> int:
+        """Return the number of runs of a row and column when all are done."""
+        choices, tried = len(self.choices(setting, method, {})), len(self.tuning_seeds)
+        choices = self.search.trials_each if self.search and choices > 1 else choices
+        return choices * tried + len(self.seeds) - tried
 
     @property
     def unfolds(self) -> bool:
@@ -316,13 +315,13 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
         others = sorted(other.name for other in path.parent.glob("*.y*ml"))
         raise FedGraphError(f"table {path} does not exist{'; available: ' + ', '.join(others) if others else ''}")
     try:
-        text = path.read_text()
-        body, tree = yaml.safe_load(text), yaml.compose(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = check_aliases(path.read_text())
+        body, lines = yaml.safe_load(text), lines_of(text)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise FedGraphError(no_yaml(path, error)) from error
     if not isinstance(body, dict):
         raise FedGraphError(f"{path} must contain keys with values, such as methods and seeds")
-    places = {key: f"{path}, line {line}" for key, line in _lines(tree).items()}
+    places = {key: f"{path}, line {line}" for key, line in lines.items()}
     if not (other := body.pop("extends", None)):
         return body, places
     below = path.parent / str(other)
@@ -332,26 +331,6 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
         raise FedGraphError(f"{places['extends']}: extends: {other}, but {below} does not exist")
     lower, its_places = _read(below, (path.resolve(), *seen))
     return lower | body, its_places | places
-
-
-def _lines(tree: Any) -> dict[str, int]:
-    """Return the line of every dotted key, and of every entry of a list."""
-    found: dict[str, int] = {}
-
-    def walk(node: Any, prefix: str) -> None:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                found[f"{prefix}{key.value}"] = key.start_mark.line + 1
-                walk(value, f"{prefix}{key.value}.")
-        elif isinstance(node, yaml.SequenceNode):
-            for item in node.value:
-                walk(item, prefix)
-        elif "=" in node.value:
-            for word in node.value.split():
-                found.setdefault(word, node.start_mark.line + 1)
-
-    walk(tree, "")
-    return found
 
 
 def _words(value: Any, place: str, places: dict[str, str]) -> list[str]:

@@ -392,6 +392,11 @@ def test_a_file_extends_another(toy):
     assert load(toy, toy.parent / "else").results == toy.parent / "else" / "toy.csv"
 
 
+def bomb() -> str:
+    """Thirty lists, each of twice the one before."""
+    return "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 31))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -411,6 +416,8 @@ def test_a_file_extends_another(toy):
         (TOY.replace("[strategy=local]", "[strategy=local, out=x]"), "toy.yaml, line 9: out=x, but each run"),
         ("methods: [fedavg]\nsettings: [few]\n", "toy.yaml, line 2: settings must map names"),
         ("- a\n", "toy.yaml must contain keys"),
+        (bomb(), "toy.yaml: invalid YAML (its aliases stand for more than 100,000 values: write them out)"),
+        ("methods: &a [*a]\n", "toy.yaml: invalid YAML (its aliases stand for more than 100,000 values"),
     ],
 )
 def test_wrong_tables_end_with_2_and_name_the_line(toy, text, message, capsys):
