@@ -77,6 +77,8 @@ class Treatment:
         floor: rows below which a category becomes "other".
         decimals: decimal separator of numbers by column, where "" applies to all columns. Likewise ``thousands``.
         date_formats: date formats by column, several separated by ``|``.
+        labelled: False for data to predict: they need no columns of labels, splits, clients and times, and labels that the model
+            does not know count as unknown.
         say: receives one line per column that was detected, dropped or filled.
         warn: receives one line per change or loss of data (default: the log).
     """
@@ -92,6 +94,7 @@ class Treatment:
     decimals: Mapping[str, str] = field(default_factory=dict)
     thousands: Mapping[str, str] = field(default_factory=dict)
     date_formats: Mapping[str, str] = field(default_factory=dict)
+    labelled: bool = True
     say: Say = silent
     warn: Say = log_warning
 
@@ -621,7 +624,10 @@ def values(column: Any, spec: Column, name: str, where: str) -> np.ndarray:
         kind = {"number": "finite numbers", "date": "dates", "flag": "yes or no"}[spec.kind]
         value = sanitize(column.iloc[wrong[0]], 40)
         fix = f": pass --date-format {name}=FORMAT" if spec.kind == "date" else ""
-        if spec.kind == "number" and number_like([value]).any():
+        if np.abs(known[wrong[0]]) > 0:  # read, but infinite or too large
+            largest = np.finfo(np.float32).max
+            fix = f": correct it, or leave the cell empty if it is unknown (the largest number is {largest:.2g})"
+        elif spec.kind == "number" and number_like([value]).any():
             fix = f": pass --decimal {name}=SIGN or --thousands {name}=SIGN"
         raise FedGraphError(
             f"{where}: features must be {kind}; column '{name}' has '{value}' in row {wrong[0] + 1}{fix}"

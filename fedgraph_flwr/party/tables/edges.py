@@ -147,7 +147,7 @@ def edge_data(
     if columns.time:
         found["edge_time"] = edge_times(table, columns.time, where, treatment)
     if columns.edge_label:
-        found["edge_y"], classes = label_codes(table, columns.edge_label, where, classes)
+        found["edge_y"], classes = label_codes(table, columns.edge_label, where, classes, treatment)
     return EdgeData(made, tuple(classes), found)
 
 

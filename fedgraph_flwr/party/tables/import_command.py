@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fedgraph_flwr.config import SplitConfig, one_of
+from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, one_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
@@ -144,6 +144,9 @@ def _check(args: argparse.Namespace, known: bool) -> None:
         raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
         raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
+    for option, number, low in (("--client", args.client, 0), ("--num-clients", args.num_clients, 1)):
+        if number is not None and not low <= number < low + MAX_CLIENTS:
+            raise FedGraphError(f"{option} must be in {low}..{low + MAX_CLIENTS - 1}, got {number}")
     named = args.classes or args.edge_classes or args.schema
     if args.client is not None and (args.out is None or not named):
         raise FedGraphError(

@@ -99,7 +99,6 @@ def from_tables(
     parallel: bool = False,
     edge_classes: Sequence[str] = (),
     graphs: Path | str | None = None,
-    labelled: bool = True,
 ) -> Any:
     """Build a graph from node tables and edge tables.
 
@@ -118,7 +117,6 @@ def from_tables(
         parallel: whether rows that repeat an edge stay separate even without data.
         edge_classes: class names of edges, as ``classes``.
         graphs: with a graph column, table with one row per graph: its label, targets, split and client.
-        labelled: False for data to predict, which need no columns of labels, splits, clients and times.
 
     Returns:
         A `Graph` for files, or for the node type ``node`` and the edge type ``node:edge:node``; else a `HeteroGraph`.
@@ -136,7 +134,7 @@ def from_tables(
     rule = _rule(columns, nodes, edges, own_party, treatment.role)
     tables = _read(nodes, edges, target, columns, treatment, bool(parallel or rule))
     _join_graphs(tables, graphs)
-    columns, target = _present(tables, labelled, bool(treatment.role)), tables.target
+    columns, target = _present(tables, treatment.labelled, bool(treatment.role)), tables.target
     undirected = undirected or (single and treatment.undirected)
     for kind in tables.nodes:
         roles.check_roles(columns, kind, treatment)
@@ -160,7 +158,7 @@ def from_tables(
         roles=treatment.roles({kind: one.agreed for kind, one in made.items()}, {**usable, EDGE: of_edges}),
         **_agreed_of_edges(tables, found, treatment, undirected),
     )
-    labelled = labelled and bool(columns.label or columns.targets)
+    labelled = treatment.labelled and bool(columns.label or columns.targets)
     if not single:
         return check_typed(graph, where, labelled)
     if treatment.role and not rule:
@@ -284,7 +282,7 @@ def _target_nodes(tables: Tables, classes: Sequence[str], treatment: Treatment) 
     table, columns, where = tables.nodes[tables.target], tables.columns, tables.files[tables.target]
     y, names = torch.full((len(table),), -1), list(agreed_classes(classes, treatment))
     if columns.label:
-        y, names = label_codes(table, columns.label, where, names)
+        y, names = label_codes(table, columns.label, where, names, treatment)
     fields: dict[str, Any] = {"y": y}
     known = y >= 0
     if tables.single:

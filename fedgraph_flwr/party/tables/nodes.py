@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.party.tables.columns import MAX_TEXT, SPLITS, Treatment, as_words, first_row, natural
+from fedgraph_flwr.party.tables.columns import AS_FOUND, MAX_TEXT, SPLITS, Treatment, as_words, first_row, natural
 
 
 class Ids:
@@ -65,19 +65,27 @@ class Ids:
         return found.astype(np.int64)
 
 
-def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()) -> tuple[Tensor, list[str]]:
-    """Return labels as numbers, int64 [N] with -1 where empty, and the C class names in label order.
+def label_codes(
+    table: Any, column: str, where: str, classes: Sequence[str] = (), treatment: Treatment = AS_FOUND
+) -> tuple[Tensor, list[str]]:
+    """Return labels as numbers, int64 [N] with -1 where empty or, in data to predict, not in ``classes``; and C class names.
 
     Raises:
-        FedGraphError: a label is not in ``classes``.
+        FedGraphError: a label is not in ``classes``, and the data are not to be predicted.
     """
     texts = np.char.strip(as_words(column_of(table, column, where, "label")))
     names = list(classes) or sorted(set(texts) - {""}, key=natural)
     code = {"": -1} | {name: number for number, name in enumerate(names)}
-    if row := first_row(~np.isin(texts, list(code))):
-        raise FedGraphError(f"{where}: row {row} has label '{texts[row - 1]}', expected one of: {', '.join(names)}")
+    other = ~np.isin(texts, list(code))
+    if row := first_row(other):
+        if treatment.labelled:
+            raise FedGraphError(f"{where}: row {row} has label '{texts[row - 1]}', expected one of: {', '.join(names)}")
+        treatment.warn(
+            f"{where}: {int(other.sum())} rows have a label that the model does not know, such as '{texts[row - 1]}' in row"
+            f" {row}: they are predicted as one of {', '.join(names)}"
+        )
     distinct, inverse = np.unique(texts, return_inverse=True)
-    return torch.from_numpy(np.array([code[str(word)] for word in distinct], dtype=np.int64)[inverse]), names
+    return torch.from_numpy(np.array([code.get(str(word), -1) for word in distinct], dtype=np.int64)[inverse]), names
 
 
 def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
@@ -99,8 +107,8 @@ def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
         filled = ~(texts.isna() | texts.str.lower().isin(["", "nan", "na", "null"])).to_numpy(dtype=bool)
         if (wrong := np.flatnonzero(np.isnan(values) & filled)).size:
             raise FedGraphError(
-                f"{where} row {wrong[0] + 1}: '{column.iloc[wrong[0]]}' in column '{name}' is not a number: expected numbers to"
-                " predict, or empty cells where they are unknown"
+                f"{where} row {wrong[0] + 1}: '{column.iloc[wrong[0]]}' in column '{name}' is not a number of at most"
+                f" {np.finfo(np.float32).max:.2g}: expected numbers to predict, or empty cells where they are unknown"
             )
         found.append(values)
     return torch.from_numpy(np.stack(found, axis=1).astype(np.float32)) if found else torch.zeros(0, 0)

@@ -95,7 +95,7 @@ class InputSpec:
                 f"{self.where} has no shared statistics of column '{missing[0]}': each party used its own (scaling"
                 f" {schema.scaling}). Pass --client I to use those of party I"
             )
-        return Treatment(schema=schema, where=self.where)
+        return Treatment(schema=schema, where=self.where, labelled=False)
 
     def named_schema(self, kind: str = "") -> Schema:
         """Return the schema, which must name columns of a node type if one is given.
@@ -158,7 +158,6 @@ def tables(
         undirected=spec.undirected,
         treatment=treatment or spec.treatment(),
         parallel=spec.parallel,
-        labelled=False,
     )
     return with_node_columns(graph), unpack_words(graph.ids)
 
@@ -489,8 +488,7 @@ def typed_tables(
         replace(columns, split=""),
         target=target,
         classes=schema.classes,
-        treatment=Treatment(schema=schema, where=spec.where, **options),
-        labelled=False,
+        treatment=Treatment(schema=schema, where=spec.where, labelled=False, **options),
     )
     return graph.on_schema(sorted(kinds), sorted(known)).both_ways()
 

@@ -1,6 +1,7 @@
 """A user's own graph: tables and saved PyG objects, and one sentence for each way in which they can be wrong."""
 
 import os
+import re
 
 import numpy as np
 import pandas as pd
@@ -120,6 +121,20 @@ def test_parquet_with_other_types_and_names(tmp_path):
         (NODES.replace("no,,north", "no,,"), EDGES, FULL, (), "row 4 has no client in column 'bank'"),
         ("id,label\na,1\n", "source,target\n", Columns(), (), "has no feature column; its other columns: none"),
         ("id,f,label\na,1,\n", "source,target\n", Columns(), (), "no labelled node"),
+        (
+            "id,f\na,1e300\n",
+            "source,target\n",
+            Columns(label=""),
+            (),
+            r"'1e300' in row 1: correct it, or .* .the largest number is 3.4e\+38",
+        ),
+        (
+            "id,f\na,\nb,-inf\nc,2",
+            "source,target\n",
+            Columns(label=""),
+            (),
+            "'-inf' in row 2: correct it, or leave the cell empty",
+        ),
         ("id,f,label\n", "source,target\n", Columns(), (), "has no nodes"),
         ("", EDGES, FULL, (), "cannot be read as a table"),
     ],
@@ -309,7 +324,15 @@ def test_names_that_cannot_be(name):
         save_dataset(make(), name)
 
 
-def test_a_client_needs_a_place_and_training_nodes():
+def test_a_client_needs_a_place_and_training_nodes(capsys):
+    for option, value in (("--client", 99999999999), ("--client", -1), ("--num-clients", 0)):
+        assert (
+            cli.main(
+                ["import", "--data", "a.pt", "--classes", "a,b", "--out", "b", "--client", "0", option, str(value)]
+            )
+            == 2
+        )
+        assert re.search(rf"{option} must be in [01]\.\.\d+, got {value}", capsys.readouterr().err)
     with pytest.raises(FedGraphError, match=r"--client must be in 0\.\.2"):
         client_graph(make(), 3, 3)
     tested = make()

@@ -110,6 +110,19 @@ def test_tables_become_what_the_client_file_holds(imported):
     assert np.array_equal(predictor.predict(graph.to_pyg()).probabilities, pyg)
 
 
+def test_a_label_that_the_model_does_not_know_is_predicted_and_counted(imported, caplog):
+    predictor = load_predictor(imported / "run", 1)
+    table = read_table(imported / "b_customers.csv")
+    expected, _ = tables(imported / "b_customers.csv", imported / "b_payments.csv", Columns(), predictor.input_spec)
+    table.loc[[3, 5], "label"] = "chargeback"
+    table.to_csv(path := imported / "new_labels.csv", index=False)
+    graph, ids = tables(path, imported / "b_payments.csv", Columns(), predictor.input_spec)
+    assert caplog.text.count("2 rows have a label that the model does not know, such as 'chargeback' in row 4") == 1
+    assert graph.y[[3, 5]].tolist() == [-1, -1]
+    assert torch.equal(graph.y[6:], expected.y[6:])
+    assert torch.equal(predictor.predict(graph, ids).logits, predictor.predict(expected, ids).logits)
+
+
 def test_the_shared_model_does_not_know_whose_statistics_to_take(imported):
     predictor = load_predictor(imported / "run")
     with pytest.raises(

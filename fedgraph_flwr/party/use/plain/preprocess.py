@@ -141,7 +141,7 @@ def values(column: pd.Series, spec: dict[str, Any], name: str) -> np.ndarray:
         known = numbers(as_text(column), spec["format"])
     else:
         known = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    wrong = ~np.isfinite(known) & ~np.isin(np.char.lower(as_text(column)), list(NOTHING))
+    wrong = ~(np.abs(known) <= np.finfo(np.float32).max) & ~np.isin(np.char.lower(as_text(column)), list(NOTHING))
     if wrong.any():
         raise ValueError(f"column '{name}' has '{column.iloc[int(wrong.argmax())]}', expected a {kind}")
     return known
