@@ -264,7 +264,7 @@ def written(command: Any, commands: list[str], folder: Path) -> Result:
 def canonical(path: Path) -> bytes:
     """Return the bytes of a file; of a safetensors file with its header's keys in order, which differs between equal files."""
     content = path.read_bytes()
-    if path.suffix != ".safetensors":
+    if path.suffix not in (".safetensors", ".ledger"):
         return content
     end = 8 + int.from_bytes(content[:8], "little")
     return json.dumps(json.loads(content[8:end]), sort_keys=True).encode() + content[end:]
