@@ -56,6 +56,7 @@ class TableLayout:
         amount: column of the edge table with the amount of each edge, which a recipe reads.
         recipe: columns that a party computes from its own records (`features.Recipe.parse`): ``payments``.
         windows: days within which payments at both ends of an edge are counted, separated by commas; with a recipe, its windows.
+        alike: bound of alike amounts in the columns of the recipe, which `import` writes; "": a release that wrote none.
         separator: field separator of a CSV.
         encoding: encoding of a CSV.
         party_columns: columns of the edge table with the parties of source and target, ``SOURCE,TARGET``.
@@ -78,6 +79,7 @@ class TableLayout:
     amount: str = ""
     recipe: str = ""
     windows: str = ""
+    alike: str = ""
     separator: str = ""
     encoding: str = ""
     party_columns: str = ""
@@ -335,10 +337,10 @@ class Schema:
         """
         if difference := self._answers_differ(other):
             return difference
-        for what in ("recipe", "windows"):
+        for what, name in (("recipe", "recipe"), ("windows", "windows"), ("alike", "bound of alike amounts")):
             ours, theirs = (getattr(schema.tables, what) or "none" for schema in (self, other))
             if ours != theirs and (self.tables.recipe or other.tables.recipe):
-                return f"the {what} of own columns is {ours} here and {theirs} there"
+                return f"the {name} of own columns is {ours} here and {theirs} there"
         for kind in sorted({*self.edges} & {*other.edges}):
             used = [_used(schema.nodes.get(kind, {})) for schema in (self, other)]
             if bool(used[0]) != bool(used[1]):
@@ -528,7 +530,8 @@ def fingerprint(graph: Any) -> list[int]:
     if schema.targets:
         parts.append(["targets", *schema.targets.items()])
     if schema.tables.recipe:
-        parts.append(["recipe", schema.tables.recipe, schema.tables.windows])
+        own = schema.tables
+        parts.append(["recipe", own.recipe, own.windows, *([own.alike] if own.alike else [])])
     digests = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()).digest() for part in parts)
     return [int.from_bytes(digest[:6]) for digest in digests]
 

@@ -45,7 +45,7 @@ from fedgraph_flwr.party.tables.nodes import (
 from fedgraph_flwr.party.tables.parties import PartyRule, linking_of, repeated
 from fedgraph_flwr.party.tables.party_roles import complete, with_role
 from fedgraph_flwr.party.tables.reading import read_columns, read_table
-from fedgraph_flwr.party.tables.roles import DEFAULTS, Columns
+from fedgraph_flwr.party.tables.roles import BOUND, DEFAULTS, Columns
 
 Nodes = Mapping[str, Path | None]
 Edges = Mapping[EdgeType, Path | None]
@@ -149,12 +149,13 @@ def from_tables(
     made = _features(tables, usable, found, treatment)
     common = {**values, "num_classes": max(len(names), 1), "ids": pack_words(ids[target].index.to_numpy())}
     graph: Any = _graph(tables, common, found[EDGE_TYPE], made) if single else _typed_graph(tables, common, found, made)
+    agreed, bound = treatment.schema.tables if treatment.schema else columns.layout, BOUND if columns.recipe else ""
     graph.schema = pyg.schema_of(
         made,
         names,
         treatment.settled_scaling(),
         *((tables.kinds, tables.relations) if single else (graph.counts, graph.edges)),
-        layouts=(treatment.schema.tables if treatment.schema else columns.layout, columns.layout),
+        layouts=(replace(agreed, alike=bound), replace(columns.layout, alike=bound)),
         roles=treatment.roles({kind: one.agreed for kind, one in made.items()}, {**usable, EDGE: of_edges}),
         **_agreed_of_edges(tables, found, treatment, undirected),
     )

@@ -6,12 +6,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.data.features import Recipe
+from fedgraph_flwr.data.features import ALIKE, Recipe
 from fedgraph_flwr.data.hetero import EdgeType
 from fedgraph_flwr.data.schema import EDGE, NODE, TableLayout
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.party.tables.columns import Treatment
 from fedgraph_flwr.party.tables.parties import PartyRule
+
+BOUND = f"{ALIKE:.4f}"
+"""`TableLayout.alike` of the columns of a recipe that this release computes."""
 
 
 @dataclass(frozen=True)

@@ -418,7 +418,10 @@ class Predictor(TaskPredictor):
         if self.client is None or (not self.file and self.cfg.on_fleet and not self.cfg.graph):
             return None
         with contextlib.suppress(FedGraphError):
-            return partition.load(self.file) if self.file else partition.load_client(self.cfg, self.client)
+            graph = partition.load(self.file) if self.file else partition.load_client(self.cfg, self.client)
+            if schema := fitted_schema(graph.schema, self.source):
+                self.input_spec.warn_of_bound(schema.tables.alike, f"client {self.client}'s file has")
+            return graph
         return None
 
     @cached_property
@@ -714,7 +717,9 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
     if found.unscored:
         log(WARNING, "%s: %s: --client 0..%d", run, found.unscored, clients - 1)
     if client is not None and found.own is not None and found.own.schema:
-        found.input_spec = replace(found.input_spec, schema=fitted_schema(found.own.schema, str(run)))
+        schema, alike = fitted_schema(found.own.schema, str(run)), found.input_spec.tables.alike
+        schema = schema and replace(schema, tables=replace(schema.tables, alike=alike))  # as trained
+        found.input_spec = replace(found.input_spec, schema=schema)
     elif is_several(cfg.dataset) and found.own is not None:  # clients differ in features and classes
         names = tuple(map(str, range(found.own.num_classes)))
         found.input_spec = replace(found.input_spec, classes=names, num_features=found.own.num_features)

@@ -1,5 +1,6 @@
 """Input of predictions: tables, graph files and PyG objects, encoded as in training; labels are optional."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -30,13 +31,13 @@ from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, TableLayout, fitted_schema
 from fedgraph_flwr.errors import FedGraphError, check_names
-from fedgraph_flwr.party.tables.columns import Treatment, as_words, features
+from fedgraph_flwr.party.tables.columns import Treatment, as_words, features, log_warning
 from fedgraph_flwr.party.tables.edges import EdgeData, amounts_of, arranged, edge_data, edge_ends, with_columns
 from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
 from fedgraph_flwr.party.tables.nodes import Ids, column_of
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.tables.reading import read_table
-from fedgraph_flwr.party.tables.roles import Columns, edge_feature_columns, edge_types, feature_columns
+from fedgraph_flwr.party.tables.roles import BOUND, Columns, edge_feature_columns, edge_types, feature_columns
 from fedgraph_flwr.party.use.day import Day, divide, far_names_of, global_ids, rule_of
 from fedgraph_flwr.tasks.edges import ENTERING
 
@@ -95,7 +96,16 @@ class InputSpec:
                 f"{self.where} has no shared statistics of column '{missing[0]}': each party used its own (scaling"
                 f" {schema.scaling}). Pass --client I to use those of party I"
             )
+        self.warn_of_bound(BOUND, "this release computes")
         return Treatment(schema=schema, where=self.where, labelled=False)
+
+    def warn_of_bound(self, bound: str, whose: str) -> None:
+        """Report columns of a recipe that are not computed as those that the model was trained on."""
+        if self.tables.recipe and self.tables.alike != bound:
+            _warn_once(
+                f"{self.where} was trained on own columns with the bound {self.tables.alike or 'of an earlier release'} of alike"
+                f" amounts, but {whose} them with {bound or 'that of an earlier release'}: import again and train again"
+            )
 
     def named_schema(self, kind: str = "") -> Schema:
         """Return the schema, which must name columns of a node type if one is given.
@@ -108,6 +118,11 @@ class InputSpec:
                 f"{self.where} has no schema of table columns: pass --graph FILE with features as in training"
             )
         return self.schema
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log_warning(text)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Import with a recipe of columns of the party's own records, and prediction of later rows by the same columns."""
 
+import copy
 import itertools
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.features import Book, Recipe, edge_columns, node_columns
 from fedgraph_flwr.data.graph import ClientGraph, Graph, unpack_words
 from fedgraph_flwr.data.pyg import client_graph
-from fedgraph_flwr.data.schema import Schema
+from fedgraph_flwr.data.schema import Schema, check_same, fingerprint
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
@@ -328,7 +329,7 @@ def test_a_damaged_book_is_refused(made):
             check_file(replace(graph, **{key: value}), "a file")
 
 
-def test_a_run_on_two_tables_scores_later_rows(tmp_path, monkeypatch):
+def test_a_run_on_two_tables_scores_later_rows(tmp_path, monkeypatch, caplog):
     """Two CSV files, a recipe, a run and scored rows."""
     monkeypatch.chdir(tmp_path)
     tables(tmp_path)
@@ -341,4 +342,30 @@ def test_a_run_on_two_tables_scores_later_rows(tmp_path, monkeypatch):
     assert cli.main(args) == 0
     scored, later = pd.read_csv("scored.csv"), pd.read_csv("later.csv")
     assert scored["edge"].tolist() == later["ref"].tolist()
+    assert "bound" not in caplog.text
+    graph = ClientGraph.load(path := tmp_path / "parts" / "client_0000.safetensors")
+    old = copy.deepcopy(graph)
+    assert old.schema["agreed"]["tables"].pop("alike") == old.schema["fitted"]["tables"].pop("alike") == "0.1054"
+    assert fingerprint(old) != fingerprint(graph)
+    with pytest.raises(
+        FedGraphError, match=r"a differs from b: the bound of alike amounts .* is none here and 0\.1054 there"
+    ):
+        check_same([("b", graph.schema), ("a", old.schema)])
+    old.save(path)  # as of a release with another bound
+    assert cli.main(args) == 0
+    assert (
+        caplog.text.count(
+            "with the bound 0.1054 of alike amounts, but client 0's file has them with that of an earlier"
+        )
+        == 1
+    )
+    spec = tmp_path / "run" / "input_spec.json"
+    spec.write_text(spec.read_text().replace('"0.1054"', '""'))
+    assert cli.main(args) == 0
+    assert (
+        caplog.text.count(
+            "with the bound of an earlier release of alike amounts, but this release computes them with 0.1054"
+        )
+        == 1
+    )
     assert compose(["task=edges"]).task.name == "edges"
