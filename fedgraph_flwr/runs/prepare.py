@@ -123,15 +123,15 @@ def check_unused(cfg: RunConfig) -> None:
 
 
 def with_folder(cfg: RunConfig) -> RunConfig:
-    """Return the configuration with the folders of runs as absolute paths: a fleet's server runs in another folder."""
+    """Return the configuration with absolute paths of folders, as a fleet's server and later commands run in other folders."""
     if not cfg.out:
         cfg = resolved(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
         data = cfg.engine if cfg.on_fleet else cfg.dataset.name
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{data}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
-    folders = (cfg.out, cfg.resume, cfg.evaluate, cfg.init)
-    out, resume, evaluate, init = (str(Path(path).absolute()) if path else "" for path in folders)
-    return dataclasses.replace(cfg, out=out, resume=resume, evaluate=evaluate, init=init)
+    keys = ("out", "resume", "evaluate", "init", *(["graph"] if here(cfg) else []))
+    paths = {key: str(Path(path).expanduser().absolute()) for key in keys if (path := getattr(cfg, key))}
+    return dataclasses.replace(cfg, **paths)
 
 
 def _unused(folder: Path) -> Path:

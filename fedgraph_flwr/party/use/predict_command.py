@@ -300,7 +300,9 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
             print(found.note, file=sys.stderr)
         return found.graph, found.ids, found
     if predictor.own is None:
+        lost = f"client {predictor.client}'s graph is not in {predictor.cfg.graph or 'the cache'}"
         raise FedGraphError(
-            "no input: pass --nodes FILE and --edges FILE, --graph FILE, or --client I to predict its stored graph"
+            f"{'no input' if predictor.client is None else lost}: pass --nodes FILE and --edges FILE, --graph FILE, or --client I"
+            " to predict its stored graph"
         )
     return predictor.own, None, None

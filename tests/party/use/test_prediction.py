@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -177,6 +178,14 @@ def test_a_wrong_question_gets_a_sentence(imported, capsys, args, sentence):
     places = {"run": imported / "run", "lacks": lacks, "edges": imported / "a_payments.csv"}
     assert cli.main(["predict", *(word.format(**places) for word in args)]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_run_whose_client_files_have_moved_says_where_it_looked(imported, tmp_path, capsys):
+    shutil.copytree(imported / "run", tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(re.sub("(?m)^graph: .*$", "graph: moved", config.read_text()))
+    assert cli.main(["predict", str(tmp_path / "run"), "--client", "0"]) == 2
+    assert "client 0's graph is not in moved: pass --nodes FILE" in capsys.readouterr().err
 
 
 def test_another_number_of_features_is_named(imported):

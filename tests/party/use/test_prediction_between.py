@@ -218,6 +218,9 @@ def test_folders_of_runs_are_absolute_for_servers_that_run_elsewhere(tmp_path, m
     cfg = with_folder(compose(["strategy=fedgcn", "evaluate=runs/mine", "out=runs/again"]))
     assert (cfg.evaluate, cfg.out, cfg.resume) == (str(tmp_path / "runs/mine"), str(tmp_path / "runs/again"), "")
     assert with_folder(compose(["resume=runs/mine"])).resume == str(tmp_path / "runs/mine")
+    assert with_folder(compose(["graph=parts", "out=run"])).graph == str(
+        tmp_path / "parts"
+    )  # read later from elsewhere
 
 
 def test_evaluation_leaves_the_trained_run_and_needs_one(tmp_path):
