@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 from logging import WARNING
 from pathlib import Path
+from typing import Any
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import ModelConfig, RunConfig
@@ -130,7 +131,9 @@ def with_folder(cfg: RunConfig) -> RunConfig:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{data}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
     keys = ("out", "resume", "evaluate", "init", *(["graph"] if here(cfg) else []))
-    paths = {key: str(Path(path).expanduser().absolute()) for key in keys if (path := getattr(cfg, key))}
+    paths: dict[str, Any] = {
+        key: str(Path(path).expanduser().absolute()) for key in keys if (path := getattr(cfg, key))
+    }
     return dataclasses.replace(cfg, **paths)
 
 

@@ -187,7 +187,8 @@ def test_predictions_of_the_stored_graph_are_those_that_were_scored(work):
     assert isinstance(task, Edges)
     record = fg.load_run(work / "run").summary["metrics"]["best_val"]
     scores = task.scorer(0).score(logits, ["average_precision"])
-    assert scores["test-average_precision"][0] == pytest.approx(record["test_average_precision"])
+    for name in ("average_precision", "loss"):  # the loss differs if an edge is scored on later ones
+        assert scores[f"test-{name}"][0] == pytest.approx(record[f"test_{name}"], rel=1e-5)
     assert torch.equal(predictor.predict(predictor.own).logits, logits[task.order.argsort()])
 
 

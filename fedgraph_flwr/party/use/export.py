@@ -33,7 +33,7 @@ from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.party.use.card import model_card, scores
 from fedgraph_flwr.party.use.plain.items import READOUTS, Items
-from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, as_client
+from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, as_client, as_scored
 from fedgraph_flwr.party.use.prediction_input import InputSpec
 from fedgraph_flwr.party.use.trees import export_trees, refuse_loading
 from fedgraph_flwr.runs.checks import client_class
@@ -76,7 +76,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     only_here = spec.tables.windows or spec.tables.recipe or spec.tables.graph
     columns = {} if only_here else spec.columns(NODE)
     stats = predictor.target_stats if predictor.task.targets else torch.zeros(2, 0, dtype=torch.float64)
-    step = cfg.split.step if cfg.split.kind == "temporal" else None
+    step = cfg.split.step if cfg.split.kind != "public" else None
     made = Exported(
         plain, cfg.dtype, spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats, step
     )
@@ -250,7 +250,7 @@ class Exported(TaskPredictor):
         round: after which it was taken.
         prediction_task: keys of its task.
         threshold: as of `Predictor`; likewise ``target_stats``.
-        step: ``split.step`` of a run with a temporal split.
+        step: ``split.step`` of the run; None if its data assign items to stages.
     """
 
     name: ClassVar[str] = "exported network"
@@ -270,8 +270,7 @@ class Exported(TaskPredictor):
     def cfg(self) -> RunConfig:  # type: ignore[override]
         """The default configuration of its task."""
         task, cfg = self.prediction_task, _defaults(self.prediction_task.name)
-        split = replace(cfg.split, kind="temporal", step=self.step) if self.step else cfg.split
-        return task_class(task.name).for_prediction(replace(cfg, task=task, split=split))
+        return as_scored(replace(cfg, task=task, split=replace(cfg.split, step=self.step)), task_class(task.name))
 
     @property
     def in_unit(self) -> bool:

@@ -352,6 +352,12 @@ class TaskPredictor(ABC):
         return made
 
 
+def as_scored(cfg: RunConfig, task: type[Task]) -> RunConfig:
+    """Return the configuration for predictions, with the run's ``split.step``: files may hold a split by time of their own."""
+    made = task.for_prediction(cfg)
+    return replace(made, split=replace(made.split, step=None if cfg.split.kind == "public" else cfg.split.step))
+
+
 @dataclass
 class Predictor(TaskPredictor):
     """Trained model with the specification of its input.
@@ -640,7 +646,7 @@ class Predictor(TaskPredictor):
             shares and own.num_features + MARKS == self.input_spec.num_features
         ):  # a graph without edges to other parties
             own = widened(own, ())
-        client = kind(self.task.for_prediction(self.cfg), own)
+        client = kind(as_scored(self.cfg, self.task), own)
         client.model.load_state_dict(self._fitting(client.model, own), strict=False)
         if memory := {key: tree for key, tree in self.memory.items() if key != GRAPH}:
             client.load(memory)
