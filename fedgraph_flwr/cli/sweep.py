@@ -82,6 +82,9 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
     index = ResultsIndex(sweep, args.retry)
     missing = index.missing(args.only)
     check_free(sweep)
+    labels = [cell.label for cell in sweep.cells(index.found)]
+    if not sweep.unfolds and not any(args.only in label for label in labels):
+        raise FedGraphError(f"--only {args.only} is part of no ROW/COLUMN/SEED, such as {labels[0]}")
     if args.table_only:
         _print(present(index), args.json)
         return 0

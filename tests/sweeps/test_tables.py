@@ -116,12 +116,14 @@ def test_majority_is_no_run_of_a_method_with_the_same_words(toy, ran):
     assert {method for _, method, _ in ran} == {"Majority", "FedAvg", "Local"}
 
 
-def test_only_part_of_a_table(toy, ran):
+def test_only_part_of_a_table(toy, ran, capsys):
     sweep(toy, "--only", "few/FedAvg")
     assert ran == [("few", "FedAvg", 0), ("few", "FedAvg", 1)]
     text = toy.with_suffix(".md").read_text()
     assert "| many |  |  |  |  |" in text
     assert "An empty cell has not been run yet." in text
+    sweep(toy, "--only", "some/FedAvg", code=2)
+    assert "--only some/FedAvg is part of no ROW/COLUMN/SEED, such as few/" in capsys.readouterr().err
     assert len(rows(toy.with_suffix(".csv"))) == 2
 
 

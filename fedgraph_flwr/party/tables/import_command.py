@@ -57,7 +57,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     treated = parser.add_argument_group("features (default: from the schema, else detected)")
     add_options(treated, _TREATED, scaling={"choices": ("", *SCALINGS)}, min_count={"default": FLOOR})
     output: dict[str, Any] = {"split": {"default": "ratio", "choices": ("ratio", "temporal")}, "seed": {"default": 0}}
-    add_options(parser.add_argument_group("output"), _OUTPUT, ratio={"default": "0.6,0.2,0.2"}, **output)
+    add_options(parser.add_argument_group("output"), _OUTPUT, ratio={"default": _RATIO}, **output)
 
 
 _INPUT = f"""
@@ -142,6 +142,10 @@ def _check(args: argparse.Namespace, known: bool) -> None:
         raise FedGraphError("--edge-classes has no effect without labels of edges: pass --edge-label-column NAME")
     if args.until and args.split != "temporal":
         raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
+    if args.client is None and (args.split, args.ratio) != ("ratio", _RATIO):
+        raise FedGraphError(
+            f"--split {args.split} --ratio {args.ratio} has no effect without --client I: runs split a dataset (keys split.*)"
+        )
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
         raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
     for option, number, low in (("--client", args.client, 0), ("--num-clients", args.num_clients, 1)):
@@ -441,6 +445,9 @@ def _until(text: str) -> list[int]:
         raise FedGraphError(
             f"--until must be two times in seconds or dates, such as 2026-03-31, got '{text}'"
         ) from error
+
+
+_RATIO = "0.6,0.2,0.2"
 
 
 def _ratio(text: str) -> SplitConfig:
