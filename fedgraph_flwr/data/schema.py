@@ -530,8 +530,7 @@ def fingerprint(graph: Any) -> list[int]:
     if schema.targets:
         parts.append(["targets", *schema.targets.items()])
     if schema.tables.recipe:
-        own = schema.tables
-        parts.append(["recipe", own.recipe, own.windows, *([own.alike] if own.alike else [])])
+        parts.append(["recipe", schema.tables.recipe, schema.tables.windows, *filter(None, [schema.tables.alike])])
     digests = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()).digest() for part in parts)
     return [int.from_bytes(digest[:6]) for digest in digests]
 

@@ -41,6 +41,7 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
                     "runs": [str(path.relative_to(sweep.folder)) for path in folders if path.is_dir()],
                 }
             )
+    failed = [*summary.failures, *summary.missed]
     return {
         "name": sweep.name,
         "title": sweep.title,
@@ -51,10 +52,7 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
         "reference": sweep.reference,
         "verdicts": list(verdicts(summary)),
         "cells": cells,
-        "failures": [
-            {"run": cell.label, "reason": sanitize(reason, 1000)}
-            for cell, reason in [*summary.failures, *summary.missed]
-        ],
+        "failures": [{"run": cell.label, "reason": sanitize(reason, 1000)} for cell, reason in failed],
     }
 
 
