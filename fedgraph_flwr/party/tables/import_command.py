@@ -148,14 +148,23 @@ def _check(args: argparse.Namespace, known: bool) -> None:
         )
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
         raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
-    for option, number, low in (("--client", args.client, 0), ("--num-clients", args.num_clients, 1)):
-        if number is not None and not low <= number < low + MAX_CLIENTS:
-            raise FedGraphError(f"{option} must be in {low}..{low + MAX_CLIENTS - 1}, got {number}")
+    _check_range("--client", args.client, 0)
+    _check_range("--num-clients", args.num_clients, 1)
     named = args.classes or args.edge_classes or args.schema
     if args.client is not None and (args.out is None or not named):
         raise FedGraphError(
             "--client requires --out FILE, and --classes A,B,C or --schema FILE, so that all clients use the same class order"
         )
+
+
+def _check_range(option: str, number: int | None, low: int) -> None:
+    """Check a number of clients, or of one of them.
+
+    Raises:
+        FedGraphError: it is out of range.
+    """
+    if number is not None and not low <= number < low + MAX_CLIENTS:
+        raise FedGraphError(f"{option} must be in {low}..{low + MAX_CLIENTS - 1}, got {number}")
 
 
 def _names(args: argparse.Namespace, option: str) -> list[str]:
