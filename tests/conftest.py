@@ -175,6 +175,17 @@ def node(client_files: Callable[..., str], tmp_path: Path) -> Callable[..., Any]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--gpu`` lets tests see a GPU, which those of `tests.methods.test_gpu` need; others compare bits of the CPU."""
+    parser.addoption("--gpu", action="store_true", help="let tests see a GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from this process and those that it starts."""
+    if not config.getoption("gpu"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With ``--dist loadgroup``, one process runs the tests that share what their module makes once, or once a method."""
     for item in (item for item in items if isinstance(item, pytest.Function)):

@@ -220,7 +220,8 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
         made, _, _ = self.trainable
         made.train()
         count, h = made(self.encoded)
-        return count, made.rows(h, self.impaired.owner, self.impaired.place), h
+        owner, place = self.impaired.owner.to(self.device), self.impaired.place.to(self.device)
+        return count, made.rows(h, owner, place), h
 
     def whole(self, count: Tensor) -> Tensor:
         """Convert counts to numbers of neighbours."""

@@ -202,7 +202,7 @@ class PrivateFedStructClient(FedStructClient):
         if STRUCTURE in tree:
             return
         self.s, self.embedding = tree["own_s"].to(self.device, self.dtype), int(tree["embedding"])
-        self.stepper.load(flatten(tree.get("stepper", {})))
+        self.stepper.load(flatten(moved(tree.get("stepper", {}), self.device)))
         self.parts = moved(tree.get("parts", {}), self.device)
         self.met_rows = {int(j): rows for j, rows in as_arrays(tree.get("met_rows", {})).items()}
         for i, parts in as_arrays(tree.get("blocks", {})).items():

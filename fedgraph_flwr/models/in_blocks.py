@@ -78,7 +78,7 @@ def in_blocks(steps: Sequence[Step], inputs: GraphInputs) -> Tensor:
                     found = step.apply(rows.take(nodes), inputs)
                 if not made.size(0):
                     made = _room(len(indptr) - 1, found.size(1), inputs.dtype)
-                made[torch.from_numpy(nodes)] = found
+                made[torch.from_numpy(nodes)] = found.cpu()
             held.append(rows)
             rows = FeatureRows(made, inputs.device, inputs.dtype)
     return made.to(inputs.device)

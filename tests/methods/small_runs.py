@@ -96,7 +96,10 @@ def small_runs(folder: Path) -> Iterator[Go]:
         def run(method: str, *overrides: str) -> Finished:
             fixed = [f"strategy={method}", "num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
             typed = is_typed(fixed + [word for word in overrides if word.startswith("model=")])
-            fixed += [*TYPED_WORDS, f"graph={folder / 'typed'}"] if typed else CUT_GRAPH
+            if typed:
+                fixed += [*TYPED_WORDS, f"graph={folder / 'typed'}"]
+            elif not any(word.startswith("dataset=") for word in overrides):
+                fixed += CUT_GRAPH
             fixed += declares(method).small
             out = folder / f"run{next(count)}"
             cfg = with_folder(compose([*fixed, f"out={out}", *overrides]))

@@ -330,22 +330,6 @@ def test_methods_of_every_purpose_give_the_same_on_ray(first, tmp_path):
     assert different == []
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
-@pytest.mark.parametrize("method", METHODS)
-def test_cpu_and_gpu_agree(method, go):
-    """To 1e-6 in float64. Without dropout: each device draws its masks from its own generator."""
-    overrides = ["dtype=float64", "model.dropout=0", "checkpoint_every=2"]
-    on = {device: go(method, f"device={device}", *overrides) for device in ("cpu", "cuda")}
-    cpu, gpu = on["cpu"].arrays, on["cuda"].arrays
-    assert cpu.keys() == gpu.keys()
-    for name in cpu:
-        np.testing.assert_allclose(gpu[name], cpu[name], rtol=1e-6, atol=1e-8, err_msg=name)
-    losses = [[r["train"]["train_loss"] for r in on[device].rounds] for device in ("cpu", "cuda")]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
-    resumed = go(method, "device=cuda", *overrides, f"resume={on['cuda'].out}", f"out={on['cuda'].out}")
-    assert len(resumed.rounds) == 3  # the state on disk is the CPU's, and goes back to the GPU
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", SHARING)
 def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, monkeypatch):

@@ -6,7 +6,7 @@ from typing import Any
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 
-FORMULA = r"[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]"
+FORMULA = "[=+\\-@\\t\\r\uff1d\uff0b\uff0d\uff20]"
 """Start of a cell that spreadsheets run as a formula (OWASP, "CSV injection"), in normal or full width."""
 
 NUMBER = r"[+-]?\d[\d .,]*"
