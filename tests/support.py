@@ -19,6 +19,7 @@ __all__ = [
     "PATIENCE",
     "Finished",
     "assert_same_arrays",
+    "bomb",
     "call_fresh",
     "dense_gcn_adjacency",
     "honest_reply",
@@ -34,6 +35,11 @@ write_report = partial(writing.write_report, load=load_predictor)
 
 PATIENCE = 600.0
 """Seconds that a test waits for a state before it fails; no test depends on how busy the machine is."""
+
+
+def bomb() -> str:
+    """A YAML text of thirty lists, each of twice the one before."""
+    return "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 31))
 
 
 def wait_for(true: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:

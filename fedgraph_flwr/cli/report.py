@@ -37,10 +37,10 @@ def main(args: argparse.Namespace) -> int:
     out = args.out or first / "report.html"
     tables = [tables_of(folder) for folder in args.folders]
     if all(tables):
-        print(write_tables([path for found in tables for path in found], out))
-        return 0
-    if len(args.folders) == 1 and not (first / CONFIG).is_file() and first.is_dir() and listed(first):
-        print(write_listing(first, out))
-        return 0
-    print(write_report(args.folders, out, load=load_predictor, with_map=args.map, baselines=not args.no_baselines))
+        page = write_tables([path for found in tables for path in found], out)
+    elif len(args.folders) == 1 and not (first / CONFIG).is_file() and first.is_dir() and listed(first):
+        page = write_listing(first, out)
+    else:
+        page = write_report(args.folders, out, load=load_predictor, with_map=args.map, baselines=not args.no_baselines)
+    print(page)
     return 0

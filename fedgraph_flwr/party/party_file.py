@@ -141,7 +141,7 @@ def read_party(path: Path) -> PartyFile:
     except yaml.YAMLError as error:
         raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as a party's file") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise FedGraphError(f"{path} cannot be read as a party's file ({str(error).splitlines()[0]})") from error
+        raise FedGraphError(f"{path} cannot be read as a party's file ({getattr(error, 'strerror', error)})") from error
     if not isinstance(values, Mapping):
         raise FedGraphError(
             f"{path} must hold keys and values, such as party: a (`fedgraph-flwr init-party` writes one)"

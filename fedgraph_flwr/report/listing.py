@@ -11,7 +11,6 @@ import yaml
 from markupsafe import Markup
 
 from fedgraph_flwr.config.config_file import check_aliases, flat
-from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.report.page import Page, render, table
 from fedgraph_flwr.report.units import duration
@@ -84,8 +83,7 @@ def write_listing(folder: Path, out: Path) -> Path:
     lead = render("lead", text=f"{text}. A name links to the run's report, if it has one, else to its folder.")
     page.heading(lead)
     page.section("runs", "Runs", "", [table(list(_COLUMNS), [_row(run, out.parent) for run in reversed(runs)])])
-    write_bytes(out, page.html().encode())
-    return out
+    return page.write(out)
 
 
 _COLUMNS = ("run", "method", "data", "seed", "state", "score", "headline", "time", "ended")

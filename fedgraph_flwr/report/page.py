@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.version import __version__
 
 
@@ -72,19 +75,26 @@ class Page:
         style, library, script = (
             Markup((assets / name).read_text(encoding="utf-8")) for name in ("page.css", "echarts.min.js", "page.js")
         )
-        return (
-            _templates()
-            .get_template("page.html")
-            .render(
-                title=self.title,
-                style=style,
-                links=self._links,
-                body=Markup("\n").join(self._parts),
-                charts=self.charts,
-                library=library,
-                script=script,
+        shown = {
+            "title": self.title,
+            "links": self._links,
+            "body": Markup("\n").join(self._parts),
+            "charts": self.charts,
+        }
+        return _templates().get_template("page.html").render(style=style, library=library, script=script, **shown)
+
+    def write(self, out: Path) -> Path:
+        """Write the page and return its path.
+
+        Raises:
+            FedGraphError: the suffix is not .html, or the folder is not writable.
+        """
+        if out.suffix != ".html":
+            raise FedGraphError(
+                f"page {out} has another suffix than .html: pass a name such as {out.with_suffix('.html')}"
             )
-        )
+        write_bytes(out, self.html().encode())
+        return out
 
 
 @cache

@@ -31,8 +31,7 @@ def write_sweep(outcome: Mapping[str, Any], results: Path) -> Path:
     write_bytes(results.with_suffix(".json"), text.encode())
     page = Page(outcome["title"])
     add_sweep(page, json.loads(text), results.parent)
-    write_bytes(out := results.with_suffix(".html"), page.html().encode())
-    return out
+    return page.write(results.with_suffix(".html"))
 
 
 def add_sweep(page: Page, outcome: Mapping[str, Any], folder: Path, more: str = "") -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.report.page import Page, render, table
 from fedgraph_flwr.report.sweep_page import add_sweep
 from fedgraph_flwr.runs.folder import CONFIG
@@ -37,8 +36,7 @@ def write_tables(tables: Sequence[Path], out: Path) -> Path:
             )
         else:
             page.add(body([path]))
-    write_bytes(out, page.html().encode())
-    return out
+    return page.write(out)
 
 
 def body(tables: Sequence[Path]) -> Markup:

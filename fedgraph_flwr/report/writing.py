@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 
 LoadPredictor = Callable[[Path, int], Any]
@@ -61,8 +60,7 @@ def write_report(
     page.section("costs", "Traffic and time", "", sections.costs(page, shown))
     page.section("trust", "Protections and failures", "", sections.trust(shown))
     page.section("repeat", "Repeat it", "", sections.repeat(shown))
-    write_bytes(out, page.html().encode())
-    return out
+    return page.write(out)
 
 
 def _of(groups: Sequence[Any], lead: str) -> str:

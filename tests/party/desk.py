@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedgraph_flwr.party.use.alerts import Calibration, Choice, Rule, figures, reliability
 from fedgraph_flwr.party.use.explain import Reasons
-from fedgraph_flwr.party.use.pages import alerts_page, drift_page, explain_page, worth_page, write_page
+from fedgraph_flwr.party.use.pages import alerts_page, drift_page, explain_page, worth_page
 
 NAME = "<b>purpose & remittance information of the payment</b>"
 
@@ -37,12 +37,12 @@ def write_pages(folder: Path) -> None:
             "reasons": f"column {NAME} = 3 (+0.5); payment 7 a1 → b2 2026-01-01T00:00:00 (+0.4)",
         }
     )
-    write_page(alerts_page(choice, alert, predictor, 400), folder / "alerts.html")
+    alerts_page(choice, alert, predictor, 400).write(folder / "alerts.html")
     values = np.sort(rng.gamma(0.5, 0.2, 40))[::-1]
     verdicts = np.where(values > 0.25, "shifted", np.where(values > 0.1, "watch", "stable"))
     drift = pd.DataFrame({"table": "edges", "column": [f"{NAME} {k}" for k in range(40)], "what": "median"})
     drift = drift.assign(stored=1.0, new=rng.random(40), psi=values, chance=0.05, verdict=verdicts)
-    write_page(drift_page(drift, predictor), folder / "drift.html")
+    drift_page(drift, predictor).write(folder / "drift.html")
     columns, edges = [f"{NAME} {k}" for k in range(8)], rng.normal(size=30)
     reasons = Reasons(
         item="p7",
@@ -58,7 +58,7 @@ def write_pages(folder: Path) -> None:
         edges=np.arange(30).astype(object),
         time=np.arange(30) * 86_400,
     )
-    write_page(explain_page([reasons, reasons], 20, predictor), folder / "explain.html")
+    explain_page([reasons, reasons], 20, predictor).write(folder / "explain.html")
     rows = [("Local", 0.4, 0.0, ""), ("Boosting", 0.5, 0.1, "better"), ("FedAvg (2)", 0.38, -0.02, "not decided")]
     worth = pd.DataFrame(
         {
@@ -79,4 +79,4 @@ def write_pages(folder: Path) -> None:
         for name, score, change, verdict in rows
     )
     worth.attrs |= {"items": 400, "clusters": 20, "by": "day"}
-    write_page(worth_page(worth), folder / "worth.html")
+    worth_page(worth).write(folder / "worth.html")

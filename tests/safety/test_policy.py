@@ -14,6 +14,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.secure.policy import Ledger, Policy, file_name, read_policy
 from fedgraph_flwr.wire.messages import from_record
 from tests.nodes import model_of
+from tests.support import bomb
 
 # --- a policy file ----------------------------------------------------------------------------------------------------
 
@@ -82,6 +83,7 @@ def test_what_a_policy_accepts(node):
         ("strategies: fedavg", "policy.strategies (policy=<policy>) must be"),
         ("- fedavg", "policy=<policy> of --node-config must hold keys and values"),
         ("a: [", "policy=<policy> of --node-config is not valid YAML, line "),
+        (bomb(), "policy=<policy> of --node-config is not valid YAML, line "),
         ("messages: {train: -1}", "policy.messages.train must be >= 0, got -1"),
     ],
 )

@@ -17,6 +17,7 @@ from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.spec import Cell, load
 from fedgraph_flwr.sweeps.summary import SweepSummary
 from fedgraph_flwr.sweeps.table import markdown
+from tests.support import bomb
 from tests.sweeps.conftest import SMALL, TOY, rows, sweep
 
 
@@ -392,11 +393,6 @@ def test_a_file_extends_another(toy):
     asked = load(toy)
     assert (asked.figure, asked.seeds, asked.results) == (False, [0, 1], toy.parent / "results" / "toy.csv")
     assert load(toy, toy.parent / "else").results == toy.parent / "else" / "toy.csv"
-
-
-def bomb() -> str:
-    """Thirty lists, each of twice the one before."""
-    return "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 31))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ from fedgraph_flwr.party.tables.roles import Columns, typed_files
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``import``."""
     parser.add_argument("party_file", nargs="?", type=Path, metavar="PARTY.YAML", help="a party's file (`init-party`)")
+    parser.add_argument("more", nargs="*", help=argparse.SUPPRESS)
     add_options(parser.add_argument_group("input"), _INPUT)
     columns = parser.add_argument_group("columns and formats of the tables (stored in the schema)")
     add_table_arguments(columns, parties=True)
@@ -112,12 +113,18 @@ _OUTPUT = """
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``import``."""
+    if args.more or (args.party_file and args.party_file.suffix not in (".yaml", ".yml")):
+        raise FedGraphError(
+            f"{' '.join([str(args.party_file), *args.more])}: expected one party's file, such as bank.yaml; pass tables as"
+            " --nodes FILE --edges FILE, or a saved PyG object as --data FILE"
+        )
     fill(args)
     known = args.schema is not None and args.schema.is_file()
-    _check(args, known)
-    check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table"))
     treatment = _treatment(args, Schema.load(args.schema) if known else None)
-    graph = _read(args, treatment)
+    files = _of_role(args, treatment)
+    _check(args)
+    check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table"))
+    graph = _read(args, files, treatment)
     agreed = agreed_schema(graph.schema, "the import")
     if args.statistics and agreed:
         _write_sums(args, agreed, graph)
@@ -132,8 +139,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace, known: bool) -> None:
-    """Check options that contradict each other; ``known`` says whether the file of --schema exists.
+def _check(args: argparse.Namespace) -> None:
+    """Check options that contradict each other.
 
     Raises:
         FedGraphError: an option is missing, or has no effect.
@@ -377,15 +384,18 @@ def _of_role(args: argparse.Namespace, treatment: Treatment) -> tuple[dict[Any, 
         nodes, edges = {NODE: None, **nodes}, {EDGE_TYPE: None, **edges}
     elif args.role:
         raise FedGraphError(f"--role {args.role} needs --nodes FILE, --edges FILE or both")
-    if bool(args.data) == bool(nodes) or bool(args.data) == bool(edges):
+    if args.data and (nodes or edges):
+        raise FedGraphError(f"--data {args.data} is a whole graph: leave out the options for tables")
+    if not args.data and not (nodes and edges):
+        lacks = "edge table" if nodes else "node table" if edges else "input"
         raise FedGraphError(
-            "incomplete input: pass both --nodes FILE and --edges FILE (or one of them with --role NAME), or --data FILE, or"
+            f"no {lacks}: pass both --nodes FILE and --edges FILE (or one of them with --role NAME), or --data FILE, or"
             " --node-table and --edge-table per type"
         )
     return nodes, edges
 
 
-def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
+def _read(args: argparse.Namespace, files: tuple[dict[Any, Any], dict[Any, Any]], treatment: Treatment) -> Any:
     """Read the graph of tables, or of a saved object.
 
     Raises:
@@ -393,7 +403,6 @@ def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
     """
     if args.own_party and args.nodes and args.client is None and (args.name or args.out):
         raise FedGraphError(f"--own-party {args.own_party} makes the file of one party: pass --client I")
-    nodes, edges = _of_role(args, treatment)
     layout = _layout(args, treatment)
     columns = Columns.of(layout, _names(args, "feature_columns"), _names(args, "edge_columns"))
     options: Any = {"classes": _names(args, "classes"), "undirected": args.undirected, "treatment": treatment}
@@ -405,8 +414,7 @@ def _read(args: argparse.Namespace, treatment: Treatment) -> Any:
             Columns().of_one_type("", None, args.undirected)
         return from_saved(args.data, args.target, **options)
     return from_tables(
-        nodes,
-        edges,
+        *files,
         columns,
         target=args.target,
         own_party=args.own_party,

@@ -291,7 +291,8 @@ def _target_nodes(tables: Tables, classes: Sequence[str], treatment: Treatment) 
         known = known | ~targets.isnan().all(1) if columns.targets else known
         group = group_codes(table, columns.client, where)
         fields |= {"targets": targets, "target_stats": agreed_targets(columns.targets, treatment), "group": group}
-    masks = zip(("train_mask", "val_mask", "test_mask"), split_masks(table, columns.split, where), strict=True)
+    split = columns.split if treatment.labelled else ""  # data to predict belong to no split, whatever the column says
+    masks = zip(("train_mask", "val_mask", "test_mask"), split_masks(table, split, where), strict=True)
     return fields | {key: mask & known for key, mask in masks}, names
 
 

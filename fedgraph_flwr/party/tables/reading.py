@@ -47,7 +47,8 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Say = s
 
     path = Path(path)
     if not path.is_file():
-        raise FedGraphError(f"no such table: {path}; expected a .csv, .tsv, .txt or .parquet file")
+        what = "a folder, not a table" if path.is_dir() else "no such table"
+        raise FedGraphError(f"{what}: {path}; expected a .csv, .tsv, .txt or .parquet file")
     try:
         if path.suffix == ".parquet":
             return pd.read_parquet(path)

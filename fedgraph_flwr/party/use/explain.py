@@ -27,7 +27,7 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.numerics.forest import raw_scores
 from fedgraph_flwr.party.use.export import PlainInputs, PlainReader, module_of
-from fedgraph_flwr.party.use.predict import Predictor, as_client, names_of
+from fedgraph_flwr.party.use.predict import Predictor, as_client, as_scored, names_of
 from fedgraph_flwr.party.use.trees import shapley
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.trees import objective_of
@@ -337,7 +337,7 @@ def _of_network(
     net = module_of(plain, dtype)
     random = _randomised(net)
     own = as_client(graph, predictor.client, len(predictor.input_spec.classes) if predictor.predicts_edges else 0)
-    task: Any = predictor.task(predictor.task.for_prediction(predictor.cfg), own)
+    task: Any = predictor.task(as_scored(predictor.cfg, predictor.task), own)
     reader: Any = PlainReader(plain, getattr(torch, dtype))
     of_nodes, of_edges = predictor.feature_names(own)
     edge_names = np.full(len(outputs) + 1, "", dtype=object)  # the last one: predicted by another party

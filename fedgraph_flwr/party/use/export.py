@@ -76,7 +76,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     only_here = spec.tables.windows or spec.tables.recipe or spec.tables.graph
     columns = {} if only_here else spec.columns(NODE)
     stats = predictor.target_stats if predictor.task.targets else torch.zeros(2, 0, dtype=torch.float64)
-    step = cfg.split.step if cfg.split.kind != "public" else None
+    step = as_scored(cfg, predictor.task).split.step
     made = Exported(
         plain, cfg.dtype, spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats, step
     )

@@ -2,14 +2,12 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.report.headline import display_name, is_share, score_text
 from fedgraph_flwr.report.page import Page, grid, of_change, render, table
@@ -35,20 +33,8 @@ def write_outputs(args: Namespace, frame: Any, page: Callable[[], Page], what: s
         write_frame(frame, args.out, getattr(args, "keep_formulas", False))
         print(f"wrote {what}{args.out}")
     if args.page is not None:
-        write_page(page(), args.page)
+        page().write(args.page)
         print(f"wrote {args.page}")
-
-
-def write_page(page: Page, out: Path) -> None:
-    """Write a page.
-
-    Raises:
-        FedGraphError: the suffix is not .html, or the folder is not writable.
-    """
-    if out.suffix != ".html":
-        other = out.with_suffix(".html")
-        raise FedGraphError(f"--page {out} has another suffix than .html: pass a name such as {other}")
-    write_bytes(out, page.html().encode())
 
 
 def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:

@@ -500,7 +500,7 @@ def typed_tables(
     graph: HeteroGraph = from_tables(
         dict.fromkeys(kinds) | dict(nodes),
         {**known, **edges},
-        replace(columns, split=""),
+        columns,
         target=target,
         classes=schema.classes,
         treatment=Treatment(schema=schema, where=spec.where, labelled=False, **options),

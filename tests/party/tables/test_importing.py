@@ -299,9 +299,18 @@ def test_import_as_one_clients_file(tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "no output selected"),
-        (("--name", "x"), "incomplete input"),
-        (("--data", "d.pt", "--nodes", "n.csv", "--name", "x"), "incomplete input"),
+        ((), "no input: pass both --nodes FILE and --edges FILE"),
+        (("--data", "d.pt"), "no output selected"),
+        (
+            ("--nodes", "n.csv"),
+            "no edge table: pass both --nodes FILE and --edges FILE (or one of them with --role NAME)",
+        ),
+        (("--edges", "n.csv", "--name", "x"), "no node table: pass both"),
+        (("n.csv",), "n.csv: expected one party's file, such as bank.yaml; pass tables as --nodes FILE --edges FILE"),
+        (("--name", "x", "n.csv", "e.csv"), "n.csv e.csv: expected one party's file"),
+        (("none.yaml",), "none.yaml cannot be read as a party's file (No such file or directory)"),
+        (("--nodes", "/", "--edges", "e.csv", "--name", "x"), "a folder, not a table: /; expected a .csv"),
+        (("--data", "d.pt", "--nodes", "n.csv", "--name", "x"), "--data d.pt is a whole graph: leave out"),
         (("--data", "none.pt", "--name", "x"), "no such file"),
         (("--data", "none.pt", "--client", "1", "--name", "x"), "--client requires"),
         (("--data", "none.pt", "--classes", "a,b,a", "--name", "x"), "--classes names 'a' twice"),

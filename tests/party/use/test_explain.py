@@ -253,3 +253,10 @@ def test_payments_of_a_day_are_explained_by_the_party_s_own_rows(tmp_path):
     ends = new.merge(day, left_on="name", right_on="ref")
     own = ends["from_bank"] == "A"
     assert (ends["source_x"][own] == ends["source_y"][own]).all()
+    predictor = load_predictor(tmp_path / "run", 0)
+    _, task = predictor.outputs(predictor.own)
+    row = int(
+        task.time.where(task.masks["test"], task.time.max()).argmin()
+    )  # the first stored payment of the test days
+    [stored] = explain(predictor, predictor.own, None, None, [str(int(task.order[row]))], checks=False)
+    assert stored.time.max() < (task.time[row] // 86_400 + 1) * 86_400 <= task.time.max()

@@ -111,13 +111,14 @@ def test_tables_become_what_the_client_file_holds(imported):
     assert np.array_equal(predictor.predict(graph.to_pyg()).probabilities, pyg)
 
 
-def test_a_label_that_the_model_does_not_know_is_predicted_and_counted(imported, caplog):
+def test_a_label_or_split_that_the_model_does_not_know_is_predicted(imported, caplog):
     predictor = load_predictor(imported / "run", 1)
     table = read_table(imported / "b_customers.csv")
     expected, _ = tables(imported / "b_customers.csv", imported / "b_payments.csv", Columns(), predictor.input_spec)
     table.loc[[3, 5], "label"] = "chargeback"
+    table["part"] = "today"  # a column of the import that tables to predict need not follow
     table.to_csv(path := imported / "new_labels.csv", index=False)
-    graph, ids = tables(path, imported / "b_payments.csv", Columns(), predictor.input_spec)
+    graph, ids = tables(path, imported / "b_payments.csv", Columns(split="part"), predictor.input_spec)
     assert caplog.text.count("2 rows have a label that the model does not know, such as 'chargeback' in row 4") == 1
     assert graph.y[[3, 5]].tolist() == [-1, -1]
     assert torch.equal(graph.y[6:], expected.y[6:])
