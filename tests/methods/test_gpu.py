@@ -69,6 +69,12 @@ def draws_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("rand_like", "randn_like", "randint", "bernoulli"):
         monkeypatch.setattr(torch, name, moved(getattr(torch, name)))
     monkeypatch.setattr(streams, "random_bits", moved(streams.random_bits))
+    dropout = torch.nn.functional.dropout  # of PyG's attention
+
+    def dropped(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        return x * dropout(torch.ones(x.shape, dtype=x.dtype), p, training).to(x.device)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropped)
 
 
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
@@ -97,7 +103,7 @@ def agree(cpu: Finished, gpu: Finished) -> None:
 
 
 def test_clients_on_ray_share_a_gpu(go, tmp_path):
-    inline = go("fedavg", "device=cuda")
+    inline = go("fedavg", "device=cuda", "dtype=float64", "model.dropout=0")
     cfg = replace(inline.cfg, engine="ray", client_gpus=0.25, out=str(tmp_path / "ray"))
     with ray_session():
         same_result(Finished(cfg, run_ray(cfg)), inline)

@@ -125,6 +125,8 @@ def _by_pandas(path: Path, separator: str, encoding: str, **options: Any) -> Ite
 
     checked = False
     try:
+        if "chunksize" in options and tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):
+            _check_lengths(path, separator, encoding)  # these versions drop further fields of a chunk's first row
         read = _reader(path, separator, encoding, **options)
         for table in read if "chunksize" in options else [read]:
             doubtful = len(table) and (not isinstance(table.index, pd.RangeIndex) or table.iloc[:, -1].hasnans)
