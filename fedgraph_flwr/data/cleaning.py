@@ -50,7 +50,9 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
             f" node {node} has {int(graph.y[node])}"
         )
     if labelled and not bool(graph.labelled.any()):
-        raise FedGraphError(f"{where} has no labelled node: at least one label y must be 0 or higher")
+        raise FedGraphError(
+            f"{where} has no labelled node: fill the label (in a saved graph y, from 0) of at least one"
+        )
     return graph
 
 

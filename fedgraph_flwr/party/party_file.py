@@ -209,7 +209,7 @@ def table_order(path: Path, ids: np.ndarray) -> np.ndarray:
         ids: ids of the nodes, as the client file has them [N].
 
     Raises:
-        FedGraphError: the table or its column of ids is missing.
+        FedGraphError: the table or its column of ids is missing, or it has none of the nodes: they are another party's.
     """
     import pandas as pd
 
@@ -217,4 +217,9 @@ def table_order(path: Path, ids: np.ndarray) -> np.ndarray:
     where, name = party.path("nodes", path.parent), party.columns.get("id", "id")
     table = read_table(str(where), TableLayout(separator=party.separator, encoding=party.encoding))
     row = pd.Index(as_words(column_of(table, name, str(where), "id"))).get_indexer(np.asarray(ids, dtype=str))
+    if (row < 0).all():
+        raise FedGraphError(
+            f"{where} has none of the {len(row)} nodes of the model's client: pass --client with the number that this party has"
+            " in the run"
+        )
     return np.argsort(np.where(row < 0, len(table), row), kind="stable")

@@ -125,6 +125,9 @@ def test_predictions_of_a_linked_file_are_in_the_order_of_the_table(banks, tmp_p
         assert sorted(ids) == sorted(table)
     assert table_order(banks / "c.yaml", np.array(["c0002", "new", "c0001"])).tolist() == [2, 0, 1]
     capsys.readouterr()
+    other = ["--party-file", str(banks / "c.yaml"), "--client", "1"]  # as where c is the second of those present
+    assert main(["predict", str(tmp_path / "run"), *other]) == 2
+    assert "c_accounts.csv has none of the" in capsys.readouterr().err
 
 
 def test_lists_and_kinds_of_the_file_become_options(tmp_path):
@@ -191,6 +194,10 @@ def test_columns_of_the_file_are_those_of_the_options():
 
 def test_link_needs_the_client_file_of_a_party(tmp_path, capsys):
     (tmp_path / "p.yaml").write_text(MINIMAL)
+    assert main(["link", str(tmp_path / "p.yaml"), "--out", str(tmp_path)]) == 2
+    assert (
+        "link needs the files of all parties (--simulate FILE FILE ... --out DIR) or a fleet" in capsys.readouterr().err
+    )
     assert main(["link", "--simulate", str(tmp_path / "p.yaml"), "--out", str(tmp_path)]) == 2
     assert "p.yaml has no out, the client file that `fedgraph-flwr import" in capsys.readouterr().err
     for name, share in (("p", "[age]"), ("q", "[income]")):
@@ -225,6 +232,8 @@ def test_guesses_follow_values_before_names():
     assert found["match"] == {"tag": "date", "betrag": "amount"}
     with pytest.raises(FedGraphError, match=r"no column of people or book lists ids.*pass --id-column"):
         guess({"people": people, "book": book[["betrag"]]}, {})
+    with pytest.raises(FedGraphError, match="book has no rows to guess from"):
+        guess({"people": people, "book": book[:0]}, {})
 
 
 def test_a_file_is_not_replaced_unless_it_is_asked_for(banks, capsys):

@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
         raise FedGraphError(
             "--since takes the folder of the last link's files with --simulate; on a fleet, pass it last and without a folder"
         )
-    if args.overrides and not args.simulate:
+    if args.overrides and not args.simulate and "=" in args.overrides[0]:
         return _fleet(args.overrides, rules, args.quiet)
     if not args.simulate:
         raise FedGraphError(

@@ -486,8 +486,15 @@ class LinkParty:
             raise RunFailed(
                 f"client {peer} announces a padded set of {size} for client {self.client}, which accepts up to {most} (max_ids"
                 f" {self.rules.max_ids}, max_ratio {self.rules.max_ratio:g} times the own records, {self.nodes[peer]} announced"
-                " nodes)"
+                f" nodes{self._of_increment})"
             )
+
+    @property
+    def _of_increment(self) -> str:
+        """What limits count with ``--since``: not what the last link matched, behind which a peer could hide single guesses."""
+        return (
+            "; with --since only new records count: wait for more, or link without it" if self.rules.increment else ""
+        )
 
     def _make_mask(self, peer: int) -> Arrays:
         return {"masks": self.pairs[peer]["masks"]}
@@ -655,7 +662,8 @@ class LinkParty:
         pair["found"] = np.array([records, found])
         if 0 < found < self.rules.min_shared:
             raise RunFailed(
-                f"clients {self.client} and {peer} share fewer than {self.rules.min_shared} (min_shared): no rows are sent"
+                f"clients {self.client} and {peer} share fewer than {self.rules.min_shared} (min_shared{self._of_increment}):"
+                " no rows are sent"
             )
         if found > self.rules.max_shared * max(records, 1):
             raise RunFailed(

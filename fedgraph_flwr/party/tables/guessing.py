@@ -56,8 +56,10 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
         given: keys that the user sets, which are not guessed; ``columns`` by role.
 
     Raises:
-        FedGraphError: no column of one table holds the ids of the other's rows.
+        FedGraphError: a table has no rows, or no column of one holds the ids of the other's rows.
     """
+    if empty := [name for name, table in tables.items() if not len(table)]:
+        raise FedGraphError(f"{empty[0]} has no rows to guess from: pass a table with some")
     made = Guess({key: dict(value) if isinstance(value, Mapping) else value for key, value in given.items()})
     nodes, edges = _roles(tables, made)
     made.values |= {"nodes": nodes, "edges": edges}

@@ -169,8 +169,13 @@ def column_of(table: Any, name: str, where: str, what: str) -> Any:
         FedGraphError: the table has no such column; ``what`` says what it is for.
     """
     if name not in table.columns:
-        raise unknown(f"{what} column", name, map(str, table.columns), where)
+        option = _OPTIONS.get(what, f"--{what.replace(' ', '-')}-column")
+        raise FedGraphError(f"{unknown(f'{what} column', name, map(str, table.columns), where)}; pass {option}")
     return table[name]
+
+
+_OPTIONS = {"end of edges": "--source-column and --target-column", "targets": "--predict-columns"}
+_OPTIONS |= {"party": "--party-columns", "match": "--match-columns"}
 
 
 def agreed_classes(given: Sequence[str], treatment: Treatment) -> Sequence[str]:

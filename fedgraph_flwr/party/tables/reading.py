@@ -7,7 +7,7 @@ fields. The encoding is UTF-8, with or without byte-order mark, else Windows-125
 import csv
 import gzip
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,7 @@ def _by_pandas(path: Path, separator: str, encoding: str, **options: Any) -> Ite
     import pandas as pd
 
     checked = False
+    _check_names(_reader(path, separator, encoding, header=None, nrows=1).iloc[0].dropna(), path)
     try:
         if "chunksize" in options and tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):
             _check_lengths(path, separator, encoding)  # these versions drop further fields of a chunk's first row
@@ -191,16 +192,21 @@ def _by_arrow(path: Path, separator: str, encoding: str) -> Any:
 
 
 def _named(table: Any, path: Path) -> Any:
-    """Return a table with names of columns without spaces around them.
+    """Return a table with names of columns without spaces around them."""
+    table.columns = _check_names(table.columns, path)
+    return table
+
+
+def _check_names(columns: Iterable[Any], path: Path) -> list[str]:
+    """Return names of columns without spaces around them; pandas would number equal ones.
 
     Raises:
-        FedGraphError: two names are the same then.
+        FedGraphError: two are the same.
     """
-    names = [str(name).strip() for name in table.columns]
+    names = [str(name).strip() for name in columns]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise FedGraphError(f"{path} has two columns '{twice[0]}', apart from spaces: rename one")
-    table.columns = names
-    return table
+        raise FedGraphError(f"{path} has two columns '{twice[0]}': rename or remove one")
+    return names
 
 
 def _reader(path: Path, separator: str, encoding: str, **options: Any) -> Any:
@@ -231,6 +237,8 @@ def _encoding(path: Path) -> str:
     for mark, encoding in _MARKS.items():
         if start.startswith(mark):
             return encoding
+    if b"\0" in start:
+        raise FedGraphError(f"{path} begins with a NUL, as UTF-16 without a byte-order mark: pass --encoding utf-16-le")
     return next((encoding for encoding in ("utf-8", *_FALLBACK) if _decodes(path, encoding)), "latin-1")
 
 

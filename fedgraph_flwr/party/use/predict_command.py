@@ -156,7 +156,7 @@ def _print_written(found: Any, frame: Any, of: str, predictor: Any, args: argpar
         counts = frame["class"].value_counts()
         print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in found.classes)}")
         if found.threshold is not None:
-            print(f"'{found.classes[1]}' if its probability is at least {found.threshold:.3f}")
+            print(f"'{found.classes[1]}' if its probability is at least {found.threshold:.3g}")
     changed = 0 if args.keep_formulas or args.out.suffix != ".csv" else without_formulas(frame)[1]
     if changed:
         print(f"{changed} cells look like formulas: written with a leading ' (--keep-formulas leaves them unchanged)")

@@ -115,6 +115,12 @@ def test_a_changed_missing_or_repeated_record_is_refused_by_name(tmp_path, caplo
         link(files, LinkRules(increment=True), [ledgers[0], None, ledgers[2]])
     with pytest.raises(RunFailed, match="another schema or other options"):
         link(files, LinkRules(increment=True), [replace(ledger, basis="x") for ledger in ledgers])
+    least = min(len(found.keys) for party in link(files, LinkRules()) for found in party.ledger().peers.values())
+    link(files, LinkRules(min_shared=least))  # all records count, but of an increment only the new ones
+    with pytest.raises(
+        RunFailed, match=rf"share fewer than {least} \(min_shared; with --since only new records count: wait"
+    ):
+        link(files, LinkRules(increment=True, min_shared=least), ledgers)
     with pytest.raises(FedGraphError, match="--since applies to records"):
         LinkRules(match="ids", increment=True)
 

@@ -108,8 +108,35 @@ def test_parquet_with_other_types_and_names(tmp_path):
         (NODES.replace("1e3", "inf"), EDGES, FULL, (), "column 'x_b' has 'inf' in row 4"),
         (NODES.replace("1e3", "1e39"), EDGES, FULL, (), "column 'x_b' has '1e39' in row 4"),  # infinite in float32
         (NODES, EDGES, FULL, ("no",), "row 1 has label 'yes', expected one of: no"),
-        (NODES, EDGES, Columns(label="lable"), (), "label column 'lable' is unknown.*did you mean 'label'"),
-        (NODES, EDGES, Columns(source="from"), (), "end of edges column 'from' is unknown.*edges.csv"),
+        (
+            NODES,
+            EDGES,
+            Columns(label="lable"),
+            (),
+            "label column 'lable' is unknown.*mean 'label'.*; pass --label-column",
+        ),
+        (
+            NODES,
+            EDGES,
+            Columns(source="from"),
+            (),
+            "end of edges column 'from' is unknown.*edges.csv.*; pass --source-",
+        ),
+        (
+            NODES.replace("x_a,x_b", "label, x"),
+            EDGES,
+            FULL,
+            (),
+            "nodes.csv has two columns 'label': rename or remove one",
+        ),
+        (NODES, EDGES.replace("target", "source "), FULL, (), "edges.csv has two columns 'source'"),
+        (
+            NODES.encode("utf-16-le").decode("latin-1"),
+            EDGES,
+            FULL,
+            (),
+            "begins with a NUL.*: pass --encoding utf-16-le",
+        ),
         (NODES, EDGES, Columns(features=["z_*"]), (), "feature column 'z_\\*' is unknown"),
         (
             NODES.replace("val", "dev"),

@@ -173,7 +173,7 @@ TABLE = "id;name;wert\n1;Käthe;2,5\n2;Jürgen, jun.;3\n"
     [
         (TABLE.encode("utf-8-sig"), "separated by semicolon"),
         (TABLE.encode("latin-1"), "read as cp1252 (Latin-1) because it is not UTF-8; pass --encoding"),
-        (TABLE.encode("utf-16"), "separated by semicolon"),
+        (b"\xfe\xff" + TABLE.encode("utf-16-be"), "separated by semicolon"),
         (TABLE.replace(";", "\t").encode(), "separated by tab"),
         (TABLE.replace(";", "|").encode(), "separated by pipe"),
         (TABLE.replace("Jürgen, jun.", '"Jürgen, jun."').replace("2,5", '"2,5"').replace(";", ",").encode(), ""),

@@ -142,7 +142,7 @@ def test_the_command_writes_names_and_obeys_the_threshold(imported, capsys):
     table = pd.read_csv(imported / "p.csv")
     predictor = load_predictor(imported / "run", 0)
     assert ((table["class"] == "fraud") == (table["p_fraud"] >= predictor.threshold - 1e-9)).all()
-    assert f"'fraud' if its probability is at least {predictor.threshold:.3f}" in printed
+    assert f"'fraud' if its probability is at least {predictor.threshold:.3g}" in printed
     assert cli.main([*args, str(imported / "p.parquet"), "--threshold", "0.5"]) == 0
     table = pd.read_parquet(imported / "p.parquet")
     assert ((table["class"] == "fraud") == (table["p_fraud"] >= 0.5)).all()
