@@ -150,6 +150,7 @@ def cells(seeds: int, only: str) -> Iterator[Cell]:
     known += itertools.product(range(seeds), ["payments", rings, FEW], ["recipe"], [LEAVES])
     known += itertools.product(range(seeds), [rings], BY_DATA[rings], ["FedAvg", "FedAvg, GCN"])
     known += itertools.product(range(seeds), [rings], ["recipe"], ["Local", "Central"])
+    known += itertools.product(range(seeds), ["payments in rings", FEW], ["recipe"], ["FedAvg", "Blend"])
     for columns, methods in itertools.product(
         ("counts", "recipe"), (("FedAvg", *BLENDS), ("Local",), ("Central",), (SLOW,))
     ):
