@@ -206,7 +206,7 @@ def lines_of(text: str) -> dict[str, int]:
         elif isinstance(node, yaml.SequenceNode):
             for item in node.value:
                 walk(item, prefix)
-        elif "=" in node.value:
+        elif node and "=" in node.value:  # none of an empty text
             for word in node.value.split():
                 found.setdefault(word, node.start_mark.line + 1)
 

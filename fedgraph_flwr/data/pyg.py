@@ -229,7 +229,7 @@ def client_graph(
         and not own.schema.get("agreed", {}).get("roles")
     ):
         raise FedGraphError(
-            f"client {client} has {own.num_nodes} nodes, none for training: mark some in its split column or train_mask"
+            f"client {client} has {own.num_nodes} nodes, none for training: label some, or mark some by its split column or mask"
         )
     return with_node_columns(own)
 

@@ -63,6 +63,7 @@ def test_the_choice_of_a_word_is_no_label():
 
 
 def test_files_extend_others(written, tmp_path):
+    assert compose([], written("# nothing yet\n")) == compose([])
     (tmp_path / "sub").mkdir()
     written("strategy: {name: fedprox, mu: 1}\nrounds: 5\nseed: 3", "sub/base.yaml")
     written("rounds: 6\ntrain: {lr: 0.5}", "sub/more.yaml")

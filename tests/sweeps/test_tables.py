@@ -414,6 +414,7 @@ def test_a_file_extends_another(toy):
         (TOY.replace("[strategy=local]", "[strategy=local, out=x]"), "toy.yaml, line 9: out=x, but each run"),
         ("methods: [fedavg]\nsettings: [few]\n", "toy.yaml, line 2: settings must map names"),
         ("- a\n", "toy.yaml must contain keys"),
+        ("", "toy.yaml must contain keys"),
         (bomb(), "toy.yaml: invalid YAML (its aliases stand for more than 100,000 values: write them out)"),
         ("methods: &a [*a]\n", "toy.yaml: invalid YAML (its aliases stand for more than 100,000 values"),
     ],

@@ -344,6 +344,10 @@ def _found(
         return Column("ignored"), detail or "by --kind"
     unit = treatment.option(treatment.units, kind, name)
     found, detail = ("number", "") if given == "number" and found != "number" else (found, detail)
+    if scale and found not in ("number", "date"):
+        raise FedGraphError(
+            f"{where}: --scale {name}={scale} has no effect on a {found}: leave it out, or pass --kind {name}=number"
+        )
     spec = Column(found, unit=unit, scale=scale or "standard", format=detail if found in ("date", "number") else "")
     if found == "category":
         spec = replace(spec, categories=frequent(counts(values(column, spec, name, where)), treatment.floor))

@@ -16,7 +16,7 @@ from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE
 from fedgraph_flwr.data.value_formats import PLAIN, date_format, read_dates, since_1970
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.party.tables.columns import Treatment, features, first_row
+from fedgraph_flwr.party.tables.columns import Treatment, as_words, features, first_row
 from fedgraph_flwr.party.tables.nodes import Ids, column_of, label_codes
 from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, amount_format, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns
@@ -263,7 +263,7 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
             numbers = pd.Series(since_1970(read_dates(read, form), 1))
     if row := first_row(numbers.isna().to_numpy()):
         raise FedGraphError(
-            f"{where}: row {row} has '{read.iloc[row - 1]}' in column '{column}', which is neither a number of seconds nor a"
+            f"{where}: row {row} has '{as_words(read)[row - 1]}' in column '{column}', which is neither a number of seconds nor a"
             f" date: pass --date-format {column}=FORMAT"
         )
     seconds = np.floor(numbers.to_numpy(dtype=np.float64))

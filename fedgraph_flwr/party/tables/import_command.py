@@ -160,7 +160,8 @@ def _check(args: argparse.Namespace) -> None:
     named = args.classes or args.edge_classes or args.schema
     if args.client is not None and (args.out is None or not named):
         raise FedGraphError(
-            "--client requires --out FILE, and --classes A,B,C or --schema FILE, so that all clients use the same class order"
+            "--client requires --out FILE, and --classes A,B,C, --edge-classes A,B,C or --schema FILE, so that all clients use"
+            " the same class order"
         )
 
 

@@ -62,6 +62,8 @@ def _merge(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.tables.columns import log_warning
     from fedgraph_flwr.party.tables.statistics import merge, read_sums
 
+    if len({path.resolve() for path in args.parties}) < len(args.parties):
+        raise FedGraphError(f"{' '.join(map(str, args.parties))}: a party's file is named twice: name each once")
     reports = [(str(path), read_sums(path)) for path in args.parties]
     merged = merge(reports, print, log_warning)
     if (

@@ -113,6 +113,10 @@ def test_the_users_word_wins():
         made({"job": ["clerk", "nurse"]}, kinds={"job": "date"})
     with pytest.raises(FedGraphError, match="must be yes or no; column 'job' has 'nurse' in row 2"):
         made({"job": ["yes", "nurse"]}, kinds={"job": "flag"})
+    with pytest.raises(
+        FedGraphError, match="--scale job=log has no effect on a category: leave it out, or pass --kind"
+    ):
+        made({"job": ["clerk", "nurse", "cook"] * 5}, scales={"job": "log"})
 
 
 def test_doubtful_columns_are_asked_about():
