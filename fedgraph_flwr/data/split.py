@@ -157,7 +157,7 @@ def _temporal(graph: AnyGraph, cfg: SplitConfig) -> tuple[AnyGraph, list[Tensor]
     time = graph.edge_time
     if not time.numel():
         raise FedGraphError(
-            f"split.kind=temporal needs a time for each edge, which {graph.name or 'the graph'} with {graph.num_edges} edges lacks:"
+            f"split.kind=temporal needs a time for each edge, which {graph.name or 'the graph'} ({graph.num_edges} edges) lacks:"
             " import edges with --time-column, or set split.kind=ratio"
         )
     if cfg.until:
