@@ -24,9 +24,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     predict_command.add_model_arguments(parser)
     rule = parser.add_argument_group("rule of the threshold (default: the stored one)")
     calibration = {"default": "auto", "choices": ("auto", "temperature", "isotonic")}
-    add_options(
-        rule, _RULE, budget={"type": float, "default": 0.0}, precision={"default": 0.0}, calibration=calibration
-    )
+    add_options(rule, _RULE, budget={"type": float, "default": None}, calibration=calibration)
     predict_command.add_input_arguments(parser)
     add_options(parser, _OUTPUT, reasons={"default": 3}, explained={"default": 50})
 
@@ -58,12 +56,13 @@ def main(args: argparse.Namespace) -> int:
     if predictor.client is None:
         raise FedGraphError("a threshold belongs to a party: pass --client I, or --node DIR")
     folder = args.run if args.run is not None else args.node
-    if args.budget or args.precision or args.cost:
-        choice = alerts.choose(predictor, alerts.Rule(args.budget, args.precision, _cost(args.cost)), args.calibration)
+    if args.budget is not None or args.precision is not None or args.cost:
+        rule = alerts.Rule(args.budget or 0.0, args.precision or 0.0, _cost(args.cost))
+        choice = alerts.choose(predictor, rule, args.calibration)
         choice.save(folder)
-        _print(choice)
     else:
         choice = alerts.Choice.load(folder, predictor)
+    _print(choice)
     if args.out is None and args.page is None:
         return 0
     given = predict_command.chosen_input(args, predictor)

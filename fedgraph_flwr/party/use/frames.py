@@ -1,5 +1,7 @@
 """Tables that people open: CSV without formulas, or Parquet."""
 
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,16 @@ def as_csv(frame: Any, keep_formulas: bool = False) -> str:
     return text
 
 
-def check_suffix(path: Path) -> None:
-    """Refuse a table that is neither ``.csv`` nor ``.parquet``."""
-    if path.suffix not in (".csv", ".parquet"):
-        raise FedGraphError(f"{path} has an unknown suffix: expected .csv or .parquet")
+def check_suffix(path: Path | None, accepted: Sequence[str] = (".csv", ".parquet")) -> None:
+    """Refuse a table that is neither ``.csv`` nor ``.parquet``, or another output that has none of the accepted suffixes."""
+    if path is not None and path.suffix not in accepted:
+        raise FedGraphError(f"{path} has an unknown suffix: expected {' or '.join(accepted)}")
+
+
+def check_written(args: Namespace) -> None:
+    """Check the suffixes of ``--out`` and ``--page`` before anything is computed."""
+    check_suffix(args.out)
+    check_suffix(getattr(args, "page", None), (".html",))
 
 
 def write_frame(frame: Any, path: Path, keep_formulas: bool = False) -> None:

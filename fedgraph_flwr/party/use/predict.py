@@ -327,7 +327,7 @@ class TaskPredictor(ABC):
         self._refuse_triples()
         if self.task.classes or self.task.targets:
             raise FedGraphError(
-                f"{self.source} was trained for task={self.cfg.task.name}, which does not predict pairs of nodes: call predict()"
+                f"{self.source} was trained for task={self.cfg.task.name}, which predicts no pairs of nodes: leave --pairs out"
             )
         graph = self.as_graph(graph)
         place = {str(name): row for row, name in enumerate(names_of(graph, ids))}

@@ -83,12 +83,15 @@ def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), o
         own: what needs the file of a party, for errors; "" if nothing does.
 
     Raises:
-        FedGraphError: an output is the file of an input, the party's file is missing, or as `load_chosen`.
+        FedGraphError: an output is the file of an input or has another suffix, the party's file is missing, or as `load_chosen`.
     """
+    from fedgraph_flwr.party.use.frames import check_written
+
     fill(args)
     check_outputs(
         args, outputs, [name for name in ("nodes", "edges", "graph", "pairs", "schema") if hasattr(args, name)]
     )
+    check_written(args)
     predictor = load_chosen(args)
     if own and (predictor.client is None or predictor.own is None):
         raise FedGraphError(f"{own} the file of a party: pass --client I or --node DIR, and restore its file")

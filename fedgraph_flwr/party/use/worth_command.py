@@ -37,9 +37,11 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``worth``."""
+    from fedgraph_flwr.party.use.frames import check_written
     from fedgraph_flwr.party.use.pages import contribution_page, worth_page, write_outputs
     from fedgraph_flwr.party.use.worth import worth
 
+    check_written(args)
     if args.parties is not None:
         found = _contributions(args)
     else:

@@ -146,6 +146,7 @@ def test_a_desk_chooses_once_and_lists_alerts(run, tmp_path, capsys):
     stored = json.loads((run.path / "alerts_0.json").read_text())
     assert f"alerts per day {stored['validation']['alerts_per_day'][0]:.3g}" in text
     assert 4 <= stored["validation"]["alerts_per_day"][0] <= 5
+    assert said(capsys, "alerts", run.path, "--client", 0) == (0, text)  # the stored one
     page = tmp_path / "alerts.html"
     words = ("--out", out, "--page", page, "--reasons", 2, "--explained", 3)
     code, text = said(capsys, "alerts", run.path, "--client", 0, *words)
@@ -189,6 +190,9 @@ def test_a_desk_chooses_once_and_lists_alerts(run, tmp_path, capsys):
         (["--budget", "5"], "a threshold belongs to a party"),
         (["--client", "0", "--cost", "5"], "--cost must be two numbers"),
         (["--client", "0", "--budget", "5", "--precision", "0.5"], "need one rule"),
+        (["--client", "0", "--budget", "0"], "need one rule"),
+        (["--client", "0", "--out", "a.txt"], "a.txt has an unknown suffix: expected .csv or .parquet"),
+        (["--client", "0", "--page", "a.txt"], "a.txt has an unknown suffix: expected .html"),
         (["--client", "0", "--precision", "1"], "no threshold reaches a precision of 1"),
     ],
 )
