@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
@@ -33,7 +32,9 @@ ROOT = Path(__file__).parents[1]
 BASELINE = Path(__file__).with_suffix(".json")
 BASES = {"fedgraph_flwr.strategies.base", "fedgraph_flwr.strategies.fedavg", "fedgraph_flwr.clients.base"}
 MOVED_FOLDERS = {"fedgraph_flwr/templates": "fedgraph_flwr/cli"}
-SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+WORDS = re.compile(
+    r"""#[^\n]*|(\"{3}|'{3})(?:\\.|(?!\1).)*\1|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL
+)  # comments and strings of Python, in whose lines no other rule applies
 KINDS = {
     "Python": (".py",),
     "JavaScript, CSS": (".js", ".css"),
@@ -89,8 +90,8 @@ def code_lines(text: str, tree: ast.Module) -> set[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             docstrings |= span(node.body[0])
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    code = {line for t in tokens if t.type not in SILENT for line in range(t.start[0], t.end[0] + 1)}
+    plain = WORDS.sub(lambda word: "" if word[0][0] == "#" else "\n".join("x" for _ in word[0].split("\n")), text)
+    code = {number for number, line in enumerate(plain.split("\n"), 1) if line.strip()}
     return code - docstrings
 
 
@@ -99,9 +100,9 @@ def python_lines(text: str) -> int:
     return len(code_lines(text, ast.parse(text)))
 
 
-def check_lines(text: str) -> tuple[int, int]:
+def check_lines(text: str, tree: ast.Module | None = None) -> tuple[int, int]:
     """Return the number of code lines, and of those in ``raise`` statements and in functions that only check (`CHECKS`)."""
-    tree, lines = ast.parse(text), set[int]()
+    tree, lines = tree or ast.parse(text), set[int]()
     for node in ast.walk(tree):
         named = isinstance(node, ast.FunctionDef) and node.name.lstrip("_").startswith(CHECKS)
         if named or isinstance(node, ast.Raise):
@@ -110,11 +111,11 @@ def check_lines(text: str) -> tuple[int, int]:
     return len(code), len(lines & code)
 
 
-def complexity(text: str) -> int:
+def complexity(tree: ast.Module) -> int:
     """Return the largest cyclomatic complexity of a function or method, by radon."""
-    from radon.complexity import cc_visit
+    from radon.complexity import cc_visit_ast
 
-    return max((block.complexity for block in cc_visit(text) if block.letter != "C"), default=0)
+    return max((block.complexity for block in cc_visit_ast(tree) if block.letter != "C"), default=0)
 
 
 def hub_files(names: Iterable[str], ignored: str) -> list[str]:
@@ -163,7 +164,8 @@ def measures(root: Path = ROOT) -> dict[str, float]:
 
     paths = sorted((root / "fedgraph_flwr").rglob("*.py"))
     texts = {path.relative_to(root / "fedgraph_flwr").as_posix(): path.read_text() for path in paths}
-    sizes = {name: check_lines(text) for name, text in texts.items()}
+    trees = {name: ast.parse(text) for name, text in texts.items()}
+    sizes = {name: check_lines(text, trees[name]) for name, text in texts.items()}
     package = sum(size for size, _ in sizes.values())
     values: list[float] = [
         package,
@@ -172,7 +174,7 @@ def measures(root: Path = ROOT) -> dict[str, float]:
         len(added_names(GraphClient)),
         len(method_keys()),
         100 * sum(checks for _, checks in sizes.values()) / package,
-        max(map(complexity, texts.values())),
+        max(map(complexity, trees.values())),
         len(hub_files(tracked(root), (root / ".gitignore").read_text())),
         *calls_to_the_loss(),
     ]

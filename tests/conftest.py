@@ -1,5 +1,11 @@
-"""Fixtures that many tests use: small client graphs, runs in this process, and the raw public data."""
+"""Fixtures that many tests use: small client graphs, runs in this process, and the raw public data.
 
+torch and the package are imported where they are used: pytest-xdist's own process, which runs no test, does without.
+"""
+
+from __future__ import annotations
+
+import functools
 import gc
 import json
 import os
@@ -7,16 +13,14 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-import torch
 
-from fedgraph_flwr.config import compose
-from fedgraph_flwr.data.graph import ClientGraph
+if TYPE_CHECKING:
+    from fedgraph_flwr.data.graph import ClientGraph
 
-torch.set_num_threads(1)
 gc.set_threshold(20_000, 10, 100)  # full collections pass over a million objects of imported modules
 os.fsync = lambda file: None  # no test cuts the power
 # Tests interrupt processes that they start; a shell's background job ignores that signal, and so would all that it starts.
@@ -54,6 +58,10 @@ def client_graph(
     num_edge_features: int = 0,
 ) -> ClientGraph:
     """A small random undirected client graph whose features tell the class, a little."""
+    import torch
+
+    from fedgraph_flwr.data.graph import ClientGraph
+
     generator = torch.Generator().manual_seed(100 * seed + client)
     y = torch.arange(num_nodes) % num_classes
     x = torch.randn(num_nodes, num_features, generator=generator)
@@ -87,21 +95,37 @@ def uneven_clients(folder: Path, zero: bool = False) -> Path:
         graph = client_graph(client, num_nodes)
         graph.train_mask[graph.train_mask.nonzero().view(-1)[num_train:]] = False
         if zero:
-            graph.x = torch.zeros_like(graph.x)
+            graph.x.zero_()
         graph.save(folder / f"client_{client:04d}.safetensors")
     return folder
 
 
+@pytest.fixture(scope="session")
+def _client_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Path]]:
+    """Files of clients of these sizes, made once a session; to copy, not to change."""
+
+    @functools.cache
+    def made(sizes: tuple[int, ...], **kwargs: Any) -> list[Path]:
+        folder, paths = tmp_path_factory.mktemp("clients"), []
+        for client, size in enumerate(sizes):
+            graph = client_graph(client, size, **kwargs)
+            graph.num_clients, graph.num_global_nodes = len(sizes), 1000 * len(sizes)
+            paths.append(folder / f"client_{client:04d}.safetensors")
+            graph.save(paths[-1])
+        return paths
+
+    return made
+
+
 @pytest.fixture
-def client_files(tmp_path: Path) -> Callable[..., str]:
+def client_files(tmp_path: Path, _client_files: Callable[..., list[Path]]) -> Callable[..., str]:
     """``client_files(sizes)`` writes client files of these sizes and returns ``graph=FOLDER`` for `compose`."""
 
     def write(sizes: tuple[int, ...] = (12, 16, 20), **kwargs: Any) -> str:
         folder = tmp_path / f"clients-{'-'.join(map(str, sizes))}-{kwargs.get('seed', 0)}"
-        for client, size in enumerate(sizes):
-            graph = client_graph(client, size, **kwargs)
-            graph.num_clients, graph.num_global_nodes = len(sizes), 1000 * len(sizes)
-            graph.save(folder / f"client_{client:04d}.safetensors")
+        folder.mkdir(exist_ok=True)
+        for path in _client_files(tuple(sizes), **kwargs):
+            shutil.copyfile(path, folder / path.name)
         return f"graph={folder}"
 
     return write
@@ -110,6 +134,7 @@ def client_files(tmp_path: Path) -> Callable[..., str]:
 @pytest.fixture
 def run(tmp_path: Path, client_files: Callable[..., str]) -> Callable[..., Any]:
     """``run("strategy=fedprox", ...)`` trains on three small clients in this process; returns summary, rounds, parameters."""
+    from fedgraph_flwr.config import compose
     from fedgraph_flwr.engine.inline import run_inline
     from fedgraph_flwr.runs.prepare import with_folder
     from tests.support import Finished
@@ -160,6 +185,7 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]
 @pytest.fixture
 def node(client_files: Callable[..., str], tmp_path: Path) -> Callable[..., Any]:
     """``node("strategy=fedavg", ..., policy={...})``: a node with a graph of 12 nodes."""
+    from fedgraph_flwr.config import compose
     from tests.nodes import Node
 
     def make(*overrides: str, policy: Any = None, size: int = 12, state: bool = False, **config: str) -> Node:
@@ -200,5 +226,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what is imported by now to no further collection of garbage."""
-    gc.collect()
+    import torch
+
+    torch.set_num_threads(1)
     gc.freeze()

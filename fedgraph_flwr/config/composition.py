@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import json
 import os
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
@@ -287,6 +288,8 @@ def _parse(overrides: Sequence[str]) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _value(text: str) -> Any:
+    if re.fullmatch(r"/[\w/.-]*", text, re.ASCII):  # a path: OmegaConf takes a millisecond
+        return text
     return OmegaConf.to_container(OmegaConf.from_dotlist([f"v={text}"]))["v"]  # type: ignore[index,call-overload]
 
 

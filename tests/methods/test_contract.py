@@ -79,7 +79,7 @@ def test_runs_and_nobody_fails(form, first):
 
 @some_methods
 def test_training_lowers_the_loss(method, go):
-    losses = [r["train"]["train_loss"] for r in go(method, "rounds=12", "model.dropout=0").rounds]
+    losses = [r["train"]["train_loss"] for r in go(method, "rounds=8", "model.dropout=0").rounds]
     assert np.mean(losses[-3:]) < losses[0]
 
 

@@ -85,7 +85,7 @@ class Banks:
         return canonical(self.read(*paths, party_columns="", match_columns=""))
 
 
-def banks(folder: Path, accounts: int = 20, payments: int = 150, seed: int = 0, data: bool = True, **options) -> Banks:
+def banks(folder: Path, accounts: int = 20, payments: int = 80, seed: int = 0, data: bool = True, **options) -> Banks:
     """Three banks: payments within and between, copies, records of one side only, and a bank that is no client."""
     draw = np.random.default_rng(seed)
     sizes = {bank: accounts + 3 * place for place, bank in enumerate(BANKS)}

@@ -58,7 +58,7 @@ CONTENTS = st.dictionaries(st.sampled_from(["metrics", "model", "x", "config", "
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(SCHEMAS, CONTENTS)
 def test_an_answer_is_as_declared_or_refused_with_a_sentence(schema, content):
     refusal = ""

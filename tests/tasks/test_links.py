@@ -104,7 +104,7 @@ def test_a_network_cannot_predict_random_edges_unless_it_learns_of_them(leak, mo
         monkeypatch.setattr(links, "without", lambda graph, hidden: replace(graph, edge_index=whole))
     elif leak:
         monkeypatch.setattr(links.Links, "_apart_in_training", property(lambda task: task._apart))
-    made = client(graph, *words, "train.local_steps=400", "model.hidden=64", "model.dropout=0", "train.weight_decay=0")
+    made = client(graph, *words, "train.local_steps=200", "model.hidden=64", "model.dropout=0", "train.weight_decay=0")
     made.train()
     auc = scores_of(made)["test-auc"][0]
     assert auc > 0.6 if leak else auc < 0.54

@@ -34,7 +34,7 @@ def work(request, tmp_path_factory):
     """A model of three banks' linked files, the same banks with all rows linked, and the rows of the day at bank A."""
     folder = tmp_path_factory.mktemp("day")
     both = request.param == "undirected"
-    made = banks(folder, accounts=8, payments=90, data=not both, undirected=both)
+    made = banks(folder, accounts=8, payments=70, data=not both, undirected=both)
     every = made.joined().drop_duplicates(["source", "target"]).reset_index(drop=True)
     every = every[every.source != every.target]
     named = {bank: every[(every.from_bank == bank) | (every.to_bank == bank)] for bank in BANKS}

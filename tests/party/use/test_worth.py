@@ -1,5 +1,6 @@
 """Worth of federation for a party: weighted scores against repeated items, intervals, and the command."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +110,8 @@ def runs(tmp_path_factory):
     return root
 
 
-def test_a_party_compares_its_models(runs, tmp_path, capsys):
+def test_a_party_compares_its_models(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.party.use.worth.scored", partial(scored, samples=500))
     out = tmp_path / "worth.csv"
     words = ["worth", runs / "local", runs / "fedavg", "--client", 1, "--clusters", "item", "--out", out]
     assert main(list(map(str, words))) == 0
