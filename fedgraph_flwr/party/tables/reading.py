@@ -51,7 +51,8 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Say = s
         raise FedGraphError(f"{what}: {path}; expected a .csv, .tsv, .txt or .parquet file")
     try:
         if path.suffix == ".parquet":
-            return pd.read_parquet(path)
+            table = pd.read_parquet(path)
+            return table if table.index.names == [None] else table.reset_index()  # such as ids, by `set_index`
         if path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
             return _read_csv(path, layout, say)
     except FedGraphError:

@@ -790,7 +790,7 @@ def load_node(state: Path, at: str = "") -> Predictor:
     path = StateFolder.find_model(state, LAST)
     if path is None:
         raise FedGraphError(
-            f"{state} holds no model of a finished run: expected the folder set by --node-config 'state=\"...\"'"
+            f"{state} holds no model of a finished run: expected a run folder, or the state folder of a node"
         )
     _, values = read_tensors(path)
     if "config" not in values:

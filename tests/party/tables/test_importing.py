@@ -81,9 +81,9 @@ def test_feature_columns_by_name_and_pattern(tables):
 
 
 def test_parquet_with_other_types_and_names(tmp_path):
-    """Integer ids that became floats in the edges, integer labels with a gap, boolean features."""
+    """Integer ids that became floats in the edges, integer labels with a gap, boolean features, ids as the index."""
     frame = pd.DataFrame({"key": [10, 20, 30], "flag": [True, False, True], "w": [1.5, 2, 3], "kind": [2.0, None, 7.0]})
-    frame.to_parquet(tmp_path / "n.parquet")
+    frame.set_index("key").to_parquet(tmp_path / "n.parquet")
     pd.DataFrame({"u": [10.0, 30.0], "v": [30, 20]}).to_parquet(tmp_path / "e.parquet")
     columns = Columns(id="key", label="kind", source="u", target="v")
     graph = from_tables(tmp_path / "n.parquet", tmp_path / "e.parquet", columns, treatment=AS_IT_IS)

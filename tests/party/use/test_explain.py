@@ -255,6 +255,7 @@ def test_payments_of_a_day_are_explained_by_the_party_s_own_rows(tmp_path):
     assert (ends["source_x"][own] == ends["source_y"][own]).all()
     predictor = load_predictor(tmp_path / "run", 0)
     _, task = predictor.outputs(predictor.own)
+    assert isinstance(task, Edges)
     row = int(
         task.time.where(task.masks["test"], task.time.max()).argmin()
     )  # the first stored payment of the test days
