@@ -119,11 +119,11 @@ def main(args: argparse.Namespace) -> int:
             " --nodes FILE --edges FILE, or a saved PyG object as --data FILE"
         )
     fill(args)
+    check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table"))
     known = args.schema is not None and args.schema.is_file()
     treatment = _treatment(args, Schema.load(args.schema) if known else None)
     files = _of_role(args, treatment)
     _check(args)
-    check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table"))
     graph = _read(args, files, treatment)
     agreed = agreed_schema(graph.schema, "the import")
     if args.statistics and agreed:
