@@ -21,6 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from fedgraph_flwr.data.graph import ClientGraph
 
+gc.disable()  # until all tests are collected
 gc.set_threshold(20_000, 10, 100)  # full collections pass over a million objects of imported modules
 os.fsync = lambda file: None  # no test cuts the power
 # Tests interrupt processes that they start; a shell's background job ignores that signal, and so would all that it starts.
@@ -230,3 +231,4 @@ def pytest_collection_finish() -> None:
 
     torch.set_num_threads(1)
     gc.freeze()
+    gc.enable()

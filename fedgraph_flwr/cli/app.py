@@ -140,12 +140,13 @@ def _as_override(given: Sequence[str], option: str) -> str:
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser with all commands, of which only the requested one is complete."""
+    """Return a parser with the requested command, or else with the names of all."""
     parser = argparse.ArgumentParser(prog="fedgraph-flwr", description="Federated graph neural networks on Flower.")
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("--conf", metavar="DIR", help="additional config folder, searched first (see FEDGRAPH_CONF)")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (module, text) in COMMANDS.items():
+    for name in {*given[:1]} & COMMANDS.keys() or COMMANDS:
+        module, text = COMMANDS[name]
         command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name in given[:1]:
             called = importlib.import_module(module)

@@ -50,6 +50,7 @@ Layer = tuple[str, dict[str, Any]]
 GROUPS = ("dataset", "partition", "model", "task", "strategy", "protocol")
 
 
+@lru_cache
 def conf_dir() -> Path:
     """Return the folder of the YAML groups: next to the package in a checkout or bundle, inside it when installed."""
     package = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ import re
 import tokenize
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -135,7 +135,7 @@ def _model_keys(body: Mapping[str, Any]) -> dict[str, Key]:
     return declared | {f"model.{n}": dataclasses.replace(key, meaning=comments.get(n, "")) for n, key in own.items()}
 
 
-@lru_cache(maxsize=32)
+@cache
 def _comments(cls: type) -> dict[str, str]:
     """Return the comments above, behind and within each field, including fields of base classes."""
     comments: dict[str, str] = {}
