@@ -26,6 +26,7 @@ from fedgraph_flwr.tasks.edges import ENTERING, own_rows
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
+Span = tuple[int, int] | None
 
 WATCH, SHIFTED = 0.1, 0.25
 """PSI from which a column is to be watched, and above which it has shifted: the usual limits of credit scoring."""
@@ -161,8 +162,9 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any, tables: Mapping[st
         gaps = {name: _gaps(table[name], column) for name, column in columns.items() if name in table}
         found += of_features("nodes" if kind == NODE else "edges", columns, names[kind], stored, new, gaps)
     rows, between = _new_nodes(read), hasattr(graph, "cut_out")  # else edges to other parties are not read
+    before, after = _spans(own, graph)
     for end, direction in ((1, "in"), (0, "out")):
-        stored, new = _degrees(own, end, between), _degrees(graph, end, between)[rows]
+        stored, new = _degrees(own, end, between, before), _degrees(graph, end, between, after)[rows]
         found.append(of_numbers("nodes", f"degree {direction}", stored, new))
     found += _of_scores(predictor.predict(own).to_frame(), scores.to_frame())
     return pd.DataFrame(found).sort_values("psi", ascending=False, kind="stable", ignore_index=True)
@@ -204,10 +206,24 @@ def _numbers(x: torch.Tensor) -> Floats:
     return x.double().numpy()
 
 
-def _degrees(graph: Any, end: int, between: bool) -> Floats:
-    """Return the number of edges at each node as target (1) or source (0), also ``between`` parties [N]."""
-    cut = [(graph.cut_out, graph.cut_in)[end][0]] if between else []
-    return torch.cat([graph.edge_index[end], *cut]).bincount(minlength=graph.num_nodes).numpy().astype(np.float64)
+def _spans(own: Graph, graph: Graph) -> tuple[Span, Span]:
+    """Return times of equal length: the latest stored ones, and those after them; None if no edge of ``graph`` is later."""
+    names = ("edge_time", "cut_out_edge_time", "cut_in_edge_time")
+    stored, new = (torch.cat([getattr(g, name) for name in names if hasattr(g, name)]) for g in (own, graph))
+    if not stored.numel() or not new.numel() or int(new.max()) <= int(stored.max()):
+        return None, None
+    last, end = int(stored.max()), int(new.max())
+    length = min(end - last, last - int(stored.min()) + 1)
+    return (last - length, last), (end - length, end)
+
+
+def _degrees(graph: Any, end: int, between: bool, span: Span) -> Floats:
+    """Return the number of edges at each node as target (1) or source (0), also ``between`` parties, in a span of time [N]."""
+    cut = ("cut_out", "cut_in")[end]
+    sides = [(graph.edge_index[end], graph.edge_time)]
+    sides += [(getattr(graph, cut)[0], getattr(graph, f"{cut}_edge_time"))] if between else []
+    kept = [nodes[(span[0] < time) & (time <= span[1])] if span else nodes for nodes, time in sides]
+    return torch.cat(kept).bincount(minlength=graph.num_nodes).numpy().astype(np.float64)
 
 
 def _gaps(column: Any, spec: Column) -> int:

@@ -140,7 +140,10 @@ def test_wrong_options_are_refused_in_one_sentence(words, says, place, capsys):
 
 
 def test_payments_of_a_day_are_compared_with_all_stored_ones(tmp_path, capsys):
-    """A party's payments to, from and within other banks: amounts ten times as large are named, a day like the others is not."""
+    """Payments to, from and within other banks: amounts ten times as large are named, and a day like the others is not.
+
+    Numbers of payments per account are those of the latest stored payments over the time that the new ones take.
+    """
     rows = two_banks.payments()
     history = two_banks.books(tmp_path / "history", rows[:240])
     words = [
@@ -173,3 +176,13 @@ def test_payments_of_a_day_are_compared_with_all_stored_ones(tmp_path, capsys):
         stored = rows[:240][(rows[:240][["from_bank", "to_bank"]] == "A").any(axis=1)]["amount"]
         assert edges.loc["amount", "new"] == pytest.approx(factor * new["amount"].median(), rel=1e-6)
         assert edges.loc["amount", "stored"] == pytest.approx(stored.median(), rel=1e-6)
+    own = rows[(rows[["from_bank", "to_bank"]] == "A").any(axis=1)]
+    stored, new = own[own.index < 240], own[own.index >= 240]
+    latest = stored[stored["at"] > stored["at"].max() - (new["at"].max() - stored["at"].max())]
+    assert len(latest) < len(stored) / 2
+    ids = pd.read_csv(tmp_path / "history/a.csv")["id"]
+    for end, direction in (("source", "out"), ("target", "in")):
+        counts = [side[end].value_counts().reindex(ids, fill_value=0) for side in (latest, new)]
+        row = found.loc[("nodes", f"degree {direction}")]
+        assert (row["stored"], row["new"]) == tuple(count.median() for count in counts)
+        assert row["psi"] == pytest.approx(psi(*binned(*(count.to_numpy(float) for count in counts)))[0])
