@@ -451,6 +451,12 @@ class Pool:
                 f"no machine has enough resources for client_cpus={cfg.client_cpus} and"
                 f" client_gpus={cfg.client_gpus:g}: lower them; Ray has {found}"
             )
+        if not cfg.client_gpus and cfg.device != "cpu" and (gpus := sum(node.get("GPU", 0) for node in nodes)):
+            log(
+                WARNING,
+                "clients get none of Ray's %g GPUs: set client_gpus, 0.25 for four per GPU, or device=cpu",
+                gpus,
+            )
         number = min(room, at_most, cfg.ray.actors or room)
         idle = self.idle.setdefault((cfg.client_cpus, cfg.client_gpus), [])
         taken = [idle.pop() for _ in range(min(number, len(idle)))]

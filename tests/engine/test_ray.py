@@ -212,6 +212,17 @@ def test_what_cannot_be_had_is_one_sentence(pool, tmp_path, overrides, error, se
         run_ray(with_folder(compose([*WORDS, *overrides, f"out={tmp_path}", "engine=ray"])))
 
 
+@pytest.mark.parametrize(("overrides", "told"), [([], True), (["client_gpus=0.5"], False), (["device=cpu"], False)])
+def test_a_gpu_that_no_client_gets_is_told(monkeypatch, caplog, overrides, told):
+    pool = object.__new__(engine.Pool)
+    pool.idle = {}
+    monkeypatch.setattr(engine.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}])
+    monkeypatch.setattr(pool, "_wait_up", lambda: None)
+    monkeypatch.setattr(pool, "new", lambda cfg: None)
+    assert len(pool.take(compose(["engine=ray", *overrides]), 8)) == 2
+    assert ("clients get none of Ray's 1 GPUs" in caplog.text) == told
+
+
 @pytest.mark.parametrize("address", ["http://here", "here", "here:there"])
 def test_an_address_is_a_host_and_a_port(address):
     with pytest.raises(FedGraphError, match=f"ray.address must be auto, HOST:PORT or empty, got '{address}'"):
