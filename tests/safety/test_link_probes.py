@@ -90,6 +90,7 @@ def contents():
         return sealed(self, peer, step, arrays)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "FEWEST", 32)
         patch.setattr(LinkParty, "_sealed", spy)
         patch.setattr(secrets, "token_bytes", stream.randbytes)
         drawn = SimpleNamespace(from_private_bytes=Key.from_private_bytes)

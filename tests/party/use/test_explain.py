@@ -64,7 +64,7 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
     assert isinstance(task, Edges)
     score = (logits[:, 1] - logits[:, 0]).double().numpy()
     rows = np.flatnonzero(task.y.numpy() == 1)
-    rows = rows[np.argsort(-score[rows], kind="stable")][:8]
+    rows = rows[np.argsort(-score[rows], kind="stable")][:6]
     items = task.order[torch.from_numpy(rows)].tolist()
     found = explain(predictor, predictor.own, None, None, [str(item) for item in items])
     hits, random, chance = [], [], []
