@@ -88,7 +88,7 @@ def test_rows_without_a_number_count_as_nothing():
 
 def oracle(kind, z, q, steps):
     accountant = (
-        rdp_privacy_accountant.RdpAccountant(range(2, 513)) if kind == "rdp" else pld_privacy_accountant.PLDAccountant()
+        rdp_privacy_accountant.RdpAccountant(range(2, 65)) if kind == "rdp" else pld_privacy_accountant.PLDAccountant()
     )
     event = dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z))
     return accountant.compose(event, steps).get_epsilon(1e-5)
