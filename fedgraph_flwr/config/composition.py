@@ -42,7 +42,7 @@ from fedgraph_flwr.config.schema import (
     key_field,
     kind_of,
 )
-from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.errors import FedGraphError, first_line, sanitize, unknown
 
 Layer = tuple[str, dict[str, Any]]
 """Source and nested keys of one layer of a configuration, whose keys composition may change."""
@@ -283,7 +283,7 @@ def _parse(overrides: Sequence[str]) -> dict[str, Any]:
         try:
             given[key] = copy.deepcopy(_value(value))
         except Exception as error:
-            raise FedGraphError(f"cannot parse the value of '{word}' ({_first_line(error)})") from error
+            raise FedGraphError(f"cannot parse the value of '{word}' ({first_line(error)})") from error
     return given
 
 
@@ -331,7 +331,7 @@ def _from_json(text: str) -> dict[str, Any]:
     try:
         return _resolved(json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise FedGraphError(f"config= is not valid JSON ({_first_line(error)})") from error
+        raise FedGraphError(f"config= is not valid JSON ({first_line(error)})") from error
 
 
 def _resolved(body: dict[str, Any]) -> dict[str, Any]:
@@ -347,7 +347,7 @@ def _resolved(body: dict[str, Any]) -> dict[str, Any]:
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         key = getattr(error, "full_key", None) or "a value"
         raise FedGraphError(
-            f"{key}: cannot resolve its '${{...}}' ({_first_line(error)}): refer to another key that you set in the same place,"
+            f"{key}: cannot resolve its '${{...}}' ({first_line(error)}): refer to another key that you set in the same place,"
             " or to an environment variable as ${oc.env:NAME}"
         ) from error
 
@@ -743,7 +743,3 @@ def unknown_method_key(cfg: RunConfig, key: str, where: str = "") -> FedGraphErr
     shared = {f.name for f in dataclasses.fields(StrategyConfig)} - {"params"} | key_names(vars(cfg.strategy))
     instead = f"methods with this key: {', '.join(holders)}" if holders else ""
     return unknown(f"strategy {cfg.strategy.name}: key", key, own_keys(cfg) | shared, where, instead)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

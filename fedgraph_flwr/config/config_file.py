@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config.schema import DatasetConfig, ModelConfig, PartitionConfig, StrategyConfig, TaskConfig
-from fedgraph_flwr.errors import FedGraphError, no_yaml
+from fedgraph_flwr.errors import FedGraphError, first_line, no_yaml
 
 CHOICES = {
     "strategy": StrategyConfig,
@@ -167,8 +167,7 @@ def _loaded(path: Path, changed: int, size: int) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise FedGraphError(no_yaml(path, error)) from error
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FedGraphError(f"{path} is not valid YAML ({reason})") from error
+        raise FedGraphError(f"{path} is not valid YAML ({first_line(error)})") from error
     try:
         found = resolved(loaded) if isinstance(loaded, DictConfig) else {"": None}
     except OmegaConfBaseException as error:
