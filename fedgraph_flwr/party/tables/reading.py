@@ -58,8 +58,7 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Say = s
     except FedGraphError:
         raise
     except Exception as error:  # pandas and pyarrow raise many kinds
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FedGraphError(f"{path} cannot be read as a table ({reason})") from error
+        raise FedGraphError(f"{path} cannot be read as a table ({first_line(error)})") from error
     raise FedGraphError(f"{path} has an unknown suffix: expected .csv, .tsv or .txt (also with .gz), or .parquet")
 
 
