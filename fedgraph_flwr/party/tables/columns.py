@@ -344,16 +344,20 @@ def _found(
         return Column("ignored"), detail or "by --kind"
     unit = treatment.option(treatment.units, kind, name)
     found, detail = ("number", "") if given == "number" and found != "number" else (found, detail)
-    if scale and found not in ("number", "date"):
-        raise FedGraphError(
-            f"{where}: --scale {name}={scale} has no effect on a {found}: leave it out, or pass --kind {name}=number"
-        )
+    _check_scale(scale, found, name, where)
     spec = Column(found, unit=unit, scale=scale or "standard", format=detail if found in ("date", "number") else "")
     if found == "category":
         spec = replace(spec, categories=frequent(counts(values(column, spec, name, where)), treatment.floor))
         if not spec.categories:
             return Column("ignored"), f"no value has {treatment.floor} rows"
     return replace(spec, missing=bool(absent(values(column, spec, name, where)).any())), ""
+
+
+def _check_scale(scale: str, kind: str, name: str, where: str) -> None:
+    if scale and kind not in ("number", "date"):
+        raise FedGraphError(
+            f"{where}: --scale {name}={scale} has no effect on a {kind}: leave it out, or pass --kind {name}=number"
+        )
 
 
 def _known(column: Any) -> list[str]:
