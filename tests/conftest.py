@@ -201,7 +201,6 @@ def node(client_files: Callable[..., str], tmp_path: Path) -> Callable[..., Any]
     return make
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--gpu`` lets tests see a GPU, which those of `tests.methods.test_gpu` need; others compare bits of the CPU."""
     parser.addoption("--gpu", action="store_true", help="let tests see a GPU")
@@ -213,6 +212,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With ``--dist loadgroup``, one process runs the tests that share what their module makes once, or once a method."""
     for item in (item for item in items if isinstance(item, pytest.Function)):
