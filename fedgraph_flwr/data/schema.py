@@ -20,7 +20,8 @@ The last four keys are written only if they differ from the defaults. Columns ar
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
@@ -42,6 +43,17 @@ SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space":
 
 Types = Mapping[str, Mapping[str, "Column"]]
 """Columns by node type and name."""
+
+
+@contextmanager
+def _reading(where: str, form: str, values: Any) -> Iterator[None]:
+    """Name the place of values in their errors, and the expected form where they have another one."""
+    try:
+        yield
+    except FedGraphError as error:
+        raise FedGraphError(f"{where}: {error}") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise FedGraphError(f"{where}: expected {form}, got {values}") from error
 
 
 @dataclass(frozen=True)
@@ -90,16 +102,12 @@ class TableLayout:
     def __post_init__(self) -> None:
         object.__setattr__(self, "separator", SEPARATORS.get(self.separator, self.separator))
         if len(self.separator) > 1:
-            raise FedGraphError(
-                f"separator '{self.separator}' must be one character, or one of: {', '.join(SEPARATORS)}"
-            )
-        if self.encoding:
-            try:
-                "".encode(self.encoding)
-            except LookupError as error:
-                raise FedGraphError(
-                    f"encoding '{self.encoding}' is unknown; expected a Python codec, such as utf-8, cp1252 or utf-16"
-                ) from error
+            accepted = ", ".join(SEPARATORS)
+            raise FedGraphError(f"separator '{self.separator}' must be one character, or one of: {accepted}")
+        try:
+            "".encode(self.encoding or "utf-8")
+        except LookupError as error:
+            raise FedGraphError(f"encoding '{self.encoding}' is unknown; expected one such as cp1252") from error
 
     def to_dict(self) -> dict[str, str]:
         """Return the non-empty fields."""
@@ -112,10 +120,10 @@ class TableLayout:
         Raises:
             FedGraphError: the value is not a mapping, or has an unknown key.
         """
-        if not isinstance(values, Mapping):
-            raise FedGraphError(f"{where}: tables must be a mapping such as {{id: customer, separator: ';'}}")
-        check_names(values, [f.name for f in fields(cls)], "key of tables", where)
-        return cls(**{str(key): str(value) for key, value in values.items()})
+        with _reading(f"{where}, tables", "a mapping such as {id: customer, separator: ';'}", values):
+            given = {str(key): str(value) for key, value in values.items()}
+            check_names(given, [f.name for f in fields(cls)], "key of tables")
+            return cls(**given)
 
     def over(self, other: "TableLayout") -> "TableLayout":
         """Return this layout with empty fields filled from the other."""
@@ -172,28 +180,16 @@ class Column:
             FedGraphError: an unknown key, kind or scale, or a statistic that is not a number.
         """
         values = {"kind": values} if isinstance(values, str) else values
-        if not isinstance(values, Mapping):
-            raise FedGraphError(
-                f"{where}: column '{name}' must be a kind such as number, or a mapping such as {{kind: number}}"
-            )
-        check_names(values, [f.name for f in fields(cls)], "key of a column", f"{where}, column '{name}'")
-        given: dict[str, Any] = {key: str(value) for key, value in values.items()}
-        try:
-            given |= {
-                "width": int(values.get("width", 1)),
-                "missing": str(values.get("missing", False)).lower() == "true",
-            }
+        form = "a kind such as number, or a mapping such as {kind: number, statistics: {fill: 0.5}}"
+        with _reading(f"{where}, column '{name}'", form, values):
+            given: dict[str, Any] = {key: str(value) for key, value in values.items()}
+            check_names(given, [f.name for f in fields(cls)], "key of a column")
+            read = str if given.get("kind") == "category" else float
+            given["width"] = int(values.get("width", 1))
+            given["missing"] = given.get("missing", "").lower() == "true"
             given["categories"] = tuple(map(str, values.get("categories", ())))
-            categorical = values.get("kind") == "category"
-            statistics = dict(values.get("statistics", {}))
-            given["statistics"] = {
-                key: str(value) if categorical else float(value) for key, value in statistics.items()
-            }
+            given["statistics"] = {key: read(value) for key, value in dict(values.get("statistics", {})).items()}
             return cls(**given)
-        except (TypeError, ValueError) as error:
-            raise FedGraphError(f"{where}, column '{name}': {error}") from error
-        except FedGraphError as error:
-            raise FedGraphError(f"{where}, column '{name}': {error}") from error
 
 
 _PLAIN = Column()
@@ -231,7 +227,7 @@ class Schema:
         for name, (mean, std) in self.targets.items():
             if not isfinite(mean) or not isfinite(std) or std <= 0:
                 raise FedGraphError(
-                    f"target '{name}' has mean {mean} and standard deviation {std}: expected finite numbers, the second above 0"
+                    f"target '{name}' needs a finite mean and standard deviation > 0, got {mean}, {std}"
                 )
         if len(set(self.classes)) < len(self.classes):
             raise FedGraphError(f"classes must differ from each other, got {', '.join(self.classes)}")
@@ -241,28 +237,18 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as JSON and YAML store it."""
-        tables = {kind: {name: c.to_dict() for name, c in columns.items()} for kind, columns in self.nodes.items()}
-        nodes = {kind: columns for kind, columns in tables.items() if kind not in self.edges}
-        edges: Any = {kind: tables.get(kind, {}) for kind in self.edges}
+        columns = {kind: {name: c.to_dict() for name, c in of.items()} for kind, of in self.nodes.items()}
+        edges: Any = {kind: columns.pop(kind, {}) for kind in self.edges}
         edges = edges if any(edges.values()) else list(self.edges)
-        return {
-            "scaling": self.scaling,
-            "classes": list(self.classes),
-            "nodes": nodes,
-            "edges": edges,
-        } | self._optional()
-
-    def _optional(self) -> dict[str, Any]:
-        """Return the keys that are written only if they differ from their default."""
-        tables = self.tables.to_dict()
-        classes: dict[str, Any] = {"edge_classes": list(self.edge_classes)} if self.edge_classes else {}
-        if self.targets:
-            classes["targets"] = {name: list(numbers) for name, numbers in self.targets.items()}
-        if self.roles:
-            classes["roles"] = {
-                role: {kind: list(names) for kind, names in kinds.items()} for role, kinds in self.roles.items()
-            }
-        return classes | ({"tables": tables} if tables else {}) | ({"undirected": True} if self.undirected else {})
+        required = {"scaling": self.scaling, "classes": list(self.classes), "nodes": columns, "edges": edges}
+        optional = {
+            "edge_classes": list(self.edge_classes),
+            "targets": {name: list(numbers) for name, numbers in self.targets.items()},
+            "roles": {role: {kind: list(names) for kind, names in of.items()} for role, of in self.roles.items()},
+            "tables": self.tables.to_dict(),
+            "undirected": self.undirected,
+        }
+        return required | {key: value for key, value in optional.items() if value}
 
     @classmethod
     def from_dict(cls, values: Any, where: str) -> "Schema":
@@ -277,6 +263,14 @@ class Schema:
         check_names(values, known, "key of a schema", where)
         edges = values.get("edges", ())
         tables = {**values["nodes"], **({k: c for k, c in edges.items() if c} if isinstance(edges, Mapping) else {})}
+        targets, roles = values.get("targets", {}), values.get("roles", {})
+        with _reading(f"{where}, targets", "{NAME: [MEAN, STANDARD DEVIATION]} as `schema merge` writes them", targets):
+            targets = {str(name): (float(mean), float(std)) for name, (mean, std) in targets.items()}
+        with _reading(f"{where}, roles", "{ROLE: {TYPE: [COLUMNS]}} such as {bank: {node: [age]}}", roles):
+            roles = {
+                str(role): {str(kind): tuple(map(str, names)) for kind, names in (kinds or {}).items()}
+                for role, kinds in roles.items()
+            }
         return cls(
             classes=tuple(map(str, values.get("classes", ()))),
             nodes={
@@ -288,28 +282,23 @@ class Schema:
             scaling=str(values.get("scaling", "local")),
             tables=TableLayout.from_dict(values.get("tables", {}), where),
             undirected=str(values.get("undirected", False)).lower() == "true",
-            targets=_targets(values.get("targets", {}), where),
-            roles=_roles(values.get("roles", {}), where),
+            targets=targets,
+            roles=roles,
         )
 
     def save(self, path: Path) -> None:
         """Write the YAML with one line per column."""
         from fedgraph_flwr.data.graph import write_bytes
 
-        lines = ["# Schema of the parties' tables: share it, and import with --schema.", f"scaling: {self.scaling}"]
-        lines += [f"classes: {flow(list(self.classes))}", "nodes:"]
-
-        def listed(kind: str) -> list[str]:
-            columns = self.nodes.get(kind, {})
-            own = [f"    {flow(name)}: {flow(column.to_dict())}" for name, column in columns.items()]
-            return [f"  {flow(kind)}:{'' if columns else ' {}'}", *own]
-
-        lines += [line for kind in self.nodes if kind not in self.edges for line in listed(kind)]
-        if any(self.nodes.get(kind) for kind in self.edges):
-            lines += ["edges:", *(line for kind in self.edges for line in listed(kind))]
-        else:
-            lines.append(f"edges: {flow(list(self.edges))}")
-        lines += [f"{key}: {flow(value)}" for key, value in self._optional().items()]
+        lines = ["# Schema of the parties' tables: share it, and import with --schema."]
+        for key, value in self.to_dict().items():
+            if key in ("nodes", "edges") and isinstance(value, dict):
+                lines.append(f"{key}:")
+                for kind, columns in value.items():
+                    lines.append(f"  {flow(kind)}:{'' if columns else ' {}'}")
+                    lines += [f"    {flow(name)}: {flow(column)}" for name, column in columns.items()]
+            else:
+                lines.append(f"{key}: {flow(value)}")
         write_bytes(path, ("\n".join(lines) + "\n").encode())
 
     @classmethod
@@ -335,12 +324,9 @@ class Schema:
 
         Types of only one schema do not count: a party may have no data of a type, or keep it private.
         """
-        if difference := self._answers_differ(other):
-            return difference
-        for what, name in (("recipe", "recipe"), ("windows", "windows"), ("alike", "bound of alike amounts")):
-            ours, theirs = (getattr(schema.tables, what) or "none" for schema in (self, other))
-            if ours != theirs and (self.tables.recipe or other.tables.recipe):
-                return f"the {name} of own columns is {ours} here and {theirs} there"
+        for (what, ours), theirs in zip(self._shared().items(), other._shared().values(), strict=True):
+            if ours != theirs:
+                return f"{what} {to_text(ours) or 'none'} here and {to_text(theirs) or 'none'} there"
         for kind in sorted({*self.edges} & {*other.edges}):
             used = [_used(schema.nodes.get(kind, {})) for schema in (self, other)]
             if bool(used[0]) != bool(used[1]):
@@ -352,22 +338,19 @@ class Schema:
                 return difference if kind == NODE else f"of '{kind}', {difference}"
         return ""
 
-    def _answers_differ(self, other: "Schema") -> str:
-        """Describe the first difference in scaling, classes or targets."""
-        if self.scaling != other.scaling:
-            return f"scaling is {self.scaling} here and {other.scaling} there"
-        if self.classes != other.classes:
-            return f"the classes are {', '.join(self.classes)} here and {', '.join(other.classes)} there"
-        if list(self.targets.items()) != list(other.targets.items()):
-            ours, theirs = (to_text(schema.targets) if schema.targets else "none" for schema in (self, other))
-            return f"the mean and standard deviation of the targets are {ours} here and {theirs} there"
-        if self.edge_classes != other.edge_classes:
-            ours, theirs = (", ".join(schema.edge_classes) or "none" for schema in (self, other))
-            return f"the classes of edges are {ours} here and {theirs} there"
-        if self.roles != other.roles:
-            ours, theirs = (to_text(schema.to_dict().get("roles", "none")) for schema in (self, other))
-            return f"the columns of roles are {ours} here and {theirs} there"
-        return ""
+    def _shared(self) -> dict[str, Any]:
+        """Return what parties must have in common besides columns, by its name in an error message."""
+        own = self.tables if self.tables.recipe else AS_DETECTED
+        return {
+            "scaling is": self.scaling,
+            "the classes are": self.classes,
+            "the mean and standard deviation of the targets are": to_text(self.targets),
+            "the classes of edges are": self.edge_classes,
+            "the columns of roles are": self.roles,
+            "the recipe of own columns is": own.recipe,
+            "the windows of own columns are": own.windows,
+            "the bound of alike amounts of own columns is": own.alike,
+        }
 
     def classes_in_order(self, given: Sequence[str], where: str) -> tuple[str, ...]:
         """Return the schema's classes if the given ones are the same in any order.
@@ -380,37 +363,6 @@ class Schema:
                 f"--classes {','.join(given)} differ from those of {where}, {','.join(self.classes)}: leave the option out"
             )
         return self.classes
-
-
-def _targets(values: Any, where: str) -> dict[str, tuple[float, float]]:
-    """Return mean and standard deviation of each target, ``{name: [mean, standard deviation]}`` in YAML.
-
-    Raises:
-        FedGraphError: an entry is not two numbers.
-    """
-    try:
-        return {str(name): (float(mean), float(std)) for name, (mean, std) in values.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise FedGraphError(
-            f"{where}: targets must be {{NAME: [MEAN, STANDARD DEVIATION]}} as `schema merge` writes them, got {values}"
-        ) from error
-
-
-def _roles(values: Any, where: str) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return the columns of each role by type, ``{ROLE: {TYPE: [NAMES]}}`` in YAML.
-
-    Raises:
-        FedGraphError: an entry has another form.
-    """
-    try:
-        return {
-            str(role): {str(kind): tuple(map(str, names)) for kind, names in (kinds or {}).items()}
-            for role, kinds in values.items()
-        }
-    except (AttributeError, TypeError) as error:
-        raise FedGraphError(
-            f"{where}: roles must be {{ROLE: {{TYPE: [COLUMNS]}}}} such as {{bank: {{node: [age]}}}}, got {values}"
-        ) from error
 
 
 def _used(columns: Mapping[str, Column]) -> dict[str, Column]:
@@ -500,19 +452,13 @@ def check_same(found: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
     Raises:
         FedGraphError: two schemas differ; the message names the column.
     """
-    first: tuple[str, Schema | None] | None = None
-    for name, values in found:
-        schema = agreed_schema(values, name)
-        if first is None:
-            first = name, schema
-            continue
-        local, remote = schema, first[1]
-        if local is None or remote is None:
-            if local is not remote:
-                lacks, has = (name, first[0]) if local is None else (first[0], name)
-                raise FedGraphError(f"{lacks} has no schema, but {has} has: import both again with one --schema FILE")
-        elif difference := local.difference(remote):
-            raise FedGraphError(f"{name} differs from {first[0]}: {difference}; import both with one --schema FILE")
+    (first, remote), *others = [(name, agreed_schema(values, name)) for name, values in found]
+    for name, local in others:
+        difference = f"{name if local is None else first} has no schema" if local is not remote else ""
+        if local and remote:
+            difference = local.difference(remote)
+        if difference:
+            raise FedGraphError(f"{name} differs from {first}: {difference}; import both with one --schema FILE")
 
 
 def fingerprint(graph: Any) -> list[int]:
@@ -553,10 +499,8 @@ def check_links(numbers: Mapping[int, int]) -> None:
     for client in others:
         if numbers[client] != numbers[first]:
             what = "an unlinked file" if 0 in (numbers[client], numbers[first]) else "the file of another link run"
-            raise FedGraphError(
-                f"clients {first} and {client} have files that do not fit, one has {what}: run `fedgraph-flwr link` for all"
-                " parties, and give each node the file that it wrote"
-            )
+            fix = "give each node the file of one `fedgraph-flwr link`"
+            raise FedGraphError(f"clients {first} and {client} have files that do not fit, one has {what}: {fix}")
 
 
 def check_fingerprints(fingerprints: Mapping[int, Sequence[int]]) -> None:
@@ -576,7 +520,6 @@ def check_fingerprints(fingerprints: Mapping[int, Sequence[int]]) -> None:
         if [0] in (local, remote):
             what = "one of them has none"
         raise FedGraphError(
-            f"the schemas of clients {first} and {client} differ: {what}; compare both files with `fedgraph-flwr"
-            " schema show FILE`"
-            " and import both with one --schema FILE"
+            f"the schemas of clients {first} and {client} differ: {what}; `fedgraph-flwr schema show FILE` shows both: import"
+            " both with one --schema FILE"
         )

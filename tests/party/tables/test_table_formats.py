@@ -318,7 +318,7 @@ def test_old_schema_files_are_read_and_new_keys_are_checked(tmp_path):
     with pytest.raises(FedGraphError, match=r"key of tables 'ids' is unknown.*did you mean 'id'"):
         Schema.load(path)
     path.write_text("nodes: {}\ntables: x\n")
-    with pytest.raises(FedGraphError, match="tables must be a mapping"):
+    with pytest.raises(FedGraphError, match="tables: expected a mapping"):
         Schema.load(path)
 
 
