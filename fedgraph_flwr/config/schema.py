@@ -1166,7 +1166,7 @@ def kind_of(hint: Any) -> str:
     inner, origin = get_args(hint), get_origin(hint) or hint
     if origin in (UnionType, Union):
         return " or ".join("null" if each is type(None) else kind_of(each) for each in inner)
-    if origin is list:
+    if origin in (list, tuple):
         return _LISTS.get(inner[0], "a list") if inner else "a list"
     return "keys with values" if origin is dict or is_dataclass(origin) else _KINDS.get(hint, "a value")
 

@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgraph_flwr.data.features import Book, Form, form_of, receivers_columns
+from fedgraph_flwr.data.features import Book, Form, receivers_columns
 from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, grown
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.schema import NODE, agreed_schema, feature_names
@@ -222,7 +222,7 @@ def shared_columns(graph: Graph, share: Sequence[str] | str) -> list[Column]:
         FedGraphError: an entry names no column.
     """
     names, recipe = column_names(graph), recipe_of(graph)
-    forms = {column.name: form_of(column) for column in (recipe.node_columns if recipe else ())}
+    forms = {column.name: column.form for column in (recipe.node_columns if recipe else ())}
     schema = agreed_schema(graph.schema, graph.name or "the graph")
     flags = {name for name, c in (schema.nodes.get(NODE, {}) if schema else {}).items() if c.kind == "flag"}
     found: dict[int, Column] = {}
@@ -267,7 +267,7 @@ def shared_records(graph: Graph, share: Sequence[str] | str) -> list[tuple[Colum
             raise unknown("column of edges in share", entry.pattern, names)
         for base in matched:
             source, target = (
-                Column(base, place[name], entry.form, form if (form := form_of(columns[name])).log else None)
+                Column(base, place[name], entry.form, form if (form := columns[name].form).log else None)
                 for name in names[base]
             )
             found.setdefault(base, (source, target))

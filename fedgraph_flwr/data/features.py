@@ -18,19 +18,20 @@ time O(R log R) for R records, also if they belong to one account.
 import fnmatch
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgraph_flwr.config import typed
 from fedgraph_flwr.data.capped import capped_values
-from fedgraph_flwr.errors import FedGraphError, check_names, unknown
+from fedgraph_flwr.errors import FedGraphError, unknown
 
 Ints = NDArray[Any]
 Floats = NDArray[np.float64]
-Values = Iterator[tuple[str, "Form", Any]]
+Values = Iterator[tuple[str, Any]]
 
 DAY = 86_400
 WINDOWS = (0.25, 2.0, 14.0)
@@ -52,20 +53,6 @@ RECIPES = ("payments",)
 """Names of recipes."""
 
 
-class Column(NamedTuple):
-    """Description of a column.
-
-    Attributes:
-        name: with the window as last part, such as ``sum_out_source_2d``.
-        unit: of the value, before it is centred and scaled.
-        text: one sentence on what it contains.
-    """
-
-    name: str
-    unit: str
-    text: str
-
-
 class Form(NamedTuple):
     """Transform of a value: ln(1 + v) if ``log``, then minus ``center``, divided by ``scale``."""
 
@@ -85,10 +72,16 @@ COUNT, SUM, SECONDS, HOURS, STEPS, SHARE = (
 """Forms of columns. 0 is an ordinary value of each, as accounts without columns have it."""
 
 
-def form_of(column: Column) -> Form:
-    """Return the transform of a column of accounts, which its unit names."""
-    logs = {"ln(1 + amount)": SUM, "ln(1 + seconds)": SECONDS, "ln(1 + hours)": HOURS}
-    return logs.get(column.unit, COUNT if column.unit.startswith("ln(1 + ") else SHARE)
+class Column(NamedTuple):
+    """Description of a column.
+
+    Attributes:
+        name: with the window as last part, such as ``sum_out_source_2d``.
+        form: transform of its values.
+    """
+
+    name: str
+    form: Form
 
 
 @dataclass(frozen=True)
@@ -115,9 +108,10 @@ class Recipe:
             got = ", ".join(f"{days:g}" for days in self.windows) or "none"
             raise FedGraphError(f"windows of a recipe must be numbers of days above 0, such as 2,0.5, got {got}")
         object.__setattr__(self, "windows", tuple(sorted(set(self.windows))))
+        object.__setattr__(self, "without", tuple(self.without))
         if not 0 <= self.last <= LAST:
             raise FedGraphError(f"last of a recipe must be a number of records from 0 (all) to {LAST}, got {self.last}")
-        names = [column.name for column in (*_edge_documents(self), *_node_documents(self))]
+        names = [column.name for column in (*_described_edges(self), *_described_nodes(self))]
         for pattern in self.without:
             if not fnmatch.filter(names, pattern):
                 raise unknown("column of the recipe", pattern, names)
@@ -127,6 +121,11 @@ class Recipe:
         """Lengths of the windows in seconds, ascending."""
         return [round(days * DAY) for days in self.windows]
 
+    @property
+    def labels(self) -> list[str]:
+        """Windows as names of columns have them: ``6h`` for a quarter of a day, ``2d``."""
+        return [f"{days:g}d" if days == round(days) else f"{days * 24:g}h" for days in self.windows]
+
     def keeps(self, name: str) -> bool:
         """Return whether a column is not left out."""
         return not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.without)
@@ -134,30 +133,17 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON and YAML store it."""
         found = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        return found if self.last else {key: value for key, value in found.items() if key != "last"}
+        return {key: value for key, value in found.items() if self.last or key != "last"}
 
     @classmethod
     def from_dict(cls, values: Any, where: str) -> "Recipe":
-        """Build a recipe from the output of `to_dict`, or from YAML whose values are texts.
+        """Build a recipe from the output of `to_dict`, or from YAML whose values are texts; ``where`` says where it is from.
 
         Raises:
             FedGraphError: it is not a mapping, or a key or value is not accepted.
         """
-        if not isinstance(values, Mapping):
-            raise FedGraphError(f"{where}: features must be a mapping such as {{name: payments, windows: [2, 0.5]}}")
-        check_names(values, [f.name for f in fields(cls)], "key of features", where)
-        try:
-            windows = tuple(float(days) for days in values.get("windows", WINDOWS))
-        except (TypeError, ValueError) as error:
-            raise FedGraphError(
-                f"{where}: windows of features must be numbers of days, got {values.get('windows')}"
-            ) from error
-        last = str(values.get("last", 0))
-        if not last.isdecimal():
-            raise FedGraphError(f"{where}: last of features must be a whole number of records, got {last}")
-        return cls(
-            str(values.get("name", "payments")), windows, tuple(map(str, values.get("without", ()))), int(last[:9])
-        )
+        made: Recipe = typed(cls, values, f"features={where}")
+        return made
 
     @classmethod
     def parse(cls, text: str, windows: str = "") -> "Recipe":
@@ -166,116 +152,102 @@ class Recipe:
         Raises:
             FedGraphError: a part is not accepted.
         """
-        name, *without = [word.strip() for word in text.split(",") if word.strip()] or [""]
-        last = [word[5:] for word in without if word.startswith("last=")]
-        without = [word for word in without if not word.startswith("last=")]
-        if wrong := [word for word in without if not word.startswith("-")]:
-            raise FedGraphError(
-                f"--features {text}: expected NAME, NAME,-PATTERN with columns to leave out or NAME,last=R, got '{wrong[0]}'"
-            )
-        values: dict[str, Any] = {"name": name, "without": [word[1:] for word in without]}
-        values |= {"last": last[-1]} if last else {}
-        days = [word for word in windows.split(",") if word.strip()]
-        return cls.from_dict(values | ({"windows": days} if days else {}), "--features")
+        name, *words = [word.strip() for word in text.split(",") if word.strip()] or [""]
+        values: dict[str, Any] = {"name": name, "without": [word[1:] for word in words if word.startswith("-")]}
+        for word in words:
+            if word.startswith("last="):
+                values["last"] = word.removeprefix("last=")
+            elif not word.startswith("-"):
+                raise FedGraphError(f"--features {text}: expected NAME, NAME,-PATTERN or NAME,last=R, got '{word}'")
+        if days := [word for word in windows.split(",") if word.strip()]:
+            values["windows"] = days
+        return cls.from_dict(values, text)
 
     @property
     def edge_columns(self) -> list[Column]:
         """Columns of records, in order."""
         far = ("hop2_", "flow_in_depth_") if self.last else ()
-        return [c for c in _edge_documents(self) if self.keeps(c.name) and not c.name.startswith(far)]
+        return [c for c in _described_edges(self) if self.keeps(c.name) and not c.name.startswith(far)]
 
     @property
     def node_columns(self) -> list[Column]:
         """Columns of accounts, in order."""
-        return [] if self.last else [column for column in _node_documents(self) if self.keeps(column.name)]
+        return [] if self.last else [column for column in _described_nodes(self) if self.keeps(column.name)]
 
 
-def text_of(days: float) -> str:
-    """Return a window as names of columns have it: ``6h`` for a quarter of a day, ``2d``."""
-    hours = days * 24
-    return f"{days:g}d" if days == round(days) else f"{hours:g}h"
+ENDS, WAYS = ("source", "target"), ("out", "in")
 
 
-def _edge_documents(recipe: Recipe) -> Iterator[Column]:
-    """Yield the columns of records, in order."""
-    ends = (("source", "payer"), ("target", "receiver"))
-    ways = (("out", "paid by"), ("in", "received by"))
-    yield Column("amount", "ln(1 + amount)", "Amount of the record.")
-    for end, who in ends:
-        for way, verb in ways:
-            yield Column(f"since_{way}_{end}", "ln(1 + seconds)", f"Time since the last record {verb} the {who}.")
-    yield Column("pair_before", "ln(1 + records)", "Earlier records from the payer to the receiver.")
-    yield Column("back_before", "ln(1 + records)", "Earlier records from the receiver to the payer.")
-    for days in recipe.windows:
-        w, within = text_of(days), f"within {days:g} days before the record"
-        for end, who in ends:
-            for way, verb in ways:
-                yield Column(f"n_{way}_{end}_{w}", "ln(1 + records)", f"Records {verb} the {who} {within}.")
-                yield Column(f"sum_{way}_{end}_{w}", "ln(1 + amount)", f"Sum of amounts {verb} the {who} {within}.")
-                other = "receivers" if way == "out" else "payers"
-                yield Column(
-                    f"partners_{way}_{end}_{w}", "ln(1 + accounts)", f"Distinct {other} of the {who} {within}."
-                )
-        alike = "received by the payer that are alike in amount"
-        yield Column(f"flow_in_count_{w}", "ln(1 + records)", f"Records {alike}, {within}.")
-        yield Column(
-            f"flow_in_kept_{w}", "ln(1 + records)", f"Records {alike} and not smaller than this one, {within}."
-        )
-        yield Column(f"flow_in_gap_{w}", "|Δ ln amount| / 0.105", f"Smallest difference to records {alike}, {within}.")
-        yield Column(f"flow_in_hours_{w}", "ln(1 + hours)", f"Time since the closest in amount of these, {within}.")
-        row = f"Records alike in amount in a row that lead to this one, each within {days:g} days of the next, at most {DEPTH}."
-        yield Column(f"flow_in_depth_{w}", "records", row)
-        yield Column(f"hop2_in_{w}", "ln(1 + records)", f"Records into the payers of the payer, {within}.")
-        yield Column(f"hop2_out_{w}", "ln(1 + records)", f"Records out of the receivers of the receiver, {within}.")
-        yield Column(
-            f"common_{w}",
-            "ln(1 + accounts)",
-            f"Accounts that the payer paid and that paid the receiver {within}, among the last {LAST} records of each.",
-        )
+def _described_edges(recipe: Recipe) -> Iterator[Column]:
+    """Yield the columns of records, in order.
+
+    The source is the payer and the target the receiver; out is what an account paid, and in what it received. Those with a
+    window W at the end of their name read the records of W before the record.
+
+        amount              amount of the record
+        since_WAY_END       seconds since the last record of an end
+        pair_before         earlier records from the payer to the receiver
+        back_before         earlier records from the receiver to the payer
+        n_WAY_END_W         records of an end
+        sum_WAY_END_W       sum of their amounts
+        partners_WAY_END_W  distinct accounts at their other ends
+        flow_in_count_W     records received by the payer that are alike in amount
+        flow_in_kept_W      those of them that are not smaller than this one
+        flow_in_gap_W       smallest difference to them, |Δ ln amount| / `ALIKE`
+        flow_in_hours_W     hours since the closest of them in amount
+        flow_in_depth_W     records alike in amount in a row that lead to this one, each within W of the next, at most `DEPTH`
+        hop2_in_W           records into the payers of the payer
+        hop2_out_W          records out of the receivers of the receiver
+        common_W            accounts that the payer paid and that paid the receiver, among the last `LAST` records of each
+    """
+    yield Column("amount", SUM)
+    yield from (Column(f"since_{way}_{end}", SECONDS) for end in ENDS for way in WAYS)
+    yield from (Column("pair_before", COUNT), Column("back_before", COUNT))
+    counts = {"n": COUNT, "sum": SUM, "partners": COUNT}
+    others = {"flow_in_count": COUNT, "flow_in_kept": COUNT, "flow_in_gap": SHARE, "flow_in_hours": HOURS}
+    others |= {"flow_in_depth": STEPS, "hop2_in": COUNT, "hop2_out": COUNT, "common": COUNT}
+    for w in recipe.labels:
+        for end, way in itertools.product(ENDS, WAYS):
+            yield from (Column(f"{what}_{way}_{end}_{w}", form) for what, form in counts.items())
+        yield from (Column(f"{what}_{w}", form) for what, form in others.items())
 
 
-def _node_documents(recipe: Recipe) -> Iterator[Column]:
-    """Yield the columns of accounts, in order."""
-    ways = (("out", "paid", "receivers"), ("in", "received", "payers"))
-    for way, verb, other in ways:
-        yield Column(f"n_{way}", "ln(1 + records)", f"Records {verb}.")
-        yield Column(f"sum_{way}", "ln(1 + amount)", f"Sum of amounts {verb}.")
-        yield Column(f"partners_{way}", "ln(1 + accounts)", f"Distinct {other}.")
-        yield Column(f"largest_{way}", "ln(1 + amount)", f"Largest amount {verb}.")
-        yield Column(f"mean_{way}", "ln(1 + amount)", f"Mean amount {verb}.")
-        yield Column(f"elsewhere_{way}", "share", f"Share of records {verb} whose other end is at another party.")
-        yield Column(f"hop2_{way}", "ln(1 + accounts)", f"Sum over its {other} of the number of their {other}.")
-    yield Column("back", "share", "Share of its paid records to accounts that had paid it before.")
-    yield Column("active", "ln(1 + seconds)", "Time from its first record to its last.")
-    for days in recipe.windows:
-        w, within = text_of(days), f"within {days:g} days"
-        for way, verb, other in ways:
-            yield Column(f"n_{way}_{w}", "ln(1 + records)", f"Most records {verb} {within}.")
-            yield Column(f"sum_{way}_{w}", "ln(1 + amount)", f"Largest sum of amounts {verb} {within}.")
-            yield Column(f"partners_{way}_{w}", "ln(1 + accounts)", f"Most distinct {other} {within}.")
-            yield Column(f"hop2_{way}_{w}", "ln(1 + records)", f"Most records of its {other} {within}.")
-        yield Column(f"common_{w}", "ln(1 + accounts)", f"Most accounts between it and a receiver {within}.")
-        pairs = f"pairs of a received and a later paid record {within}"
-        yield Column(f"flow_count_{w}", "ln(1 + pairs)", f"Number of {pairs}.")
-        yield Column(f"flow_alike_{w}", "ln(1 + pairs)", f"Number of {pairs} that are alike in amount.")
-        yield Column(f"flow_share_{w}", "share", f"Share of {pairs} that are alike in amount.")
-        yield Column(f"flow_kept_{w}", "ln(1 + records)", f"Paid records of at most a received alike amount {within}.")
-        yield Column(f"flow_out_{w}", "share", f"Share of paid records that follow an alike received one {within}.")
-        yield Column(f"flow_in_{w}", "share", f"Share of received records that an alike paid one follows {within}.")
-        yield Column(f"flow_sum_{w}", "share", f"Share of paid amounts that follow an alike received one {within}.")
-        yield Column(
-            f"flow_chain_{w}",
-            "ln(1 + records)",
-            f"Paid records that follow an alike received one and that the receiver passes on, each {within}.",
-        )
-        row = f"Most alike records in a row through the account, each within {days:g} days of the next."
-        yield Column(f"flow_depth_{w}", "records", row)
-        ends = (("first", "follow one that it paid"), ("last", "lead to one that it received"))
-        for which, text in ends:
-            row = f"Most alike records in a row that {text}, each within {days:g} days of the next, at most {DEPTH}."
-            yield Column(f"flow_{which}_{w}", "records", row)
-        yield Column(f"flow_gap_{w}", "|Δ ln amount| / 0.105", f"Smallest difference of amounts over {pairs}.")
-        yield Column(f"flow_hours_{w}", "ln(1 + hours)", f"Shortest time to the closest in amount over {pairs}.")
+def _described_nodes(recipe: Recipe) -> Iterator[Column]:
+    """Yield the columns of accounts, in order.
+
+    Out is what an account paid, and in what it received. Pairs are of a received record and a paid one within W after it.
+
+        n_WAY            records                          largest_WAY    largest amount
+        sum_WAY          sum of amounts                   mean_WAY       mean amount
+        partners_WAY     distinct other accounts          elsewhere_WAY  share of records with an account of another party
+        hop2_WAY         sum over its partners of the number of theirs
+        back             share of its paid records to accounts that had paid it before
+        active           seconds from its first record to its last
+        n_WAY_W          most records within W, and likewise sum_WAY_W and partners_WAY_W
+        hop2_WAY_W       most records of its partners within W
+        common_W         most accounts between it and a receiver
+        flow_count_W     pairs                            flow_alike_W   pairs that are alike in amount
+        flow_share_W     share of pairs alike in amount   flow_kept_W    paid records of at most a received alike amount
+        flow_out_W       share of paid records that follow an alike received one
+        flow_in_W        share of received records that an alike paid one follows
+        flow_sum_W       share of paid amounts that follow an alike received one
+        flow_chain_W     paid records that follow an alike received one and that the receiver passes on
+        flow_depth_W     most alike records in a row through the account, each within W of the next
+        flow_first_W     most alike records in a row that follow one that it paid, at most `DEPTH`
+        flow_last_W      most alike records in a row that lead to one that it received, at most `DEPTH`
+        flow_gap_W       smallest difference of amounts over pairs, |Δ ln amount| / `ALIKE`
+        flow_hours_W     fewest hours to the closest in amount over pairs
+    """
+    total = {"n": COUNT, "sum": SUM, "partners": COUNT, "largest": SUM, "mean": SUM, "elsewhere": SHARE, "hop2": COUNT}
+    yield from (Column(f"{what}_{way}", form) for way in WAYS for what, form in total.items())
+    yield from (Column("back", SHARE), Column("active", SECONDS))
+    counts = {"n": COUNT, "sum": SUM, "partners": COUNT, "hop2": COUNT}
+    others = {"common": COUNT, "flow_count": COUNT, "flow_alike": COUNT, "flow_share": SHARE, "flow_kept": COUNT}
+    others |= {"flow_out": SHARE, "flow_in": SHARE, "flow_sum": SHARE, "flow_chain": COUNT, "flow_depth": STEPS}
+    others |= {"flow_first": STEPS, "flow_last": STEPS, "flow_gap": SHARE, "flow_hours": HOURS}
+    for w in recipe.labels:
+        yield from (Column(f"{what}_{way}_{w}", form) for way in WAYS for what, form in counts.items())
+        yield from (Column(f"{what}_{w}", form) for what, form in others.items())
 
 
 @dataclass(frozen=True)
@@ -349,11 +321,6 @@ class _Events:
         self.time = book.time[self.order]
         self.total = before(book.cents[self.order])
 
-    def starts(self) -> tuple[Ints, Ints]:
-        """Return the accounts that have records, and the position of the first of each."""
-        first = np.flatnonzero(np.diff(self.near, prepend=-1))
-        return self.near[first], first
-
     def repeats(self) -> tuple[Ints, Ints]:
         """Return pairs of positions with the same two accounts and none between them, the later ones ascending."""
         if not self.near.size:
@@ -398,7 +365,7 @@ class _Index:
         return end, first
 
 
-def _distinct(events: _Events, first: Ints, end: Ints, repeats: tuple[Ints, Ints]) -> Ints:
+def _distinct(first: Ints, end: Ints, repeats: tuple[Ints, Ints]) -> Ints:
     """Return the number of distinct other ends among positions [first, end), both ascending, [R].
 
     A pair of repeats lies within [first, end) for a range of requests, because both bounds ascend: O(R log R).
@@ -423,10 +390,8 @@ def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> ND
     if accounts is not None:
         book = _per_party(book, accounts)[0]
     if recipe.last:
-        windows = list(zip(map(text_of, recipe.windows), recipe.seconds, strict=True))
-        forms = {column.name: form_of(column) for column in _edge_documents(recipe)}
-        found = capped_values(book, windows, recipe.last, ALIKE, NEVER)
-        return _matrix(((name, forms[name], value) for name, value in found), recipe.edge_columns, size)
+        windows = list(zip(recipe.labels, recipe.seconds, strict=True))
+        return _matrix(capped_values(book, windows, recipe.last, ALIKE, NEVER), recipe.edge_columns, size)
     return _matrix(_edge_values(book, recipe), recipe.edge_columns, size)
 
 
@@ -453,24 +418,25 @@ def _per_party(book: Book, party: Ints) -> tuple[Book, Ints]:
 
 def _matrix(values: Values, columns: Sequence[Column], size: int) -> NDArray[np.float32]:
     """Return values by name as a matrix of these columns, transformed, [size, K]."""
-    place = {column.name: number for number, column in enumerate(columns)}
+    place = {column.name: (number, column.form) for number, column in enumerate(columns)}
     found = np.zeros((len(columns), size), dtype=np.float32)
-    for name, form, value in values:
+    for name, value in values:
         if name in place:
-            found[place.pop(name)] = (((np.log1p(value) if form.log else value) - form.center) / form.scale)[:size]
+            number, form = place.pop(name)
+            found[number] = (((np.log1p(value) if form.log else value) - form.center) / form.scale)[:size]
     if place:
         raise ValueError(f"no values of {', '.join(place)}")
     return found.T
 
 
 def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
-    """Yield name, form and value of each column of records.
+    """Yield name and value of each column of records.
 
     With ``nodes``, only those that `_node_values` reads, flow included.
     """
-    windows, names = recipe.seconds, [text_of(days) for days in recipe.windows]
+    windows, names = recipe.seconds, recipe.labels
     index = _Index(book, windows)
-    yield "amount", SUM, book.cents / 100
+    yield "amount", book.cents / 100
 
     def spread(asked: _Events, values: Any) -> Any:
         found = np.empty_like(values)
@@ -485,7 +451,7 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
             last, first = held[end, way] = index.bounds(asked, events)
             numbers = [spread(asked, last - start) for start in first]
             for w, number in zip(names, numbers, strict=True):
-                yield f"n_{way}_{end}_{w}", COUNT, number
+                yield f"n_{way}_{end}_{w}", number
             if asked is not events:
                 counts[way] = numbers
             if nodes and asked is not events:
@@ -493,13 +459,13 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
             known = last > 0
             known[known] = events.near[last[known] - 1] == asked.near[known]
             since = np.where(known, asked.time - events.time[np.maximum(last - 1, 0)], NEVER) if last.size else last
-            yield f"since_{way}_{end}", SECONDS, spread(asked, since)
+            yield f"since_{way}_{end}", spread(asked, since)
             for w, start in zip(names, first, strict=True):
                 paid = (events.total[last] - events.total[start]) / 100
-                yield f"sum_{way}_{end}_{w}", SUM, spread(asked, paid)
-                yield f"partners_{way}_{end}_{w}", COUNT, spread(asked, _distinct(events, start, last, repeats[way]))
+                yield f"sum_{way}_{end}_{w}", spread(asked, paid)
+                yield f"partners_{way}_{end}_{w}", spread(asked, _distinct(start, last, repeats[way]))
     del repeats
-    yield from zip(("pair_before", "back_before"), (COUNT, COUNT), _pairs(index), strict=True)
+    yield from zip(("pair_before", "back_before"), _pairs(index), strict=True)
     for far, end, way, asked, events in (
         ("in", "source", "in", index.out, index.into),
         ("out", "target", "out", index.into, index.out),
@@ -507,16 +473,16 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
         last, first = held[end, way]
         for w, start, number in zip(names, first, counts[way], strict=True):
             total = before(number[events.order])
-            yield f"hop2_{far}_{w}", COUNT, spread(asked, total[last] - total[start])
+            yield f"hop2_{far}_{w}", spread(asked, total[last] - total[start])
     if nodes or any(column.name.startswith("flow_") for column in recipe.edge_columns):
         for w, window, flow in zip(names, windows, _flow(index, *held["source", "in"]), strict=True):
-            yield f"flow_in_count_{w}", COUNT, flow.number
-            yield f"flow_in_kept_{w}", COUNT, flow.kept
-            yield f"flow_in_gap_{w}", SHARE, flow.gap / ALIKE
-            yield f"flow_in_depth_{w}", STEPS, flow.depth
-            yield f"flow_in_hours_{w}", HOURS, np.where(flow.number > 0, flow.seconds, window) / 3_600
+            yield f"flow_in_count_{w}", flow.number
+            yield f"flow_in_kept_{w}", flow.kept
+            yield f"flow_in_gap_{w}", flow.gap / ALIKE
+            yield f"flow_in_depth_{w}", flow.depth
+            yield f"flow_in_hours_{w}", np.where(flow.number > 0, flow.seconds, window) / 3_600
     for w, common in zip(names, _common(index, held["source", "out"], held["target", "in"]), strict=True):
-        yield f"common_{w}", COUNT, common
+        yield f"common_{w}", common
 
 
 def _pairs(index: _Index) -> tuple[Ints, Ints]:
@@ -568,7 +534,7 @@ def node_columns(
         home = np.arange(max(book.accounts, 1 + int(own.max(initial=-1))))
         home = np.where(party[home % party.size] == home // party.size, 0, 1)
     values = _node_values(book, recipe, home)
-    return _matrix(((name, form, value[own]) for name, form, value in values), recipe.node_columns, nodes)
+    return _matrix(((name, value[own]) for name, value in values), recipe.node_columns, nodes)
 
 
 _AT_OWN_END = {
@@ -580,7 +546,7 @@ _AT_OWN_END = {
 
 
 def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
-    """Yield name, form and value [A] of each column of accounts.
+    """Yield name and value [A] of each column of accounts.
 
     Args:
         book: the records.
@@ -588,7 +554,6 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
         home: 0 for own accounts, 1 for those of other parties [A].
     """
     size = home.size
-    windows = [text_of(days) for days in recipe.windows]
     ends = {"out": (book.source, book.target), "in": (book.target, book.source)}
     order = {way: np.argsort(near, kind="stable") for way, (near, _) in ends.items()}
 
@@ -611,60 +576,60 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
     number = {way: np.bincount(near, minlength=size).astype(np.float64) for way, (near, _) in ends.items()}
     total = {way: summed(book.cents, way) / 100 for way in ends}
     for way, (near, far) in ends.items():
-        yield f"n_{way}", COUNT, number[way]
-        yield f"sum_{way}", SUM, total[way]
+        yield f"n_{way}", number[way]
+        yield f"sum_{way}", total[way]
         pairs = np.unique(near * size + far)
         partners = np.bincount(pairs // size, minlength=size)
-        yield f"partners_{way}", COUNT, partners
-        yield f"largest_{way}", SUM, most(amount, way)
-        yield f"mean_{way}", SUM, share(total[way], number[way])
-        yield f"elsewhere_{way}", SHARE, share(summed(home[far], way), number[way])
-        yield f"hop2_{way}", COUNT, np.bincount(pairs // size, weights=partners[pairs % size], minlength=size)
+        yield f"partners_{way}", partners
+        yield f"largest_{way}", most(amount, way)
+        yield f"mean_{way}", share(total[way], number[way])
+        yield f"elsewhere_{way}", share(summed(home[far], way), number[way])
+        yield f"hop2_{way}", np.bincount(pairs // size, weights=partners[pairs % size], minlength=size)
     first = np.minimum(*(most(book.time, way, np.inf, lowest=True) for way in ends))
     last = np.maximum(*(most(book.time, way, -np.inf) for way in ends))
-    yield "active", SECONDS, np.where(np.isfinite(first), last - first, 0)
+    yield "active", np.where(np.isfinite(first), last - first, 0)
     flows = {}
     held: dict[str, Any] = {}
-    for name, _, value in _edge_values(book, recipe, nodes=True):
+    for name, value in _edge_values(book, recipe, nodes=True):
         kind, _, w = name.rpartition("_")
         if name == "back_before":
-            yield "back", SHARE, share(summed(value > 0, "out"), number["out"])
+            yield "back", share(summed(value > 0, "out"), number["out"])
         if kind in _AT_OWN_END:
             what, way = _AT_OWN_END[kind]
-            yield f"{what}_{way}_{w}", SUM if what == "sum" else COUNT, most(value, way)
+            yield f"{what}_{way}_{w}", most(value, way)
         if kind == "n_in_source":
             flows[w] = summed(value, "out")
         elif kind == "hop2_in":
-            yield name, COUNT, most(value, "out")
+            yield name, most(value, "out")
         elif kind == "hop2_out":
-            yield name, COUNT, most(value, "in")
+            yield name, most(value, "in")
         elif kind == "common":
-            yield name, COUNT, most(value, "out")
+            yield name, most(value, "out")
         elif kind.startswith("flow_in_"):
             held[name] = value
     if not any(column.name.startswith("flow_") for column in recipe.node_columns):
         return
     back = _Index(book.reversed(), recipe.seconds)
     passed = _flow(back, *back.bounds(back.out, back.into))
-    for w, days, later in zip(windows, recipe.windows, passed, strict=True):
+    for w, days, later in zip(recipe.labels, recipe.windows, passed, strict=True):
         count = held[f"flow_in_count_{w}"]
         follows, on = count > 0, later.number > 0
         alike = summed(count, "out")
-        yield f"flow_count_{w}", COUNT, flows[w]
-        yield f"flow_alike_{w}", COUNT, alike
-        yield f"flow_share_{w}", SHARE, share(alike, flows[w])
-        yield f"flow_kept_{w}", COUNT, summed(held[f"flow_in_kept_{w}"] > 0, "out")
-        yield f"flow_out_{w}", SHARE, share(summed(follows, "out"), number["out"])
-        yield f"flow_in_{w}", SHARE, share(summed(on, "in"), number["in"])
-        yield f"flow_sum_{w}", SHARE, share(summed(np.where(follows, book.cents, 0), "out") / 100, total["out"])
-        yield f"flow_chain_{w}", COUNT, summed(follows & on, "out")
+        yield f"flow_count_{w}", flows[w]
+        yield f"flow_alike_{w}", alike
+        yield f"flow_share_{w}", share(alike, flows[w])
+        yield f"flow_kept_{w}", summed(held[f"flow_in_kept_{w}"] > 0, "out")
+        yield f"flow_out_{w}", share(summed(follows, "out"), number["out"])
+        yield f"flow_in_{w}", share(summed(on, "in"), number["in"])
+        yield f"flow_sum_{w}", share(summed(np.where(follows, book.cents, 0), "out") / 100, total["out"])
+        yield f"flow_chain_{w}", summed(follows & on, "out")
         through = np.where(follows, held[f"flow_in_depth_{w}"] + 1 + later.depth, 0)
-        yield f"flow_depth_{w}", STEPS, most(through, "out")
-        yield f"flow_first_{w}", STEPS, most(later.depth, "out")
-        yield f"flow_last_{w}", STEPS, most(held[f"flow_in_depth_{w}"], "in")
-        yield f"flow_gap_{w}", SHARE, most(held[f"flow_in_gap_{w}"], "out", 1.0, lowest=True)
+        yield f"flow_depth_{w}", most(through, "out")
+        yield f"flow_first_{w}", most(later.depth, "out")
+        yield f"flow_last_{w}", most(held[f"flow_in_depth_{w}"], "in")
+        yield f"flow_gap_{w}", most(held[f"flow_in_gap_{w}"], "out", 1.0, lowest=True)
         hours = np.where(follows, held[f"flow_in_hours_{w}"], days * 24)
-        yield f"flow_hours_{w}", HOURS, most(hours, "out", days * 24, lowest=True)
+        yield f"flow_hours_{w}", most(hours, "out", days * 24, lowest=True)
 
 
 class Flow(NamedTuple):

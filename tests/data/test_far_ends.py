@@ -11,7 +11,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.far_ends import LEVELS, Column, far_rows, neighbour_means, with_far_ends, with_shares
-from fedgraph_flwr.data.features import SUM, Book, Recipe, edge_columns, form_of
+from fedgraph_flwr.data.features import SUM, Book, Recipe, edge_columns
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError
@@ -78,7 +78,7 @@ def test_units_name_the_forms_of_all_columns_of_a_recipe():
     logs = [column for column in recipe.node_columns if computed[column.name].log]
     assert len(logs) > 40
     for column in recipe.node_columns:
-        form = form_of(column)
+        form = column.form
         assert form == computed[column.name] or not (form.log or computed[column.name].log), column
 
 

@@ -1,6 +1,7 @@
 """Columns of a party's own records, against a slow loop over small tables."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -20,10 +21,11 @@ from fedgraph_flwr.data.features import (
     SUM,
     Book,
     Recipe,
+    _described_edges,
+    _described_nodes,
     cents_of,
     edge_columns,
     node_columns,
-    text_of,
 )
 from fedgraph_flwr.errors import FedGraphError
 
@@ -70,8 +72,8 @@ def by_hand(b: Book, recipe: Recipe) -> dict[str, list[float]]:
                 add(f"since_{way}_{end}", time - max(times) if times else NEVER)
         add("pair_before", sum(row[0] == s and row[1] == t and row[2] < time for row in rows))
         add("back_before", sum(row[0] == t and row[1] == s and row[2] < time for row in rows))
-        for days in recipe.windows:
-            w, low = text_of(days), time - round(days * DAY)
+        for w, days in zip(recipe.labels, recipe.windows, strict=True):
+            low = time - round(days * DAY)
             for end, account in (("source", s), ("target", t)):
                 for way, far in (("out", 1), ("in", 0)):
                     inside = touching(way, account, low, time)
@@ -240,7 +242,7 @@ def test_rows_of_alike_records_from_and_to_an_account_by_hand(seed):
     for place, column in enumerate(RECIPE.node_columns):
         kind, _, w = column.name.rpartition("_")
         if kind in ("flow_first", "flow_last"):
-            days = {text_of(days): days for days in RECIPE.windows}[w]
+            days = dict(zip(RECIPE.labels, RECIPE.windows, strict=True))[w]
             near, forward = (0, True) if kind == "flow_first" else (1, False)
             own = [max((longest(r, days, forward) for r in rows if r[near] == a), default=0) for a in range(6)]
             np.testing.assert_array_equal(table[:, place] * STEPS.scale + STEPS.center, own, err_msg=column.name)
@@ -266,9 +268,15 @@ def test_parties_read_their_own_books():
 
 
 def test_every_column_is_documented():
-    for columns in (Recipe().edge_columns, Recipe().node_columns):
+    recipe = Recipe()
+    described = (_described_edges, recipe.edge_columns), (_described_nodes, recipe.node_columns)
+    for function, columns in described:
         assert len({column.name for column in columns}) == len(columns)
-        assert all(column.unit and column.text.endswith(".") for column in columns)
+        for column in columns:
+            name = re.sub(f"_({'|'.join(recipe.labels)})$", "_W", column.name)
+            name = re.sub("_(source|target)", "_END", name)
+            short = re.sub("_(out|in)(?=_END|_W|$)", "_WAY", name)
+            assert {name, short} & set(re.findall(r"[\w]+", function.__doc__)), column.name
 
 
 def test_no_records():
@@ -315,10 +323,10 @@ def test_recipe_as_text():
         ({"windows": [0]}, "windows of a recipe must be numbers of days above 0"),
         ({"windows": []}, "got none"),
         ({"windows": [float("nan")]}, "windows"),
-        ({"windows": ["two"]}, "x: windows of features must be numbers of days"),
+        ({"windows": ["two"]}, r"features.windows .features=x. must be a list of numbers, got \['two'\]"),
         ({"without": ["flows_*"]}, "column of the recipe 'flows_\\*'"),
-        ({"window": [1]}, "key of features 'window'"),
-        ("payments", "x: features must be a mapping"),
+        ({"window": [1]}, "features key 'window' is unknown"),
+        ("payments", "features .features=x. must be keys with values, got 'payments'"),
     ],
 )
 def test_wrong_recipes(values, message):

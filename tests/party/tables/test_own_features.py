@@ -216,7 +216,7 @@ def test_overlapping_tables_are_counted(tmp_path, capsys, caplog):
         ({}, ["--amount-column", "amuont"], "amount column 'amuont' is unknown"),
         ({}, ["--windows", "0"], "windows of a recipe must be numbers of days above 0"),
         ({}, ["--features", "paymnts"], "recipe of features 'paymnts'"),
-        ({}, ["--features", "payments,flow_*"], "expected NAME, NAME,-PATTERN with columns to leave out"),
+        ({}, ["--features", "payments,flow_*"], "expected NAME, NAME,-PATTERN or NAME,last=R"),
         ({}, ["--time-column", ""], "--features payments reads the times of edges"),
         ({"amount": "n/a"}, [], "row 1 has 'n/a' in column 'amount' of amounts"),
         ({"amount": "2,317"}, [], "two possible readings: pass --decimal amount=SIGN"),
