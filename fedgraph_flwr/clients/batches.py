@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgraph_flwr.clients.epochs import Epochs, Places
+from fedgraph_flwr.clients.epochs import Epochs, Places, refuse_above
 from fedgraph_flwr.clients.subgraph_batches import ClusterBatches, EdgeClusterBatches, SaintBatches
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
@@ -61,29 +61,19 @@ def check_model(cfg: RunConfig, model: Model) -> None:
     Raises:
         FedGraphError: with what is accepted.
     """
-    sampler, hops = cfg.train.sampler, model.sampled_hops
-    what = f"train.sampler={sampler} does not support model={cfg.model.name}"
-    if sampler != "neighbors" and hops == 0:
-        raise FedGraphError(
-            f"{what}, which reads no edges: set train.sampler=neighbors with train.fanout=[], or a model such as sage or gcn"
-        )
-    if sampler == "clusters":
-        if not model.subgraphs:
-            raise FedGraphError(
-                f"{what}, which reads more than the edges between nodes: set train.sampler=none, or a model such as sage or gcn"
-            )
-        return
-    if sampler == "saint" and model.heterogeneous:
-        raise FedGraphError(f"{what}, which reads several types of nodes: set train.sampler=none or neighbors")
-    if sampler == "saint" and not model.one_way:
-        raise FedGraphError(
-            f"{what}, which reads edges in both directions or updates them: set train.sampler=neighbors"
-        )
-    if hops is None:
-        norm = f" with model.norm={model.norm}" if getattr(model, "norm", "none") in OVER_NODES else ""
-        raise FedGraphError(
-            f"{what}{norm}, which needs a whole graph in every step: set train.sampler=none, or a model such as sage or gcn"
-        )
+    sampler, hops, others = cfg.train.sampler, model.sampled_hops, "or a model such as sage or gcn"
+    norm = f" with model.norm={model.norm}" if getattr(model, "norm", "none") in OVER_NODES else ""
+    cases = [
+        (sampler != "neighbors" and hops == 0, "reads no edges", f"neighbors with train.fanout=[], {others}"),
+        (sampler == "clusters" and not model.subgraphs, "reads more than the edges between nodes", f"none, {others}"),
+        (sampler == "saint" and model.heterogeneous, "reads several types of nodes", "none or neighbors"),
+        (sampler == "saint" and not model.one_way, "reads edges in both directions or updates them", "neighbors"),
+        (sampler != "clusters" and hops is None, f"needs a whole graph in every step{norm}", f"none, {others}"),
+    ]
+    for refused, why, instead in cases:
+        if refused:
+            what = f"train.sampler={sampler} does not support model={cfg.model.name}"
+            raise FedGraphError(f"{what}, which {why}: set train.sampler={instead}")
     for key in ("fanout", "fanout_back") if sampler == "neighbors" else ():
         fanout = getattr(cfg.train, key)
         if len(fanout) != hops and (fanout or key == "fanout"):
@@ -118,11 +108,8 @@ class NeighbourBatches(Epochs):
         self, cfg: RunConfig, client: int, model: Model, graph: ClientGraph, inputs: Any, nodes: Tensor, y: Tensor
     ):
         train, count = cfg.train, nodes.numel()
-        if train.batch_size > count > 0:
-            raise FedGraphError(
-                f"train.batch_size={train.batch_size} is larger than the {count} training nodes of client {client}: set it to at"
-                f" most {count}, or to 0 for all training nodes"
-            )
+        if count:
+            refuse_above("train.batch_size", train.batch_size, count, f"training nodes of client {client}")
         super().__init__(cfg, client, max(-(-count // train.batch_size), 1) if train.batch_size else 1)
         self.y = y
         self.nodes = nodes.cpu().numpy()

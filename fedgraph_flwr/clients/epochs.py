@@ -8,10 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.blocks import BatchInputs, Neighbours
 from fedgraph_flwr.wire.messages import derive_seed
 
 Places = list[NDArray[np.int64]]
+
+
+def refuse_above(key: str, value: int, most: int, what: str) -> None:
+    """Refuse a key's value above ``most``, the number of ``what``."""
+    if value > most:
+        raise FedGraphError(f"{key}={value} is more than the {most} {what}: set it to at most {most}")
 
 
 class Epochs:

@@ -86,49 +86,40 @@ def check_task(cfg: RunConfig, client: Any) -> None:
     Raises:
         FedGraphError: with what is accepted.
     """
-    task, served = kind_of(cfg), tasks_of(cfg, client)
+    task, network, strategy = kind_of(cfg), models.network(cfg.model), f"strategy={cfg.strategy.name}"
     if unread := unread_key(cfg):
         key, readers = unread
         raise FedGraphError(
             f"task={cfg.task.name} does not read task.{key}={getattr(cfg.task, key)}: leave the key out, or set task to"
             f" {' or '.join(readers)}"
         )
-    if cfg.task.name not in served:
-        raise FedGraphError(
-            f"strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to {' or '.join(sorted(served))}, or"
-            " another strategy (docs/tasks.md lists those for each task)"
-        )
+    serving = {strategy: (tasks_of(cfg, client), "another strategy (docs/tasks.md lists those for each task)")}
+    serving |= {f"the part '{p.name}' of {strategy}": (p.serves, "leave the part out") for p in Parts(cfg.strategy).all}
+    for who, (served, other) in serving.items():
+        if cfg.task.name not in served:
+            raise FedGraphError(
+                f"{who} does not serve task={cfg.task.name}: set task to {' or '.join(sorted(served))}, or {other}"
+            )
     if cfg.train.local_epochs and cfg.train.sampler == "none" and not task.passes:
         raise FedGraphError(
             f"train.local_epochs={cfg.train.local_epochs} has no effect with train.sampler=none and task={cfg.task.name}: set"
             " train.sampler=neighbors, or train.local_steps"
         )
-    for part in Parts(cfg.strategy).all:
-        if cfg.task.name not in part.serves:
-            raise FedGraphError(
-                f"the part '{part.name}' of strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to"
-                f" {' or '.join(sorted(part.serves))}, or leave the part out"
-            )
-    if not task.classes:
-        of_classes = {
-            f"train.loss={cfg.train.loss}": cfg.train.loss != "cross_entropy",
-            "evaluation.confusion=true": cfg.evaluation.confusion,
-            f"adversary.kind={cfg.adversary.kind}": cfg.adversary.kind == "label_flip" or cfg.adversary.backdoor,
-            f"attack={cfg.attack.name}": cfg.attack.name != "none",
-        }
-        if asked := [key for key, holds in of_classes.items() if holds]:
-            raise FedGraphError(f"{asked[0]} needs classes of nodes, and task={cfg.task.name} has none: leave it out")
-        if read := [*cfg.evaluation.own.values(), *cfg.evaluation.points]:
-            raise FedGraphError(
-                f"evaluation.metrics={read} read logits of classes, and task={cfg.task.name} has"
-                f" none: expected evaluation.metric to be one of {', '.join(task.METRICS)}"
-            )
-    if models.network(cfg.model).heterogeneous and not task.typed:
+    read = [*cfg.evaluation.own.values(), *cfg.evaluation.points]
+    of_classes = {
+        f"train.loss={cfg.train.loss}": cfg.train.loss != "cross_entropy",
+        "evaluation.confusion=true": cfg.evaluation.confusion,
+        f"adversary.kind={cfg.adversary.kind}": cfg.adversary.kind == "label_flip" or cfg.adversary.backdoor,
+        f"attack={cfg.attack.name}": cfg.attack.name != "none",
+        f"evaluation.metrics={read} (accepted: {', '.join(task.METRICS)})": read,
+    }
+    if not task.classes and (asked := [key for key, holds in of_classes.items() if holds]):
+        raise FedGraphError(f"{asked[0]} needs classes of nodes, and task={cfg.task.name} has none: leave it out")
+    if network.heterogeneous and not task.typed:
         raise FedGraphError(
-            f"task={cfg.task.name} is for graphs with one node type, but model={cfg.model.name} reads several:"
-            " set a model for one type, such as model=gcn"
+            f"task={cfg.task.name} is for graphs with one node type, but model={cfg.model.name} reads several: set model=gcn, say"
         )
-    if task.ITEMS == Task.ITEMS and not models.network(cfg.model).head_prefixes:
+    if task.ITEMS == Task.ITEMS and not network.head_prefixes:
         raise FedGraphError(
             f"model={cfg.model.name} learns a vector of each training node and predicts no others, so task={cfg.task.name} cannot"
             " use it: set another model, or task to links or triples"
@@ -142,13 +133,12 @@ def check_unit(cfg: RunConfig, client: Any) -> None:
     Raises:
         FedGraphError: with what is accepted.
     """
-    what, task = f"privacy.unit={cfg.privacy.unit}", kind_of(cfg)
+    what = f"privacy.unit={cfg.privacy.unit}"
     if cfg.privacy.unit == "client":
         return
     if cfg.privacy.unit not in vars(client).get("units", ()):
         raise FedGraphError(
-            f"{what} needs clients that reply with one sum of gradients of single rows, which strategy={cfg.strategy.name} does"
-            " not: set strategy=fedgrad, or privacy.unit=client"
+            f"{what} needs clients that send gradients by row, strategy={cfg.strategy.name} does not: set strategy=fedgrad"
         )
     items = ("edges",) if cfg.privacy.unit == "payment" else ("nodes", "edges")
     if cfg.task.name not in items:
@@ -157,10 +147,9 @@ def check_unit(cfg: RunConfig, client: Any) -> None:
         raise FedGraphError(
             f"{what} draws its own batches, but train.sampler={cfg.train.sampler}: set train.sampler=none, and privacy.batch"
         )
-    if cfg.privacy.unit == "payment" and task.ITEMS == "edges" and cfg.split.kind == "ratio":
+    if cfg.privacy.unit == "payment" and kind_of(cfg).ITEMS == "edges" and cfg.split.kind == "ratio":
         raise FedGraphError(
-            f"{what} needs a split by public times, but with split.kind=ratio one payment moves others between training and test:"
-            " set split.kind=temporal"
+            f"{what} needs a split by public times, not split.kind=ratio, where a payment moves others: set split.kind=temporal"
         )
 
 
@@ -170,26 +159,28 @@ def check_sampler(cfg: RunConfig, client: Any) -> None:
     Raises:
         FedGraphError: with what is accepted.
     """
-    what = f"train.sampler={cfg.train.sampler}"
-    if not kind_of(cfg).samples:
-        served = [name for name in TASKS if task_class(name).samples]
-        raise FedGraphError(
-            f"{what} does not support task={cfg.task.name}: set train.sampler=none, or task to one of {', '.join(served)}"
-        )
-    parts = cfg.train.sampler == "saint" or (cfg.train.sampler == "clusters" and cfg.task.name != "edges")
-    if parts and kind_of(cfg).ITEMS != "nodes":
-        raise FedGraphError(f"{what} does not support task={cfg.task.name} yet: set train.sampler=none or neighbors")
-    if cfg.train.sampler == "saint" and not kind_of(cfg).classes:
-        raise FedGraphError(
-            f"{what} does not support task={cfg.task.name} yet: set train.sampler=none, neighbors or clusters"
-        )
-    if not client.samples:
-        raise FedGraphError(
-            f"{what} does not support strategy={cfg.strategy.name}, which needs a client's whole graph in every step: set"
-            " train.sampler=none, or a strategy such as fedavg (docs/big-graphs.md lists those for each sampler)"
-        )
-    if whole := [part.name for part in Parts(cfg.strategy).all if not part.samples]:
-        raise FedGraphError(
-            f"{what} does not support the part '{whole[0]}' of strategy={cfg.strategy.name}, which needs a client's whole graph:"
-            " set train.sampler=none, or leave the part out"
-        )
+    sampler, task, named, strategy = (
+        cfg.train.sampler,
+        kind_of(cfg),
+        f"task={cfg.task.name}",
+        f"strategy={cfg.strategy.name}",
+    )
+    served = ", ".join(name for name in TASKS if task_class(name).samples)
+    of_nodes = sampler == "saint" or (sampler == "clusters" and cfg.task.name != "edges")
+    whole, others = (
+        "which needs a client's whole graph in every step",
+        "docs/big-graphs.md lists those for each sampler",
+    )
+    cases = [
+        (not task.samples, named, f"task to one of {served}"),
+        (of_nodes and task.ITEMS != "nodes", f"{named} yet", "neighbors"),
+        (sampler == "saint" and not task.classes, f"{named} yet", "neighbors or clusters"),
+        (not client.samples, f"{strategy}, {whole}", f"a strategy such as fedavg ({others})"),
+    ]
+    parts = [part for part in Parts(cfg.strategy).all if not part.samples]
+    cases += [(True, f"the part '{part.name}' of {strategy}, {whole}", "leave the part out") for part in parts]
+    for refused, what, instead in cases:
+        if refused:
+            raise FedGraphError(
+                f"train.sampler={sampler} does not support {what}: set train.sampler=none, or {instead}"
+            )

@@ -47,17 +47,13 @@ def check_rows(cfg: RunConfig, model: Model) -> None:
             f"{what} needs a model whose rows read no other row, which model={cfg.model.name} does: set model=mlp, or model=sign"
             " with model.hops=0"
         )
-    shares = {name for name, _ in model.named_parameters()} == model.shared(
-        cfg.strategy.shared, cfg.strategy.private
-    ).keys()
+    names = {name for name, _ in model.named_parameters()}
+    shares = names == model.shared(cfg.strategy.shared, cfg.strategy.private).keys()
     keys = {
         f"train.loss={cfg.train.loss}": (cfg.train.loss != "cross_entropy", "train.loss=cross_entropy"),
         f"model.dropout={cfg.model.dropout:g}": (cfg.model.dropout, "model.dropout=0"),
         f"model.norm={getattr(model, 'norm', 'none')}": (len(getattr(model, "norms", ())), "model.norm=none"),
-        "model.input_norm=true": (
-            any(n.startswith("input_norm") for n, _ in model.named_parameters()),
-            "model.input_norm=false",
-        ),
+        "model.input_norm=true": (any(n.startswith("input_norm") for n in names), "model.input_norm=false"),
         "strategy.double_softmax=true": (cfg.strategy.params.get("double_softmax"), "strategy.double_softmax=false"),
         f"strategy.shared={cfg.strategy.shared}": (not shares, "strategy.shared=[''] and strategy.private=[]"),
     }
@@ -132,17 +128,11 @@ class Rows:
 
         def layer(a: Tensor, name: str) -> Tensor:
             weight, bias = (f"{name}.weight", f"{name}.bias") if f"{name}.weight" in values else (name, "")
-            out = a @ values[weight]
-            out = out + values[bias] if bias in values else out
-            found.append(
-                _Tap(
-                    a.detach(),
-                    out if out.requires_grad else out.requires_grad_(),
-                    weight,
-                    bias if bias in values else "",
-                )
-            )
-            return found[-1].out
+            bias = bias if bias in values else ""
+            out = a @ values[weight] + values[bias] if bias else a @ values[weight]
+            out = out if out.requires_grad else out.requires_grad_()
+            found.append(_Tap(a.detach(), out, weight, bias))
+            return out
 
         h = _rows_of(self.x, self.ends[:, part])  # [U, B, F]
         for index in range(len(self.model.layers)):  # type: ignore[arg-type]

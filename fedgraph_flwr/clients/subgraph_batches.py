@@ -9,11 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgraph_flwr.clients.epochs import Epochs, Places
+from fedgraph_flwr.clients.epochs import Epochs, Places, refuse_above
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph, rows_of
 from fedgraph_flwr.data.many_graphs import MASKS
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.readout import items_of
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows
@@ -76,11 +75,7 @@ class ClusterBatches(Epochs):
         y: Tensor,
         file: Path | None = None,
     ):
-        if cfg.train.clusters > graph.num_nodes:
-            raise FedGraphError(
-                f"train.clusters={cfg.train.clusters} is more than the {graph.num_nodes} nodes of client {graph.client}: set it"
-                f" to at most {graph.num_nodes}"
-            )
+        refuse_above("train.clusters", cfg.train.clusters, graph.num_nodes, f"nodes of client {graph.client}")
         self.graph, self.model, self.device = graph, model, nodes.device
         self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
         label = parts_of(cfg, graph, file).numpy()
@@ -202,11 +197,7 @@ class SaintBatches(Epochs):
         indptr, indices, draws = self.neighbours.indptr, self.neighbours.indices, cfg.train.batch_size
         count = len(indptr) - 1
         pattern = undirected(indices.astype(np.int64), np.repeat(np.arange(count), np.diff(indptr)), count)
-        if draws > (most := max(pattern.nnz // 2, 1)):
-            raise FedGraphError(
-                f"train.batch_size={draws} is more than the {most} edges of client {graph.client}, of which train.sampler=saint"
-                f" draws: set it to at most {most}"
-            )
+        refuse_above("train.batch_size", draws, max(pattern.nnz // 2, 1), f"edges of client {graph.client}")
         super().__init__(cfg, graph.client, -(-count // (2 * draws)))
         self.hops = hops
         self.sampler, self.edges = EdgeSampler(pattern, draws), Subgraphs(indptr, indices)

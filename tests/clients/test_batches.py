@@ -126,7 +126,7 @@ def test_linear_layers_are_unbiased(name, graph, monkeypatch):
         ),
         (
             [*SAMPLED, "model.norm=batch"],
-            r"does not support model=gcn with model\.norm=batch, which needs a whole graph",
+            r"does not support model=gcn, which needs a whole graph in every step with model\.norm=batch",
         ),
         ([*SAMPLED, "strategy=moon"], "does not support the part 'moon' of strategy=moon"),
         (
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused(overrides, match):
 def test_batch_larger_than_the_training_set_is_refused(graph):
     cfg = compose([*EVERY, "train.batch_size=16"])
     with pytest.raises(
-        FedGraphError, match=r"batch_size=16 is larger than the 15 training nodes of client 0: set it to at most"
+        FedGraphError, match=r"batch_size=16 is more than the 15 training nodes of client 0: set it to at most"
     ):
         GraphClient(cfg, graph)
 

@@ -148,7 +148,7 @@ def test_parts_are_computed_once_per_client_and_seed(graph, tmp_path, monkeypatc
             "does not support train.class_weights=federated",
         ),
         ([*SAINT, "model=mlp"], r"train\.sampler=saint does not support model=mlp, which reads no edges"),
-        ([*SAINT, "model.norm=batch"], r"model=gcn with model\.norm=batch, which needs a whole graph"),
+        ([*SAINT, "model.norm=batch"], r"model=gcn, which needs a whole graph in every step with model\.norm=batch"),
         ([*CLUSTERS, "model.norm=standardize"], r"model=gcn, which reads more than the edges between nodes"),
         ([*CLUSTERS, "strategy=fgssl"], r"train\.sampler=clusters does not support strategy=fgssl"),
         ([*CLUSTERS, "strategy=moon"], "does not support the part 'moon' of strategy=moon"),
@@ -167,7 +167,10 @@ def test_what_does_not_fit_is_refused(overrides, match):
             ["sampler=clusters", "clusters=31"],
             r"clusters=31 is more than the 30 nodes of client 0: set it to at most 30",
         ),
-        (["sampler=saint", "batch_size=999"], r"batch_size=999 is more than the \d+ edges of client 0, of which"),
+        (
+            ["sampler=saint", "batch_size=999"],
+            r"batch_size=999 is more than the \d+ edges of client 0: set it to at most",
+        ),
     ],
 )
 def test_more_than_there_is_is_refused(graph, overrides, message):

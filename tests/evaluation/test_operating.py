@@ -200,7 +200,7 @@ def test_they_stand_in_report_and_comparison(finished):
     ("overrides", "match"),
     [
         (["task=nodes-regression", "evaluation.metric=precision@3"], "not available for task=nodes-regression"),
-        (["task=links", "evaluation.metrics=[brier]"], "read logits of classes"),
+        (["task=links", "evaluation.metrics=[brier]"], "needs classes of nodes"),
         (
             [
                 "privacy.scores=noised",

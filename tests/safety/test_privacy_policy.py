@@ -176,7 +176,7 @@ def test_without_privacy_a_refusal_has_its_reason(node):
 def test_a_refusal_while_a_private_client_is_built_tells_no_number(node):
     overrides = ["train.sampler=neighbors", "train.batch_size=999"]
     policy = {"min_nodes": 0, "samplers": ["neighbors"]}
-    assert "is larger than the" in node(*overrides, policy=policy).request("describe", 0)
+    assert "is more than the" in node(*overrides, policy=policy).request("describe", 0)
     assert "only its own log has the reason" in node(*PRIVATE, *overrides, policy=policy).request("describe", 0)
 
 

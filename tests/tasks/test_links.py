@@ -265,7 +265,7 @@ def test_links_run_under_protections_and_references(keys, tmp_path):
         (["strategy=fedproto"], "strategy=fedproto does not serve task=links: set task to nodes"),
         (["train.loss=weighted"], r"train.loss=weighted needs classes of nodes, and task=links has none"),
         (["split.kind=kfold"], "task=links splits edges at random, got split.kind=kfold: set split.kind=ratio"),
-        (["evaluation.metrics=[numpy:mean]"], "read logits of classes, and task=links has none"),
+        (["evaluation.metrics=[numpy:mean]"], "needs classes of nodes, and task=links has none"),
         (["dataset=mutag"], "is for graphs with one node type, but model="),
     ],
 )
