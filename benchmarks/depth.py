@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import compose, typed
 from fedgraph_flwr.data.deep_payments import SIZES, Chains, weights
-from fedgraph_flwr.data.payments import PERSON, Payments, PaymentsSpec, drawn_chains, generate, keys_of
+from fedgraph_flwr.data.payments import PERSON, Payments, PaymentsSpec, drawn_chains, generate
 
 Ints = NDArray[np.int64]
 
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0")
     args = parser.parse_args()
     cfg = compose(["dataset=payments", "dataset.depth=3", "num_clients=5", *args.overrides])
-    spec = keys_of(PaymentsSpec, cfg.dataset.params, "payments")
+    spec = typed(PaymentsSpec, cfg.dataset.params, "dataset=payments")
     rows: dict[str, list[dict[str, float]]] = {"accounts": [], "payments": []}
     for seed in range(args.seeds):
         drawn = generate(spec, seed=seed, banks=spec.banks or cfg.num_clients)

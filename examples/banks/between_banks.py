@@ -22,8 +22,8 @@ import pandas as pd
 import yaml
 from banks import go
 
-from fedgraph_flwr.config import compose
-from fedgraph_flwr.data.payments import Payments, PaymentsSpec, activity, generate, keys_of
+from fedgraph_flwr.config import compose, typed
+from fedgraph_flwr.data.payments import Payments, PaymentsSpec, activity, generate
 from fedgraph_flwr.evaluation.intervals import interval
 
 TABLES = {
@@ -48,9 +48,8 @@ def payments(
     params = compose([*words, f"dataset.cross={crossing}", *more]).dataset.params
     share = accounts / params["accounts"]
     sizes = {key: max(round(params[key] * share), 1) for key in ("accounts", "background", "per_kind")}
-    spec = keys_of(
-        PaymentsSpec, {key: value for key, value in (params | sizes).items() if key in vars(PaymentsSpec())}, "payments"
-    )
+    own = {key: value for key, value in (params | sizes).items() if key in vars(PaymentsSpec())}
+    spec = typed(PaymentsSpec, own, "dataset=payments")
     return generate(spec, seed=seed, banks=banks), spec
 
 

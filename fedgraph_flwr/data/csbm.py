@@ -12,26 +12,24 @@ these become C·d·h/N and C·d·(1−h)/((C−1)N), and ±ξ become C centred c
 paper's model.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import psutil
 import torch
 
-from fedgraph_flwr.config import MAX_CLIENTS, DatasetConfig, at_least, number, typed
+from fedgraph_flwr.config import DatasetConfig, number
 from fedgraph_flwr.data.graph import Graph, unsplit
+from fedgraph_flwr.data.planted import Planted, spec_of
 from fedgraph_flwr.errors import FedGraphError
 
 
 @dataclass
-class Csbm:
+class Csbm(Planted):
     """The keys of ``conf/dataset/csbm.yaml``."""
 
-    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
     nodes: int | None = None  # N over all clients (null: as drawn by nodes_per_client)
-    nodes_per_client: list[int] = field(
-        default_factory=lambda: [1000, 5000]
-    )  # drawn uniformly, then scaled to `nodes` if given
+    nodes_per_client: list[int] = number([1000, 5000])  # drawn uniformly, then scaled to `nodes` if given
     features: int = number(64, low=1)  # F
     classes: int = number(2, low=2)  # C
     degree: float = 10.0  # d, within a client
@@ -39,18 +37,15 @@ class Csbm:
     homophily: float = 0.75  # mean over clients
     gap: float = 0.4  # clients' levels are uniform in homophily ± gap/2
     cut_degree: float = 0.0  # mean number of a node's neighbours at other clients
-    seed: int | None = None  # default (null): the run's seed
 
     def __post_init__(self) -> None:
-        if len(self.nodes_per_client) != 2:
-            raise FedGraphError(f"dataset.nodes_per_client must be two integers, got {self.nodes_per_client}")
-        low, high = self.nodes_per_client
-        at_least(low, 1, "dataset.nodes_per_client")
-        at_least(high, low, "dataset.nodes_per_client (its upper end)")
-        if not (self.homophily - self.gap / 2 >= -1e-9 and self.homophily + self.gap / 2 <= 1 + 1e-9):
-            raise FedGraphError(
-                f"dataset.homophily {self.homophily} ± dataset.gap {self.gap} / 2 must stay within [0, 1]"
-            )
+        low, high = self.nodes_per_client if len(self.nodes_per_client) == 2 else (0, 0)
+        if not 1 <= low <= high:
+            key = f"dataset.nodes_per_client={self.nodes_per_client}"
+            raise FedGraphError(f"{key} must be [low, high] with 1 <= low <= high")
+        if not abs(self.homophily - 0.5) + self.gap / 2 <= 0.5 + 1e-9:
+            given = f"dataset.homophily {self.homophily} ± dataset.gap {self.gap} / 2"
+            raise FedGraphError(f"{given} must stay within [0, 1]")
 
 
 def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
@@ -59,10 +54,8 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
     Raises:
         FedGraphError: a key or value is not accepted, or the degree is too high for the smallest client.
     """
-    spec: Csbm = typed(Csbm, cfg.params, f"dataset={cfg.name}")
-    return generate(
-        spec, seed=seed if spec.seed is None else spec.seed, num_clients=spec.clients or num_clients, name=cfg.name
-    )
+    spec, seed, clients = spec_of(Csbm, cfg, seed, num_clients)
+    return generate(spec, seed=seed, num_clients=clients, name=cfg.name)
 
 
 def generate(spec: Csbm, *, seed: int, num_clients: int, name: str = "csbm") -> Graph:
@@ -109,13 +102,12 @@ def generate(spec: Csbm, *, seed: int, num_clients: int, name: str = "csbm") -> 
 
 def _check_memory(total: int, spec: Csbm, num_clients: int) -> None:
     """Raise an error if N nodes with features and edges exceed this machine's memory."""
-    wanted = total * (
-        4 * spec.features + 64 * (spec.degree + spec.cut_degree)
-    )  # an edge: both directions, and their order
-    if wanted > (there := psutil.virtual_memory().total):
+    edges = 64 * (spec.degree + spec.cut_degree)  # both directions, and their order
+    wanted, there = total * (4 * spec.features + edges) / 2**30, psutil.virtual_memory().total / 2**30
+    if wanted > there:
         raise FedGraphError(
-            f"dataset=csbm with {num_clients} clients has {total} nodes, about {wanted / 2**30:.0f} GiB, but this machine has"
-            f" {there / 2**30:.0f} GiB: lower num_clients, dataset.nodes_per_client or dataset.nodes"
+            f"dataset=csbm with {num_clients} clients has {total} nodes, about {wanted:.0f} GiB, but this machine has"
+            f" {there:.0f} GiB: lower num_clients, dataset.nodes_per_client or dataset.nodes"
         )
 
 
@@ -134,10 +126,8 @@ def _sizes(spec: Csbm, num_clients: int, rng: np.random.Generator) -> np.ndarray
         leftover = spec.nodes - int(sizes.sum())
         sizes[np.argsort(sizes - exact, kind="stable")[:leftover]] += 1
     if sizes.min() < spec.classes:
-        raise FedGraphError(
-            f"dataset=csbm: a client would get {sizes.min()} nodes for {spec.classes} classes:"
-            " raise dataset.nodes or dataset.nodes_per_client, or lower the number of clients"
-        )
+        fix = "raise dataset.nodes or dataset.nodes_per_client, or lower the number of clients"
+        raise FedGraphError(f"a client would get {sizes.min()} nodes for {spec.classes} classes: {fix}")
     return sizes
 
 
@@ -147,10 +137,8 @@ def _block_edges(y: np.ndarray, spec: Csbm, homophily: float, rng: np.random.Gen
     same = classes * spec.degree * homophily / n
     different = classes * spec.degree * (1 - homophily) / ((classes - 1) * n)
     if max(same, different) > 1:
-        raise FedGraphError(
-            f"dataset.degree {spec.degree:g} is too high for a client of {n} nodes: lower it, or raise dataset.nodes or"
-            " dataset.nodes_per_client"
-        )
+        fix = "lower it, or raise dataset.nodes or dataset.nodes_per_client"
+        raise FedGraphError(f"dataset.degree {spec.degree:g} is too high for a client of {n} nodes: {fix}")
     members = [np.flatnonzero(y == c) for c in range(classes)]
     found = []
     for a in range(classes):
@@ -193,5 +181,5 @@ def _cut_edges(y: np.ndarray, group: np.ndarray, spec: Csbm, rng: np.random.Gene
         if len(code) == wanted:
             return np.stack([code // n, code % n])
     raise FedGraphError(
-        f"dataset.cut_degree {spec.cut_degree:g} requires more edges between clients than there are pairs: lower it"
+        f"dataset.cut_degree {spec.cut_degree:g} needs more edges between clients than pairs exist: lower it"
     )

@@ -14,7 +14,7 @@ COUNTS = ("source_out", "source_in", "target_out", "target_in")
 """Columns of `window_counts`: payments that leave and that reach either end of an edge, first those before it."""
 
 
-def window_counts(source: Ints, target: Ints, time: Ints, num_nodes: int, window: int, causal: bool = True) -> Ints:
+def window_counts(source: Ints, target: Ints, time: Ints, window: int, causal: bool = True) -> Ints:
     """Count the edges at both ends of each edge within a time window, [E, 4], or [E, 8] where not causal.
 
     The columns are `COUNTS` within [t − W, t], the edge itself among them, then those within [t, t + W] where not causal.
@@ -24,7 +24,6 @@ def window_counts(source: Ints, target: Ints, time: Ints, num_nodes: int, window
         source: node that each edge leaves [E].
         target: node that each edge reaches [E].
         time: time of each edge in seconds [E].
-        num_nodes: N.
         window: W, in seconds.
         causal: whether only earlier edges count, as is known when the edge is made.
     """
@@ -53,8 +52,7 @@ def log_counts(ends: Ints, time: Ints, windows: Sequence[int]) -> NDArray[np.flo
     """Return ln(1 + `window_counts`) of edges [2, E] within each window, [E, 4 W], looking back."""
     if not time.size:
         return np.zeros((0, len(COUNTS) * len(windows)))
-    source, target, nodes = ends[0], ends[1], 1 + int(ends.max())
-    counts = [window_counts(source, target, time, nodes, window) for window in windows]
+    counts = [window_counts(ends[0], ends[1], time, window) for window in windows]
     return np.concatenate([np.log1p(found) for found in counts], axis=1)
 
 

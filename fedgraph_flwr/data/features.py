@@ -111,7 +111,7 @@ class Recipe:
         object.__setattr__(self, "without", tuple(self.without))
         if not 0 <= self.last <= LAST:
             raise FedGraphError(f"last of a recipe must be a number of records from 0 (all) to {LAST}, got {self.last}")
-        names = [column.name for column in (*_described_edges(self), *_described_nodes(self))]
+        names = [column.name for column in (*described_edges(self), *described_nodes(self))]
         for pattern in self.without:
             if not fnmatch.filter(names, pattern):
                 raise unknown("column of the recipe", pattern, names)
@@ -167,18 +167,18 @@ class Recipe:
     def edge_columns(self) -> list[Column]:
         """Columns of records, in order."""
         far = ("hop2_", "flow_in_depth_") if self.last else ()
-        return [c for c in _described_edges(self) if self.keeps(c.name) and not c.name.startswith(far)]
+        return [c for c in described_edges(self) if self.keeps(c.name) and not c.name.startswith(far)]
 
     @property
     def node_columns(self) -> list[Column]:
         """Columns of accounts, in order."""
-        return [] if self.last else [column for column in _described_nodes(self) if self.keeps(column.name)]
+        return [] if self.last else [column for column in described_nodes(self) if self.keeps(column.name)]
 
 
 ENDS, WAYS = ("source", "target"), ("out", "in")
 
 
-def _described_edges(recipe: Recipe) -> Iterator[Column]:
+def described_edges(recipe: Recipe) -> Iterator[Column]:
     """Yield the columns of records, in order.
 
     The source is the payer and the target the receiver; out is what an account paid, and in what it received. Those with a
@@ -212,7 +212,7 @@ def _described_edges(recipe: Recipe) -> Iterator[Column]:
         yield from (Column(f"{what}_{w}", form) for what, form in others.items())
 
 
-def _described_nodes(recipe: Recipe) -> Iterator[Column]:
+def described_nodes(recipe: Recipe) -> Iterator[Column]:
     """Yield the columns of accounts, in order.
 
     Out is what an account paid, and in what it received. Pairs are of a received record and a paid one within W after it.
@@ -388,7 +388,7 @@ def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> ND
     """
     size = book.time.size
     if accounts is not None:
-        book = _per_party(book, accounts)[0]
+        book = per_party(book, accounts)[0]
     if recipe.last:
         windows = list(zip(recipe.labels, recipe.seconds, strict=True))
         return _matrix(capped_values(book, windows, recipe.last, ALIKE, NEVER), recipe.edge_columns, size)
@@ -397,14 +397,14 @@ def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> ND
 
 def receivers_columns(book: Book, recipe: Recipe, party: Ints) -> NDArray[np.float32]:
     """Return the columns of records as the receivers' parties compute them, float32 [R, K]; ``party`` of each account [A]."""
-    joined, rows = _per_party(book, party)
+    joined, rows = per_party(book, party)
     every = _matrix(_edge_values(joined, recipe), recipe.edge_columns, rows.size)
     found = every[: book.time.size].copy()
     found[rows[found.shape[0] :]] = every[found.shape[0] :]
     return found
 
 
-def _per_party(book: Book, party: Ints) -> tuple[Book, Ints]:
+def per_party(book: Book, party: Ints) -> tuple[Book, Ints]:
     """Return the books of all parties as one, and the row of each record.
 
     The first R are as the payers' parties see them, then follow those between parties as the receivers' see them.
@@ -529,7 +529,7 @@ def node_columns(
         home = np.zeros(max(nodes, book.accounts), dtype=np.int64)
         home[nodes:] = 1
     else:
-        book, _ = _per_party(book, party)
+        book, _ = per_party(book, party)
         own = party[:nodes] * party.size + np.arange(nodes)
         home = np.arange(max(book.accounts, 1 + int(own.max(initial=-1))))
         home = np.where(party[home % party.size] == home // party.size, 0, 1)

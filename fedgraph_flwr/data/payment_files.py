@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgraph_flwr.config import number
+from fedgraph_flwr.config import number, typed
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.data.payments import DAY, ColumnKeys, Ints, Payments, as_graph, computed, keys_of
+from fedgraph_flwr.data.payments import DAY, ColumnKeys, Ints, Payments, as_graph, computed
 from fedgraph_flwr.errors import FedGraphError, first_line
 
 HEADER = (
@@ -119,7 +119,7 @@ def aml(folder: Path, params: dict[str, Any]) -> Graph:
     with path.open(encoding="utf-8-sig") as file:
         head = file.readline().strip().replace("Account.1", "Account")
     if head != HEADER:
-        raise FedGraphError(f"{path} has the columns '{head[:200]}', expected '{HEADER}': fetch the file again")
+        raise _damaged(path, f"the columns '{head[:200]}', expected '{HEADER}'")
     wanted = [TIME, FROM_BANK, FROM_ACCOUNT, TO_BANK, TO_ACCOUNT, PAID, CURRENCY, FORMAT, LABEL]
     texts = dict.fromkeys((FROM_BANK, FROM_ACCOUNT, TO_BANK, TO_ACCOUNT, CURRENCY, FORMAT), "category")
     types: dict[int, Any] = {TIME: str, PAID: np.float64, LABEL: np.int64, **texts}
@@ -127,7 +127,7 @@ def aml(folder: Path, params: dict[str, Any]) -> Graph:
         table = pd.read_csv(path, skiprows=1, header=None, names=range(11), usecols=wanted, dtype=types)
         moment = pd.to_datetime(table[TIME], format="%Y/%m/%d %H:%M").to_numpy()
     except ValueError as error:
-        raise _no_payment(path, error) from error
+        raise _damaged(path, f"a row that is not a payment ({first_line(error)})") from error
     amount, label = _checked(path, table, PAID, LABEL)
     both = [np.concatenate([table[first].astype(str), table[second].astype(str)]) for first, second in ENDS]
     bank, account = (pd.factorize(texts)[0].astype(np.int64) for texts in both)
@@ -169,21 +169,16 @@ def amlgentex(folder: Path, params: dict[str, Any]) -> Graph:
     table = table[(table["bankOrig"].astype(str) != "source") & (table["bankDest"].astype(str) != "sink")]
     amount, label = _checked(log, table, "amount", "isSAR")
     suspicious = accounts["IS_SAR"].str.lower()
-    if (
-        accounts.isna().to_numpy().any()
-        or accounts["ACCOUNT_ID"].duplicated().any()
-        or not suspicious.isin(("true", "false")).all()
-    ):
-        raise FedGraphError(
-            f"{listed} has an empty cell, an account twice, or an IS_SAR other than true and false: write it again by AMLGentex"
-        )
+    incomplete = accounts.isna().to_numpy().any() or accounts["ACCOUNT_ID"].duplicated().any()
+    if incomplete or not suspicious.isin(("true", "false")).all():
+        raise _damaged(listed, "an empty cell, an account twice, or an IS_SAR other than true and false")
     ids = pd.Index(accounts["ACCOUNT_ID"])
     ends = np.stack([ids.get_indexer(table[key]) for key in ("nameOrig", "nameDest")]).astype(np.int64)
     if (unknown := (ends < 0).any(axis=0)).any():
         row = table[unknown].iloc[0]
+        ends_of = f"from {row['nameOrig']} to {row['nameDest']}: use both files of the same experiment"
         raise FedGraphError(
-            f"{log} has {int(unknown.sum())} payments of accounts that {listed} does not list, such as from {row['nameOrig']} to"
-            f" {row['nameDest']}: use both files of the same experiment"
+            f"{log} has {unknown.sum()} payments of accounts that {listed} does not list, such as {ends_of}"
         )
     party = _dealt(pd.factorize(accounts["BANK_ID"])[0].astype(np.int64), spec.parties)
     rows = Rows(party, ends, table["step"].to_numpy(np.int64) * DAY, amount, label)
@@ -218,14 +213,12 @@ def paysim(folder: Path, params: dict[str, Any]) -> Graph:
     try:
         table = pd.read_csv(path, usecols=list(types), dtype=types)
     except ValueError as error:
-        raise _no_payment(path, error) from error
+        raise _damaged(path, f"a row that is not a payment ({first_line(error)})") from error
     amount, label = _checked(path, table, "amount", "isFraud")
     kind = pd.Index(PAYSIM_TYPES).get_indexer(table["type"]).astype(np.int64)
     if (kind < 0).any():
         found = table["type"].iloc[int((kind < 0).argmax())]
-        raise FedGraphError(
-            f"{path} has a payment of type '{found}', expected {', '.join(PAYSIM_TYPES)}: fetch the file again"
-        )
+        raise _damaged(path, f"a payment of type '{found}', expected {', '.join(PAYSIM_TYPES)}")
     code, names = pd.factorize(np.concatenate([table["nameOrig"], table["nameDest"]]))
     ends = code.reshape(2, -1).astype(np.int64)
     hashed = pd.util.hash_array(np.asarray(names, dtype=object), categorize=False)
@@ -239,28 +232,25 @@ def paysim(folder: Path, params: dict[str, Any]) -> Graph:
 
 def _spec(kind: Any, params: dict[str, Any], name: str) -> Any:
     """Return the keys of a dataset."""
-    return keys_of(kind, {key: value for key, value in params.items() if key not in ("name", "collection")}, name)
+    own = {key: value for key, value in params.items() if key not in ("name", "collection")}
+    return typed(kind, own, f"dataset={name}")
 
 
 def _has(path: Path, found: Collection[str], wanted: Collection[str]) -> None:
     """Check the columns of a file."""
     if missing := [name for name in wanted if name not in list(found)]:
-        raise FedGraphError(
-            f"{path} has no column {', '.join(missing)}, but {', '.join(map(str, found))}: fetch the file again"
-        )
+        raise _damaged(path, f"no column {', '.join(missing)}, but {', '.join(map(str, found))}")
 
 
-def _no_payment(path: Path, error: Exception) -> FedGraphError:
-    return FedGraphError(f"{path} has a row that is not a payment ({first_line(error)}): fetch the file again")
+def _damaged(path: Path, what: str) -> FedGraphError:
+    return FedGraphError(f"{path} has {what}: fetch the file again")
 
 
 def _checked(path: Path, table: Any, amounts: Any, labels: Any) -> tuple[NDArray[np.float64], Ints]:
     """Return the amounts and the labels of payments."""
     amount, label = table[amounts].to_numpy(np.float64), table[labels].to_numpy(np.int64)
     if table.isna().to_numpy().any() or not np.isin(label, (0, 1)).all() or not (amount >= 0).all():
-        raise FedGraphError(
-            f"{path} has a row with an empty cell, a negative amount, or a label that is neither 0 nor 1: fetch the file again"
-        )
+        raise _damaged(path, "a row with an empty cell, a negative amount, or a label that is neither 0 nor 1")
     return amount, label
 
 

@@ -10,16 +10,16 @@ patterns and that kind of decoy are exchangeable, AUC 1/2 and F1 at most 2p / (1
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgraph_flwr.config import DatasetConfig, number, one_of, typed
+from fedgraph_flwr.config import DatasetConfig, choice, number, typed
 from fedgraph_flwr.data import deep_payments
 from fedgraph_flwr.data.edge_columns import ports, window_counts
-from fedgraph_flwr.data.features import WINDOWS, Book, Recipe, cents_of, edge_columns
+from fedgraph_flwr.data.features import WINDOWS, Book, Recipe, cents_of, edge_columns, per_party
 from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.own_columns import with_edge_columns
 from fedgraph_flwr.errors import FedGraphError, check_names
@@ -92,31 +92,25 @@ class Payments:
 class ColumnKeys:
     """Keys of the columns that banks compute from their own payments."""
 
-    windows: list[float] = number(
-        [], without_low=True
-    )  # days; each adds counts of payments at both ends as edge features
+    # days; each adds counts of payments at both ends as edge features
+    windows: list[float] = number([], without_low=True)
     causal: bool = True  # counts look back only, not ahead too
-    counts: str = "bank"  # bank: payments that touch the sender's bank | all: every payment
+    counts: str = choice("bank", ("bank", "all"))  # bank: payments that touch the sender's bank | all: every payment
     ports: bool = False  # whether port numbers are edge features
     recipe: str | None = None  # columns of a bank's own records: payments; windows are then those of the recipe
     without: list[str] = field(default_factory=list)  # patterns of columns that the recipe leaves out, such as flow_*
     last: int = number(
         0
     )  # most payments at each end that a column of the recipe reads, the last ones; 0: all in its windows
-    features: str = "constant"  # features of accounts: constant | activity, counts of their payments
+    # features of accounts: constant | activity, counts of their payments
+    features: str = choice("constant", ("constant", "activity"))
 
     def __post_init__(self) -> None:
-        one_of(self.counts, ("bank", "all"), "dataset.counts")
-        one_of(self.features, ("constant", "activity"), "dataset.features")
         if self.without and not self.recipe:
-            raise FedGraphError(
-                f"dataset.without={self.without} leaves out columns of a recipe: set dataset.recipe=payments"
-            )
+            raise FedGraphError(f"dataset.without={self.without} needs a recipe: set dataset.recipe=payments")
         if self.last and (not self.recipe or self.ports or self.features == "activity"):
-            raise FedGraphError(
-                f"dataset.last={self.last} caps what columns of payments read: set dataset.recipe=payments, dataset.ports=false"
-                " and dataset.features=constant, whose columns have no cap"
-            )
+            needed = "dataset.recipe=payments, dataset.ports=false and dataset.features=constant"
+            raise FedGraphError(f"dataset.last={self.last} caps what columns of payments read: set {needed}")
         self.recorded()
 
     def recorded(self) -> Recipe | None:
@@ -125,9 +119,8 @@ class ColumnKeys:
         Raises:
             FedGraphError: the recipe, a window or a column is unknown.
         """
-        if not self.recipe:
-            return None
-        return Recipe(self.recipe, tuple(self.windows) or WINDOWS, tuple(self.without), self.last)
+        windows = tuple(self.windows) or WINDOWS
+        return Recipe(self.recipe, windows, tuple(self.without), self.last) if self.recipe else None
 
     @property
     def counted(self) -> list[float]:
@@ -156,28 +149,25 @@ class PaymentsSpec(ColumnKeys):
     cross: float = number(0.5, 0, 1)  # probability that a member may be at another bank than the first
     decoy_dir: int = number(1)  # copies of each pattern with random directions, not laundering
     decoy_time: int = number(1)  # copies of each pattern with random times, not laundering
-    amounts: str = (
-        "independent"  # independent | passed: a member of a pattern passes on 90 to 99 % of what arrived, decoys too
-    )
+    # independent | passed: a member of a pattern passes on 90 to 99 % of what arrived, decoys too
+    amounts: str = choice("independent", ("independent", "passed"))
     label_noise: float = number(0.0, 0, 1)  # share of payments whose label is flipped
     depth: int | None = number(None, low=2)  # null: patterns of kinds; d: chains whose labels lie 2 to d payments away
-    fans: str = "any"  # depth: banks of the other ends of a fan's payments: any | own, the bank of its account
+    # depth: banks of the other ends of a fan's payments: any | own, the bank of its account
+    fans: str = choice("any", ("any", "own"))
     seed: int | None = None  # null: the run's seed
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self.fans, ("any", "own"), "dataset.fans")
         if self.fans == "own" and not self.depth:
             raise FedGraphError(
                 "dataset.fans=own is read with dataset.depth only: leave it out, or set dataset.depth=3"
             )
-        one_of(self.amounts, ("independent", "passed"), "dataset.amounts")
         check_names(self.kinds or (), KINDS, "dataset.kinds")
         unread = [k for k in UNREAD if getattr(self, k) != PaymentsSpec.__dataclass_fields__[k].default]
         if self.depth and unread:
-            raise FedGraphError(
-                f"dataset.depth={self.depth} plants chains, which do not read dataset.{unread[0]}: leave it out"
-            )
+            text = f"plants chains, which do not read dataset.{unread[0]}: leave it out"
+            raise FedGraphError(f"dataset.depth={self.depth} {text}")
         low, high = self.sizes if self.size is None or len(self.size) == 2 else (0, 0)
         if not 2 <= low <= high:
             raise FedGraphError(f"dataset.size must be [low, high] with 2 <= low <= high, got {self.size}")
@@ -204,22 +194,9 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 5) -> Graph:
     Raises:
         FedGraphError: a key or value that is not accepted, or a bank that is too small.
     """
-    spec = keys_of(PaymentsSpec, cfg.params, cfg.name)
+    spec: PaymentsSpec = typed(PaymentsSpec, cfg.params, f"dataset={cfg.name}")
     p = generate(spec, seed=seed if spec.seed is None else spec.seed, banks=spec.banks or num_clients)
     return as_graph(p, spec, edge_features(p, spec), cfg.name)
-
-
-Spec = TypeVar("Spec", bound=ColumnKeys)
-
-
-def keys_of(spec: type[Spec], params: dict[str, Any], name: str) -> Spec:
-    """Return the keys of dataset ``name`` as ``spec``.
-
-    Raises:
-        FedGraphError: a key or value that is not accepted.
-    """
-    found: Spec = typed(spec, params, f"dataset={name}")
-    return found
 
 
 def as_graph(p: Payments, spec: ColumnKeys, edge_attr: NDArray[np.float64], name: str) -> Graph:
@@ -283,7 +260,7 @@ def activity(p: Payments, spec: ColumnKeys) -> NDArray[np.float32]:
     pairs = np.unique(np.stack([p.source, p.target]), axis=1)
     columns = [np.bincount(ends, minlength=n) for ends in (p.source, p.target, *pairs)]
     for days in spec.activity_windows:
-        out, before, _, into = window_counts(p.source, p.target, p.time, n, round(days * DAY)).T
+        out, before, _, into = window_counts(p.source, p.target, p.time, round(days * DAY)).T
         for ends, counts in ((p.source, out), (p.target, into), (p.source, before)):
             most = np.zeros(n, dtype=np.int64)
             np.maximum.at(most, ends, counts)
@@ -293,22 +270,11 @@ def activity(p: Payments, spec: ColumnKeys) -> NDArray[np.float32]:
 
 def _counts(p: Payments, spec: ColumnKeys, window: int) -> Ints:
     """Return `window_counts` of payments, as the sender's bank or an observer of all banks sees them."""
-    n = p.bank.size
     if spec.counts == "all":
-        return window_counts(p.source, p.target, p.time, n, window, spec.causal)
-    first, second = p.bank[p.source], p.bank[p.target]
-    other = np.flatnonzero(first != second)  # two banks see such a payment
-    edge = np.concatenate([np.arange(p.time.size), other])
-    seen_by = np.concatenate([first, second[other]]) * n  # accounts as each bank knows them
-    found = window_counts(
-        seen_by + p.source[edge],
-        seen_by + p.target[edge],
-        p.time[edge],
-        n * (1 + int(p.bank.max())),
-        window,
-        spec.causal,
-    )
-    return found[: p.time.size]
+        return window_counts(p.source, p.target, p.time, window, spec.causal)
+    book = Book(p.source, p.target, p.time, np.zeros_like(p.time))
+    seen = per_party(book, p.bank)[0]  # two banks see a payment between them
+    return window_counts(seen.source, seen.target, seen.time, window, spec.causal)[: p.time.size]
 
 
 def skeleton(kind: str, k: int) -> Skeleton:
@@ -383,9 +349,8 @@ def _background(
         """Accounts of a kind, by activity or uniformly."""
         found = np.flatnonzero(kind == of)
         if not found.size:
-            raise FedGraphError(
-                f"dataset.accounts={spec.accounts} gives no {('person', 'merchant', 'payroll')[of]}: raise it"
-            )
+            kinds = ("person", "merchant", "payroll")
+            raise FedGraphError(f"dataset.accounts={spec.accounts} gives no {kinds[of]}: raise it")
         share = None if uniform else activity[found] / activity[found].sum()
         return found[rng.choice(found.size, size, p=share)]
 
@@ -413,9 +378,7 @@ def _chains(spec: PaymentsSpec, bank: Ints, kind: Ints, seed: int) -> tuple[NDAr
     people, rng = np.flatnonzero(kind == PERSON), np.random.default_rng([seed, 4])
     home = bank[people] * (spec.fans == "own")
     if (np.bincount(home) == 1).any():
-        raise FedGraphError(
-            "a bank has one person, who has no others for a fan: raise dataset.accounts, or set dataset.fans=any"
-        )
+        raise FedGraphError("a bank has one person, too few for a fan: raise dataset.accounts, or set dataset.fans=any")
     source, target, time, label, *rest = deep_payments.planted(
         found, people, home, (spec.days, spec.window), sizes, rng
     )
@@ -490,14 +453,13 @@ def _members(
     """Return distinct persons for each pattern [P, members]: at any bank with probability ``cross``, else at the first's bank."""
     home = bank[people]
     first, count = np.searchsorted(home, home), np.bincount(home)[home]
-    if count.min(initial=members) < members and spec.cross < 1:
+    few = int(count.min(initial=members))
+    if (few < members and spec.cross < 1) or (
+        patterns and people.size < 2 * members
+    ):  # distinct members are drawn by trial
         raise FedGraphError(
-            f"a bank has {count.min()} persons, and a pattern has {members} members: raise dataset.accounts, or lower"
-            " num_clients or dataset.size"
-        )
-    if patterns and people.size < 2 * members:  # distinct members are drawn by trial
-        raise FedGraphError(
-            f"{people.size} persons are too few for patterns of {members} members: raise dataset.accounts, or lower dataset.size"
+            f"{people.size} persons are too few for patterns of {members} members, with {few} persons at one bank: raise"
+            " dataset.accounts, or lower num_clients or dataset.size"
         )
     if not patterns:
         return np.zeros((0, members), dtype=np.int64)

@@ -28,53 +28,53 @@ from fedgraph_flwr.errors import FedGraphError
 
 
 @dataclass
-class PlantedRegression:
-    """The keys of ``conf/dataset/planted-regression.yaml``."""
+class Planted:
+    """Keys of every graph with planted clients."""
 
     clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
+    seed: int | None = None  # default (null): the run's seed
+
+
+@dataclass
+class PlantedRegression(Planted):
+    """The keys of ``conf/dataset/planted-regression.yaml``."""
+
     nodes: int = number(400, low=2)  # nodes per client
     degree: float = number(6.0, without_low=True)  # mean number of neighbours
     features: int = number(4, low=1)  # the first has the signal, the others are noise
     own: float = 1.0  # a, weight of the node's feature
     neighbours: float = 1.0  # b, weight of the mean of its neighbours' features
-    seed: int | None = None  # default (null): the run's seed
 
 
 @dataclass
-class PlantedMultilabel:
+class PlantedMultilabel(Planted):
     """The keys of ``conf/dataset/planted-multilabel.yaml``."""
 
-    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
     nodes: int = number(400, low=2)  # nodes per client
     degree: float = number(6.0, without_low=True)  # mean number of neighbours
     columns: int = number(5, low=1)  # T
     distance: float = 2.0  # d', distance of the two means of a column's feature, in standard deviations
     unknown: float = number(0.0, high=1, without_high=True)  # share of unknown entries
-    seed: int | None = None  # default (null): the run's seed
 
 
 @dataclass
-class PlantedTriples:
+class PlantedTriples(Planted):
     """The keys of ``conf/dataset/planted-triples.yaml``."""
 
-    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
     entities: int = number(40, low=3)  # n, entities per client
     relations: int = number(8, low=1)  # R, the same at all clients
     tails: int = number(2, low=1)  # w, tails per head and relation
     ring: bool = True  # false: a line, without triples across its ends
     share: float = number(1.0, high=1, without_low=True)  # share of these triples that each client has
-    seed: int | None = None  # default (null): the run's seed
 
 
 @dataclass
-class Cycles:
-    """The keys of ``conf/dataset/cycles.yaml``."""
+class SizedGraphs(Planted):
+    """Keys of many graphs per client, whose sizes lie in a range."""
 
-    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
-    graphs: int = number(60, low=2)  # graphs per client, half of them of each class
+    graphs: int = number(60, low=2)  # graphs per client
     low: int = number(3, low=3)  # smallest m
     high: int = number(8, low=3)  # largest m
-    seed: int | None = None  # default (null): the run's seed
 
     def __post_init__(self) -> None:
         if self.low > self.high:
@@ -82,20 +82,18 @@ class Cycles:
 
 
 @dataclass
-class PlantedCounts:
+class Cycles(SizedGraphs):
+    """The keys of ``conf/dataset/cycles.yaml``; half of the graphs are of each class."""
+
+
+@dataclass
+class PlantedCounts(SizedGraphs):
     """The keys of ``conf/dataset/planted-counts.yaml``."""
 
-    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
-    graphs: int = number(60, low=2)  # graphs per client
     low: int = number(6, low=3)  # fewest nodes of a graph
     high: int = number(24, low=3)  # most nodes
     degree: float = number(3.0, without_low=True)  # expected number of neighbours, whatever the size
     unknown: float = number(0.0, high=1, without_high=True)  # share of graphs whose triangles are not counted
-    seed: int | None = None  # default (null): the run's seed
-
-    def __post_init__(self) -> None:
-        if self.low > self.high:
-            raise FedGraphError(f"dataset.low={self.low} must be at most dataset.high={self.high}")
 
 
 def spec_of(schema: Any, cfg: DatasetConfig, seed: int, num_clients: int) -> tuple[Any, int, int]:
@@ -143,8 +141,7 @@ def triples(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Grap
     n = spec.entities
     if spec.relations > n - 1:
         raise FedGraphError(
-            f"dataset.relations={spec.relations} exceeds the {n - 1} shifts of dataset.entities={n}: lower it, or raise"
-            " dataset.entities"
+            f"dataset.relations={spec.relations} must be below dataset.entities={n}: lower it, or raise that"
         )
     rng = np.random.default_rng([seed, 4])
     shift = rng.permutation(np.arange(1, n))[: spec.relations]
@@ -179,7 +176,9 @@ def cycles(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph
     place, length = np.arange(size.sum()) - start, np.repeat(np.where(one == 1, size, m), size)
     after = start + place // length * length + (place + 1) % length
     ends = np.stack([np.arange(size.sum()), after])
-    return _many(cfg.name, size, np.concatenate([ends, ends[::-1]], axis=1), clients, y=one, num_classes=2)
+    return _many(
+        cfg.name, size, np.concatenate([ends, ends[::-1]], axis=1), clients, y=torch.from_numpy(one), num_classes=2
+    )
 
 
 def counts(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
@@ -197,28 +196,19 @@ def counts(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph
     graph, source, target = np.nonzero(full)
     start = np.cumsum(size) - size
     targets = np.stack([joined.sum((1, 2)), np.where(rng.random(count) < spec.unknown, np.nan, triangles)], axis=1)
-    return _many(cfg.name, size, np.stack([start[graph] + source, start[graph] + target]), clients, targets=targets)
+    edges = np.stack([start[graph] + source, start[graph] + target])
+    return _many(cfg.name, size, edges, clients, targets=torch.from_numpy(targets), num_classes=1)
 
 
-def _many(
-    name: str,
-    size: np.ndarray,
-    edges: np.ndarray,
-    clients: int,
-    y: np.ndarray | None = None,
-    num_classes: int = 1,
-    targets: np.ndarray | None = None,
-) -> Graph:
+def _many(name: str, size: np.ndarray, edges: np.ndarray, clients: int, **more: Any) -> Graph:
     """Return graphs of ``size`` nodes [G] with constant features, as many for each client."""
     return side_by_side(
         torch.ones(int(size.sum()), 1, dtype=torch.float32),
         torch.from_numpy(np.ascontiguousarray(edges[:, np.lexsort(edges[::-1])])),
         torch.from_numpy(size),
-        y=None if y is None else torch.from_numpy(y),
-        targets=None if targets is None else torch.from_numpy(targets),
-        num_classes=num_classes,
         name=name,
         group=torch.arange(clients).repeat_interleave(size.size // clients),
+        **more,
     )
 
 

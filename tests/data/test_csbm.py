@@ -137,7 +137,7 @@ def test_yaml_lists_every_key():
         ({"classes": 1}, "classes"),
         ({"degree": "many"}, "dataset.degree .* must be a number, got 'many'"),
         ({"nodes_per_client": 1}, "must be a list of integers, got 1"),
-        ({"nodes_per_client": [1, 2, 3]}, "must be two integers"),
+        ({"nodes_per_client": [1, 2, 3]}, r"nodes_per_client=\[1, 2, 3\] must be \[low, high\] with 1 <= low <= high"),
         ({"mu": float("nan")}, "mu must be >= 0, got nan"),
         ({"clients": 100_000}, "100000 clients has .* nodes, about .* GiB, but this machine has"),
         ({"nodes": 40, "degree": 2, "cut_degree": 60}, "cut_degree 60"),

@@ -21,9 +21,9 @@ from fedgraph_flwr.data.features import (
     SUM,
     Book,
     Recipe,
-    _described_edges,
-    _described_nodes,
     cents_of,
+    described_edges,
+    described_nodes,
     edge_columns,
     node_columns,
 )
@@ -269,7 +269,7 @@ def test_parties_read_their_own_books():
 
 def test_every_column_is_documented():
     recipe = Recipe()
-    described = (_described_edges, recipe.edge_columns), (_described_nodes, recipe.node_columns)
+    described = (described_edges, recipe.edge_columns), (described_nodes, recipe.node_columns)
     for function, columns in described:
         assert len({column.name for column in columns}) == len(columns)
         for column in columns:

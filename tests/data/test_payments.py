@@ -182,7 +182,7 @@ def test_window_counts_equal_counting(multigraph, window, causal):
                 for ends in (source, target)
             ]
         )
-    assert np.array_equal(window_counts(source, target, time, 6, window, causal), expected)
+    assert np.array_equal(window_counts(source, target, time, window, causal), expected)
 
 
 def test_ports_equal_counting(multigraph):
@@ -201,21 +201,20 @@ def test_later_payments_change_neither_ports_nor_causal_counts(multigraph):
     early = time <= 40
     known = source[early], target[early], time[early]
     assert np.array_equal(ports(source, target, time)[early], ports(*known))
-    counts = window_counts(source, target, time, num_nodes=6, window=9)
-    assert np.array_equal(counts[early], window_counts(*known, num_nodes=6, window=9))
+    counts = window_counts(source, target, time, window=9)
+    assert np.array_equal(counts[early], window_counts(*known, window=9))
 
 
 def test_columns_of_no_edges():
     none = np.zeros(0, dtype=np.int64)
     assert ports(none, none, none).shape == (0, 2)
-    assert window_counts(none, none, none, 3, 5, causal=False).shape == (0, 8)
+    assert window_counts(none, none, none, 5, causal=False).shape == (0, 8)
 
 
 def blind_columns(p: Payments) -> dict[str, np.ndarray]:
     """Columns of each payment that leave out direction, time, or both, and all of them."""
-    n = p.bank.size
-    around = window_counts(p.source, p.target, p.time, n, DAY, causal=False)
-    ever = window_counts(p.source, p.target, p.time, n, 30 * DAY, causal=False)
+    around = window_counts(p.source, p.target, p.time, DAY, causal=False)
+    ever = window_counts(p.source, p.target, p.time, 30 * DAY, causal=False)
     ever = ever[:, :4] + ever[:, 4:]
     undirected = np.sort(around.reshape(-1, 2, 2, 2).sum(3), axis=2).reshape(-1, 4)
     own = np.stack([p.amount, p.form], axis=1)

@@ -222,7 +222,7 @@ def test_a_bank_counts_only_payments_that_touch_it():
     for b in range(3):
         seen = (bank == b).any(dim=0)
         source, target = own.edge_index[:, seen].numpy()
-        counts = window_counts(source, target, own.edge_time[seen].numpy(), 300, 3 * DAY)
+        counts = window_counts(source, target, own.edge_time[seen].numpy(), 3 * DAY)
         sent = (bank[0] == b)[seen]
         torch.testing.assert_close(own.edge_attr[seen][sent][:, 5:], torch.from_numpy(counts).float().log1p()[sent])
     assert bool((own.edge_attr <= everyone.edge_attr).all())
