@@ -7,7 +7,7 @@ With these, the linked files equal `partition.cut` of the whole graph, whose nod
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -125,61 +125,34 @@ class Edges:
     data: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Numbering:
-    """Global ids of a party's nodes.
-
-    Attributes:
-        ids: global id of each row of the party's file [N].
-        total: nodes of all parties.
-    """
-
-    ids: Ints
-    total: int
-
-
-def numbering(rows: Ints, client: int, counts: Sequence[int], given: Mapping[int, int] | None = None) -> Numbering:
-    """Return the global ids of a party's nodes.
-
-    Args:
-        rows: place of each node among the party's own, -1 for nodes that a lower client owns [N].
-        client: the party's client.
-        counts: nodes that each client owns.
-        given: global ids of nodes that a lower client owns, by row of the file.
-    """
-    ids = rows + sum(counts[:client])
-    for row, gid in (given or {}).items():
-        ids[row] = gid
-    return Numbering(ids, sum(counts))
-
-
-def linked(graph: ClientGraph, numbers: Numbering, edges: Mapping[int, Edges]) -> ClientGraph:
+def linked(graph: ClientGraph, ids: Ints, total: int, edges: Mapping[int, Edges]) -> ClientGraph:
     """Return the client's graph with global ids and cut edges, nodes and edges in their common order.
 
     Args:
         graph: the party's imported graph.
-        numbers: global ids of its nodes.
+        ids: global ids of its nodes [N].
+        total: number of nodes of all parties.
         edges: matched edges by client at the other end.
 
     Raises:
         FedGraphError: edges of the parties carry different data.
     """
-    by_id = np.argsort(numbers.ids, kind="stable")
+    by_id = np.argsort(ids, kind="stable")
     place = np.empty_like(by_id)
     place[by_id] = np.arange(by_id.size)
     order, new = torch.from_numpy(by_id), torch.from_numpy(place)
-    gid = torch.from_numpy(numbers.ids)[order]
+    gid = torch.from_numpy(ids)[order]
     own = graph.with_edges(new[graph.edge_index], torch.arange(graph.edge_index.size(1)))
-    own = canonical(replace(own, num_global_nodes=numbers.total))  # local rows ascend with global ids
+    own = canonical(replace(own, num_global_nodes=total))  # local rows ascend with global ids
     fields: dict[str, Any] = {}
     for cut, outgoing in (("cut_out", True), ("cut_in", False)):
-        fields |= _cut(graph, cut, outgoing, numbers, place, edges)
+        fields |= _cut(graph, cut, outgoing, ids, place, edges)
     rows = {key: getattr(graph, key)[order] for key in ("x", "y", *MASKS)}
     rows |= {key: rows_of(getattr(graph, key), order) for key in ("targets", "graph_id")}
     rows["group"] = graph.group[:0]
     rows["ids"] = graph.ids[order] if len(graph.ids) else graph.ids
     rows["book"] = renumbered(graph.book, new, graph.num_nodes)
-    made = replace(own, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=numbers.total)
+    made = replace(own, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=total)
     far = far_ends(made)
     ends = np.concatenate([far[:0].numpy(), *(found.far for found in edges.values())])
     names = np.concatenate([np.zeros(0, dtype=str), *(found.name for found in edges.values())])
@@ -196,7 +169,7 @@ def _no_records() -> dict[str, Any]:
 
 
 def _cut(
-    graph: ClientGraph, cut: str, outgoing: bool, numbers: Numbering, place: Ints, edges: Mapping[int, Edges]
+    graph: ClientGraph, cut: str, outgoing: bool, ids: Ints, place: Ints, edges: Mapping[int, Edges]
 ) -> dict[str, Any]:
     """Return one kind of cut edges in the common order, with owners and data."""
     near, far, owner = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
@@ -216,7 +189,7 @@ def _cut(
             if chosen.size:
                 data[key].append(found.data[key][torch.from_numpy(chosen)])
     ends, other = np.concatenate(near), torch.from_numpy(np.concatenate(far))
-    gid, local, who = torch.from_numpy(numbers.ids[ends]), place[ends], torch.from_numpy(np.concatenate(owner))
+    gid, local, who = torch.from_numpy(ids[ends]), place[ends], torch.from_numpy(np.concatenate(owner))
     values = {key: torch.cat(parts) for key, parts in data.items() if parts}
     if graph.edge_split.numel() and "edge_time" in values:
         values["edge_split"] = _stages(graph, values["edge_time"])

@@ -27,7 +27,7 @@ from fedgraph_flwr.party.link.files import Ints, id_form
 from fedgraph_flwr.party.link.protocol import LinkParty
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.tables.parties import normal_ids
-from fedgraph_flwr.wire.messages import Arrays, check_arrays
+from fedgraph_flwr.wire.messages import Arrays
 
 
 def party_of(rules: LinkRules) -> type[LinkParty]:
@@ -120,20 +120,14 @@ class JoinParty(LinkParty):
         return {"account": np.arange(rows.size), **dict(zip(numbers, codes, strict=True))}
 
     def _take_share(self, peer: int, arrays: Arrays) -> None:
-        check_arrays({"account": arrays["account"]}, {"account": (self._ordered(peer).size,)}, f"client {peer}")
-        if extra := sorted(arrays.keys() - {"account", *map(str, self.held(peer))}):
-            raise RunFailed(
-                f"client {peer} sent a column '{sanitize(extra[0], 40)}' that the rules or its role do not name: nothing is"
-                " written"
-            )
-        for number in self.held(peer):
-            self._check_told(peer, self.columns[number], arrays[str(number)], self._ordered(peer).size)
-        self.pairs[peer]["share"] = arrays
+        count = self._ordered(peer).size
+        columns = {str(number): (self.columns[number], count) for number in self.held(peer)}
+        self._take_columns(peer, arrays, columns)
 
     def result(self) -> ClientGraph:
         """Return the linked graph, whose nodes have the columns that the peers shared."""
         if self._done is None:
-            graph, lacking = self.linked(), {*range(len(self.columns))} - {*self.held(self.client)}
+            graph, lacking = self.linked, {*range(len(self.columns))} - {*self.held(self.client)}
             x, (_, places, _) = graph.x.clone(), self._prepared
             holders = np.zeros(graph.num_nodes, dtype=np.int64)
             given = [(peer, [n for n in self.held(peer) if n in lacking]) for peer in self.peers]

@@ -29,7 +29,7 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -59,25 +59,11 @@ from fedgraph_flwr.wire.messages import Arrays
 MOST_PER_NODE = 1.2
 """Largest set of identities of a party, per announced node."""
 
-_INVALID = (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
+LARGEST = 3e38
+"""Largest number in a message."""
+
+_INVALID = (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, SafetensorError)
 """Errors of reading a message that does not have the expected content."""
-
-
-@dataclass
-class PairCount:
-    """Numbers of a party's records with one other party.
-
-    Attributes:
-        records: own records, or identities.
-        shared: those that both have.
-        conflicts: shared records whose edge label differs; the source's counts.
-        unknown: disclosed records that name an account that the other party does not have.
-    """
-
-    records: int = 0
-    shared: int = 0
-    conflicts: int = 0
-    unknown: int = 0
 
 
 class LinkParty:
@@ -95,8 +81,8 @@ class LinkParty:
     Attributes:
         done: number of phases whose messages this party has sent.
         names: names of the parties, by client; likewise ``roles``.
-        counts: numbers by peer, for the party's report.
-        absent: records that name a party which no client is, by name.
+        conflicts: number of shared records whose edge label differs, by peer; the source's counts.
+        unknown: number of disclosed records that name an account that the peer does not have, by peer.
     """
 
     def __init__(
@@ -112,7 +98,8 @@ class LinkParty:
         self.consent, self.accepted = consent, [str(name) for name in fold(list(accepted))]
         self.graph, self.rules, self.keyring, self.client = graph, rules, keyring, graph.client
         self.before = ledger or Ledger()
-        self._check_file()
+        if problem := self._misfit():
+            raise FedGraphError(f"the file of client {self.client} {problem}")
         stored = memory or {}
         held = {key: stored[key].tobytes() for key in ("private", "root", "session", "names") if key in stored}
         self.sealer = Sealer(self.client, held.get("private"))
@@ -127,40 +114,34 @@ class LinkParty:
         self.pairs: dict[int, dict[str, Any]] = {int(k): dict(v) for k, v in stored.get("pairs", {}).items()}
         if "keys" in stored:
             self.sealer.meet({k: key.tobytes() for k, key in enumerate(stored["keys"])})
-        self.counts: dict[int, PairCount] = {}
-        self.absent: dict[str, int] = {}
+        self.conflicts: dict[int, int] = {}
+        self.unknown: dict[int, int] = {}
         self._values: dict[int, tuple[Ints, list[bytes]]] = {}
         self._old: dict[int, Ints] = {}
         self._edge_data: dict[int, dict[str, Tensor]] = {}
         self._done: ClientGraph | None = None
-        self._linked: ClientGraph | None = None
         self._files: dict[int, bytes] = {}
         self._intersections: dict[int, tuple[Ints, Ints]] = {}
 
-    def _check_file(self) -> None:
-        """Refuse files that cannot be linked, before anything is sent.
-
-        Raises:
-            FedGraphError: the file is heterogeneous, is linked already, or names no party or records.
-        """
+    def _misfit(self) -> str:
+        """Return why the file cannot be linked, as the end of an error; empty if it can be."""
         graph = self.graph
         if not isinstance(graph, ClientGraph):
-            raise FedGraphError(
-                f"the file of client {self.client} holds a heterogeneous graph; link matches edges of graphs with one node type:"
-                " import only the nodes and edges of one type"
+            return (
+                "holds a heterogeneous graph; link matches edges of graphs with one node type: import only the nodes and edges"
+                " of one type"
             )
         if "link" in graph.linking or graph.cut_out.numel() or graph.cut_in.numel():
-            raise FedGraphError(
-                f"the file of client {self.client} is already linked: pass the file that `import` wrote"
-            )
+            return "is already linked: pass the file that `import` wrote"
         if not is_secret(graph.linking.get("secret", "0" * 64)):
-            raise FedGraphError(f"the file of client {self.client} has a damaged secret of its party: import it again")
+            return "has a damaged secret of its party: import it again"
         named = {"party", "parties"} <= graph.linking.keys()
-        if not self.rules.identities and not (named and graph.foreign_id.size(1)):
-            raise FedGraphError(
-                f"the file of client {self.client} names no {'record of another party' if named else 'party'}: import it with"
-                " --own-party and --party-columns, or match accounts: pass --match ids"
-            )
+        if self.rules.identities or (named and graph.foreign_id.size(1)):
+            return ""
+        return (
+            f"names no {'record of another party' if named else 'party'}: import it with --own-party and --party-columns, or"
+            " match accounts: pass --match ids"
+        )
 
     @property
     def secret(self) -> bytes:
@@ -232,22 +213,19 @@ class LinkParty:
                 f"the server requests phase '{sanitize(phase, 40)}' of link from client {self.client} after phase"
                 f" '{order[self.done]}', expected '{(order[self.done + 1 :] or ['no further phase'])[0]}'"
             )
-        inbox: dict[int, Arrays] = {}
-        if before != ANNOUNCE:
-            if sorted(envelopes) != self.peers:
+        if before != ANNOUNCE and sorted(envelopes) != self.peers:
+            raise RunFailed(
+                f"client {self.client} needs messages of clients {self.peers} in phase '{before}' of link, got those of"
+                f" {sorted(envelopes)}"
+            )
+        for peer in self.peers if before != ANNOUNCE else ():
+            try:
+                getattr(self, f"_take_{before}")(peer, self._opened(peer, before, envelopes[peer]))
+            except _INVALID as error:
                 raise RunFailed(
-                    f"client {self.client} needs messages of clients {self.peers} in phase '{before}' of link, got those of"
-                    f" {sorted(envelopes)}"
-                )
-            inbox = {k: self._opened(k, before, envelopes[k]) for k in self.peers}
-            for peer, arrays in inbox.items():
-                try:
-                    getattr(self, f"_take_{before}")(peer, arrays)
-                except _INVALID as error:
-                    raise RunFailed(
-                        f"client {peer} sent client {self.client} an invalid message in phase '{before}' of link"
-                        f" ({sanitize(first_line(error), 120)}): install the same version of fedgraph-flwr at both"
-                    ) from error
+                    f"client {peer} sent client {self.client} an invalid message in phase '{before}' of link"
+                    f" ({sanitize(first_line(error), 120)}): nothing is written; install one version of fedgraph-flwr at both"
+                ) from error
         make: Callable[[int], Arrays] | None = getattr(self, f"_make_{phase}", None)
         sent = {k: self._sealed(k, phase, make(k)) for k in self.peers} if make else {}
         self.done += 1
@@ -259,16 +237,8 @@ class LinkParty:
         return [k for k in range(self.graph.num_clients) if k != self.client]
 
     def _opened(self, peer: int, step: str, envelope: NDArray[np.uint8]) -> Arrays:
-        opened = self.sealer.open(peer, f"link {step}", envelope)
-        try:
-            content = opened["content"].tobytes()
-            size = int.from_bytes(content[:8], "little")
-            return load(content[8 : 8 + size])
-        except (KeyError, SafetensorError) as error:
-            raise RunFailed(
-                f"client {peer} sent client {self.client} an envelope in phase '{step}' of link that holds no arrays: install the"
-                " same version of fedgraph-flwr at both"
-            ) from error
+        content = self.sealer.open(peer, f"link {step}", envelope)["content"].tobytes()
+        return load(content[8 : 8 + int.from_bytes(content[:8], "little")])
 
     def _sealed(self, peer: int, step: str, arrays: Arrays) -> NDArray[np.uint8]:
         """Seal arrays padded with zeros to a power of two, so that sizes tell little."""
@@ -313,11 +283,10 @@ class LinkParty:
                     f"client {client} calls itself '{sanitize(name, 60)}': this node's policy accepts {listing}, by client (link:"
                     " names)"
                 )
-        owners: dict[str, int] = {}
-        for client, name in self.names.items():
-            if name and owners.setdefault(name, client) != client:
+            same = [each for each, other in self.names.items() if name and other == name]
+            if len(same) > 1:
                 raise RunFailed(
-                    f"clients {owners[name]} and {client} both call themselves '{sanitize(name, 60)}': import one with another"
+                    f"clients {same[0]} and {same[1]} both call themselves '{sanitize(name, 60)}': import one with another"
                     " --own-party"
                 )
 
@@ -399,22 +368,9 @@ class LinkParty:
         digest = self._to(sender, receiver, b"ledger", self._known(peer).digest)
         return {"ledger": _bytes(digest)} if self.rules.increment else {}
 
-    def _check_ledger(self, peer: int, arrays: Arrays) -> None:
-        """Require that a peer keeps the same records of the last link.
-
-        Raises:
-            RunFailed: it does not.
-        """
-        for key, digest in self._ledger_digest(peer, peer).items():
-            if not np.array_equal(_shape(arrays[key], (32,)), digest):
-                raise RunFailed(
-                    f"clients {self.client} and {peer} keep different records of the last link: nothing is sent; link without"
-                    " --since"
-                )
-
     def ledger(self) -> Ledger:
         """Return the records that are matched now, for the next link."""
-        self.linked()
+        self.result()
         peers = {}
         for peer in [] if self.rules.identities else self.peers:
             own, (rows, keys) = self._ordered(peer), self.values(peer)
@@ -452,23 +408,35 @@ class LinkParty:
         }
 
     def _take_commit(self, peer: int, arrays: Arrays) -> None:
-        self._check_ledger(peer, arrays)
-        size = int(arrays["size"][0])
-        self._check_size(peer, size)
-        committed = _shape(arrays["commitment"], (32,))
+        self._take_size(peer, arrays)
+        committed = _array(arrays, "commitment", (32,))
         if np.array_equal(committed, matching.commitment(self.pairs[peer]["masks"])):
             raise RunFailed(
                 f"client {peer} copied the commitment of client {self.client}, expected one to its own masks: no masks are"
                 " sent"
             )
-        self.pairs[peer] |= {"size": np.array([size]), "commitment": committed}
+        self.pairs[peer]["commitment"] = committed
+
+    def _take_size(self, peer: int, arrays: Arrays) -> None:
+        """Take the padded size of a peer's set, if the peer keeps the same records of the last link."""
+        for key, digest in self._ledger_digest(peer, peer).items():
+            if not np.array_equal(arrays[key], digest):
+                raise RunFailed(
+                    f"clients {self.client} and {peer} keep different records of the last link: nothing is sent; link without"
+                    " --since"
+                )
+        size = _array(arrays, "size", (1,), "int64")
+        self._check_size(peer, int(size[0]))
+        self.pairs[peer]["size"] = size
+
+    def _most(self, client: int) -> int:
+        """Return the largest padded set of a client that all parties know."""
+        most = self.rules.max_ids
+        return min(most, math.ceil(MOST_PER_NODE * self.nodes[client])) if self.rules.identities else most
 
     def _padded(self, size: int) -> int:
         """Return the padded size of an own set: a power of two, or the limit that all parties know."""
-        most = self.rules.max_ids
-        if self.rules.identities:
-            most = min(most, math.ceil(MOST_PER_NODE * self.graph.num_nodes))
-        return max(min(matching.bucket(size), most), size)
+        return max(min(matching.bucket(size), self._most(self.client)), size)
 
     def _check_size(self, peer: int, size: int) -> None:
         """Refuse a set that is too large. The limits hold for padded sets: a peer may hide guesses in its padding.
@@ -476,12 +444,9 @@ class LinkParty:
         Raises:
             RunFailed: names the limits.
         """
-        most = self.rules.max_ids
-        if self.rules.identities:
-            most = min(most, math.ceil(MOST_PER_NODE * self.nodes[peer]))
-        else:
-            own = len(self.values(peer)[1])
-            most = min(most, max(matching.FEWEST, int(self.rules.max_ratio * own)))
+        most = self._most(peer)
+        if not self.rules.identities:
+            most = min(most, max(matching.FEWEST, int(self.rules.max_ratio * len(self.values(peer)[1]))))
         if not 0 < size <= most:
             raise RunFailed(
                 f"client {peer} announces a padded set of {size} for client {self.client}, which accepts up to {most} (max_ids"
@@ -501,7 +466,7 @@ class LinkParty:
 
     def _take_mask(self, peer: int, arrays: Arrays) -> None:
         pair = self.pairs[peer]
-        masks = _shape(arrays["masks"], (int(pair["size"][0]), 32))
+        masks = _array(arrays, "masks", (int(pair["size"][0]), 32))
         if not np.array_equal(matching.commitment(masks), pair["commitment"]):
             raise RunFailed(
                 f"client {peer} sent client {self.client} masks that do not match its commitment: no replies are sent"
@@ -531,7 +496,7 @@ class LinkParty:
             raise RunFailed(
                 f"client {peer} copied the replies of client {self.client}, expected its own: no rows are sent"
             )
-        nonce = _shape(arrays["nonce"], (32,)).tobytes()
+        nonce = _array(arrays, "nonce", (32,)).tobytes()
         if not np.array_equal(self._binding(peer, self.client, nonce, rows), self.pairs[peer]["binding"]):
             raise RunFailed(
                 f"client {peer} sent client {self.client} replies that do not match its commitment: no rows are sent"
@@ -541,14 +506,14 @@ class LinkParty:
         return {"binding": self._binding(self.client, peer, self._nonce(peer), self._replies(peer))}
 
     def _take_seal(self, peer: int, arrays: Arrays) -> None:
-        self.pairs[peer]["binding"] = _shape(arrays["binding"], (32,))
+        self.pairs[peer]["binding"] = _array(arrays, "binding", (32,))
 
     def _make_double(self, peer: int) -> Arrays:
         return {"doubled": self._replies(peer), "nonce": _bytes(self._nonce(peer))}
 
     def _take_double(self, peer: int, arrays: Arrays) -> None:
         pair = self.pairs[peer]
-        replies = _shape(arrays["doubled"], (len(pair["masks"]), REPLY))
+        replies = _array(arrays, "doubled", (len(pair["masks"]), REPLY))
         self._check_binding(peer, arrays, replies)
         pair["replies"] = replies
         del pair["masks"]
@@ -556,20 +521,17 @@ class LinkParty:
 
     # --- proof of knowledge -------------------------------------------------------------------------------------------
 
-    def _proof(self, peer: int) -> bytes:
-        """Return the secret of the scalars with which this party proves that it knows records."""
-        return self._secret_of(peer, b"proof")
-
     def _make_prove(self, peer: int) -> Arrays:
         own, remote = self._by_mask(peer)
         known = self.values(peer)[1]
-        points = matching.prove(self._proof(peer), own, (known[place] for place in own), self._purpose(peer) + b"proof")
-        return {"position": remote, "points": points}
+        secret, purpose = self._secret_of(peer, b"proof"), self._purpose(peer) + b"proof"
+        return {"position": remote, "points": matching.prove(secret, own, (known[place] for place in own), purpose)}
 
     def _take_prove(self, peer: int, arrays: Arrays) -> None:
         own = self._checked_order(peer, arrays)
-        points = _shape(arrays["points"], (own.size, POINT))
-        keys = dict(zip(own, matching.agreed(self._proof(peer), own, points, f"client {peer}"), strict=True))
+        points = _array(arrays, "points", (own.size, POINT))
+        agreed = matching.agreed(self._secret_of(peer, b"proof"), own, points, f"client {peer}")
+        keys = dict(zip(own, agreed, strict=True))
         tags = (self._to(self.client, peer, b"agree", keys[k]) for k in self._by_mask(peer)[0])
         expected = (self._to(peer, self.client, b"agree", keys[k]) for k in own)
         self.pairs[peer] |= {"tags": as_rows(tags, POINT), "expected": as_rows(expected, POINT)}
@@ -579,7 +541,7 @@ class LinkParty:
 
     def _take_agree(self, peer: int, arrays: Arrays) -> None:
         expected = self.pairs[peer]["expected"]
-        wrong = (_shape(arrays["tags"], expected.shape) != expected).any(axis=1)
+        wrong = (_array(arrays, "tags", expected.shape) != expected).any(axis=1)
         if wrong.any():
             raise RunFailed(
                 f"client {peer} could not prove that it holds {int(wrong.sum())} of the {wrong.size} records that client"
@@ -618,10 +580,7 @@ class LinkParty:
         return {"size": np.array([padded]), **self._make_seal(peer), **self._ledger_digest(peer, self.client)}
 
     def _take_ask_commit(self, peer: int, arrays: Arrays) -> None:
-        self._check_ledger(peer, arrays)
-        size = int(arrays["size"][0])
-        self._check_size(peer, size)
-        self.pairs[peer]["size"] = np.array([size])
+        self._take_size(peer, arrays)
         self._take_seal(peer, arrays)
 
     def _make_ask(self, peer: int) -> Arrays:
@@ -629,7 +588,7 @@ class LinkParty:
 
     def _take_ask(self, peer: int, arrays: Arrays) -> None:
         pair = self.pairs[peer]
-        hashes = _shape(arrays["hashes"], (int(pair["size"][0]), REPLY))
+        hashes = _array(arrays, "hashes", (int(pair["size"][0]), REPLY))
         self._check_binding(peer, arrays, hashes)
         pair["doubled"] = hashes
         self._check_shared(peer)
@@ -658,7 +617,6 @@ class LinkParty:
         # In a dry run the order is lost, the number is not.
         own = matching.shared(pair["replies"], pair["doubled"]) if self.rules.dry_run else self.intersection(peer)
         found = len(own[0])
-        self.counts[peer] = PairCount(records, found)
         pair["found"] = np.array([records, found])
         if 0 < found < self.rules.min_shared:
             raise RunFailed(
@@ -735,45 +693,34 @@ class LinkParty:
         return {f"{prefix}{key}": values.numpy() for key, values in booked(self.graph, rows).items()}
 
     def _take_match(self, peer: int, arrays: Arrays) -> None:
-        own = self._checked_order(peer, arrays)
-        count = int(_shape(arrays["count"], (1,))[0])
+        own, old = self._checked_order(peer, arrays), len(self._known(peer).keys)
         most = self.nodes[peer] + (self.rules.max_ids * len(self.peers) if self.rules.one_sided == "stub" else 0)
-        both = own.size + len(self._known(peer).keys)
-        arrays = {**arrays, "row": _shape(arrays["row"], (both,), "i").astype(np.int64)}
-        rows = arrays["row"]
+        last = max(int(_array(arrays, "count", (1,), "int64", 0, most)[0]), 1) - 1
+        _array(arrays, "row", (own.size + old,), "int64", -1 if self._overlaps else 0, last)
+        if not self.rules.identities:
+            sends = self._sends_data(peer, self.values(peer)[0][own])
+            self._take_data(arrays, "", sends.size - int(sends.sum()))
         if self.rules.discloses:
-            arrays["alone_row"] = self._checked_alone(peer, arrays).astype(np.int64)
-            rows = np.concatenate([rows, arrays["alone_row"]])
-        least = -1 if self._overlaps else 0
-        if not 0 <= count <= most or (rows.size and not least <= rows.min() <= rows.max() < max(count, 1)):
-            raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
+            size = len(arrays["alone_row"])
+            if size > self.rules.max_ids:
+                raise RunFailed(
+                    f"client {peer} disclosed {size} records, expected at most {self.rules.max_ids} (--max-ids)"
+                )
+            _array(arrays, "alone_row", (size,), "int64", 0, last)
+            _array(arrays, "alone_out", (size,), "bool")
+            _array(arrays, "alone_id", (size, REPLY))
+            self._take_data(arrays, "alone_", size)
         self.pairs[peer]["match"] = arrays
 
-    def _checked_alone(self, peer: int, arrays: Arrays) -> Ints:
-        """Return the rows of a peer's one-sided records, whose arrays must fit together.
-
-        Raises:
-            RunFailed: there are more than ``max_ids``, or their data are not finite.
-            ValueError: two arrays do not fit.
-        """
-        rows = arrays["alone_row"]
-        size = rows.shape[0]
-        _shape(rows, (size,), "i")
-        _shape(arrays["alone_out"], (size,), "b")
-        _shape(arrays["alone_id"], (size, REPLY), "u")
+    def _take_data(self, arrays: Arrays, prefix: str, count: int) -> None:
+        """Require data of edges that do not break training: finite features, labels of a class, times that can be subtracted."""
+        limits = {"edge_y": (-1, max(self.graph.num_edge_classes, 1) - 1), "edge_time": (-(2**62), 2**62)}
         for key in (key for key in DATA if _has(self.graph, key)):
             own = record_columns(self.graph, key, getattr(self.graph, f"foreign_{key}").numpy())
-            values = _shape(arrays[f"alone_{key}"], (size, *own.shape[1:]), own.dtype.kind)
-            if values.dtype != own.dtype:
-                raise RunFailed(
-                    f"client {peer} sent {key} of type {values.dtype}, expected {own.dtype}: nothing is written"
-                )
-            self._check_data(peer, key, values)
-        if size > self.rules.max_ids:
-            raise RunFailed(
-                f"client {peer} disclosed {size} records, expected at most {self.rules.max_ids} (--max-ids)"
-            )
-        return rows
+            if not count:
+                arrays.setdefault(f"{prefix}{key}", own[:0])  # a party without records sends no data
+            bounds = limits.get(key, (-LARGEST, LARGEST))
+            _array(arrays, f"{prefix}{key}", (count, *own.shape[1:]), own.dtype.name, *bounds)
 
     def _make_resolve(self, peer: int) -> Arrays:
         _, places, _ = self._prepared
@@ -789,10 +736,8 @@ class LinkParty:
     def _take_resolve(self, peer: int, arrays: Arrays) -> None:
         own, _ = self.intersection(peer)
         alone = len(self.values(peer)[0]) - own.size
-        rows = _shape(arrays["row"], (alone,), "i").astype(np.int64)
-        if rows.size and not -1 <= rows.min() <= rows.max() < int(self.pairs[peer]["match"]["count"][0]):
-            raise RunFailed(f"client {peer} sent row numbers outside the range of its nodes: nothing is written")
-        self.pairs[peer]["resolve"] = {"row": rows}
+        last = int(self.pairs[peer]["match"]["count"][0]) - 1
+        self.pairs[peer]["resolve"] = {"row": _array(arrays, "row", (alone,), "int64", -1, last)}
 
     # --- columns of far ends ------------------------------------------------------------------------------------------
 
@@ -817,7 +762,7 @@ class LinkParty:
 
     def told(self, peer: int) -> tuple[Ints, list[NDArray[Any]], list[bytes]]:
         """Return what this party tells a peer: rows of the linked graph [K], codes or values by column, and the accounts' ids."""
-        graph = self.linked()
+        graph = self.linked
         rows = told_rows(graph, peer)
         names = [str(name).encode() for name in normal_ids(unpack_words(graph.ids)[rows], id_form(self.graph))]
         kept, codes = encoded(graph, self.columns, self.rules.min_records, self.secret, names, rows)
@@ -826,7 +771,7 @@ class LinkParty:
     def told_digest(self, peer: int) -> tuple[str, int]:
         """Return a keyed hash of the accounts of which a peer is told and their values, and their number."""
         rows, _, names = self.told(peer)
-        return self.digest_of(self.linked(), rows, names, range(len(self.columns))), rows.size
+        return self.digest_of(self.linked, rows, names, range(len(self.columns))), rows.size
 
     def digest_of(self, graph: ClientGraph, rows: Ints, names: Sequence[bytes], numbers: Iterable[int]) -> str:
         """Return a keyed hash of accounts and their values of some of `columns`."""
@@ -837,7 +782,7 @@ class LinkParty:
 
     def _make_share(self, peer: int) -> Arrays:
         rows, codes, _ = self.told(peer)
-        found = {"account": self.linked().node_id.numpy()[rows], **{str(i): values for i, values in enumerate(codes)}}
+        found = {"account": self.linked.node_id.numpy()[rows], **{str(i): values for i, values in enumerate(codes)}}
         return found | self._told_records(peer)
 
     def _told_records(self, peer: int) -> Arrays:
@@ -847,7 +792,7 @@ class LinkParty:
         rows = self._matched(peer, self._by_mask(peer)[0])
         attr = self.graph.foreign_edge_attr.numpy()[rows]
         node, outgoing = self.graph.foreign[0].numpy()[rows], self.graph.foreign_out.numpy()[rows]
-        known = record_counts(self.linked())[self._prepared[1][node]] >= self.rules.min_records
+        known = record_counts(self.linked)[self._prepared[1][node]] >= self.rules.min_records
         found: Arrays = {"known": known}
         for place, (source, target) in enumerate(self.records):
             values = np.where(known, np.where(outgoing, attr[:, source.place], attr[:, target.place]), 0)
@@ -855,44 +800,31 @@ class LinkParty:
         return found
 
     def _take_share(self, peer: int, arrays: Arrays) -> None:
-        graph = self.linked()
-        ids = arrays["account"]
-        _shape(ids, (ids.shape[0],), "i")
+        graph, ids = self.linked, arrays["account"]
+        _array(arrays, "account", (len(ids),), "int64")
         known = [getattr(graph, cut)[1, getattr(graph, f"{cut}_owner") == peer] for cut in ("cut_out", "cut_in")]
         if (np.diff(ids) <= 0).any() or not np.isin(ids, torch.cat(known).numpy()).all():
             raise RunFailed(
                 f"client {peer} sent columns of accounts that are in no record shared with client {self.client}, or of one"
                 " account twice: nothing is written"
             )
-        declared = {"account", *map(str, range(len(self.columns)))}
         both = self._matched(peer, self._ordered(peer)).size
+        columns = {str(place): (column, ids.size) for place, column in enumerate(self.columns)}
+        columns |= {f"edge {place}": (column, both) for place, (column, _) in enumerate(self.records)}
         if self.records:
-            declared |= {"known", *(f"edge {place}" for place in range(len(self.records)))}
-            _shape(arrays["known"], (both,), "b")
-        if extra := sorted(arrays.keys() - declared):
-            raise RunFailed(
-                f"client {peer} sent a column '{sanitize(extra[0], 40)}' that the rules do not name: nothing is written"
-            )
-        for place, column in enumerate(self.columns):
-            self._check_told(peer, column, arrays[str(place)], ids.shape[0])
-        for place, (column, _) in enumerate(self.records):
-            self._check_told(peer, column, arrays[f"edge {place}"], both)
+            _array(arrays, "known", (both,), "bool")
+        self._take_columns(peer, arrays, columns)
+
+    def _take_columns(self, peer: int, arrays: Arrays, columns: Mapping[str, tuple[Column, int]]) -> None:
+        """Take a peer's columns: the expected ones, by their key with their number of values, in their form."""
+        if extra := sorted(arrays.keys() - columns.keys() - {"account", "known"}):
+            raise ValueError(f"column '{extra[0]}', which the rules or its role do not name")
+        for key, (column, count) in columns.items():
+            exact = column.form == EXACT
+            low, high = (-LARGEST, LARGEST) if exact else column.codes
+            name = f"column '{column.name}' ({column.form})"
+            _array(arrays, key, (count,), "float32" if exact else "int8", low, high, name)
         self.pairs[peer]["share"] = arrays
-
-    def _check_told(self, peer: int, column: Column, values: NDArray[Any], count: int) -> None:
-        """Refuse values of a shared column that are not those of its form.
-
-        Raises:
-            RunFailed: names the peer and the column.
-        """
-        exact = column.form == EXACT
-        _shape(values, (count,), "f" if exact else "i")
-        low, high = (-3e38, 3e38) if exact else column.codes
-        if values.dtype != (np.float32 if exact else np.int8) or not ((values >= low) & (values <= high)).all():
-            raise RunFailed(
-                f"client {peer} sent values of column '{column.name}' ({column.form}) outside its range, {low:g} to {high:g}, or"
-                " of another type: nothing is written"
-            )
 
     def _with_told(self, peer: int, attr: Tensor, outgoing: NDArray[np.bool_]) -> Tensor:
         """Return features of shared records with the columns that the peer told of its ends, in the order of its rows."""
@@ -922,15 +854,14 @@ class LinkParty:
     def result(self) -> ClientGraph:
         """Return the linked graph, with the columns of far ends that the peers shared."""
         if self._done is None:
-            graph = self._joined() if self.records else self.linked()
+            graph = self._joined() if self.records else self.linked
             self._done = self._with_shares(graph) if self.rules.share else graph
         return self._done
 
+    @cached_property
     def linked(self) -> ClientGraph:
-        """Return the linked graph, without shared columns."""
-        if self._linked is None:
-            self._linked = self._joined()
-        return self._linked
+        """The linked graph, without shared columns."""
+        return self._joined()
 
     def _joined(self) -> ClientGraph:
         """Return the linked graph with the columns of edges that are known so far."""
@@ -938,39 +869,33 @@ class LinkParty:
         counts = [
             int(self.pairs[k]["match"]["count"][0]) if k != self.client else count for k in range(graph.num_clients)
         ]
-        given: dict[int, int] = {}
+        starts = np.cumsum([0, *counts]).tolist()
+        ids = np.where(places < 0, -1, places + starts[self.client])
         edges: dict[int, Edges] = {}
         for peer in self.peers:
-            start = sum(counts[:peer])
-            if self.rules.identities:
-                self._identities(peer, start, given, edges)
-            else:
-                edges[peer] = self._edges(peer, start)
-        numbers = files.numbering(places.copy(), self.client, counts, given)
-        if (numbers.ids < 0).any() or np.unique(numbers.ids).size < numbers.ids.size:
+            own, rows = self._ordered(peer), self.pairs[peer]["match"]["row"]
+            if self._overlaps and peer < self.client:
+                new = (ids[own] < 0) & (rows >= 0)  # clients ascend: the lowest one's number counts
+                ids[own[new]] = starts[peer] + rows[new]
+            elif not self.rules.identities:
+                edges[peer] = self._edges(peer, starts[peer])
+            elif self.rules.entities == "edges":
+                edges[peer] = self._between(peer, own, starts[peer] + rows)
+        if (ids < 0).any() or np.unique(ids).size < ids.size:
             raise RunFailed(
                 f"client {self.client} received inconsistent owners of shared nodes: two nodes have one number, or one has"
                 " none; nothing is written"
             )
-        return files.linked(graph, numbers, edges)
+        return files.linked(graph, ids, starts[-1], edges)
 
-    def _identities(self, peer: int, start: int, given: dict[int, int], edges: dict[int, Edges]) -> None:
-        own, far = self._ordered(peer), self.pairs[peer]["match"]["row"]
-        if self.rules.joins:
-            return
-        if self._overlaps:
-            if peer < self.client:
-                for node, row in zip(own.tolist(), far.tolist(), strict=True):
-                    if row >= 0:
-                        given.setdefault(node, start + row)
-            return
+    def _between(self, peer: int, own: Ints, far: Ints) -> Edges:
+        """Return the edges, in both directions, between own nodes and the nodes of a peer with the same identities."""
         if any(_has(self.graph, key) for key in DATA):
             raise FedGraphError(
                 "edges of these files carry data, but the edges that link equal identities have none: pass --entities overlap"
             )
-        directions = np.repeat([True, False], own.size)
-        ids = normal_ids(unpack_words(self.graph.ids)[own], id_form(self.graph))
-        edges[peer] = Edges(np.tile(own, 2), directions, start + np.tile(far, 2), np.tile(self._names(peer, ids), 2))
+        names = self._names(peer, normal_ids(unpack_words(self.graph.ids)[own], id_form(self.graph)))
+        return Edges(np.tile(own, 2), np.repeat([True, False], own.size), np.tile(far, 2), np.tile(names, 2))
 
     def _names(self, peer: int, ids: NDArray[Any]) -> NDArray[np.str_]:
         """Return party and id of accounts of a peer, as the own tables name them [E]."""
@@ -994,16 +919,10 @@ class LinkParty:
                 continue
             whole = getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)]
             values = record_columns(graph, key, whole).clone()
-            received = torch.from_numpy(np.array(arrays[key])) if key in arrays else values[:0]
+            received = torch.from_numpy(np.array(arrays[key]))
             taken = torch.from_numpy(~sends)
-            if received.shape != values[taken].shape or received.dtype != values.dtype:
-                raise RunFailed(
-                    f"client {peer} sent {key} {list(received.shape)} of type {received.dtype}, expected"
-                    f" {list(values[taken].shape)} of type {values.dtype}, a row per edge that starts there: nothing is written"
-                )
-            self._check_data(peer, key, received.numpy())
             if key == "edge_y":
-                self.counts.setdefault(peer, PairCount()).conflicts = int((values[taken] != received).sum())
+                self.conflicts[peer] = int((values[taken] != received).sum())
             values[taken] = received
             if old:
                 values[:old] = known.data[key]
@@ -1027,20 +946,6 @@ class LinkParty:
         """Return party and id of the far ends of records [E]."""
         return self._names(peer, normal_ids(unpack_words(self.graph.foreign_id)[rows], id_form(self.graph)))
 
-    def _check_data(self, peer: int, key: str, values: NDArray[Any]) -> None:
-        """Refuse data of edges that would break training at this party.
-
-        Raises:
-            RunFailed: features that are not finite, labels of no class, or times whose differences overflow.
-        """
-        low, high = {"edge_y": (-1, max(self.graph.num_edge_classes, 1) - 1)}.get(key, (-(2**62), 2**62))
-        if not np.isfinite(values).all():
-            raise RunFailed(f"client {peer} sent {key} with values that are not finite: nothing is written")
-        if key != "edge_attr" and values.size and not low <= values.min() <= values.max() <= high:
-            raise RunFailed(
-                f"client {peer} sent {key} from {values.min()} to {values.max()}, expected {low} to {high}: nothing is written"
-            )
-
     def _disclosed(self, peer: int, start: int) -> list[Edges]:
         """Return the edges of one-sided records: the own ones that the peer resolved, then the peer's."""
         graph, arrays = self.graph, self.pairs[peer]["match"]
@@ -1048,7 +953,7 @@ class LinkParty:
         alone = np.setdiff1d(self.values(peer)[0], self.values(peer)[0][own])
         far = self.pairs[peer]["resolve"]["row"]
         known = far >= 0
-        self.counts.setdefault(peer, PairCount()).unknown = int((~known).sum())
+        self.unknown[peer] = int((~known).sum())
         rows = alone[known]
         data = {key: getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)] for key in DATA if _has(graph, key)}
         node, outgoing = graph.foreign[0].numpy()[rows], graph.foreign_out.numpy()[rows]
@@ -1079,7 +984,7 @@ class LinkParty:
             raise RunFailed(
                 f"clients {self.client} and {peer} have different edges between them: nothing is written; link again"
             )
-        self._files[peer] = _shape(arrays["file"], (32,)).tobytes()
+        self._files[peer] = _array(arrays, "file", (32,)).tobytes()
         if len(self._files) < graph.num_clients:
             return
         name = hashlib.sha256(b"".join(self._files[k] for k in sorted(self._files))).hexdigest()
@@ -1107,18 +1012,19 @@ class LinkParty:
     def _pair_lines(self, peer: int) -> list[str]:
         what = "identities" if self.rules.identities else "records"
         records, found = (int(n) for n in self.pairs[peer]["found"])
-        count = self.counts.get(peer, PairCount())
         name = f"client {peer}" + (f" ('{sanitize(self.names[peer], 60)}')" if self.names.get(peer) else "")
         alone = "" if self.rules.identities else f", {records - found} one-sided ({self.rules.one_sided})"
         more = f", {old} more of the last link" if (old := len(self._known(peer).keys)) else ""
-        more += f", {count.conflicts} with another label there (the source's counts)" if count.conflicts else ""
-        more += f", {count.unknown} name accounts that it does not have" if count.unknown else ""
+        if conflicts := self.conflicts.get(peer):
+            more += f", {conflicts} with another label there (the source's counts)"
+        if unknown := self.unknown.get(peer):
+            more += f", {unknown} name accounts that it does not have"
         lines = [f"{name}: {records} {what}, {found} shared{alone}{more}"]
         return lines + ([f"{name}: {self._share_line(peer)}"] if self.rules.share and not self.rules.dry_run else [])
 
     def _share_line(self, peer: int) -> str:
         told, got = self.told(peer)[0].size, len(self.pairs[peer]["share"]["account"])
-        few = told_rows(self.linked(), peer).size - told
+        few = told_rows(self.linked, peer).size - told
         withheld = f", {few} of fewer than {self.rules.min_records} records withheld" if few else ""
         listing = ", ".join(f"{column.name} ({column.form})" for column in self.told_columns)
         epsilon = sum(column.epsilon for column in self.columns)
@@ -1156,18 +1062,29 @@ def simulate(parties: Sequence[LinkParty], relay: Callable[[str, dict[Any, Any]]
 
 def _announced(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return the statement that a party signs: its key and its number of nodes."""
-    nodes = _shape(arrays["nodes"], (1,))
-    return hashlib.sha256(_shape(arrays["key"], (32,)).tobytes() + int(nodes[0]).to_bytes(8, "little")).digest()
+    key, nodes = _array(arrays, "key", (32,)), _array(arrays, "nodes", (1,), "int64")
+    return hashlib.sha256(key.tobytes() + int(nodes[0]).to_bytes(8, "little")).digest()
 
 
 def _bytes(content: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8)
 
 
-def _shape(array: NDArray[Any], shape: tuple[int, ...], kinds: str = "iu") -> NDArray[Any]:
-    """Return an array of a message if it has the expected shape, and a type of one of NumPy's ``kinds``."""
-    if array.shape != shape or array.dtype.kind not in kinds:
-        raise ValueError(f"expected {shape} of kind {kinds}, got {array.dtype} {array.shape}")
+def _array(
+    arrays: Mapping[str, NDArray[Any]],
+    key: str,
+    shape: tuple[int, ...],
+    dtype: str = "uint8",
+    low: float = -LARGEST,
+    high: float = LARGEST,
+    name: str = "",
+) -> NDArray[Any]:
+    """Return an array of a message if it has the expected shape and type, and numbers of a range, which are finite."""
+    array = arrays[key]
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(f"{name or key} is {array.dtype} {array.shape}, expected {dtype} {shape}")
+    if array.size and not low <= array.min() <= array.max() <= high:
+        raise ValueError(f"{name or key} from {array.min()} to {array.max()}, expected {low} to {high}")
     return array
 
 

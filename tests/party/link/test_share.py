@@ -161,11 +161,11 @@ def alter(change):
 
 
 def _foreign(arrays, party):
-    arrays["account"] = np.concatenate([arrays["account"][:-1], [party.linked().num_global_nodes + 5]])
+    arrays["account"] = np.concatenate([arrays["account"][:-1], [party.linked.num_global_nodes + 5]])
 
 
 def _other_party(arrays, party):
-    arrays["account"] = np.sort(np.concatenate([arrays["account"][1:], [int(party.linked().cut_out[1].max())]]))
+    arrays["account"] = np.sort(np.concatenate([arrays["account"][1:], [int(party.linked.cut_out[1].max())]]))
 
 
 CHANGES = {
@@ -176,12 +176,24 @@ CHANGES = {
         "twice",
     ),
     "short": (lambda arrays, _: arrays.update({"0": arrays["0"][1:]}), "invalid message"),
-    "infinite": (lambda arrays, _: arrays.update({"0": np.full_like(arrays["0"], np.inf)}), "outside its range"),
-    "nan": (lambda arrays, _: arrays.update({"0": np.full_like(arrays["0"], np.nan)}), "outside its range"),
-    "code": (lambda arrays, _: arrays.update({"1": np.full_like(arrays["1"], 99)}), "outside its range"),
-    "type": (lambda arrays, _: arrays.update({"1": arrays["1"].astype(np.int64)}), "another type"),
+    "infinite": (
+        lambda arrays, _: arrays.update({"0": np.full_like(arrays["0"], np.inf)}),
+        "from inf to inf, expected -3e",
+    ),
+    "nan": (
+        lambda arrays, _: arrays.update({"0": np.full_like(arrays["0"], np.nan)}),
+        "from nan to nan, expected",
+    ),
+    "code": (
+        lambda arrays, _: arrays.update({"1": np.full_like(arrays["1"], 99)}),
+        r"'age' \(buckets\) from 99 to 99, expected",
+    ),
+    "type": (lambda arrays, _: arrays.update({"1": arrays["1"].astype(np.int64)}), "is int64 .* expected int8"),
     "missing": (lambda arrays, _: arrays.pop("1"), "invalid message"),
-    "more": (lambda arrays, _: arrays.update({"2": arrays["1"]}), "do not name"),
+    "more": (
+        lambda arrays, _: arrays.update({"2": arrays["1"]}),
+        "column '2', which the rules or its role do not name",
+    ),
 }
 
 
