@@ -8,8 +8,7 @@ from typing import Any, Union, get_args, get_origin
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.config_file import EXTENSIBLE
 from fedgraph_flwr.config.key_docs import Key, keys_of, own_keys_of, sections
-from fedgraph_flwr.config.lookup import default_of
-from fedgraph_flwr.config.schema import Range, key_field
+from fedgraph_flwr.config.schema import Range, default_of, key_field
 from fedgraph_flwr.errors import FedGraphError
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: ["string", "number"]}

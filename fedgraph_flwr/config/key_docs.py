@@ -16,8 +16,8 @@ from typing import Any, get_type_hints
 from fedgraph_flwr.config import parts
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.config_file import flat, load
-from fedgraph_flwr.config.lookup import default_of, params_of
-from fedgraph_flwr.config.schema import ModelConfig, RunConfig, StrategyConfig, accepted, kind_of
+from fedgraph_flwr.config.lookup import params_of
+from fedgraph_flwr.config.schema import ModelConfig, RunConfig, StrategyConfig, accepted, default_of, kind_of
 from fedgraph_flwr.errors import unknown
 
 

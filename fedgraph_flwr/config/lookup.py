@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.config.schema import RunConfig, typed
+from fedgraph_flwr.config.schema import RunConfig, default_of, typed
 from fedgraph_flwr.errors import FedGraphError, located
 
 
@@ -117,11 +117,6 @@ def own_keys(cfg: RunConfig) -> set[str]:
     return {
         f.name for params in params_of(cfg.strategy.server, cfg.strategy.client) for f in dataclasses.fields(params)
     }
-
-
-def default_of(f: "dataclasses.Field[Any]") -> Any:
-    """Return a field's default value."""
-    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 def own_defaults(server: str, client: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
@@ -115,6 +116,11 @@ def _is_count(text: str, low: int) -> bool:
     return text.isdecimal() and len(text) < 8 and low <= int(text) <= MAX_CLIENTS
 
 
+def _full(group: str, key: str) -> str:
+    """Return a key with its group, which the keys of a run do not have."""
+    return f"{group}.{key}" if group else key
+
+
 def check(section: Any, group: str) -> None:
     """Check every field of a dataclass against its declared range or choices.
 
@@ -126,7 +132,7 @@ def check(section: Any, group: str) -> None:
         FedGraphError: a number is outside its range, or a string is not accepted.
     """
     for f in dataclasses.fields(section):
-        value, key = getattr(section, f.name), f"{group}.{f.name}" if group else f.name
+        value, key = getattr(section, f.name), _full(group, f.name)
         free = (f.metadata.get("own") and is_own(value)) or (f.metadata.get("points") and point(str(value)))
         if "choices" in f.metadata and not free:
             one_of(str(value), _choices_of(f), key)
@@ -145,15 +151,36 @@ def _choices_of(f: "Field[Any]") -> tuple[str, ...]:
     return f.metadata["choices"] + more + (tuple(FORMS.split(", ")) if f.metadata.get("points") else ())
 
 
+def default_of(f: "Field[Any]") -> Any:
+    """Return a field's default value."""
+    return f.default if f.default_factory is MISSING else f.default_factory()
+
+
+def _default(section: Any, key: str) -> str:
+    """Return the default of a section's key as text."""
+    outer, _, rest = key.partition(".")
+    found = next(f for f in fields(section) if f.name == outer)
+    return _default(found.type, rest) if rest else _text(default_of(found))
+
+
+def _text(value: Any) -> str:
+    """Return a value as an override has it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 class Section:
     """Base of the dataclasses below, which check their values when created.
 
     Attributes:
         group: prefix of the keys.
-        refusals: pairs of values that do not go together: the condition, and the error message, in which ``{c}`` is the section.
+        clashes: pairs of terms that must not hold together, and why: a text in which ``{}`` is the second key with its value.
+            Terms are ``key=value`` or ``key!=value``: ``a|b`` are two values, ``a*`` those that begin with a, and ``key!=``
+            excludes the default.
+        refusals: other values that do not go together: the condition, and the error message, in which ``{c}`` is the section.
     """
 
     group: ClassVar[str]
+    clashes: ClassVar[Sequence[tuple[str, str, str]]] = ()
     refusals: ClassVar[Sequence[tuple[Callable[[Any], object], str]]] = ()
 
     def __init_subclass__(cls, group: str = "") -> None:
@@ -161,9 +188,38 @@ class Section:
 
     def __post_init__(self) -> None:
         check(self, self.group)
+        for first, second, why in self.clashes:
+            if (one := self._holding(first)) and (other := self._holding(second)):
+                remedies = f"set {self._without(second)}, or {self._without(first)}"
+                raise FedGraphError(f"{one} {why.format(other)}: {remedies}")
         for holds, message in self.refusals:
             if holds(self):
                 raise FedGraphError(message.format(c=self))
+
+    def _term(self, term: str) -> tuple[str, bool, list[str]]:
+        """Split a term into its key, whether it excludes its values, and the values."""
+        key, _, text = term.partition("=")
+        values = [value or _default(type(self), key[:-1]) for value in text.split("|")]
+        return key.removesuffix("!"), key.endswith("!"), values
+
+    def _holding(self, term: str) -> str:
+        """Return the key of a term with its value if the term holds, else ""."""
+        key, excludes, values = self._term(term)
+        text = _text(attrgetter(key)(self))
+        among = any(text.startswith(v[:-1]) if v.endswith("*") else text == v for v in values)
+        return f"{_full(self.group, key)}={text}" if among != excludes else ""
+
+    def _without(self, term: str) -> str:
+        """Return what to set so that a term does not hold."""
+        key, excludes, values = self._term(term)
+        default = _default(type(self), key)
+        if not excludes and default in values:
+            return f"another {_full(self.group, key)}"
+        return f"{_full(self.group, key)}={' or '.join(values) if excludes else default}"
+
+
+NO_EFFECT = "has no effect with {}"
+"""Reason of many `Section.clashes`."""
 
 
 @dataclass
@@ -243,9 +299,8 @@ class PartitionConfig(Section, group="partition"):
     # how groups become clients; none: one client per group
     merge: str = choice("smallest_first", ("smallest_first", "ascending", "first_fit", "random_merge", "none"))
     resolution: float = number(1.0, without_low=True)  # resolution of Louvain
-    min_size: int = (
-        50  # random_merge: smaller groups are merged into a random larger one; dirichlet: minimum nodes per client
-    )
+    # random_merge: smaller groups are merged into a random larger one; dirichlet: minimum nodes per client
+    min_size: int = 50
     alpha: float = number(0.5, without_low=True)  # dirichlet: concentration; small values put each class at few clients
     delta: int = 20  # first_fit: nodes that a client may hold above N / M
     overlap: float = number(0.0, high=1)  # overlapping: share of a part's nodes drawn by each of its clients
@@ -267,13 +322,13 @@ class ModelConfig(Section, group="model"):
     params: dict[str, Any] = field(default_factory=dict)
 
 
-SAMPLERS = {
-    "none": ("local_epochs",),
-    "neighbors": ("batch_size", "fanout", "fanout_back", "local_epochs", "stable_draws"),
-    "clusters": ("clusters", "clusters_per_batch", "local_epochs"),
-    "saint": ("batch_size", "local_epochs"),
+SAMPLERS = ("none", "neighbors", "clusters", "saint")
+SAMPLER_KEYS = {
+    "batch_size": ("neighbors", "saint"),
+    **dict.fromkeys(("fanout", "fanout_back", "stable_draws"), ("neighbors",)),
+    **dict.fromkeys(("clusters", "clusters_per_batch"), ("clusters",)),
 }
-"""Keys of ``train`` that each sampler reads; others refuse them."""
+"""Key of ``train`` → samplers that read it; with others it is refused."""
 
 
 @dataclass
@@ -297,7 +352,7 @@ class TrainConfig(Section, group="train"):
     focal_gamma: float = number(2.0, low=0, high=10)
     # batches of steps. none: the whole graph | neighbors: training nodes and sampled neighbours | clusters: parts of the graph by
     # METIS, with the edges between them (Cluster-GCN) | saint: sampled edges' nodes, with the edges between them (GraphSAINT)
-    sampler: str = choice("none", tuple(SAMPLERS))
+    sampler: str = choice("none", SAMPLERS)
     batch_size: int = 0  # neighbors: maximum training nodes per step, 0: all; saint: edges drawn per step
     # neighbors: neighbours per node and layer, from the batch on; -1: all
     fanout: list[int] = field(default_factory=lambda: [10, 10], metadata={"range": Range(-1)})
@@ -309,6 +364,13 @@ class TrainConfig(Section, group="train"):
     clusters: int = number(10, low=1)  # clusters: number of parts of each client's graph
     clusters_per_batch: int = number(2, low=1)  # clusters: parts per step
 
+    clashes = (
+        *((f"{key}!=", f"sampler!={'|'.join(readers)}", NO_EFFECT) for key, readers in SAMPLER_KEYS.items()),
+        ("sampler=saint", "batch_size=0", "draws train.batch_size edges per step, but {}"),
+        ("sampler=saint", "class_weights=federated", "does not support {}"),
+        ("local_epochs!=0", "local_steps_by_client!=[]", "and {} both set a round's steps"),
+        ("class_weights=federated", "loss!=weighted", NO_EFFECT),
+    )
     refusals = (
         (lambda c: 0 in c.fanout, "train.fanout must list numbers >= 1, or -1 for all neighbours, got {c.fanout}"),
         (
@@ -316,38 +378,11 @@ class TrainConfig(Section, group="train"):
             "train.fanout_back must list numbers >= 1, or -1 for all neighbours, got {c.fanout_back}",
         ),
         (
-            lambda c: c.sampler == "saint" and not c.batch_size,
-            "train.sampler=saint draws train.batch_size edges per step: set it to >= 1, got 0",
-        ),
-        (
-            lambda c: c.sampler == "saint" and c.class_weights == "federated",
-            "train.sampler=saint does not support train.class_weights=federated: set it to local",
-        ),
-        (
             lambda c: c.clusters_per_batch > c.clusters,
             "train.clusters_per_batch={c.clusters_per_batch} is more than train.clusters={c.clusters}: set it to at most"
             " {c.clusters}",
         ),
-        (
-            lambda c: c.local_epochs and c.local_steps_by_client,
-            "train.local_epochs={c.local_epochs} and train.local_steps_by_client both set a round's steps: leave one out",
-        ),
-        (
-            lambda c: c.class_weights == "federated" and c.loss != "weighted",
-            "train.class_weights=federated has no effect with train.loss={c.loss}: set train.loss=weighted",
-        ),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for f in fields(self):  # a key that the sampler does not read
-            readers = [name for name, keys in SAMPLERS.items() if f.name in keys]
-            default = f.default if f.default_factory is MISSING else f.default_factory()
-            if readers and self.sampler not in readers and (value := getattr(self, f.name)) != default:
-                raise FedGraphError(
-                    f"train.{f.name}={value} has no effect with train.sampler={self.sampler}: set train.sampler="
-                    f"{' or '.join(readers)}"
-                )
 
     @property
     def keeps_optimizer(self) -> bool:
@@ -414,9 +449,8 @@ class EvaluationConfig(Section, group="evaluation"):
     metric: str = choice("accuracy", tuple(dict.fromkeys(chain(*TASKS.values()))), own=True, points=True)
     # further metrics: scores at an operating point such as precision@50, recall@fpr=0.01 or cost@100/1, or module:function
     metrics: list[str] = field(default_factory=list)
-    average: str = choice(
-        "clients", AVERAGES
-    )  # mean over clients: unweighted | weighted by test nodes | weighted by all nodes
+    # mean over clients: unweighted | weighted by test nodes | weighted by all nodes
+    average: str = choice("clients", AVERAGES)
     # round with the best validation score | best per client | last round | mean of the last five rounds
     select: str = choice("best_val", SELECTIONS)
     # validation score for round selection and patience: the headline metric, or the cross entropy, which has no ties and is less
@@ -425,24 +459,25 @@ class EvaluationConfig(Section, group="evaluation"):
     every: int = number(1, low=1)  # rounds between evaluations
     # clients that score a model: all | cohort: the next round's trainers, without an extra exchange | a fixed number of clients
     clients: str = "all"
-    patience: int = (
-        0  # stop after this many rounds without a better validation score (own_best_val: of any client); 0: never
-    )
+    # stop after this many rounds without a better validation score (own_best_val: of any client); 0: never
+    patience: int = 0
     min_delta: float = 0.0  # minimum improvement of the score
     trained: bool = False  # also score each client's model directly after local training
     full: bool = False  # also compute auc, average_precision and F1 per class with more than two classes
     # clients also send confusion matrices of their test nodes, for the report of a fleet
     confusion: bool = False
 
+    clashes = (
+        (
+            "select=own_best_val",
+            "clients=cohort",
+            "needs scores of the same clients in each round, but {} changes them",
+        ),
+    )
     refusals = (
         (
             lambda c: c.clients not in ("all", "cohort") and not _is_count(c.clients, 1),
             "evaluation.clients must be all, cohort or an integer >= 1, got '{c.clients}'",
-        ),
-        (
-            lambda c: c.clients == "cohort" and c.select == "own_best_val",
-            "evaluation.select=own_best_val needs scores of the same clients in each round, but evaluation.clients=cohort changes"
-            " them: set evaluation.clients to all or a number",
         ),
     )
 
@@ -505,9 +540,8 @@ class TaskConfig(Section, group="task"):
     disjoint: float = number(0.3, high=1)
     # links: pairs without an edge per training edge; triples: wrong heads or tails per training triple
     negatives: int = number(1, low=1, high=1000)
-    candidates: int = number(
-        100, low=1, high=100_000
-    )  # links: pairs without an edge that each scored edge is ranked against
+    # links: pairs without an edge that each scored edge is ranked against
+    candidates: int = number(100, low=1, high=100_000)
     decoder: str = choice("rotate", ("transe", "distmult", "rotate"))  # triples: score of (head, relation, tail)
     batch_size: int = number(1024)  # triples, graphs: training triples or graphs per step; 0: all
     margin: float = 6.0  # triples: γ of log_sigmoid
@@ -653,14 +687,12 @@ class StrategyConfig(Section, group="strategy"):
     client: str = "fedgraph_flwr.clients.base:GraphClient"  # client class as module:class
     shared: list[str] = field(default_factory=lambda: [""])  # prefixes of the names of shared parameters; "" shares all
     private: list[str] = field(default_factory=list)  # prefixes of exceptions that stay private; head: the last layer
-    personal: bool = (
-        False  # score each client with its personal model, and additionally with the shared one (global_...)
-    )
+    # score each client with its personal model, and additionally with the shared one (global_...)
+    personal: bool = False
     pooled: bool = False  # one client holds the whole graph, including cut edges
     private_schema: bool = False  # heterogeneous graphs: each client reveals only its own types
-    weighting: str = choice(
-        "train", ("train", "nodes", "uniform")
-    )  # weights of clients in a mean: training nodes, nodes, or uniform over clients with training nodes (privacy.dp: over all)
+    # weights of clients in a mean: training nodes, nodes, or uniform over clients with training nodes (privacy.dp: over all)
+    weighting: str = choice("train", ("train", "nodes", "uniform"))
     aggregator: str = choice("mean", AGGREGATORS)  # weighted mean, or a robust aggregator
     byzantine: int = 1  # f, number of malicious clients per round that the aggregator tolerates
     norm_bound: float = 0.0  # aggregator=norm_bound: maximum L2 norm of a client's update; 0: the median of the round
@@ -762,9 +794,8 @@ class PrivacyConfig(Section, group="privacy"):
     reveal: list[str] = field(default_factory=list)
     # minimum share of the cohort that must reply and that can unmask; always more than two thirds (t = ⌊2n/3⌋ + 1)
     secagg_threshold: float = number(2 / 3, low=2 / 3, high=1)
-    secagg_bits: int = number(
-        40, low=8, high=48
-    )  # fractional bits of the fixed-point encoding; values must stay below 2^(55 - bits)
+    # fractional bits of the fixed-point encoding; values must stay below 2^(55 - bits)
+    secagg_bits: int = number(40, low=8, high=48)
     # what ε protects: client: one client's contribution | row: one training row of a party | payment: one payment in a party's
     # books, with all rows that read it (docs/privacy.md)
     unit: str = choice("client", ("client", "row", "payment"))
@@ -773,34 +804,31 @@ class PrivacyConfig(Section, group="privacy"):
     batch: int = number(0)
     look_back: int = number(0)  # unit=payment: most payments R at each end that the columns of another one read
 
+    clashes = (
+        ("unit!=client", "dp!=local|distributed", "needs noise that the parties add, but {}"),
+        ("dp=local", "unit!=row|payment", "adds noise to sums over rows, but {}"),
+        ("rows!=0", "unit!=row|payment", NO_EFFECT),
+        ("batch!=0", "unit!=row", NO_EFFECT),
+        ("look_back!=0", "unit!=payment", NO_EFFECT),
+        ("unit!=client", "scores!=none", "releases noised sums only, but {} sends scores"),
+        ("unit!=client", "rows=0", "needs the public number of training rows of a party, such as 100000, but {}"),
+        ("unit=payment", "look_back=0", "needs the most payments that columns read at each end, such as 8, but {}"),
+        ("noise_multiplier!=0", "dp=none", NO_EFFECT),
+        (
+            "dp=server*|distributed*|local",
+            "noise_multiplier=0",
+            "with {} protects no more than strategy.aggregator=norm_bound",
+        ),
+        ("epsilon_budget!=0", "noise_multiplier=0", NO_EFFECT),
+        ("scores=noised", "noise_multiplier=0", "adds no noise with {}"),
+        ("secagg=true", "dp=server*|client*|local", "hides the updates that {} clips or accounts for"),
+        ("dp=distributed*", "secagg!=true", "needs secure sums, as each client adds only a share of the noise, but {}"),
+        ("dp=distributed*", "scores!=none|exact", "is for an untrusted server, but {} shows it each client's scores"),
+        ("reveal!=[]", "secagg!=true", "lists groups that {} does not hide"),
+        ("clipping_count_noise!=0", "dp!=server_adaptive|client_adaptive|distributed_adaptive", NO_EFFECT),
+        ("clipping_count_noise!=0", "noise_multiplier=0", NO_EFFECT),
+    )
     refusals = (
-        (
-            lambda c: c.unit != "client" and c.dp not in ("local", "distributed"),
-            "privacy.unit={c.unit} needs noise that the parties add, but privacy.dp={c.dp}: set privacy.dp=local, or"
-            " privacy.dp=distributed with privacy.secagg=true",
-        ),
-        (
-            lambda c: c.unit == "client" and c.dp == "local",
-            "privacy.dp=local adds noise to sums over rows, but privacy.unit=client: set privacy.unit=row or payment",
-        ),
-        (
-            lambda c: c.unit == "client" and (c.rows or c.batch),
-            "privacy.rows={c.rows} and privacy.batch={c.batch} have no effect with privacy.unit=client: set privacy.unit=row, or"
-            " leave them out",
-        ),
-        (
-            lambda c: c.unit != "payment" and c.look_back,
-            "privacy.look_back={c.look_back} has no effect with privacy.unit={c.unit}: set privacy.unit=payment, or 0",
-        ),
-        (
-            lambda c: c.unit != "client" and c.scores != "none",
-            "privacy.unit={c.unit} releases noised sums only, but privacy.scores={c.scores} sends scores: set"
-            " privacy.scores=none",
-        ),
-        (
-            lambda c: c.unit != "client" and not c.rows,
-            "privacy.unit={c.unit} needs privacy.rows, the public number of training rows of a party, such as 100000",
-        ),
         (
             lambda c: c.batch > c.rows,
             "privacy.batch={c.batch} is larger than privacy.rows={c.rows}: set at most the number of rows, or 0 for all",
@@ -815,69 +843,16 @@ class PrivacyConfig(Section, group="privacy"):
             " the noise outweighs what a model learns",
         ),
         (
-            lambda c: c.unit == "payment" and c.batch,
-            "privacy.unit=payment trains on all rows in each step, got privacy.batch={c.batch}: set privacy.batch=0",
-        ),
-        (
-            lambda c: c.unit == "payment" and not c.look_back,
-            "privacy.unit=payment needs privacy.look_back, the most payments at each end that the columns of another one read,"
-            " such as 8",
-        ),
-        (
-            lambda c: c.noise_multiplier and c.dp == "none",
-            "privacy.noise_multiplier={c.noise_multiplier:g} has no effect with privacy.dp=none: set privacy.dp=server_fixed,"
-            " client_fixed or distributed",
-        ),
-        (
             lambda c: 0 < c.noise_multiplier < LEAST_NOISE,
-            "privacy.noise_multiplier={c.noise_multiplier:g} gives no protection, its ε is too large: expected 0 or at least"
-            f" {LEAST_NOISE:g}",
-        ),
-        (
-            lambda c: c.side in ("server", "distributed", "local") and not c.noise_multiplier,
-            "privacy.dp={c.dp} with privacy.noise_multiplier=0 gives no protection: set a multiplier > 0 (to only bound updates,"
-            " set strategy.aggregator=norm_bound)",
+            f"privacy.noise_multiplier must be 0 or at least {LEAST_NOISE:g}, got {{c.noise_multiplier:g}}: its ε is too large",
         ),
         (
             lambda c: not all(0 < norm < math.inf for norm in c.clipping_norms.values()),
             "privacy.clipping_norms must be > 0 and finite, got {c.clipping_norms}",
         ),
         (
-            lambda c: c.epsilon_budget and not c.noise_multiplier,
-            "privacy.epsilon_budget={c.epsilon_budget:g} has no effect without noise: set privacy.noise_multiplier",
-        ),
-        (
-            lambda c: c.scores == "noised" and not c.noise_multiplier,
-            "privacy.scores=noised without privacy.noise_multiplier adds no noise: set both or neither",
-        ),
-        (
-            lambda c: c.secagg and c.side not in ("none", "distributed"),
-            "privacy.secagg=true hides the updates that privacy.dp={c.dp} clips or accounts for: set only one of them, or"
-            " privacy.dp=distributed",
-        ),
-        (
-            lambda c: c.side == "distributed" and not c.secagg,
-            "privacy.dp=distributed requires secure aggregation, since each client adds only a share of the noise: set"
-            " privacy.secagg=true",
-        ),
-        (
-            lambda c: c.side == "distributed" and c.scores == "noised",
-            "privacy.scores=noised shows the server each client's scores, but privacy.dp=distributed is for an untrusted server:"
-            " set privacy.scores=none",
-        ),
-        (
             lambda c: c.side == "distributed" and c.secagg_bits > MAX_NOISE_BITS,
-            f"privacy.dp=distributed requires privacy.secagg_bits <= {MAX_NOISE_BITS} for accurate noise, got {{c.secagg_bits}}:"
-            f" set privacy.secagg_bits={MAX_NOISE_BITS}",
-        ),
-        (
-            lambda c: c.reveal and not c.secagg,
-            "privacy.reveal lists groups that secure aggregation does not hide: set privacy.secagg=true",
-        ),
-        (
-            lambda c: c.clipping_count_noise and not (c.adaptive and c.noise_multiplier),
-            "privacy.clipping_count_noise={c.clipping_count_noise:g} is noise on the counts of adaptive norms, which"
-            " privacy.dp={c.dp} with privacy.noise_multiplier={c.noise_multiplier:g} does not release: set 0",
+            f"privacy.dp=distributed needs privacy.secagg_bits <= {MAX_NOISE_BITS} for accurate noise, got {{c.secagg_bits}}",
         ),
     )
 
@@ -946,16 +921,14 @@ class AdversaryConfig(Section, group="adversary"):
     """Malicious clients of a simulation: ``adversary.kind=sign_flip adversary.clients=[1]``."""
 
     kind: str = choice("none", tuple(ADVERSARIES), own=True)  # kind of attack, or module:Class
-    clients: list[int] = field(
-        default_factory=list
-    )  # malicious clients; []: none (the success of a backdoor's trigger is still measured)
+    # malicious clients; []: none (the success of a backdoor's trigger is still measured)
+    clients: list[int] = field(default_factory=list)
     # factor of the update (sign_flip 5, scaling 10), standard deviation of the noise (gaussian 1, free_rider 0.001),
     # value of the trigger's features (backdoors 1)
     strength: float | None = None
     target: int = 0  # backdoors: target class of the trigger
-    rate: float = number(
-        0.5, high=1
-    )  # backdoors: share of a malicious client's training nodes of other classes that get the trigger
+    # backdoors: share of a malicious client's training nodes of other classes that get the trigger
+    rate: float = number(0.5, high=1)
     trigger: int = number(4, low=1)  # backdoors: number of nodes of the whole trigger
 
     refusals = (
@@ -986,9 +959,8 @@ class RayConfig(Section, group="ray"):
 
     address: str = ""  # empty: a new Ray instance for this run | auto | HOST:PORT of a cluster's head
     actors: int = 0  # number of processes with clients; 0: as many as client_cpus and client_gpus allow
-    live_clients: int = (
-        0  # maximum clients in memory per process, the others are rebuilt from their state on demand; 0: all
-    )
+    # maximum clients in memory per process, the others are rebuilt from their state on demand; 0: all
+    live_clients: int = 0
     # each process sums its clients' updates and sends one sum, for very many clients per round; equal up to rounding
     aggregate: bool = False
 
@@ -998,6 +970,21 @@ class RayConfig(Section, group="ray"):
             "ray.address must be auto, HOST:PORT or empty, got '{c.address}'",
         ),
     )
+
+
+NEED_SCORES = ("evaluation.trained=true", "evaluation.confusion=true", "evaluation.patience!=0")
+"""Terms that need the scores of clients (`Section.clashes`)."""
+
+NEED_MORE = (
+    "evaluation.trained=true",
+    "evaluation.confusion=true",
+    "evaluation.average!=clients",
+    "evaluation.select=own_best_val",
+    "evaluation.monitor=loss",
+    "strategy.personal=true",
+    "evaluation.clients!=all",
+)
+"""Terms that need more than the mean over clients of one model's scores."""
 
 
 @dataclass
@@ -1034,9 +1021,8 @@ class RunConfig(Section):
     overwrite: bool = False  # replace the finished run in `out`
     resume: str = ""  # result folder of a run to resume
     init: str = ""  # result folder of a finished run, whose trained model this run starts from
-    evaluate: str = (
-        ""  # result folder of a finished run, whose model this run scores and stores at the clients, without training
-    )
+    # result folder of a finished run, whose model this run scores and stores at the clients, without training
+    evaluate: str = ""
     checkpoint_every: int = 25  # rounds between checkpoints, from which an interrupted run can resume; 0: none
     # trackers that receive the scores during the run: tensorboard, mlflow, wandb
     tracking: list[str] = field(default_factory=list)
@@ -1044,6 +1030,18 @@ class RunConfig(Section):
     tracking_group: str = ""  # group of this run in trackers; a sweep sets its own
     graph: str = ""  # folder of client files (`fedgraph-flwr partition`); empty: created from dataset and partition
 
+    clashes = (
+        ("ray.aggregate=true", "engine!=ray", "requires Ray's actors, but {} has none"),
+        ("privacy.secagg=true", "ray.aggregate=true", "masks the values that {} would sum"),
+        ("privacy.dp!=none", "ray.aggregate=true", "clips single updates, but {} sums them before"),
+        ("train.class_weights=federated", "privacy.dp!=none", "uploads label shares, which {} does not cover"),
+        ("evaluation.average=nodes", "privacy.dp!=none", "uploads numbers of nodes, which {} does not cover"),
+        ("privacy.secagg=true", "strategy.aggregator!=mean", "shows the server only sums, but {} needs single models"),
+        ("ray.aggregate=true", "strategy.aggregator!=mean", "shows the server only sums, but {} needs single models"),
+        ("privacy.dp!=none", "strategy.aggregator!=mean", "bounds contributions to a mean, which {} does not compute"),
+        *((key, "privacy.scores=none", "needs scores, which {} keeps at the clients") for key in NEED_SCORES),
+        *((key, "privacy.scores=noised", "needs more than the mean scores that {} releases") for key in NEED_MORE),
+    )
     refusals = (
         (
             lambda c: c.stack != AUTO and not _is_count(c.stack, 0),
@@ -1058,66 +1056,11 @@ class RunConfig(Section):
             "evaluation.metric={c.evaluation.metric} is not available for task={c.task.name}, expected {c.task.scores} or"
             " module:name",
         ),
-        (
-            lambda c: c.ray.aggregate and c.engine != "ray",
-            "ray.aggregate=true requires Ray's actors, but engine={c.engine} has none: set engine=ray",
-        ),
-        (
-            lambda c: c.ray.aggregate and c.privacy.secagg,
-            "privacy.secagg=true masks the values that ray.aggregate=true would sum: set one of the two",
-        ),
-        (
-            lambda c: c.ray.aggregate and c.privacy.dp != "none",
-            "privacy.dp={c.privacy.dp} clips single updates, but ray.aggregate=true sums them before: set one of the two",
-        ),
-        (
-            lambda c: c.privacy.dp != "none" and c.train.class_weights == "federated",
-            "train.class_weights=federated uploads each client's label shares, which privacy.dp={c.privacy.dp} does not cover:"
-            " set train.class_weights=local, or privacy.dp=none",
-        ),
-        (
-            lambda c: c.privacy.dp != "none" and c.evaluation.average == "nodes",
-            "evaluation.average=nodes uploads each client's number of nodes, which privacy.dp={c.privacy.dp} does not cover:"
-            " set evaluation.average=clients, or privacy.dp=none",
-        ),
-        (
-            lambda c: c.strategy.aggregator != "mean" and c.privacy.secagg,
-            "privacy.secagg=true shows the server only sums over clients, but strategy.aggregator={c.strategy.aggregator} needs"
-            " single models; set strategy.aggregator=mean",
-        ),
-        (
-            lambda c: c.strategy.aggregator != "mean" and c.ray.aggregate,
-            "ray.aggregate=true shows the server only sums over clients, but strategy.aggregator={c.strategy.aggregator} needs"
-            " single models; set strategy.aggregator=mean",
-        ),
-        (
-            lambda c: c.strategy.aggregator != "mean" and c.privacy.dp != "none",
-            "privacy.dp={c.privacy.dp} bounds a client's contribution to a mean, not to a {c.strategy.aggregator}: set"
-            " strategy.aggregator=mean, or privacy.dp=none",
-        ),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         metric = self.evaluation.metric
-        by_scores = {
-            "evaluation.trained=true": self.evaluation.trained,
-            "evaluation.confusion=true": self.evaluation.confusion,
-            f"evaluation.patience={self.evaluation.patience}": self.evaluation.patience,
-        }
-        if self.privacy.scores == "none" and (needing := [key for key, holds in by_scores.items() if holds]):
-            raise FedGraphError(
-                f"{needing[0]} needs scores, which privacy.scores=none keeps at the clients: change one of them"
-            )
-        per_client = {
-            "evaluation.trained=true": self.evaluation.trained,
-            "evaluation.confusion=true": self.evaluation.confusion,
-            f"evaluation.average={self.evaluation.average}": self.evaluation.average != AVERAGES[0],
-            "evaluation.select=own_best_val": self.evaluation.select == "own_best_val",
-            "evaluation.monitor=loss": self.evaluation.monitor == "loss",
-            "strategy.personal=true": self.strategy.personal,
-            f"evaluation.clients={self.evaluation.clients}": self.evaluation.clients != "all",
-        }
         if self.privacy.scores == "noised" and (beside := [m for m in self.evaluation.points if m != metric]):
             raise FedGraphError(
                 f"privacy.scores=noised releases no score but evaluation.metric={metric}, and evaluation.metrics lists"
@@ -1129,11 +1072,6 @@ class RunConfig(Section):
             raise FedGraphError(
                 f"privacy.scores=noised needs a metric with values in [0, 1], which is not guaranteed for"
                 f" evaluation.metric={metric}: {bounded}set privacy.scores=none"
-            )
-        if self.privacy.scores == "noised" and (needing := [key for key, holds in per_client.items() if holds]):
-            raise FedGraphError(
-                f"privacy.scores=noised releases only means over clients of one model's scores, but {needing[0]} needs more:"
-                " change one of them"
             )
 
     @property

@@ -4,7 +4,7 @@ import dataclasses
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import default_of
+from fedgraph_flwr.config.schema import default_of
 from fedgraph_flwr.tasks.base import Batch, Scorer, Task
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import Graphs, GraphsMultiLabel, GraphsRegression

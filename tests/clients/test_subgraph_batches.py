@@ -137,12 +137,12 @@ def test_parts_are_computed_once_per_client_and_seed(graph, tmp_path, monkeypatc
             r"model=mlp, which reads no edges: set train\.sampler=neighbors with train\.fanout=\[\]",
         ),
         ([*CLUSTERS, "model=fedstar"], "does not support model=fedstar, which reads more than the edges between nodes"),
-        (["train.sampler=saint"], r"draws train\.batch_size edges per step: set it to >= 1, got 0"),
+        (["train.sampler=saint"], r"draws train\.batch_size edges per step, but train\.batch_size=0: set another"),
         (
             [*SAINT, "train.clusters=5"],
             r"train\.clusters=5 has no effect with train\.sampler=saint: set train\.sampler=clusters",
         ),
-        ([*SAINT, "train.stable_draws=true"], r"stable_draws=True has no effect with train\.sampler=saint"),
+        ([*SAINT, "train.stable_draws=true"], r"stable_draws=true has no effect with train\.sampler=saint"),
         (
             [*SAINT, "train.loss=weighted", "train.class_weights=federated"],
             "does not support train.class_weights=federated",

@@ -116,16 +116,25 @@ ROW_REFUSED = [
     ["privacy.rows=9", "privacy.delta=0.2"],
 ]
 PAYMENT_REFUSED = [
-    ["privacy.rows=9", "privacy.delta=0.1"],
+    ["privacy.rows=9", "privacy.delta=0.1", "privacy.look_back=8"],
     ["privacy.rows=500000", "privacy.delta=1e-6", "privacy.batch=9"],
     ["privacy.rows=500000", "privacy.delta=1e-6"],
 ]
+
+SCORING = ["evaluation.trained=true", "evaluation.confusion=true", "evaluation.patience=3", "strategy.personal=true"]
+SCORING += [
+    "evaluation.average=test_nodes",
+    "evaluation.select=own_best_val",
+    "evaluation.monitor=loss",
+    "evaluation.clients=2",
+]
+UNREAD = ["batch_size=2", "fanout=[5]", "fanout_back=[5]", "stable_draws=true", "clusters=3", "clusters_per_batch=1"]
 
 REFUSED = [
     ["split.train=0.9"],
     ["split.kind=kfold", "split.folds=2"],
     ["split.until=[2,1]"],
-    ["train.fanout=[0]"],
+    ["train.sampler=neighbors", "train.fanout=[0]"],
     ["train.sampler=neighbors", "train.fanout_back=[0]"],
     ["split.step=0d"],
     ["train.sampler=saint"],
@@ -162,6 +171,10 @@ REFUSED = [
     ["privacy.reveal=[model]"],
     ["privacy.unit=row"],
     ["privacy.dp=local"],
+    ["privacy.dp=client_adaptive", "privacy.clipping_count_noise=1"],
+    *([f"train.{key}"] for key in UNREAD),
+    *(["privacy.scores=none", term] for term in SCORING[:3]),
+    *(["privacy.scores=noised", *CLIPPED, term] for term in SCORING if "patience" not in term),
     ["privacy.rows=9"],
     ["privacy.look_back=8"],
     *([*ROW, *more] for more in ROW_REFUSED),
@@ -175,6 +188,10 @@ def test_each_refusal_is_reached_and_fills_in_its_values():
         for section in Section.__subclasses__()
         for _, message in section.refusals
     }
+    for section in Section.__subclasses__():
+        for *terms, why in section.clashes:
+            first, second = (re.escape(".".join(filter(None, [section.group, re.split("!?=", t)[0]]))) for t in terms)
+            rows.add(f"{first}=.+ {why.format(f'{second}=.+')}: set .*{second}.*, or .*{first}.*")
     reached = set()
     for overrides in REFUSED:
         with pytest.raises(FedGraphError) as refused:

@@ -38,7 +38,7 @@ class Keys:
         (lambda: compose([*NOISED, "evaluation.metric=rmse", "task=nodes-regression"]), "set privacy.scores=none"),
         (
             lambda: compose([*NOISED, "evaluation.monitor=loss"]),
-            "privacy.scores=noised releases only means over clients of one model's scores, but evaluation.monitor=loss",
+            "evaluation.monitor=loss needs more than the mean scores that privacy.scores=noised releases: set privacy.scores=",
         ),
         (lambda: from_run_config({"config": "{"}), "config= is not valid JSON"),
         (lambda: from_run_config({"overrides": "a='"}), "cannot split overrides into key=value"),

@@ -11,8 +11,8 @@ import pytest
 from fedgraph_flwr.config import StrategyConfig, compose, described, group_names, number, to_json, to_yaml
 from fedgraph_flwr.config.composition import from_run_config, group_file, group_path
 from fedgraph_flwr.config.key_docs import keyword_comments, own_keys_of
-from fedgraph_flwr.config.lookup import default_of, own_defaults, params_of
-from fedgraph_flwr.config.schema import Range, check, choice
+from fedgraph_flwr.config.lookup import own_defaults, params_of
+from fedgraph_flwr.config.schema import Range, check, choice, default_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import own_defaults as network_defaults
 from fedgraph_flwr.runs.checks import check_method

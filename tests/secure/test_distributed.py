@@ -179,10 +179,19 @@ def test_the_record_says_who_adds_the_noise_and_the_budget_ends_the_run(run):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([*NOISY, "privacy.secagg=false"], "each client adds only a share of the noise: set privacy.secagg=true"),
-        ([*NOISY, "privacy.secagg_bits=24"], "<= 20 for accurate noise, got 24: set privacy.secagg_bits=20"),
-        ([*NOISY, "privacy.scores=noised"], "shows the server each client's scores"),
-        (WORDS, "privacy.dp=distributed with privacy.noise_multiplier=0 gives no protection"),
+        (
+            [*NOISY, "privacy.secagg=false"],
+            "each client adds only a share of the noise, but privacy.secagg=false: set privacy.secagg=true",
+        ),
+        ([*NOISY, "privacy.secagg_bits=24"], "privacy.secagg_bits <= 20 for accurate noise, got 24"),
+        (
+            [*NOISY, "privacy.scores=noised"],
+            "privacy.scores=noised shows it each client's scores: set privacy.scores=none or exact",
+        ),
+        (
+            WORDS,
+            "privacy.dp=distributed with privacy.noise_multiplier=0 protects no more than strategy.aggregator=norm_bound",
+        ),
         ([*NOISY, "strategy.aggregator=median", "strategy.byzantine=0"], "set strategy.aggregator=mean"),
         ([*NOISY, "strategy=fedtgp"], "privacy.dp=distributed covers means and sums"),
     ],

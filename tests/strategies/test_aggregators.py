@@ -167,7 +167,10 @@ def test_groups_of_a_model_go_through_a_rule_as_one(run, monkeypatch, method, na
         (["strategy.aggregator=krum"], "at least 5 clients per round, and there are 3"),
         (["strategy.aggregator=bulyan"], "at least 7 clients per round, and there are 3"),
         (["strategy.aggregator=median", "strategy.fraction=0.5"], "at least 3 clients per round, and there are 2"),
-        (["strategy.aggregator=median", "privacy.dp=client_fixed", "strategy.weighting=uniform"], "not to a median"),
+        (
+            ["strategy.aggregator=median", "privacy.dp=client_fixed", "strategy.weighting=uniform"],
+            "aggregator=median does not",
+        ),
     ],
 )
 def test_what_a_rule_cannot_do_is_said_before_any_client_starts(run, monkeypatch, overrides, message):

@@ -377,12 +377,15 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
         (["strategy=local"], "local shares nothing"),
         (["strategy=central"], "central has one client"),
         (["strategy=fedavg"], "strategy.weighting=uniform"),
-        ([UNIFORM, "train.loss=weighted", "train.class_weights=federated"], "uploads each client's label shares"),
+        (
+            [UNIFORM, "train.loss=weighted", "train.class_weights=federated"],
+            "uploads label shares, which privacy.dp=server_fixed does not cover: set privacy.dp=none",
+        ),
         (
             ["strategy=fedproto", "strategy.weighting=nodes"],
             "strategy.weighting=nodes uploads each client's number of nodes",
         ),
-        ([UNIFORM, "evaluation.average=nodes"], "evaluation.average=nodes uploads each client's number of nodes"),
+        ([UNIFORM, "evaluation.average=nodes"], "evaluation.average=nodes uploads numbers of nodes"),
         ([UNIFORM, "privacy.delta=0"], "privacy.delta must be in"),
         ([UNIFORM, "privacy.delta=0.4"], "publishing all data of one of 3 clients: expected at most 0.33"),
         ([UNIFORM, "privacy.epsilon_budget=0.1"], "does not allow one round, whose ε is 4"),
@@ -412,9 +415,9 @@ def test_what_cannot_be_covered_is_refused(run, overrides, message):
     ("overrides", "message"),
     [
         (["privacy.noise_multiplier=1"], "has no effect with privacy.dp=none"),
-        (["privacy.dp=server_fixed"], "gives no protection"),
-        (["privacy.dp=client_fixed", "privacy.scores=noised"], "without privacy.noise_multiplier adds no noise"),
-        (["privacy.dp=client_fixed", "privacy.epsilon_budget=1"], "has no effect without noise"),
+        (["privacy.dp=server_fixed"], "protects no more than strategy.aggregator=norm_bound"),
+        (["privacy.dp=client_fixed", "privacy.scores=noised"], "privacy.scores=noised adds no noise with"),
+        (["privacy.dp=client_fixed", "privacy.epsilon_budget=1"], "has no effect with privacy.noise_multiplier=0"),
     ],
 )
 def test_settings_that_do_nothing_are_refused(run, overrides, message):
