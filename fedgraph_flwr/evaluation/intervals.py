@@ -18,6 +18,11 @@ class Interval:
     half: float
     n: int
 
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """The mean, and the lower and the upper end."""
+        return self.mean, self.mean - self.half, self.mean + self.half
+
 
 def interval(values: Sequence[float]) -> Interval:
     """Compute mean ± t(0.975, n − 1) s / √n, where s is the sample's standard deviation."""
@@ -29,6 +34,12 @@ def interval(values: Sequence[float]) -> Interval:
 def ended(values: BySeed) -> dict[int, float]:
     """Return the seeds with a score."""
     return {seed: value for seed, value in values.items() if not math.isnan(value)}
+
+
+def over(values: BySeed) -> Interval | None:
+    """Return the mean over the seeds with a score; None without any."""
+    known = ended(values)
+    return interval(list(known.values())) if known else None
 
 
 def paired(scores: BySeed, others: BySeed) -> Interval | None:

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup
@@ -11,7 +12,7 @@ from fedgraph_flwr.config import SHARES
 from fedgraph_flwr.config.operating import point
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import Interval, paired
-from fedgraph_flwr.report.page import Page, grid, note, of_change, render, table
+from fedgraph_flwr.report.page import Page, dot, grid, note, number, of_change, render, table
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of, method_name
 from fedgraph_flwr.report.units import duration, percent, points, size
 
@@ -87,9 +88,9 @@ def listed(items: Sequence[str]) -> str:
 
 def best(groups: Sequence[RunGroup]) -> RunGroup:
     """Return the group with the best mean, else the first; baselines (Local, Central) count only if all are baselines."""
-    federated = [group for group in groups if not _is_baseline(group)] or list(groups)
+    federated = [group for group in groups if not group.is_baseline] or list(groups)
     sign = chance.sign_of(metric_of(groups[0].runs[0]))
-    return max(federated, key=lambda group: sign * group.mean.mean if group.mean else -math.inf)
+    return max(federated, key=lambda group: sign * group.mean.mean if group.mean.n else -math.inf)
 
 
 def summaries(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Markup:
@@ -103,7 +104,7 @@ def summaries(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Mark
 def _summary(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Markup:
     top = best(groups)
     run, metric = top.runs[0], metric_of(top.runs[0])
-    if top.mean is None:
+    if not top.mean.n:
         kept = f"privacy.scores={run.cfg.privacy.scores}"
         return render("no_scores", name=top.name, data=run.cfg.data_text, setting=kept)
     where = f"test {display_name(metric)} on {run.cfg.data_text} over {run.cfg.num_clients} clients"
@@ -130,8 +131,8 @@ def _without(run: FinishedRun) -> str:
 def _with_spread(group: RunGroup, metric: str) -> str:
     """Format ``84.1 ± 0.6 %`` over seeds, or the score of a single run."""
     found = group.mean
-    if found is None or found.n < 2:
-        return score_text(found.mean if found else math.nan, metric)
+    if found.n < 2:
+        return score_text(found.mean, metric)
     if is_share(metric):
         return f"{100 * found.mean:.1f} ± {spread(group.std, metric)} %"
     return f"{found.mean:.4g} ± {spread(group.std, metric)}"
@@ -139,35 +140,29 @@ def _with_spread(group: RunGroup, metric: str) -> str:
 
 def _trust(group: RunGroup, metric: str) -> str:
     """Describe the uncertainty of the score: over seeds, or over clients for one seed."""
-    found = group.mean
-    if found and found.n > 1:
-        low, high = found.mean - found.half, found.mean + found.half
-        interval = f"{score_text(low, metric)} to {score_text(high, metric)}"
-        return f"Mean ± standard deviation of {found.n} seeds; 95 % interval of the mean (Student's t): {interval}"
+    if group.mean.n > 1:
+        _, low, high = (score_text(end, metric) for end in group.mean.ends)
+        return f"Mean ± standard deviation of {group.mean.n} seeds; 95 % interval of the mean (Student's t): {low} to {high}"
     values = [v for v in group.runs[0].per_client.get(f"test-{metric}", []) if not math.isnan(v)]
     if len(values) < 2:
         return "One seed"
-    between = (
-        f"One seed; its clients are between {score_text(min(values), metric)} and {score_text(max(values), metric)}"
-    )
-    return f"{between}, standard deviation {spread(statistics.stdev(values), metric)}"
+    low, high = (score_text(end, metric) for end in (min(values), max(values)))
+    deviation = spread(statistics.stdev(values), metric)
+    return f"One seed; its clients are between {low} and {high}, standard deviation {deviation}"
 
 
 def _beside(top: RunGroup, baselines: Sequence[RunGroup], metric: str) -> str:
     """Return the differences from the baselines and the chance level."""
-    value = top.mean.mean if top.mean else math.nan
     comparisons = []
     for group in baselines:
-        if group is not top and (difference := paired(top.by_seed, group.by_seed)) and group.mean:
-            kind = (
-                "one model on the whole graph" if group.runs[0].cfg.strategy.pooled else "each client on its own graph"
-            )
-            comparisons.append(
-                f"{_apart(difference.mean, metric)} {group.name} ({kind}, {score_text(group.mean.mean, metric)})"
-            )
+        if group is not top and (difference := paired(top.by_seed, group.by_seed)):
+            pooled = group.runs[0].cfg.strategy.pooled
+            kind = "one model on the whole graph" if pooled else "each client on its own graph"
+            score, apart = score_text(group.mean.mean, metric), _apart(difference.mean, metric)
+            comparisons.append(f"{apart} {group.name} ({kind}, {score})")
     if not math.isnan(top.chance):
-        level = score_text(top.chance, metric)
-        comparisons.append(f"{_apart(value - top.chance, metric)} {chance.predictor(metric)} ({level})")
+        level, apart = score_text(top.chance, metric), _apart(top.mean.mean - top.chance, metric)
+        comparisons.append(f"{apart} {chance.predictor(metric)} ({level})")
     return listed(comparisons)
 
 
@@ -177,26 +172,18 @@ def _apart(difference: float, metric: str) -> str:
     return f"{size} {'above' if difference >= 0 else 'below'}"
 
 
-def _is_baseline(group: RunGroup) -> bool:
-    rules = group.runs[0].cfg.strategy
-    return rules.pooled or not rules.shared
-
-
 def tiles(group: RunGroup) -> Markup:
     """Return the tiles with the main numbers."""
     run, summary = group.runs[0], group.runs[0].summary
-    up, down = (_mean(group, key) for key in ("bytes_up", "bytes_down"))
     done = run.every_round[-1]["round"] if run.every_round else 0
+    total, each = (duration(_mean(group, key)) for key in ("total_seconds", "seconds_per_round"))
+    failed = sum(len(record["failed"]) for run in group.runs for record in run.every_round)
     cells = [
         ("rounds", str(done), f"best {run.shown_round}" if run.shown_round else "none scored"),
-        (
-            "time",
-            duration(_mean(group, "total_seconds")),
-            f"{duration(_mean(group, 'seconds_per_round'))} per round (median)",
-        ),
-        ("sent by clients", size(up), "whole run"),
-        ("sent to clients", size(down), "whole run"),
-        ("clients", str(run.cfg.num_clients), _failed(group)),
+        ("time", total, f"{each} per round (median)"),
+        ("sent by clients", size(_mean(group, "bytes_up")), "whole run"),
+        ("sent to clients", size(_mean(group, "bytes_down")), "whole run"),
+        ("clients", str(run.cfg.num_clients), f"{failed} replies failed" if failed else "no reply failed"),
     ]
     spent = summary.get("privacy")
     epsilon = spent.get("epsilon") if isinstance(spent, dict) else None
@@ -205,11 +192,6 @@ def tiles(group: RunGroup) -> Markup:
     else:
         cells.append(("privacy spent", "no ε", "no noise was added"))
     return render("tiles", cells=cells)
-
-
-def _failed(group: RunGroup) -> str:
-    failed = sum(len(record["failed"]) for run in group.runs for record in run.every_round)
-    return f"{failed} replies failed" if failed else "no reply failed"
 
 
 def _mean(group: RunGroup, key: str) -> float:
@@ -227,38 +209,29 @@ def compared(page: Page, groups: Sequence[RunGroup], baselines: Sequence[RunGrou
         return Markup("")
     metric = metric_of(groups[0].runs[0])
     unit = "share" if is_share(metric) else "plain"
-    rows = [_row(group, place) for place, group in enumerate(shown)]
+    rows = []
+    for place, group in enumerate(shown):
+        each = [[value, f"seed {seed}"] for seed, value in group.by_seed.items()] if group.mean.n > 1 else []
+        rows.append(dot(group.name, group.mean.ends, place, each=each))
     several = any(len(group.runs) > 1 for group in shown)
     level = statistics.fmean(group.chance for group in groups)
     if not math.isnan(level):
-        rows.append({"name": "Chance", "mean": level, "lo": math.nan, "hi": math.nan, "colour": 6})
+        rows.append(dot("Chance", (level, math.nan, math.nan), 6))
     how = "Large: mean over seeds, with its 95 % interval (Student's t). Small: single seeds. " if several else ""
     how += f"Chance: {chance.predictor(metric)}."
     dots = page.dots(f"Test {display_name(metric)}", how, rows, unit=unit, name="")
-    found = [run.folder.name for group in shown if group not in groups for run in group.runs]
-    found_note = (
-        note(f"Found next to the runs of this page, with the same data: {', '.join(found)}.") if found else Markup("")
-    )
-    return grid(dots, _differences(page, shown, unit, metric)) + _table(shown, metric) + found_note
+    body = grid(dots, _differences(page, shown, unit)) + _table(shown, metric)
+    found = ", ".join(run.folder.name for group in shown if group not in groups for run in group.runs)
+    return body + note(f"Found next to the runs of this page, with the same data: {found}.") if found else body
 
 
-def _row(group: RunGroup, place: int) -> dict[str, Any]:
-    found = group.mean or Interval(math.nan, math.nan, 0)
-    each = [[value, f"seed {seed}"] for seed, value in group.by_seed.items()] if found.n > 1 else []
-    lo, hi = found.mean - found.half, found.mean + found.half
-    return {"name": group.name, "mean": found.mean, "lo": lo, "hi": hi, "each": each, "colour": place}
-
-
-def _differences(page: Page, groups: Sequence[RunGroup], unit: str, metric: str) -> Markup:
+def _differences(page: Page, groups: Sequence[RunGroup], unit: str) -> Markup:
     """Plot the differences to the first setting, paired by seed."""
     first, same = groups[0], alike(groups, groups[0])
     rows = []
     for place, group in enumerate(groups):
         if group is not first and group in same and (found := paired(group.by_seed, first.by_seed)):
-            lo, hi = found.mean - found.half, found.mean + found.half
-            rows.append({"name": group.name, "mean": found.mean, "lo": lo, "hi": hi, "colour": place})
-    if not rows:
-        return Markup("")
+            rows.append(dot(group.name, found.ends, place))
     crosses = ", with its 95 % interval: one that contains 0 shows no difference"
     several = any(len(group.runs) > 1 for group in groups)
     how = f"Mean of the differences paired by seed{crosses if several else ''}."
@@ -266,32 +239,25 @@ def _differences(page: Page, groups: Sequence[RunGroup], unit: str, metric: str)
 
 
 def _table(groups: Sequence[RunGroup], metric: str) -> Markup:
-    def half(found: Interval | None) -> tuple[str, float]:
-        return (f"± {spread(found.half, metric)}", found.half) if found and found.n > 1 else ("–", math.nan)
-
-    rows, same = [], alike(groups, groups[0])[1:]
+    score, deviation = partial(score_text, metric=metric), partial(spread, metric=metric)
+    change: Any = points if is_share(metric) else "{:+.3g}".format
+    none, rows, same = Interval(math.nan, math.nan, 0), [], alike(groups, groups[0])[1:]
     for group in groups:
-        found, difference = group.mean, paired(group.by_seed, groups[0].by_seed) if group in same else None
-        mean = found.mean if found else math.nan
-        change = f"{points(difference.mean) if is_share(metric) else f'{difference.mean:+.3g}'}" if difference else "–"
+        difference = paired(group.by_seed, groups[0].by_seed) if group in same else None
         rows.append(
             [
                 group.name,
                 (str(len(group.runs)), float(len(group.runs))),
-                (score_text(mean, metric), mean),
-                (spread(group.std, metric) if len(group.runs) > 1 else "–", group.std),
-                half(found),
-                (change, difference.mean if difference else math.nan),
-                half(difference),
-                (score_text(group.chance, metric), group.chance),
-                (duration(_mean(group, "seconds_per_round")), _mean(group, "seconds_per_round")),
-                (size(_moved(group)), _moved(group)),
+                number(score, group.mean.mean),
+                number(deviation, group.std),
+                number(lambda half: f"± {deviation(half)}", group.mean.half),
+                number(change, (difference or none).mean),
+                number(lambda half: f"± {deviation(half)}", (difference or none).half),
+                number(score, group.chance),
+                number(duration, _mean(group, "seconds_per_round")),
+                number(size, _mean(group, "bytes_up") + _mean(group, "bytes_down")),
             ]
         )
     head = ["setting", "seeds", f"test {display_name(metric)}", "standard deviation", "95 % interval"]
     head += [f"to {groups[0].name}", "95 % interval", "chance", "time per round", "traffic"]
     return table(head, rows, "Means over seeds; differences are paired by seed. Click on a column to sort.")
-
-
-def _moved(group: RunGroup) -> float:
-    return _mean(group, "bytes_up") + _mean(group, "bytes_down")

@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from fedgraph_flwr.config.config_file import check_aliases, flat
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.report.page import Page, render, table
+from fedgraph_flwr.report.page import Page, number, render, table
+from fedgraph_flwr.report.runs import as_number
 from fedgraph_flwr.report.units import duration
 from fedgraph_flwr.runs.folder import CONFIG, FAILURE, ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
 
@@ -96,15 +97,14 @@ def _row(run: Listed, base: Path) -> Sequence[Any]:
         target = target.absolute().relative_to(base.absolute())
     name: Markup = render("link", to=str(target), text=folder.name)
     done = f"round {run['round']} of {run['rounds']}"
-    known = isinstance(run["seconds"], int | float)
     return [
         name,
         str(run["strategy"]),
         str(run["dataset"]),
         (str(run["seed"]), run["seed"]),
         run["state"] if run["state"] == "finished" else f"{run['state']}, {done}",
-        (f"{run['score']:.4f}", run["score"]) if run["score"] == run["score"] else ("–", float("nan")),
+        number("{:.4f}".format, run["score"]),
         run["headline"],
-        (duration(run["seconds"]), run["seconds"]) if known else ("–", float("nan")),
+        number(duration, as_number(run["seconds"])),
         run["ended"],
     ]

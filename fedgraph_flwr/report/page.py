@@ -6,7 +6,7 @@ content security policy forbids access.
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,6 +19,9 @@ from markupsafe import Markup
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.version import __version__
+
+SHARE = {"unit": "share", "min": 0, "max": 1}
+"""An axis of shares from 0 to 1."""
 
 
 class Page:
@@ -59,8 +62,10 @@ class Page:
             kind: function of the script that draws it.
             height: height in pixels.
             wide: whether it spans the page's width.
-            data: data of the chart; NaN becomes null.
+            data: data of the chart; NaN becomes null. Without series, rows or views there is no chart.
         """
+        if not all(data.get(key, True) for key in ("series", "rows", "views")):
+            return Markup("")
         name = f"chart{len(self.charts)}"
         self.charts[name] = {"kind": kind, **_plain(data)}
         return render("chart", name=name, title=title, how=how, height=height, wide=wide)
@@ -90,9 +95,7 @@ class Page:
             FedGraphError: the suffix is not .html, or the folder is not writable.
         """
         if out.suffix != ".html":
-            raise FedGraphError(
-                f"page {out} has another suffix than .html: pass a name such as {out.with_suffix('.html')}"
-            )
+            raise FedGraphError(f"page {out} has another suffix than .html: pass {out.with_suffix('.html')}")
         write_bytes(out, self.html().encode())
         return out
 
@@ -120,6 +123,16 @@ def grid(*parts: Markup) -> Markup:
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
     """Return a sortable table; a cell is text, or a pair of text and sort key."""
     return render("table", head=head, rows=rows, caption=caption)
+
+
+def number(form: Callable[[float], str], value: float | None) -> tuple[str, float]:
+    """Return a number of a table, formatted and as its sort key; a dash for None and NaN."""
+    return ("–", math.nan) if value is None or math.isnan(value) else (form(value), value)
+
+
+def dot(name: str, values: Sequence[float | None], colour: Any, **more: Any) -> dict[str, Any]:
+    """Return a row of `Page.dots`: a value and the ends of its interval, None or NaN without one."""
+    return {"name": name, **dict(zip(("mean", "lo", "hi"), values, strict=True)), **more, "colour": colour}
 
 
 def pairs(terms: Iterable[tuple[str, str]]) -> Markup:

@@ -1,6 +1,7 @@
 """Partition section of a report: labels and degrees of each client, and drawings of small clients' graphs."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,56 +24,37 @@ def drawn(page: Page, run: FinishedRun, classes: Sequence[str]) -> list[Markup]:
     """Return the parts of the section."""
     clients = run.clients
     if not clients:
-        return [
-            note(
-                "Not available: the client files are not on this machine, and clients report neither degrees nor labels."
-            )
-        ]
+        why = "the client files are not on this machine, and clients report neither degrees nor labels"
+        return [note(f"Not available: {why}.")]
     shown = sorted(sorted(range(len(clients)), key=lambda i: -clients[i]["nodes"])[:MAX_ROWS])
     some = f" The {MAX_ROWS} largest of {len(clients)} clients." if len(shown) < len(clients) else ""
-    rows, height = [str(i) for i in shown], 90 + 22 * len(shown)
+    heat: Any = partial(page.chart, kind="heat", height=90 + 22 * len(shown), rows=[str(i) for i in shown])
     counts = np.array([clients[i]["labels"] for i in shown], dtype=float)
-    labels = page.chart(
-        "Labels of each client",
-        f"Share of a client's labelled nodes in each class, in %.{some}",
-        "heat",
-        height=height,
-        rows=rows,
-        columns=list(classes),
-        names=["client", "class"],
-        values=counts / np.maximum(counts.sum(1, keepdims=True), 1),
-        counts=counts,
-    )
+    values = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    how = f"Share of a client's labelled nodes in each class, in %.{some}"
+    names = ["client", "class"]
+    labels = heat("Labels of each client", how, columns=list(classes), names=names, values=values, counts=counts)
     degrees = Markup("")
     if all("degrees" in clients[i] for i in shown):
-        names, _ = degree_shares(np.zeros(1, int))
         shares = np.array([clients[i]["degrees"] for i in shown])
         used = np.flatnonzero(shares.any(0))
-        low, high = used.min(), used.max() + 1
-        degrees = page.chart(
-            "Degrees within each client",
-            f"Share of a client's nodes by number of neighbours at the same client, in %.{some}",
-            "heat",
-            height=height,
-            rows=rows,
-            columns=names[low:high],
-            names=["client", "neighbours"],
-            values=shares[:, low:high],
-        )
+        some_degrees = slice(used.min(), used.max() + 1)
+        columns = degree_shares(np.zeros(1, int))[0][some_degrees]
+        how = f"Share of a client's nodes by number of neighbours at the same client, in %.{some}"
+        names, values = ["client", "neighbours"], shares[:, some_degrees]
+        degrees = heat("Degrees within each client", how, columns=columns, names=names, values=values)
     return [grid(labels, degrees), _graphs(run, classes)]
 
 
 def _graphs(run: FinishedRun, classes: Sequence[str]) -> Markup:
     """Draw small clients' graphs as SVG."""
-    small = [i for i, client in enumerate(run.clients) if client["nodes"] <= _MAX_NODES and "degrees" in client][
-        :_MAX_DRAWN
-    ]
+    small = [i for i, client in enumerate(run.clients) if client["nodes"] <= _MAX_NODES and "degrees" in client]
     if not small:
         return note(f"No graph is drawn, because all clients have more than {_MAX_NODES} nodes.")
     from fedgraph_flwr import partition
 
     pictures = []
-    for client in small:
+    for client in small[:_MAX_DRAWN]:
         try:
             graph = partition.load_client(run.cfg, client)
         except FedGraphError:
@@ -134,8 +116,5 @@ def layout(edges: np.ndarray, num_nodes: int) -> np.ndarray:
 def class_names(run: FinishedRun, number: int) -> list[str]:
     """Return the names of labels 0..C-1 in the run's graphs."""
     names: Any = run.summary.get("classes")
-    return (
-        [str(name) for name in names]
-        if isinstance(names, list) and len(names) == number
-        else list(map(str, range(number)))
-    )
+    known = isinstance(names, list) and len(names) == number
+    return list(map(str, names if known else range(number)))

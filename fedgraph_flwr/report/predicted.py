@@ -13,9 +13,10 @@ import numpy as np
 from markupsafe import Markup
 
 from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.evaluation.curves import Curves
 from fedgraph_flwr.evaluation.metrics import confusion
 from fedgraph_flwr.numerics.forest import gains
-from fedgraph_flwr.report.page import Page, grid, note, table
+from fedgraph_flwr.report.page import SHARE, Page, grid, note, table
 from fedgraph_flwr.report.pieces import class_names
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup
 from fedgraph_flwr.report.units import count, percent
@@ -48,21 +49,25 @@ def predict(run: FinishedRun, load: Callable[[Path, int], Any]) -> Predicted:
     Raises:
         FedGraphError: predictions are not available; the message has the reason.
     """
-    if run.cfg.privacy.scores != "exact":
-        raise FedGraphError(f"privacy.scores={run.cfg.privacy.scores} keeps predictions of single nodes at the clients")
-    if not kind_of(run.cfg).classes:
-        raise FedGraphError(f"task={run.cfg.task.name} does not predict classes")
-    if not run.summary:
-        raise FedGraphError("the run is not finished")
-    if not run.clients:
-        raise FedGraphError("the client files are not on this machine")
+    cfg, no_files = run.cfg, "the client files are not on this machine"
+    reasons = [
+        (
+            cfg.privacy.scores == "exact",
+            f"privacy.scores={cfg.privacy.scores} keeps predictions of single nodes at the clients",
+        ),
+        (kind_of(cfg).classes, f"task={cfg.task.name} does not predict classes"),
+        (run.summary, "the run is not finished"),
+        (run.clients, no_files),
+    ]
+    if missing := [reason for holds, reason in reasons if not holds]:
+        raise FedGraphError(missing[0])
     of = 1 if run.cfg.strategy.pooled else len(run.clients)
     chances, labels = [], []
     for client in range(min(of, MAX_CLIENTS)):
         predictor = load(run.folder, client)
         graph = predictor.own
         if graph is None:
-            raise FedGraphError("the client files are not on this machine")
+            raise FedGraphError(no_files)
         logits, task = predictor.items(graph)
         test = task.masks["test"] & (task.y >= 0)
         chances.append(logits[test].double().softmax(1).numpy())
@@ -139,25 +144,17 @@ def _confusions(page: Page, matrices: dict[str, dict[str, Any]]) -> Markup:
 
 def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list[Markup]:
     """Return the charts that need probabilities of single nodes."""
-    parts = [
-        page.chart(
-            "Calibration",
-            "Accuracy of predictions by confidence. The dashed line is perfect calibration; below it, the model is"
-            f" overconfident. Area: number of nodes. {_errors(known)}",
-            "plane",
-            height=320,
-            x={"name": "confidence", "unit": "share", "min": 0, "max": 1},
-            y={"name": "accuracy", "unit": "share", "min": 0, "max": 1},
-            diagonal=True,
-            series=[
-                {"name": name, "points": _calibration(found), "colour": i}
-                for i, (name, (_, found)) in enumerate(known.items())
-            ],
-        ),
-    ]
-    if all(found.chances.shape[1] == 2 for _, found in known.values()):
-        parts += _of_two(page, {name: found for name, (_, found) in known.items()})
-    return parts
+    every = {name: found for name, (_, found) in known.items()}
+    errors = ", ".join(f"{name} {percent(calibration_error(found))}" for name, found in every.items())
+    how = (
+        "Accuracy of predictions by confidence. The dashed line is perfect calibration; below it, the model is"
+        f" overconfident. Area: number of nodes. Expected calibration error: {errors}."
+    )
+    series = [{"name": name, "points": _calibration(of), "colour": i} for i, (name, of) in enumerate(every.items())]
+    x, y = {"name": "confidence", **SHARE}, {"name": "accuracy", **SHARE}
+    chart = page.chart("Calibration", how, "plane", height=320, x=x, y=y, diagonal=True, series=series)
+    of_two = all(found.chances.shape[1] == 2 for found in every.values())
+    return [chart, *(_of_two(page, every) if of_two else ())]
 
 
 def _matrix(run: FinishedRun, counts: np.ndarray, below: np.ndarray | None = None) -> dict[str, Any]:
@@ -204,21 +201,14 @@ def _calibration(found: Predicted) -> list[list[Any]]:
     return [[s, r, f"{count(n)} nodes", size] for s, r, n, size in zip(sure, right, nodes, sizes, strict=True)]
 
 
-def _errors(known: dict[str, tuple[FinishedRun, Predicted]]) -> str:
-    errors = ", ".join(f"{name} {percent(calibration_error(found))}" for name, (_, found) in known.items())
-    return f"Expected calibration error: {errors}."
-
-
 def roc(chance: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return false positive rate, recall and precision at each distinct threshold, from the highest, [K] each.
 
     Shapes: probabilities of the second class [N], mask of its nodes, bool [N].
     """
-    order = np.argsort(-chance, kind="stable")
-    last = np.flatnonzero(np.append(np.diff(chance[order]) != 0, True))
-    hits = np.cumsum(positive[order])[last]
-    taken = last + 1
-    return (taken - hits) / max(int((~positive).sum()), 1), hits / max(int(positive.sum()), 1), hits / taken
+    curve, positives = Curves(chance, positive), int(positive.sum())
+    false = (curve.taken - curve.hits) / max(positive.size - positives, 1)
+    return false, curve.hits / max(positives, 1), curve.hits / curve.taken
 
 
 def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
@@ -230,30 +220,13 @@ def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
         line = {"name": name, "line": True, "bare": True, "colour": place}
         curves["roc"].append(line | {"points": [[0, 0], *zip(false[some], recall[some], strict=True)]})
         curves["pr"].append(line | {"points": list(zip(recall[some], precision[some], strict=True))})
-    share: dict[str, Any] = {"unit": "share", "min": 0, "max": 1}
-    positives = next(iter(known.values()))
-    chance = percent(float((positives.y == 1).mean()))
-    return [
-        page.chart(
-            "ROC",
-            "True positive rate of the second class against the false positive rate. Dashed: random guessing.",
-            "plane",
-            height=320,
-            x={"name": "false positive rate", **share},
-            y={"name": "true positive rate", **share},
-            diagonal=True,
-            series=curves["roc"],
-        ),
-        page.chart(
-            "Precision and recall",
-            f"Precision against recall of the second class. Random guessing has a precision of {chance}.",
-            "plane",
-            height=320,
-            x={"name": "recall", **share},
-            y={"name": "precision", **share},
-            series=curves["pr"],
-        ),
-    ]
+    chance = percent(float((next(iter(known.values())).y == 1).mean()))
+    how = "True positive rate of the second class against the false positive rate. Dashed: random guessing."
+    x, y = {"name": "false positive rate", **SHARE}, {"name": "true positive rate", **SHARE}
+    first = page.chart("ROC", how, "plane", height=320, x=x, y=y, diagonal=True, series=curves["roc"])
+    how = f"Precision against recall of the second class. Random guessing has a precision of {chance}."
+    x, y = {"name": "recall", **SHARE}, {"name": "precision", **SHARE}
+    return [first, page.chart("Precision and recall", how, "plane", height=320, x=x, y=y, series=curves["pr"])]
 
 
 def hidden_map(page: Page, run: FinishedRun, load: Callable[[Path, int], Any]) -> Markup:
@@ -266,13 +239,9 @@ def hidden_map(page: Page, run: FinishedRun, load: Callable[[Path, int], Any]) -
     from sklearn.manifold import TSNE
 
     if run.cfg.privacy.scores != "exact" or not run.clients or not run.summary:
-        raise FedGraphError(
-            "a map requires a finished run with privacy.scores=exact and its client files on this machine"
-        )
-    if kind_of(run.cfg).ITEMS != "nodes":
-        raise FedGraphError(
-            f"a map shows classes of nodes, and task={run.cfg.task.name} predicts {kind_of(run.cfg).ITEMS}"
-        )
+        raise FedGraphError("a map needs a finished run with privacy.scores=exact and its client files on this machine")
+    if (items := kind_of(run.cfg).ITEMS) != "nodes":
+        raise FedGraphError(f"a map shows classes of nodes, and task={run.cfg.task.name} predicts {items}")
     of = 1 if run.cfg.strategy.pooled else len(run.clients)
     features, labels, owners = [], [], []
     rng = np.random.default_rng(0)
@@ -281,7 +250,7 @@ def hidden_map(page: Page, run: FinishedRun, load: Callable[[Path, int], Any]) -
         predictor = load(run.folder, client)
         graph = predictor.own
         if graph is None or not hasattr(graph, "edge_index"):
-            raise FedGraphError("a map requires homogeneous graphs with their files on this machine")
+            raise FedGraphError("a map needs homogeneous graphs with their files on this machine")
         model = predictor.network(graph)
         with torch.no_grad():
             h = model.encode(model.prepare(graph)).double().numpy()

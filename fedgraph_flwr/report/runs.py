@@ -16,7 +16,7 @@ from fedgraph_flwr.config import DatasetConfig, RunConfig, compose
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
-from fedgraph_flwr.evaluation.intervals import Interval, ended, interval
+from fedgraph_flwr.evaluation.intervals import Interval, ended, over
 from fedgraph_flwr.evaluation.intervals import deviation as standard_deviation
 from fedgraph_flwr.runs.folder import (
     CONFIG,
@@ -149,14 +149,12 @@ def load_run(folder: Path) -> FinishedRun:
     """
     if not (folder / CONFIG).is_file() or not (folder / ROUNDS).is_file():
         raise FedGraphError(
-            f"{folder} holds no run: expected {CONFIG} and {ROUNDS}, as `fedgraph-flwr run out=DIR` writes them"
+            f"{folder} holds no run: expected {CONFIG} and {ROUNDS}, as `fedgraph-flwr run` writes them"
         )
     records = read_rounds(folder / ROUNDS)
     summary = read_summary(folder) if (folder / SUMMARY).is_file() else {}
     if any(not {"failed", "phases"} <= record.keys() for record in records):
-        raise FedGraphError(
-            f"{folder / ROUNDS} has rounds without 'failed' or 'phases': restore the file, or repeat the run"
-        )
+        raise FedGraphError(f"{folder / ROUNDS} has rounds without 'failed' or 'phases': restore it, or repeat the run")
     scored = [record for record in records if "metrics" in record]
     cfg = compose([], folder / CONFIG)
     if cfg.on_fleet:  # parties have their own graphs, whatever the configuration says
@@ -200,10 +198,9 @@ class RunGroup:
         return {run.cfg.seed: run.value for run in self.runs}
 
     @property
-    def mean(self) -> Interval | None:
-        """Mean over the seeds with its interval; None without scores."""
-        known = ended(self.by_seed)
-        return interval(list(known.values())) if known else None
+    def mean(self) -> Interval:
+        """Mean over the seeds with its interval; NaN of 0 seeds without scores."""
+        return over(self.by_seed) or Interval(math.nan, math.nan, 0)
 
     @property
     def std(self) -> float:
@@ -214,6 +211,11 @@ class RunGroup:
     def chance(self) -> float:
         """Mean chance level of the headline score over the seeds."""
         return statistics.fmean(run.chance for run in self.runs)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the method is a baseline: local training, or training on the whole graph."""
+        return self.runs[0].cfg.strategy.pooled or not self.runs[0].cfg.strategy.shared
 
 
 def group_runs(runs: Sequence[FinishedRun]) -> list[RunGroup]:
@@ -253,23 +255,20 @@ def comparison(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
     Raises:
         FedGraphError: a run is not finished.
     """
-    for run in runs:
-        if not run.summary:
-            raise FedGraphError(
-                f"{run.folder} is not finished, so it cannot be compared: resume it with resume={run.folder}"
-            )
+    if unfinished := [run.folder for run in runs if not run.summary]:
+        raise FedGraphError(f"{unfinished[0]} is not finished and cannot be compared: run resume={unfinished[0]}")
     return [
         {
             **{key.removesuffix(".name"): value for key, value in group.differing.items()},
             "seeds": len(group.runs),
             "headline": group.runs[0].summary["headline"],
-            "mean": group.mean.mean if group.mean else math.nan,
+            "mean": group.mean.mean,
             "deviation": group.std,
             "chance": group.chance,
             **_points(group.runs),
             "seconds": statistics.fmean(run.summary["seconds_per_round"] for run in group.runs),
             "megabytes": statistics.fmean(
-                (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6 for run in group.runs
+                (run.number("bytes_up") + run.number("bytes_down")) / 1e6 for run in group.runs
             ),
         }
         for group in group_runs(runs)
@@ -293,12 +292,8 @@ def beside(runs: Sequence[FinishedRun], most: int = 500) -> list[FinishedRun]:
     places = {run.folder.absolute().parent for run in runs}
     given = {run.folder.absolute() for run in runs}
     found = [path for place in places for path in place.glob(f"*/{SUMMARY}") if path.parent not in given]
-    seeds, data, cuts = (
-        {run.cfg.seed for run in runs},
-        {run.cfg.dataset.name for run in runs},
-        {cut_of(run) for run in runs},
-    )
-    kept = []
+    seeds, cuts = {run.cfg.seed for run in runs}, {cut_of(run) for run in runs}
+    data, kept = {run.cfg.dataset.name for run in runs}, []
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:most]:
         with contextlib.suppress(FedGraphError, OSError, ValueError):
             summary = read_summary(path.parent, ["seed", "strategy", "dataset"])

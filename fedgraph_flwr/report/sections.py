@@ -2,7 +2,9 @@
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from fedgraph_flwr.data.statistics import label_skew
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.report.headline import display_name, is_share, metric_of, score_text
-from fedgraph_flwr.report.page import Page, grid, note, pairs, render, table
+from fedgraph_flwr.report.page import Page, grid, note, number, pairs, render, table
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike
 from fedgraph_flwr.report.units import count, duration, percent, size
 from fedgraph_flwr.runs.folder import CONFIG
@@ -74,7 +76,6 @@ def _series(scores: dict[str, list[float]], x: Sequence[Any]) -> list[dict[str, 
 def _against(graphs: Sequence[dict[str, Any]]) -> list[tuple[str, str, dict[str, Any], list[Any]]]:
     """Return the x axes of the client plots: title, explanation, axis and values."""
     sizes = [g["train"] for g in graphs]
-    skew = label_skew(torch.tensor([g["labels"] for g in graphs]))[1].tolist()
     found = [
         (
             "… against its size",
@@ -86,7 +87,7 @@ def _against(graphs: Sequence[dict[str, Any]]) -> list[tuple[str, str, dict[str,
             "… against its label mix",
             "Total-variation distance between its label distribution and that of all clients; 0 means equal.",
             {"name": "distance of label mix", "unit": "share"},
-            skew,
+            _label_mix(graphs),
         ),
     ]
     homophily = [g["edge_homophily"] for g in graphs]
@@ -128,50 +129,37 @@ def _client_table(
     scores: dict[str, list[float]], graphs: Sequence[dict[str, Any]], run: FinishedRun, metric: str
 ) -> Markup:
     levels = run.per_client.get(f"test-{chance.name_of(metric)}", [])
-    tested = run.per_client.get("test-count", [])
-    number, left_out = max(map(len, scores.values())), run.left_out
-    skew = label_skew(torch.tensor([g["labels"] for g in graphs]))[1].tolist() if graphs else []
-    columns: dict[str, Callable[[int], tuple[str, float]]] = {"client": lambda c: (str(c), c)}
+    items, left_out = kind_of(run.cfg).ITEMS, run.left_out
+    columns: dict[str, list[tuple[str, float]]] = {
+        "client": [(str(c), c) for c in range(max(map(len, scores.values())))]
+    }
     for name, values in scores.items():
-        columns[display_name(metric) if len(scores) == 1 else name] = lambda c, v=values: _scored(
-            v, c, metric, left_out
-        )  # type: ignore[misc]
+        columns[display_name(metric) if len(scores) == 1 else name] = [
+            (left_out.get(c, "–") if math.isnan(v) else score_text(v, metric), v) for c, v in enumerate(values)
+        ]
     if levels:
-        columns["chance"] = lambda c: _scored(levels, c, metric)
+        columns["chance"] = [number(partial(score_text, metric=metric), level) for level in levels]
     if graphs:
-        columns["nodes"] = lambda c: (count(graphs[c]["nodes"]), graphs[c]["nodes"])
-        columns["edges"] = lambda c: (count(graphs[c]["edges"]), graphs[c]["edges"])
-        if kind_of(run.cfg).ITEMS == "nodes":
-            columns["training nodes"] = lambda c: (count(graphs[c]["train"]), graphs[c]["train"])
-        columns["cut edges"] = lambda c: (count(graphs[c]["cut_edges"]), graphs[c]["cut_edges"])
-        columns["homophily"] = lambda c: _share(graphs[c]["edge_homophily"])
-        columns["label mix"] = lambda c: _share(skew[c])
-    if not graphs:
-        for key, name in _REPORTED.items():
-            if any(key in one for one in run.reported):
-                columns[name] = lambda c, key=key: _size(run.reported, c, key)  # type: ignore[misc]
-    if tested:
-        columns[f"test {kind_of(run.cfg).ITEMS}"] = lambda c: (count(tested[c]), tested[c])
-    rows = [[cell(c) for cell in columns.values()] for c in range(number)]
+        sizes = {"nodes": "nodes", "edges": "edges", "train": "training nodes", "cut_edges": "cut edges"}
+        for key, name in sizes.items():
+            if key != "train" or items == "nodes":
+                columns[name] = [number(count, graph[key]) for graph in graphs]
+        columns["homophily"] = [number(percent, graph["edge_homophily"]) for graph in graphs]
+        columns["label mix"] = [number(percent, distance) for distance in _label_mix(graphs)]
+    for key, name in () if graphs else _REPORTED.items():
+        if any(key in one for one in run.reported):
+            found = (one.get(key) for one in run.reported)
+            columns[name] = [number(count, None if size is None else float(np.sum(size))) for size in found]
+    if tested := run.per_client.get("test-count"):
+        columns[f"test {items}"] = [number(count, size) for size in tested]
+    rows = zip_longest(*columns.values(), fillvalue=("–", math.nan))
     return table(list(columns), rows, "All clients. Click on a column to sort.")
 
 
-def _scored(
-    values: Sequence[float], client: int, metric: str, left_out: Mapping[int, str] | None = None
-) -> tuple[str, float]:
-    value = values[client] if client < len(values) else math.nan
-    return (left_out or {}).get(client, "–") if math.isnan(value) else score_text(value, metric), value
-
-
-def _size(reported: Sequence[Mapping[str, Any]], client: int, key: str) -> tuple[str, float]:
-    value = reported[client].get(key) if client < len(reported) else None
-    known = float(np.sum(value)) if value is not None else math.nan
-    return count(known), known
-
-
-def _share(value: float | None) -> tuple[str, float]:
-    known = math.nan if value is None else value
-    return percent(known), known
+def _label_mix(graphs: Sequence[dict[str, Any]]) -> list[float]:
+    """Return the distance of each client's label distribution from that of all."""
+    distances: list[float] = label_skew(torch.tensor([graph["labels"] for graph in graphs]))[1].tolist()
+    return distances
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -179,19 +167,14 @@ def _share(value: float | None) -> tuple[str, float]:
 
 def training(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
     """Plot all recorded means over clients, the training loss and the method's statistics by round."""
-    return [grid(*_scores(page, groups), *_losses(page, groups), *_statistics(page, groups))]
+    return [grid(_scores(page, groups), _losses(page, groups), _statistics(page, groups))]
 
 
 ROUNDS = {"name": "round", "unit": "count"}
 
 
-def _scores(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
-    reported = [
-        key.removeprefix("test_")
-        for run in (group.runs[0] for group in groups)
-        for r in run.rounds[:1]
-        for key in r["metrics"]
-    ]
+def _scores(page: Page, groups: Sequence[RunGroup]) -> Markup:
+    reported = [key.removeprefix("test_") for group in groups for r in group.runs[0].rounds[:1] for key in r["metrics"]]
     metric = metric_of(groups[0].runs[0])
     names = [
         m
@@ -199,32 +182,26 @@ def _scores(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
         if "_by_" not in m and not m.startswith(("val_", "global_", chance.PREFIX))
     ]
     views = {display_name(m): view for m in names if (view := _curves(groups, m))["series"]}
-    if not views:
-        return []
     many = " Bands: from the lowest to the highest seed." if any(len(group.runs) > 1 for group in groups) else ""
     how = (
         "Means over clients: test scores bold, validation scores dashed. Dotted: the chance level, and upright the best"
         f" validation round.{many}"
     )
-    return [page.chart("Scores by round", how, "lines", height=360, wide=True, views=views, x=ROUNDS)]
+    return page.chart("Scores by round", how, "lines", height=360, wide=True, views=views, x=ROUNDS)
 
 
-def _losses(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
+def _losses(page: Page, groups: Sequence[RunGroup]) -> Markup:
     drawn = _statistic(groups, "train_loss") | {"y": {"name": "training loss", "unit": "plain"}}
-    if not drawn["series"]:
-        return []
     how = "Mean training objective over the clients of a round."
-    return [page.chart("Loss of local training", how, "lines", height=300, wide=True, x=ROUNDS, **drawn)]
+    return page.chart("Loss of local training", how, "lines", height=300, wide=True, x=ROUNDS, **drawn)
 
 
-def _statistics(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
+def _statistics(page: Page, groups: Sequence[RunGroup]) -> Markup:
     keys = [key for group in groups for run in group.runs for r in run.every_round[:1] for key in r.get("train", {})]
     own = [key for key in dict.fromkeys(keys) if key != "train_loss" and not key.startswith("trained_")]
     views = {key: view for key in own if (view := _statistic(groups, key))["series"]}
-    if not views:
-        return []
     how = "Mean over the clients of a round of each number that the method declares in its uplink."
-    return [page.chart("Statistics of the method", how, "lines", height=300, wide=True, views=views, x=ROUNDS)]
+    return page.chart("Statistics of the method", how, "lines", height=300, wide=True, views=views, x=ROUNDS)
 
 
 def _statistic(groups: Sequence[RunGroup], key: str) -> dict[str, Any]:
@@ -273,6 +250,10 @@ def _seeds(group: RunGroup, part: str, key: str) -> dict[str, Any]:
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
+_TRAFFIC = "Network traffic of the whole run over all clients."
+_DURATION = "Duration of the exchanges of all rounds at the server; phases of one round may overlap."
+
+
 def costs(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
     """Plot bytes and seconds by phase."""
     shown = groups[:MAX_SETTINGS]
@@ -282,48 +263,39 @@ def costs(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
     height = 90 + 40 * len(shown) * (2 if len(shown) < 4 else 1)
     ways = {"bytes_up": "from clients", "bytes_down": "to clients"}
     moved = [f"{name}, {way}" if len(shown) > 1 else way for name in names for way in ways.values()]
-    by_bytes = [
-        {"name": phase, "colour": i, "values": [of.get(phase, {}).get(way, 0) for of in totals for way in ways]}
-        for i, phase in enumerate(phases)
+
+    def series(keys: Iterable[str]) -> list[dict[str, Any]]:
+        values = {phase: [of.get(phase, {}).get(key, 0) for of in totals for key in keys] for phase in phases}
+        return [{"name": phase, "colour": i, "values": of} for i, (phase, of) in enumerate(values.items())]
+
+    charts = [
+        page.chart(title, how, "bars", height, flat=True, categories=bars, series=series(keys), unit=unit)
+        for title, how, height, bars, keys, unit in (
+            ("Bytes by phase", _TRAFFIC, 90 + 34 * len(moved), moved, list(ways), "bytes"),
+            ("Time by phase", _DURATION, max(height, 150), names, ["seconds"], "seconds"),
+        )
     ]
-    by_time = [
-        {"name": phase, "colour": i, "values": [of.get(phase, {}).get("seconds", 0) for of in totals]}
-        for i, phase in enumerate(phases)
-    ]
-    traffic: dict[str, Any] = {"height": 90 + 34 * len(moved), "categories": moved, "series": by_bytes, "unit": "bytes"}
-    times: dict[str, Any] = {"height": max(height, 150), "categories": names, "series": by_time, "unit": "seconds"}
-    how = "Duration of the exchanges of all rounds at the server; phases of one round may overlap."
-    charts = grid(
-        page.chart(
-            "Bytes by phase", "Network traffic of the whole run over all clients.", "bars", flat=True, **traffic
-        ),
-        page.chart("Time by phase", how, "bars", flat=True, **times),
-    )
-    rows = [
-        [
-            *([name] if len(shown) > 1 else []),
-            phase,
-            (count(of["exchanges"]), of["exchanges"]),
-            (size(of["bytes_up"]), of["bytes_up"]),
-            (size(of["bytes_down"]), of["bytes_down"]),
-            (duration(of["seconds"]), of["seconds"]),
-        ]
+    forms = {"exchanges": count, "bytes_up": size, "bytes_down": size, "seconds": duration}
+    by_phase = [
+        [name, phase, *(number(form, of[key]) for key, form in forms.items())]
         for name, total in zip(names, totals, strict=True)
         for phase, of in total.items()
     ]
-    head = [*(["setting"] if len(shown) > 1 else []), "phase", "exchanges", "from clients", "to clients", "time"]
-    return [charts, table(head, rows), *_uploads(shown), _machine(groups[0].runs[0])]
-
-
-def _uploads(groups: Sequence[RunGroup]) -> list[Markup]:
-    """Tabulate bytes sent by clients, by phase and group of the uplink; empty for runs of older versions."""
-    several = len(groups) > 1
-    rows = [
-        [*([group.name] if several else []), phase, upload, (size(sent), sent)]
-        for group in groups
+    uploads = [
+        [group.name, phase, upload, number(size, sent)]
+        for group in shown
         for (phase, upload), sent in _by_group(group).items()
     ]
-    return [table([*(["setting"] if several else []), "phase", "group sent by clients", "bytes"], rows)] if rows else []
+    one = int(len(shown) == 1)  # the column of settings is left out
+    tables = [
+        table(["setting", *head][one:], [row[one:] for row in rows])
+        for head, rows in (
+            (["phase", "exchanges", "from clients", "to clients", "time"], by_phase),
+            (["phase", "group sent by clients", "bytes"], uploads),  # empty for runs of older versions
+        )
+        if rows
+    ]
+    return [grid(*charts), *tables, _machine(groups[0].runs[0])]
 
 
 def _by_group(group: RunGroup) -> dict[tuple[str, str], float]:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.as_json import as_json
-from fedgraph_flwr.report.page import Page, grid, note, of_change, render, table
+from fedgraph_flwr.report.page import Page, grid, note, number, of_change, render, table
 from fedgraph_flwr.report.runs import group_runs, load_run
 from fedgraph_flwr.report.sections import training
 from fedgraph_flwr.report.units import duration, size
@@ -81,9 +81,12 @@ def _scores(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settin
         return {"rows": made}
 
     views = _views(cells, settings, rows)
-    height = 90 + 46 * max((len(view["rows"]) for view in views.values()), default=0)
     how = "Large: mean over seeds, with its 95 % interval. Small: single seeds."
-    return page.chart("Score", how, "dots", height=height, views=views, unit=unit, name="") if views else Markup("")
+    return page.chart("Score", how, "dots", height=_height(views), views=views, unit=unit, name="")
+
+
+def _height(views: Mapping[str, Any]) -> int:
+    return 90 + 46 * max((len(view["rows"]) for view in views.values()), default=0)
 
 
 def _row(cell: Mapping[str, Any], place: int, found: Mapping[str, Any], factor: float) -> dict[str, Any]:
@@ -104,65 +107,47 @@ def _differences(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], s
         return {"rows": made} if made else {}
 
     views = _views(cells, settings, rows)
-    if not views:
-        return Markup("")
-    return page.chart(
-        f"Difference to {outcome['reference']}",
-        "Mean of the differences paired by seed, with its 95 % interval: one that contains 0 shows no difference.",
-        "dots",
-        height=90 + 46 * max(len(view["rows"]) for view in views.values()),
-        views=views,
-        **of_change("share" if outcome["percent"] else "plain"),
-    )
+    how = "Mean of the differences paired by seed, with its 95 % interval: one that contains 0 shows no difference."
+    axis = of_change("share" if outcome["percent"] else "plain")
+    return page.chart(f"Difference to {outcome['reference']}", how, "dots", height=_height(views), views=views, **axis)
 
 
 def _costs(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settings: Sequence[str]) -> Markup:
     factor, unit = _scale(outcome), "share" if outcome["percent"] else "plain"
 
     def series(of: Sequence[Any]) -> dict[str, Any]:
-        made = [
-            {
-                "name": cell["method"],
-                "colour": place,
-                "points": [[cell["seconds_per_round"], factor * cell["mean"], cell["method"], 12]],
-            }
-            for place, cell in enumerate(of)
-            if cell.get("seconds_per_round") is not None
-        ]
+        made = []
+        for place, row in enumerate(of):
+            if (seconds := row.get("seconds_per_round")) is not None:
+                points = [[seconds, factor * row["mean"], row["method"], 12]]
+                made.append({"name": row["method"], "colour": place, "points": points})
         return {"series": made} if len(made) > 1 else {}
 
     views = _views(cells, settings, series)
-    if not views:
-        return Markup("")
     x, y = {"name": "time per round", "unit": "seconds"}, {"name": "score", "unit": unit}
     return page.chart("Score against cost", "Means over seeds; left and up is better.", "plane", views=views, x=x, y=y)
 
 
 def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> Markup:
-    unit = " %" if outcome["percent"] else ""
-
-    def shown(value: float | None, text: str) -> tuple[str, float]:
-        return ("–", math.nan) if value is None or math.isnan(value) else (text.format(value), value)
-
-    tuned, kept = any(cell["choice"] for cell in cells), any(cell["runs"] for cell in cells)
-    digits = ".1f" if outcome["percent"] else ".4g"
+    unit, digits = (" %", ".1f") if outcome["percent"] else ("", ".4g")
+    score, half, change = (f"{{:{digits}}}{unit}".format, f"± {{:{digits}}}".format, f"{{:+{digits}}}".format)
+    tuned, kept = any(row["choice"] for row in cells), any(row["runs"] for row in cells)
     rows = []
-    for cell in cells:
-        gap = cell["difference"] or {"mean": None, "half": None}
-        seconds, moved = (cell.get(key) for key in ("seconds_per_round", "bytes"))
+    for row in cells:
+        gap = row["difference"] or {}
         rows.append(
             [
-                *([cell["setting"]] if several else []),
-                cell["method"],
-                *([cell["choice"]] if tuned else []),
-                (str(cell["n"]), cell["n"]),
-                shown(cell["mean"], f"{{:{digits}}}{unit}"),
-                shown(cell["half"], f"± {{:{digits}}}"),
-                shown(gap["mean"], f"{{:+{digits}}}"),
-                shown(gap["half"], f"± {{:{digits}}}"),
-                ("–", math.nan) if seconds is None else (duration(seconds), seconds),
-                ("–", math.nan) if moved is None else (size(moved), moved),
-                *([_links(cell["runs"])] if kept else []),
+                *([row["setting"]] if several else []),
+                row["method"],
+                *([row["choice"]] if tuned else []),
+                (str(row["n"]), row["n"]),
+                number(score, row["mean"]),
+                number(half, row["half"]),
+                number(change, gap.get("mean")),
+                number(half, gap.get("half")),
+                number(duration, row.get("seconds_per_round")),
+                number(size, row.get("bytes")),
+                *([_links(row["runs"])] if kept else []),
             ]
         )
     head = [*(["setting"] if several else []), "method", *(["choice"] if tuned else []), "seeds", "score"]

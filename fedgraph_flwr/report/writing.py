@@ -30,14 +30,11 @@ def write_report(
     from fedgraph_flwr.report.runs import beside, group_runs, load_run
 
     runs = [load_run(folder) for folder in folders]
-    for run in runs:
-        if not run.every_round:
-            raise FedGraphError(f"{run.folder} has no finished round yet, so there is nothing to report")
+    if empty := [run.folder for run in runs if not run.every_round]:
+        raise FedGraphError(f"{empty[0]} has no finished round yet, so there is nothing to report")
     shown = group_runs(runs)
     compared = [*shown, *group_runs(beside(runs) if baselines else [])]
-    compared = [
-        group for group in compared if group.runs[0].cfg.strategy.pooled or not group.runs[0].cfg.strategy.shared
-    ]
+    compared = [group for group in compared if group.is_baseline]
     top = headline.best(shown)
     page = Page(headline.title(shown))
     page.heading(headline.summaries(shown, compared), headline.tiles(top))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fedgraph_flwr.config import bounded_metric
 from fedgraph_flwr.evaluation import chance
-from fedgraph_flwr.evaluation.intervals import BySeed, Interval, ended, interval, paired
+from fedgraph_flwr.evaluation.intervals import BySeed, Interval, over, paired
 from fedgraph_flwr.sweeps.rows import COUNTED, Found, failure, number
 from fedgraph_flwr.sweeps.spec import Cell, Sweep
 
@@ -93,8 +93,7 @@ class SweepSummary:
 
     def mean(self, setting: str, method: str) -> Interval | None:
         """Return the mean over the seeds with a score; None without any."""
-        known = ended(self.shown(setting, method))
-        return interval(list(known.values())) if known else None
+        return over(self.shown(setting, method))
 
     def difference(self, setting: str, method: str) -> Interval | None:
         """Return the mean difference to the reference over common seeds; None without any."""

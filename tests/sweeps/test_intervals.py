@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedgraph_flwr.evaluation.intervals import interval
 from fedgraph_flwr.sweeps import rows as results
 from fedgraph_flwr.sweeps.plot import draw
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.spec import load
-from fedgraph_flwr.sweeps.summary import SweepSummary, interval
+from fedgraph_flwr.sweeps.summary import SweepSummary
 from fedgraph_flwr.sweeps.table import markdown
 
 BODY = "methods: {FedAvg: [strategy=fedavg], FedProx: [strategy=fedprox], Local: [strategy=local]}\nseeds: 0..4\n"

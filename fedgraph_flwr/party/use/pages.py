@@ -10,7 +10,7 @@ from markupsafe import Markup
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.report.headline import display_name, is_share, score_text
-from fedgraph_flwr.report.page import Page, grid, of_change, render, table
+from fedgraph_flwr.report.page import SHARE, Page, dot, grid, of_change, render, table
 from fedgraph_flwr.report.runs import method_name
 from fedgraph_flwr.report.units import duration, percent
 
@@ -79,7 +79,7 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
 def _operating(page: Page, choice: Any) -> Markup:
     """Plot precision and recall of validation and test items with their intervals."""
     rows = [
-        _point(f"{name}, {split}", value, colour)
+        dot(f"{name}, {split}", value, colour)
         for colour, name in enumerate(("precision", "recall"))
         for split, figures in (("validation", choice.validation), ("test", choice.test))
         if (value := figures.get(name))
@@ -104,17 +104,10 @@ def _curve(page: Page, choice: Any) -> Markup:
         for colour, when in enumerate(("before", "after"))
         if (found := choice.calibrated[when]["curve"])
     ]
-    axes = {"unit": "share", "min": 0, "max": 1}
-    return page.chart(
-        "Calibration",
-        "Test items in ten bins of probability: on the diagonal, probabilities are shares. Larger: more items.",
-        "plane",
-        height=320,
-        series=series,
-        diagonal=True,
-        x={"name": "mean probability", **axes},
-        y={"name": f"share of '{sanitize(choice.positive, 30)}'", **axes},
-    )
+    how = "Test items in ten bins of probability: on the diagonal, probabilities are shares. Larger: more items."
+    x = {"name": "mean probability", **SHARE}
+    y = {"name": f"share of '{sanitize(choice.positive, 30)}'", **SHARE}
+    return page.chart("Calibration", how, "plane", height=320, series=series, diagonal=True, x=x, y=y)
 
 
 def drift_page(found: Any, predictor: Any) -> Page:
@@ -130,7 +123,7 @@ def drift_page(found: Any, predictor: Any) -> Page:
     )
     page = _page(f"Drift of {_whose(predictor)}", lead, cells)
     rows = [
-        _point(sanitize(f"{row.column} ({row.what})", 60), (row.psi, None, None), _COLOURS[row.verdict])
+        dot(sanitize(f"{row.column} ({row.what})", 60), (row.psi, None, None), _COLOURS[row.verdict])
         for row in found[:MAX_BARS].itertuples()
     ]
     marks = [{"name": "", "at": limit} for limit in (WATCH, SHIFTED)]
@@ -159,19 +152,10 @@ def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
         value = frame["contribution"].to_numpy()
         signs = (("raises the score", np.maximum(value, 0)), ("lowers the score", np.minimum(value, 0)))
         series = [{"name": name, "values": part, "colour": colour} for colour, (name, part) in enumerate(signs)]
-        chart = page.chart(
-            "Contributions",
-            "Contribution to the score, the largest first.",
-            "bars",
-            height=90 + 24 * len(names),
-            wide=True,
-            unit="plain",
-            name="contribution",
-            categories=names,
-            series=series,
-            flat=True,
-            min=float(min(value.min(initial=0.0), 0.0)),
-        )
+        how, low = "Contribution to the score, the largest first.", float(min(value.min(initial=0.0), 0.0))
+        data: dict[str, Any] = {"unit": "plain", "name": "contribution", "categories": names, "series": series}
+        height = 90 + 24 * len(names)
+        chart = page.chart("Contributions", how, "bars", height=height, wide=True, **data, flat=True, min=low)
         checks = f"Score {reasons.score:.3g}, {reasons.without:.3g} without the first {WITHOUT} reasons"
         checks += (
             f"; rank correlation with a random model {reasons.alike:.2f} (near 1: they follow from the data alone)."
@@ -197,7 +181,7 @@ def worth_page(found: Any) -> Page:
         (display_name(metric), ("score", "low", "high"), found),
         (f"Difference to {found['run'][0]}", ("difference", "difference_low", "difference_high"), found[1:]),
     ):
-        points = [_point(row["run"], [row[name] for name in names], place) for place, row in rows.iterrows()]
+        points = [dot(row["run"], [row[name] for name in names], place) for place, row in rows.iterrows()]
         is_change = names[0] == "difference"
         how = "Lines: 95 % intervals" + (": one that contains 0 decides nothing." if is_change else ".")
         axis: Any = of_change(unit) if is_change else {"unit": unit, "name": ""}
@@ -220,7 +204,7 @@ def contribution_page(found: Any) -> Page:
     )
     page = _page(f"Contribution of each party: {display_name(metric)}", lead, [])
     rows = enumerate(found.itertuples())
-    points = [_point(row.party, (row.contribution, row.low, row.high), place) for place, row in rows]
+    points = [dot(row.party, (row.contribution, row.low, row.high), place) for place, row in rows]
     how = "They add up to the gain of all parties."
     chart = page.dots("Shapley values", how, points, **of_change("plain"))
     page.section("parties", "Parties", "", [grid(chart), _table(found)])
@@ -232,11 +216,6 @@ def _page(title: str, lead: str, cells: Iterable[tuple[str, str, str]]) -> Page:
     page = Page(title)
     page.heading(render("paragraph", content=lead), render("tiles", cells=list(cells)) if cells else "")
     return page
-
-
-def _point(name: str, values: Sequence[float | None], colour: Any) -> dict[str, Any]:
-    """Return a row of `Page.dots`: a value and the ends of its interval, None or NaN without one."""
-    return {"name": name, **dict(zip(("mean", "lo", "hi"), values, strict=True)), "colour": colour}
 
 
 def _whose(predictor: Any) -> str:
