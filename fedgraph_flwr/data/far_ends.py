@@ -76,22 +76,18 @@ class Entry:
         """Build from ``PATTERN`` or ``PATTERN:FORM``.
 
         Raises:
-            FedGraphError: an unknown form, or an ε that is not a number above 0 and at most `MOST_EPSILON`.
+            FedGraphError: no column, an unknown form, or an ε that is not a number above 0 and at most `MOST_EPSILON`.
         """
         pattern, sign, form = str(text).strip().rpartition(":")
-        pattern, form = (pattern, form.strip()) if sign else (form, BUCKETS)
-        if not pattern.strip():
-            raise FedGraphError(f"share: '{text}' names no column, expected COLUMN or COLUMN:FORM")
-        made = cls(pattern.strip(), form)
-        if form not in (EXACT, BUCKETS) and not 0 < made.epsilon <= MOST_EPSILON:
-            raise FedGraphError(
-                f"share: '{text}' has form '{form}', expected {EXACT}, {BUCKETS} or eps=E with E above 0 and at most"
-                f" {MOST_EPSILON:g}"
-            )
-        if made.pattern.startswith(EDGES) and form not in (EXACT, BUCKETS):
-            raise FedGraphError(
-                f"share: '{text}' tells each edge, so that ε of an account grows: set {EXACT} or {BUCKETS}"
-            )
+        made = cls(pattern.strip(), form.strip()) if sign else cls(form, BUCKETS)
+        forms, of_edges = (
+            f"{EXACT} or {BUCKETS}",
+            made.pattern.startswith(EDGES),
+        )  # ε of an account would grow by each edge
+        drawn = not of_edges and 0 < made.epsilon <= MOST_EPSILON
+        if not made.pattern or not (made.form in (EXACT, BUCKETS) or drawn):
+            forms += "" if of_edges else f", or eps=E with E above 0 and at most {MOST_EPSILON:g}"
+            raise FedGraphError(f"share: '{text}' must be COLUMN or COLUMN:FORM with form {forms}")
         return made
 
     @property
@@ -222,24 +218,29 @@ def shared_columns(graph: Graph, share: Sequence[str] | str) -> list[Column]:
         FedGraphError: an entry names no column.
     """
     names, recipe = column_names(graph), recipe_of(graph)
-    forms = {column.name: column.form for column in (recipe.node_columns if recipe else ())}
+    logs = {c.name: c.form for c in (recipe.node_columns if recipe else ()) if c.form.log}
     schema = agreed_schema(graph.schema, graph.name or "the graph")
     flags = {name for name, c in (schema.nodes.get(NODE, {}) if schema else {}).items() if c.kind == "flag"}
-    found: dict[int, Column] = {}
-    for entry in parse_share(share):
-        if entry.pattern.startswith(EDGES):
-            continue
+    found = _named([entry for entry in parse_share(share) if not entry.pattern.startswith(EDGES)], names, "nodes")
+    return [Column(names[p], p, found[p].form, logs.get(names[p]), names[p] in flags) for p in sorted(found)]
+
+
+def _named(entries: Sequence[Entry], names: Sequence[str], what: str) -> dict[int, Entry]:
+    """Return the first entry that names each column, by the column's position in ``names``.
+
+    Raises:
+        FedGraphError: an entry names no column.
+    """
+    found: dict[int, Entry] = {}
+    for entry in entries:
         places = [place for place, name in enumerate(names) if fnmatch.fnmatchcase(name, entry.pattern)]
         if not places and entry.pattern.isdigit() and int(entry.pattern) < len(names):
             places = [int(entry.pattern)]
         if not places:
-            raise unknown("column of nodes in share", entry.pattern, names)
+            raise unknown(f"column of {what} in share", entry.pattern, names)
         for place in places:
-            log = forms.get(names[place])
-            found.setdefault(
-                place, Column(names[place], place, entry.form, log if log and log.log else None, names[place] in flags)
-            )
-    return [found[place] for place in sorted(found)]
+            found.setdefault(place, entry)
+    return found
 
 
 def shared_records(graph: Graph, share: Sequence[str] | str) -> list[tuple[Column, Column]]:
@@ -252,26 +253,17 @@ def shared_records(graph: Graph, share: Sequence[str] | str) -> list[tuple[Colum
     if not entries:
         return []
     recipe = recipe_of(graph)
-    columns = {column.name: column for column in (recipe.edge_columns if recipe else ())}
-    place = {name: graph.num_shared_edge_features + number for number, name in enumerate(columns)}
-    names = {
-        EDGES + name.replace("_source", ""): (name, name.replace("_source", "_target"))
-        for name in columns
-        if "_source" in name
-    }
-    names = {base: ends for base, ends in names.items() if ends[1] in columns}
-    found: dict[str, tuple[Column, Column]] = {}
-    for entry in entries:
-        matched = fnmatch.filter(names, entry.pattern)
-        if not matched:
-            raise unknown("column of edges in share", entry.pattern, names)
-        for base in matched:
-            source, target = (
-                Column(base, place[name], entry.form, form if (form := columns[name].form).log else None)
-                for name in names[base]
-            )
-            found.setdefault(base, (source, target))
-    return list(found.values())
+    columns = recipe.edge_columns if recipe else []
+    place = {column.name: graph.num_shared_edge_features + number for number, column in enumerate(columns)}
+    logs = {column.name: column.form for column in columns if column.form.log}
+    pairs = [(name, name.replace("_source", "_target")) for name in place if "_source" in name]
+    pairs = [(source, target) for source, target in pairs if target in place]
+    names = [EDGES + source.replace("_source", "") for source, _ in pairs]
+
+    def column(of: int, entry: Entry, end: int) -> Column:
+        return Column(names[of], place[pairs[of][end]], entry.form, logs.get(pairs[of][end]))
+
+    return [(column(of, entry, 0), column(of, entry, 1)) for of, entry in _named(entries, names, "edges").items()]
 
 
 def told_places(graph: Graph) -> tuple[list[int], list[int]]:
@@ -319,12 +311,7 @@ def widened(graph: ClientGraph, columns: Sequence[Column]) -> ClientGraph:
     start = graph.num_features - int(graph.own_columns.get("nodes", 0))
     marks = graph.x.new_zeros(graph.num_nodes, MARKS)
     places = [column.place + MARKS * (column.place >= start) for column in columns]
-    far = {
-        "names": [column.name for column in columns],
-        "forms": [column.form for column in columns],
-        "places": places,
-        "marks": start,
-    }
+    far = {"names": [c.name for c in columns], "forms": [c.form for c in columns], "places": places, "marks": start}
     return replace(graph, x=torch.cat([graph.x[:, :start], marks, graph.x[:, start:]], dim=1), far=far)
 
 
@@ -372,8 +359,7 @@ def with_shares(clients: Sequence[ClientGraph], share: Sequence[str], floor: int
     """
     if not any(client.cut_out.numel() + client.cut_in.numel() for client in clients):
         raise FedGraphError(
-            "partition.share shares columns of the far ends of edges between clients, but no client has such edges: choose"
-            " another partition, or leave it out"
+            "partition.share is for edges between clients, but no client has such edges: change the partition, or leave it out"
         )
     clients = [_with_told_sources(client, shared_records(client, share), floor, clients) for client in clients]
     columns = shared_columns(clients[0], share)
@@ -478,10 +464,8 @@ def with_far_ends(graph: ClientGraph) -> ClientGraph:
         if held := [part for part in parts if part.numel()]:
             data[key] = torch.cat(held)
             if len(data[key]) != edges.size(1):
-                raise FedGraphError(
-                    f"client {graph.client}: only some of its edges have {key}: import its edges with the same columns, or set"
-                    " task.between=false"
-                )
+                fix = "import its edges with the same columns, or set task.between=false"
+                raise FedGraphError(f"client {graph.client}: only some of its edges have {key}: {fix}")
     nodes = grown(graph, foreign.numel())
     nodes["x"][n:] = far_rows(graph, foreign)
     return replace(

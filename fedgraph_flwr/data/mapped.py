@@ -186,10 +186,8 @@ def require_space(folder: Path, size: int, what: str) -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < size:
-        raise FedGraphError(
-            f"cannot write {what}: it needs {size / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free: free some space or"
-            " choose another folder"
-        )
+        room = f"it needs {size / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free"
+        raise FedGraphError(f"cannot write {what}: {room}: free some space or choose another folder")
 
 
 def _layout(tensors: Mapping[str, Tensor | Blocks]) -> dict[str, tuple[str, list[int], int, int]]:

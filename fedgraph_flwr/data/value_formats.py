@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, unknown
 
 _SAME = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f", " "), "\u2019": "'", "−": "-"})
 """Equivalent characters: kinds of spaces, apostrophes and minus signs."""
@@ -51,9 +51,7 @@ class NumberFormat:
         for known in FORMATS:
             if text.translate(_SAME) == str(known):
                 return known
-        raise FedGraphError(
-            f"number format '{text}' is unknown; expected one of: {', '.join(filter(None, map(str, FORMATS)))}"
-        )
+        raise unknown("number format", text, filter(None, map(str, FORMATS)))
 
     def read(self, texts: Any) -> np.ndarray:
         """Parse texts [N] to float64 [N]; NaN where a text does not have this format."""
@@ -227,9 +225,7 @@ def date_format(written: Sequence[str], name: str, where: str) -> str:
         example = written[int(covered.argmax())]
         if len(full) != 1:
             why = "where day and month are ambiguous" if full else "some with day first and some with month first"
-            raise FedGraphError(
-                f"{where}: column '{name}' has dates such as '{example}', {why}: pass --date-format {name}={group[0]} or"
-                f" --date-format {name}={group[1]}, or --kind {name}=ignored"
-            )
+            fix = f"pass {' or '.join(f'--date-format {name}={form}' for form in group)}, or --kind {name}=ignored"
+            raise FedGraphError(f"{where}: column '{name}' has dates such as '{example}', {why}: {fix}")
         chosen.append(full[0])
     return "|".join(chosen)

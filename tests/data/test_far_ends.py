@@ -11,7 +11,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.far_ends import LEVELS, Column, far_rows, neighbour_means, with_far_ends, with_shares
-from fedgraph_flwr.data.features import SUM, Book, Recipe, edge_columns
+from fedgraph_flwr.data.features import SUM, Book, edge_columns
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError
@@ -66,20 +66,6 @@ def test_buckets_of_logarithms_are_powers_of_two_of_the_value():
     read = np.expm1(column.decode(column.encode(x, b"", names(8))).astype(np.float64) * SUM.scale + SUM.center)
     expected = 2.0 ** np.floor(np.log2(1 + amounts)) - 1
     assert np.allclose(read, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_units_name_the_forms_of_all_columns_of_a_recipe():
-    """The form by a column's unit is the one by which its values are computed."""
-    from fedgraph_flwr.data.features import Book, _node_values
-
-    recipe, zero = Recipe(), np.zeros(1, dtype=np.int64)
-    book, home = Book(zero, zero + 1, zero, zero), np.zeros(2, dtype=np.int64)
-    computed = {name: form for name, form, _ in _node_values(book, recipe, home)}
-    logs = [column for column in recipe.node_columns if computed[column.name].log]
-    assert len(logs) > 40
-    for column in recipe.node_columns:
-        form = column.form
-        assert form == computed[column.name] or not (form.log or computed[column.name].log), column
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
