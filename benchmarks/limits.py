@@ -32,9 +32,9 @@ KERNELS = ("torch", "numpy", "_operator.matmul", "ufunc")
 PLACES = {
     "messages and replies": ("/flwr/", "fedgraph_flwr/messages", "fedgraph_flwr/answers", "fedgraph_flwr/engine/"),
     "scores": ("fedgraph_flwr/evaluation/",),
-    "server": ("fedgraph_flwr/strategies/", "fedgraph_flwr/serving"),
+    "server": ("/strategies/", "fedgraph_flwr/serving"),
     "networks": ("fedgraph_flwr/models/", "fedgraph_flwr/numerics/", "/torch/"),
-    "clients": ("fedgraph_flwr/clients/",),
+    "clients": ("/clients/",),
 }
 """Whose files spend what Python spends; all else is other."""
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("fedgraph_flwr", "fedgraph_baselines")
 NEEDED = (
-    "fedgraph_flwr",
+    *PACKAGES,
     "conf",
     "simulations",
     "tests",
@@ -203,7 +204,7 @@ def planted(tree: Path, fault: Fault) -> tuple[Path, str]:
     Raises:
         SystemExit: the text does not occur exactly once.
     """
-    files = {path: path.read_text() for path in (tree / "fedgraph_flwr").rglob("*.py")}
+    files = {path: path.read_text() for package in PACKAGES for path in (tree / package).rglob("*.py")}
     found = [path for path, code in files.items() for _ in range(code.count(fault.text))]
     if len(found) != 1:
         raise SystemExit(f"{fault.name}: its text occurs {len(found)} times in {tree}, expected once")

@@ -163,7 +163,7 @@ def main() -> int:
     package = sorted(f"fedgraph_flwr/{path.name}" for path in (ROOT / "fedgraph_flwr").iterdir() if path.is_dir())
     print(f"{'':28}{'words':>8}{'hits':>7}{'per 1,000':>11}{'> 25 words':>12}{'semicolons':>12}")
     total = Count()
-    for name in [*PAGES, "", *FOLDERS[len(PAGES) :], "docs/hooks", "fedgraph_flwr", *package]:
+    for name in [*PAGES, "", *FOLDERS[len(PAGES) :], "docs/hooks", "fedgraph_baselines", "fedgraph_flwr", *package]:
         found = total if not name else count(name)
         if name in PAGES:
             for part in ("hits", "long", "semicolons"):

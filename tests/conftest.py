@@ -201,6 +201,14 @@ def node(client_files: Callable[..., str], tmp_path: Path) -> Callable[..., Any]
     return make
 
 
+@pytest.fixture
+def train(run: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """``train("strategy=fedstruct", ...)`` on clients that are joined by edges; see `tests.methods.worlds.trainer`."""
+    from tests.methods.worlds import trainer
+
+    return trainer(run, tmp_path)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--gpu`` lets tests see a GPU, which those of `tests.methods.test_gpu` need; others compare bits of the CPU."""
     parser.addoption("--gpu", action="store_true", help="let tests see a GPU")

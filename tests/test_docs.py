@@ -19,6 +19,7 @@ from fedgraph_flwr.config.key_docs import keys_of, own_keys_of, sections
 from fedgraph_flwr.methods.declarations import PURPOSES, declaration
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("fedgraph_flwr", "fedgraph_baselines")
 ELSEWHERE = {  # pages whose blocks another test runs, which knows what they need
     "docs/fleet.md": "tests/engine/test_how_to.py",
     "docs/sweeps.md": "tests/sweeps/test_docs.py",
@@ -283,11 +284,9 @@ def test_every_method_has_a_page_with_its_equations_and_every_key_a_row(site):
         text = (folder / f"methods/{name}.html").read_text()
         keys = [key.name for key in own_keys_of("strategy", group_path("strategy", name))]
         assert not [key for key in keys if f"<code>{key}</code>" not in text], name
-        own = [d for d in ("strategies", "clients") if (ROOT / "fedgraph_flwr" / d / f"{name}.py").is_file()]
-        written = any(
-            re.search(r"^    \S.*=", (ROOT / "fedgraph_flwr" / d / f"{name}.py").read_text().split('"""')[1], re.M)
-            for d in own
-        )
+        places = [ROOT / package / side / f"{name}.py" for package in PACKAGES for side in ("strategies", "clients")]
+        own = [path.read_text().split('"""')[1] for path in places if path.is_file()]
+        written = any(re.search(r"^    \S.*=", text, re.M) for text in own)
         assert page.tags.get("math", 0) > 0 or not written, name
         assert not re.search(r">[^<]*\w_\{[^<]*<", text), f"{name}: a formula that was not drawn"
     keys = (folder / "keys.html").read_text()
@@ -368,7 +367,9 @@ def test_the_architecture_is_one_page_and_names_files_that_exist():
     named = [name for name in re.findall(r"`([\w/]+(?:/|\.py))`", text) if "NAME" not in name]
     assert len(named) > 30
     assert not [
-        name for name in named if not any((folder / name).exists() for folder in (ROOT, ROOT / "fedgraph_flwr"))
+        name
+        for name in named
+        if not any((folder / name).exists() for folder in (ROOT, *(ROOT / package for package in PACKAGES)))
     ]
     rooms = {path.name for path in (ROOT / "fedgraph_flwr").iterdir() if (path / "__init__.py").is_file()}
     picture = (ROOT / "docs" / "pictures" / "rooms.svg").read_text()

@@ -1,4 +1,4 @@
-"""Where things are: one import name, imports that point one way, no reaching into another's privates, files that linters read."""
+"""Where things are: imports that point one way, no reaching into another's privates, files that linters read."""
 
 import ast
 import os
@@ -14,6 +14,8 @@ import pytest
 
 from benchmarks.planted_faults import FAULTS
 from benchmarks.sizes import lines
+from fedgraph_flwr.config import composition, group_names
+from fedgraph_flwr.config.plugins import BASELINES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fedgraph_flwr"
@@ -60,7 +62,7 @@ APART = [
 @pytest.fixture(scope="module")
 def imports() -> grimp.ImportGraph:
     """Which module imports which when it runs, also inside functions; not what only annotations need."""
-    return grimp.build_graph("fedgraph_flwr", exclude_type_checking_imports=True, cache_dir=None)
+    return grimp.build_graph("fedgraph_flwr", BASELINES, exclude_type_checking_imports=True, cache_dir=None)
 
 
 def test_no_file_has_marks_of_a_merge():
@@ -77,7 +79,7 @@ def test_no_import_circle(imports):
 
 
 def test_every_room_has_a_layer(imports):
-    rooms = {module.split(".")[1] for module in imports.modules if "." in module}
+    rooms = {module.split(".")[1] for module in imports.modules if module.startswith("fedgraph_flwr.")}
     assert sorted(rooms) == sorted(room for layer in LAYERS for room in layer)
 
 
@@ -101,6 +103,27 @@ def test_imports_point_one_way(imports):
         assert not wrong, f"{low} must not import {high}: {wrong}"
 
 
+def test_baselines_are_a_plug_in(imports, monkeypatch):
+    """They import the rooms that any method's author imports. Nothing imports them, and without them the others are known."""
+    used = {
+        name.split(".")[1]
+        for module in imports.find_descendants(BASELINES)
+        for name in imports.find_modules_directly_imported_by(module)
+        if name.startswith("fedgraph_flwr.")
+    }
+    rooms = {"config", "wire", "data", "models", "methods", "numerics", "secure", "strategies", "clients"}
+    assert used <= rooms | {"errors", "logs"}
+    assert not imports.find_shortest_chains(importer="fedgraph_flwr", imported=BASELINES)
+    for one, other in (("strategies", "clients"), ("clients", "strategies")):
+        assert not imports.find_shortest_chains(importer=f"{BASELINES}.{one}", imported=f"{BASELINES}.{other}")
+        assert not imports.find_shortest_chains(importer=f"{BASELINES}.{one}", imported=f"fedgraph_flwr.{other}")
+    names = set(group_names("strategy"))
+    own = {path.stem for path in (ROOT / BASELINES / "conf/strategy").glob("*.yaml")}
+    monkeypatch.setattr(composition, "packages", dict)
+    assert set(group_names("strategy")) == names - own
+    assert own < names
+
+
 def test_no_method_reaches_into_the_privates_of_its_base():
     """A name with an underscore belongs to the class that wrote it."""
     wrong, found = [], set()
@@ -113,7 +136,7 @@ def test_no_method_reaches_into_the_privates_of_its_base():
         }
         private = {name for name in base if name.startswith("_") and not name.startswith("__")}
         found |= base
-        for path in sorted((PACKAGE / folder).glob("*.py")):
+        for path in sorted([*(PACKAGE / folder).glob("*.py"), *(ROOT / BASELINES / folder).glob("*.py")]):
             if path.stem not in own:
                 for node in ast.walk(ast.parse(path.read_text())):
                     name = getattr(node, "attr", None) or getattr(node, "name", None)
@@ -171,9 +194,9 @@ def test_no_file_of_the_repository_is_ignored():
     assert done.stdout.split() == []
 
 
-def test_the_wheel_brings_one_import_name():
+def test_the_wheel_brings_two_import_names():
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert built["packages"] == ["fedgraph_flwr"]
+    assert built["packages"] == ["fedgraph_flwr", BASELINES]
     assert all(target.startswith("fedgraph_flwr/") for target in built["force-include"].values())
 
 
@@ -202,9 +225,13 @@ def test_the_links_at_the_top_lead_into_the_package():
 
 
 def test_tests_mirror_the_package():
-    """A folder of tests per room; `safety` crosses rooms, and loose files are about entry points or the whole repository."""
+    """A folder of tests per room, and one for the baselines; `safety` crosses rooms.
+
+    Loose files are about entry points or the whole repository.
+    """
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
-    assert {path.name for path in (ROOT / "tests").iterdir() if list(path.rglob("test_*.py"))} == rooms | {"safety"}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if list(path.rglob("test_*.py"))}
+    assert folders == rooms | {"safety", "baselines"}
     modules = {f"test_{path.stem}.py" for path in PACKAGE.glob("*.py")}
     whole = {
         "board",
@@ -240,5 +267,5 @@ def test_test_modules_do_not_import_each_other():
 
 
 def test_every_planted_fault_still_has_its_place():
-    code = [path.read_text() for path in PACKAGE.rglob("*.py")]
+    code = [path.read_text() for package in (PACKAGE, ROOT / BASELINES) for path in package.rglob("*.py")]
     assert {fault.name: count for fault in FAULTS if (count := sum(text.count(fault.text) for text in code)) != 1} == {}

@@ -61,7 +61,7 @@ def test_the_table_sums_rooms_kinds_the_package_and_all():
     assert rows["fedgraph_flwr/wire"] == ["10", "7", "-3", "(-30%)"]
     assert rows["conf"] == ["0", "3", "+3"]
     assert rows["Python"] == ["15", "12", "-3", "(-20%)"]
-    assert rows["the package"] == ["10", "7", "-3", "(-30%)"]
+    assert rows["both packages"] == ["10", "7", "-3", "(-30%)"]
     assert rows["all"] == ["15", "15", "+0", "(+0%)"]
 
 

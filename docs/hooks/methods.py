@@ -147,14 +147,13 @@ def tasks_table() -> str:
 
 def files(of: Method) -> str:
     """Return the paths of a method's files."""
-    return ", ".join(
-        f"`{path}`" for path in dict.fromkeys([*map(source, (of.server, of.client)), f"conf/strategy/{of.name}.yaml"])
-    )
+    yaml = _yaml(of.name).relative_to(ROOT).as_posix()
+    return ", ".join(f"`{path}`" for path in dict.fromkeys([*map(source, (of.server, of.client)), yaml]))
 
 
 def source(side: type) -> str:
-    """Return a class's file, relative to the package."""
-    return side.__module__.removeprefix("fedgraph_flwr.").replace(".", "/") + ".py"
+    """Return a class's file."""
+    return side.__module__.replace(".", "/") + ".py"
 
 
 def page(of: Method) -> str:
@@ -207,7 +206,7 @@ def linked(text: str, name: str) -> str:
         re.sub(r"what FedAvg('s client)? sends", "what [FedAvg](fedavg.md) sends", text) if name != "fedavg" else text
     )
     return re.sub(
-        r"`fedgraph_flwr\.(?:strategies|clients)\.(\w+)`",
+        r"`fedgraph_(?:flwr|baselines)\.(?:strategies|clients)\.(\w+)`",
         lambda match: f"[`{match[1]}`]({match[1]}.md)" if match[1] in methods() and match[1] != name else match[0],
         text,
     )

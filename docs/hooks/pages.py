@@ -51,7 +51,10 @@ def on_config(config: Any) -> Any:
         return node
 
     config.nav = walk(config.nav)
-    config.watch += [str(ROOT / name) for name in ("conf", "fedgraph_flwr", "simulations/results", "SECURITY.md")]
+    config.watch += [
+        str(ROOT / name)
+        for name in ("conf", "fedgraph_flwr", "fedgraph_baselines", "simulations/results", "SECURITY.md")
+    ]
     return config
 
 

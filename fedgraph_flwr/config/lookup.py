@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.config.plugins import BASELINES
 from fedgraph_flwr.config.schema import RunConfig, default_of, typed
 from fedgraph_flwr.errors import FedGraphError, located
 
@@ -69,7 +70,7 @@ def maker(target: str, key: str) -> Callable[..., Any]:
     found = function(target, key)
     for name in {target.partition(":")[0], str(getattr(found, "__module__", None) or "builtins")}:
         top = name.partition(".")[0]
-        if top in sys.stdlib_module_names or top == __name__.partition(".")[0] or _is_library(name, top):
+        if top in sys.stdlib_module_names or top in (__name__.partition(".")[0], BASELINES) or _is_library(name, top):
             raise FedGraphError(
                 f"{key}={target} is a function of {top}, which is not written for this package: pass one of your own module,"
                 " on PYTHONPATH or in a package that depends on fedgraph-flwr"

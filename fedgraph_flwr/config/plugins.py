@@ -1,4 +1,4 @@
-"""Installed packages with methods, models or data, found by an entry point of the group `ENTRY_POINT`.
+"""Packages with methods, models or data: `BASELINES`, and installed ones with an entry point of the group `ENTRY_POINT`.
 
 [project.entry-points."fedgraph_flwr.conf"]
 mymethods = "mymethods"     # package whose folder conf/ has strategy/NAME.yaml, model/NAME.yaml ...
@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ENTRY_POINT = "fedgraph_flwr.conf"
+BASELINES = "fedgraph_baselines"
+"""The package next to this one; an app that Flower unpacks has no entry points."""
 
 
 def packages() -> dict[str, Path]:
@@ -21,7 +23,7 @@ def packages() -> dict[str, Path]:
 @lru_cache(maxsize=4)
 def _packages(path: tuple[str, ...]) -> dict[str, Path]:
     found = {}
-    for name in sorted({point.value for point in entry_points(group=ENTRY_POINT)}):
+    for name in sorted({BASELINES, *(point.value for point in entry_points(group=ENTRY_POINT))}):
         spec = find_spec(name) if name.isidentifier() else None  # for a dotted name, find_spec would import the parent
         for place in (spec.submodule_search_locations or ()) if spec else ():
             if (folder := Path(place) / "conf").is_dir():

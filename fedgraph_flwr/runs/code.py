@@ -10,8 +10,9 @@ from fedgraph_flwr import models, tasks
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.engines import FLEET, SIMULATIONS
 from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.config.plugins import BASELINES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROOMS = ("methods", "models", "numerics", "tasks")
 """Rooms of which a digest also covers the modules that a run's own modules import."""
 
@@ -19,7 +20,7 @@ ROOMS = ("methods", "models", "numerics", "tasks")
 def digest(cfg: RunConfig) -> str:
     """Return 16 hexadecimal digits over the syntax trees of the modules of a run's parts.
 
-    The parts are the server and client class, the network and the task (with their base classes in this package), the methods,
+    The parts are the server and client class, the network and the task (with their base classes in these packages), the methods,
     models, numerics and tasks that these modules import, all partitions, and the engine. Names of modules, imports, docstrings
     and comments do not count, so a module that only moves keeps the digest.
     """
@@ -35,8 +36,9 @@ def digest(cfg: RunConfig) -> str:
 
 @cache
 def _files() -> dict[str, Path]:
-    """Return the files of this package by module; not those of the package itself."""
-    inside = ((path, path.relative_to(ROOT.parent).with_suffix("").parts) for path in ROOT.rglob("*.py"))
+    """Return the files of this package and of the baselines by module; not those at their tops."""
+    paths = (path for package in ("fedgraph_flwr", BASELINES) for path in (ROOT / package).rglob("*.py"))
+    inside = ((path, path.relative_to(ROOT).with_suffix("").parts) for path in paths)
     return {".".join(parts): path for path, parts in inside if len(parts) > 2}
 
 
@@ -46,7 +48,7 @@ def _parsed(module: str) -> ast.Module:
 
 @cache
 def _imported(module: str) -> frozenset[str]:
-    """Return the modules of this package that a module imports."""
+    """Return the modules of these packages that a module imports."""
     lines = [node for node in ast.walk(_parsed(module)) if isinstance(node, ast.ImportFrom)]
     names = {f"{line.module}{end}" for line in lines for end in ("", *(f".{each.name}" for each in line.names))}
     return frozenset(names & _files().keys())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.clients.fedgcn import FedGCNClient
+from fedgraph_baselines.clients.fedgcn import FedGCNClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.datasets import load

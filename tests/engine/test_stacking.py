@@ -7,8 +7,8 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from fedgraph_baselines.clients.gcfl import GCFLClient
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.gcfl import GCFLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine import stacking
 from fedgraph_flwr.engine.ray import run_ray

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedgraph_flwr.clients.fedfa import FedFAClient
+from fedgraph_baselines.clients.fedfa import FedFAClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import build, probe

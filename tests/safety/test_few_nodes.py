@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedgraph_baselines.clients.fedfa import FedFAClient
+from fedgraph_baselines.clients.fedgcn import FedGCNClient
+from fedgraph_baselines.clients.fedgl import FedGLClient
+from fedgraph_baselines.clients.fedgta import FedGTAClient
+from fedgraph_baselines.clients.fedlit import FedLITClient
+from fedgraph_baselines.clients.fedsage import FedSageClient
+from fedgraph_baselines.clients.fedsage_true import FedSageTrueClient
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedala import Ala
-from fedgraph_flwr.clients.fedfa import FedFAClient
-from fedgraph_flwr.clients.fedgcn import FedGCNClient
-from fedgraph_flwr.clients.fedgl import FedGLClient
-from fedgraph_flwr.clients.fedgta import FedGTAClient
-from fedgraph_flwr.clients.fedlit import FedLITClient
-from fedgraph_flwr.clients.fedsage import FedSageClient
-from fedgraph_flwr.clients.fedsage_true import FedSageTrueClient
 from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.clients.fedstruct_a import FedStructAClient
 from fedgraph_flwr.clients.replies import plain_reply
@@ -116,7 +116,7 @@ def test_fedgta_sends_nothing_of_a_few_nodes():
 
 
 def test_fedfa_sends_no_mean_over_four_nodes(monkeypatch):
-    monkeypatch.setattr("fedgraph_flwr.clients.fedfa.MOMENTUM", 0)
+    monkeypatch.setattr("fedgraph_baselines.clients.fedfa.MOMENTUM", 0)
     monkeypatch.setattr("fedgraph_flwr.clients.base.check_step", lambda *_: None)  # which refuses too
     for size, moved in ((4, False), (12, True)):
         client = made(FedFAClient, "strategy=fedfa", "strategy.p=1", graph=client_graph(0, size))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
 
-from fedgraph_flwr.clients.fedproto import FedProtoClient
+from fedgraph_baselines.clients.fedproto import FedProtoClient
 from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate

@@ -283,7 +283,7 @@ def test_judged_rows_take_no_memory_by_their_index(node):
 @pytest.mark.parametrize("overrides", [[], ["strategy.neighbours=100000000"]])
 def test_a_generator_is_counted_too(node, overrides, monkeypatch):
     if not overrides:  # a wide generator of few neighbours
-        monkeypatch.setattr("fedgraph_flwr.clients.fedsage.WIDTHS", (100_000_000,))
+        monkeypatch.setattr("fedgraph_baselines.clients.fedsage.WIDTHS", (100_000_000,))
     for method, phase in (("fedsage", "generate"), ("fedsage", "mend")):
         reply = node(f"strategy={method}", *overrides, policy={"min_nodes": 0}).request(phase, 0, {})
         assert "at most 100000000 (max_parameters)" in reply

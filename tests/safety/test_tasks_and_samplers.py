@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedgraph_baselines.clients.fgssl import FGSSLClient
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.fgssl import FGSSLClient
 from fedgraph_flwr.clients.scoring import scores
 from fedgraph_flwr.config import compose, from_run_config
 from fedgraph_flwr.errors import FedGraphError
@@ -181,7 +181,7 @@ def test_vectors_of_entities_never_leave(shared):
 
 def test_fgssl_contrasts_enough_nodes(monkeypatch):
     """With two anchors and a great weight, the gradient was that of two nodes."""
-    monkeypatch.setattr("fedgraph_flwr.clients.fgssl.ANCHORS", 2)
+    monkeypatch.setattr("fedgraph_baselines.clients.fgssl.ANCHORS", 2)
     for floor, count in ((0, 2), (5, 5)):
         client = made(FGSSLClient, "strategy=fgssl", min_nodes=floor)
         assert len(client.anchors()[0]) == count

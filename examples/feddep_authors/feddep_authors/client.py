@@ -11,7 +11,7 @@ authors' code at cf50e38. After ``generator_steps`` of L, only the generator tra
 (gfl/feddep/worker.py, `callback_funcs_for_gradient`). A peer's target without a lost neighbour is the prototype of the node
 itself. Ours:
 
-- Nodes are hidden as in FedSage+ (`fedgraph_flwr.methods.impaired`), and all neighbours are read instead of samples of five.
+- Nodes are hidden as in FedSage+ (`fedgraph_baselines.methods.impaired`), and all neighbours are read instead of samples of five.
 - Numbers of missing neighbours stay at the client. The authors' code sends them, but does not read them.
 - A peer's target that sums to less than 1e-15 counts as absent in the authors' code (trainer.py, line 121), so that a lost
   neighbour's mean with a negative sum is replaced by the prototype. Here only an absent one is.
@@ -35,11 +35,11 @@ from torch import Tensor, nn
 from feddep_authors import shared
 from feddep_authors.model import AugmentedInputs, LinearFusedSAGE, LocalEncoder, LocalGenerator
 from feddep_authors.shared import EMBEDDINGS, GENERATOR, GRADIENTS, Params, deep_clusters, recovery
+from fedgraph_baselines.methods.impaired import ADDED, Impaired, whole_numbers
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.client_part import assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.impaired import ADDED, Impaired, whole_numbers
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.sage import GraphSAGE
 from fedgraph_flwr.numerics.losses import task_loss

@@ -17,7 +17,7 @@ from typing import ClassVar
 from feddep_authors import shared
 from feddep_authors.model import LocalGenerator
 from feddep_authors.shared import EMBEDDINGS, GENERATOR, GRADIENTS, Params
-from fedgraph_flwr.methods.impaired import say_added
+from fedgraph_baselines.methods.impaired import say_added
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 

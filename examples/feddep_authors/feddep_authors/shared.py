@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedgraph_baselines.methods.feddep import clustered
+from fedgraph_baselines.methods.impaired import ADDED
 from fedgraph_flwr.config import RunConfig, number
-from fedgraph_flwr.methods.feddep import clustered
-from fedgraph_flwr.methods.impaired import ADDED
 from fedgraph_flwr.methods.uplink import Individual, Once, Sum, Uplink, model_only
 from fedgraph_flwr.models.layers import Linear
 from fedgraph_flwr.numerics.optim import SGD

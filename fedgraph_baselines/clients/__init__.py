@@ -1,0 +1,1 @@
+"""Client side: one file a method."""

@@ -1,0 +1,121 @@
+"""FedProto client (Tan et al., AAAI 2022, arXiv:2105.00243).
+
+    L_i = L_S + λ L_R                                                                                  Eq. (7)
+    L_R = Σ_j ‖C_i^j − C̄^j‖₂, over the client's classes                    ``distance=prototypes``     Eq. (8)
+    L_R = mean over training nodes v and channels of (f_i(v) − C̄^{y_v})²    ``distance=nodes``           the authors' code
+    ŷ_v = argmin_j ‖f_i(v) − C̄^j‖₂                                                                    Eq. (4)
+
+f_i are hidden features, the input of the head (`Model.encode`). C̄ is constant through a round's steps; a class without a
+prototype adds nothing. A client keeps its own model and is scored with it. The global scores are those of Eq. (4), or of the
+client's model until the first prototypes arrive. λ = 0 is Local.
+Leaves the client: for each class the mean embedding of its training nodes, in the trained model without dropout, and their
+number. The prototype of a class with one training node is that node's embedding; ``min_nodes`` leaves out classes with fewer
+nodes. No part of the model leaves the client.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_baselines.methods import prototypes
+from fedgraph_baselines.methods.prototypes import PROTOTYPES, WIDTH, class_means, distances
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.wire.messages import Arrays, check_arrays
+
+
+class FedProtoClient(GraphClient, method=prototypes):
+    """Local's client, trained towards the global prototypes.
+
+    Attributes:
+        prototypes: C̄ [C, D] as last received; None: none yet.
+        known: which classes have one, [C].
+    """
+
+    prototypes: Tensor | None = None
+    known: Tensor
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Require hidden features."""
+        if cfg.model.layers < 2:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} shares means of hidden features, which model={cfg.model.name} with"
+                f" model.layers={cfg.model.layers} does not have: set model.layers to at least 2"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Add D, which determines the shape of the prototypes, to the description."""
+        return super().describe() | {WIDTH: self.width}
+
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """Take the global prototypes, if there are any."""
+        self.prototypes = None
+        if received := groups.get(PROTOTYPES):
+            classes = self.graph.num_classes
+            check_arrays(received, {"mean": (classes, self.width), "known": (classes,)}, "the server")
+            self.prototypes = torch.from_numpy(received["mean"]).to(self.device)
+            self.known = torch.from_numpy(received["known"].astype(bool)).to(self.device)
+
+    @cached_property
+    def width(self) -> int:
+        """D."""
+        return self.embeddings().size(1)
+
+    def loss(self) -> Tensor:
+        """Compute Eq. (7)."""
+        if not self.params.lam or self.prototypes is None:
+            return super().loss()
+        inputs, nodes = self.batch.inputs, self.batch.nodes
+        h = self.model.encode(inputs)
+        loss = self.task_loss(self.model.classify(h, inputs))
+        return loss + self.params.lam * self.pull(h if nodes is None else h[nodes], self.prototypes)
+
+    def pull(self, h: Tensor, goal: Tensor) -> Tensor:
+        """Compute L_R of the batch's embeddings [V, D] towards prototypes [C, D]."""
+        y = self.batch.y
+        if self.params.distance == "nodes":
+            return F.mse_loss(h, torch.where(self.known[y, None], goal[y], h.detach()))
+        own, count = class_means(h, y, len(self.known))
+        return torch.linalg.vector_norm((own - goal)[self.known & (count > 0)], dim=1).sum()
+
+    def send(self) -> ReplyContent:
+        """Send per class the sum of its nodes' embeddings, in float64, and their number."""
+        mean, count = self.own_prototypes()
+        return {PROTOTYPES: {"sum": mean.astype(np.float64) * count[:, None], "count": count.astype(np.float64)}}, {}
+
+    def own_prototypes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Compute the client's prototypes [C, D], and their numbers of nodes [C]; 0 for a class with too few nodes."""
+        mean, count = class_means(self.embeddings()[self.train_nodes], self.y[self.train_nodes], self.graph.num_classes)
+        count = torch.where(count < self.least, 0, count)
+        mean = torch.where(count[:, None] > 0, mean, 0)
+        return to_numpy(mean), to_numpy(count)
+
+    def predict_shared(self) -> Tensor:
+        """Return negative distances [N, C] to the prototypes; a class without one is farthest."""
+        if self.prototypes is None:
+            return super().predict_shared()
+        distance = distances(self.embeddings(), self.prototypes)
+        return -distance.masked_fill(~self.known, 2 * float(distance.max()) + 1)
+
+    @torch.no_grad()
+    def embeddings(self) -> Tensor:
+        """Compute f_i of every node without dropout, [N, D].
+
+        Raises:
+            FedGraphError: the model has no hidden features, so that means of X itself would be sent.
+        """
+        self.model.eval()
+        h = self.model.encode(self.inputs)
+        if h is getattr(self.inputs, "x", None):
+            raise FedGraphError(
+                f"strategy={self.cfg.strategy.name} shares means of hidden features, which model={self.cfg.model.name} does"
+                " not have: set model.layers to at least 2"
+            )
+        return h

@@ -1,0 +1,1 @@
+"""What both sides of a method share: its keys, its names on the wire, and its mathematics."""

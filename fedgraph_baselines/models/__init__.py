@@ -1,0 +1,1 @@
+"""Networks that baselines train besides the model that a configuration names."""

@@ -1,0 +1,1 @@
+"""Server side: one file a method."""
