@@ -726,6 +726,10 @@ class StrategyConfig(Section, group="strategy"):
     adagrad: AdagradKeys = field(default_factory=AdagradKeys)
     params: dict[str, Any] = field(default_factory=dict)
 
+    clashes = (
+        ("variates=feddyn|feddc", "server_optimizer!=average", "sets the next model itself, and {} would change it"),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if run := self.params.get("run"):  # absolute, since clients run in other folders

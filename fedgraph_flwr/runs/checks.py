@@ -39,7 +39,7 @@ def check_method(cfg: RunConfig) -> None:
     Raises:
         FedGraphError: an unknown key, a wrong type or value, or a model that the method cannot train.
     """
-    sides = _sides(cfg)
+    sides: list[Any] = [_side(cfg, "server", GraphStrategy), client_class(cfg)]
     for key in sorted(cfg.strategy.params.keys() - own_keys(cfg)):
         raise unknown_method_key(cfg, key)
     for side in sides:
@@ -57,8 +57,11 @@ def check_method(cfg: RunConfig) -> None:
         )
     if cfg.init:
         _check_init(cfg, *sides)
-    if cfg.privacy.secagg:
-        _check_secagg(cfg)
+    if cfg.privacy.secagg and (size := cfg.strategy.cohort_size(cfg.num_clients)) < MIN_CLIENTS:
+        raise FedGraphError(
+            f"privacy.secagg=true requires at least {MIN_CLIENTS} clients per round, but this run has {size} "
+            f"(num_clients={cfg.num_clients}, strategy.fraction={cfg.strategy.fraction:g})"
+        )
     if (cfg.privacy.dp != "none" or cfg.privacy.secagg) and not inherits(sides[0], ["weights"]):
         raise FedGraphError(
             f"{sides[0].__name__} has its own weights of clients, but privacy.dp and privacy.secagg need weights that follow from"
@@ -95,21 +98,8 @@ def _uplink(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphClien
     return server_uplink
 
 
-def _sides(cfg: RunConfig) -> list[Any]:
-    """Return the server and client classes of a method.
-
-    Raises:
-        FedGraphError: a class is missing or of another kind.
-    """
-    return [_side(cfg, "server", GraphStrategy), client_class(cfg)]
-
-
 def client_class(cfg: RunConfig) -> type[GraphClient]:
-    """Return the client class of a method.
-
-    Raises:
-        FedGraphError: the class is missing or of another kind.
-    """
+    """Return the client class of a method; raise a `FedGraphError` if it is missing or of another kind."""
     side: type[GraphClient] = _side(cfg, "client", GraphClient)
     return side
 
@@ -123,6 +113,11 @@ def rebuilds(cfg: RunConfig) -> bool:
 
 
 def _side(cfg: RunConfig, key: str, base: type) -> Any:
+    """Return a class of the method.
+
+    Raises:
+        FedGraphError: the class is missing or of another kind.
+    """
     side = locate(target := getattr(cfg.strategy, key))
     if not (isinstance(side, type) and issubclass(side, base)):
         raise FedGraphError(f"strategy.{key}={target} is not a {key}: expected a subclass of {base.__name__}")
@@ -150,42 +145,25 @@ def _check_init(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphC
     )
 
 
-def _check_secagg(cfg: RunConfig) -> None:
-    """Check that a round has enough clients for secure aggregation."""
-    rules = cfg.strategy
-    size = min(max(round(rules.fraction * cfg.num_clients), rules.min_clients), cfg.num_clients)
-    if size < MIN_CLIENTS:
-        raise FedGraphError(
-            f"privacy.secagg=true requires at least {MIN_CLIENTS} clients per round, but this run has {size} "
-            f"(num_clients={cfg.num_clients}, strategy.fraction={rules.fraction:g})"
-        )
-
-
 def startup_notes(cfg: RunConfig) -> list[str]:
     """Return notes for the user at the start, from both sides of the method and from this module."""
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
     notes = [note for side in sides if (note := side.startup_note(cfg))]
     notes += [note for part in Parts(cfg.strategy).all if (note := part.note(cfg))]
-    if cfg.privacy.reveal:
+    if groups := ", ".join(cfg.privacy.reveal):
         notes.append(
-            f"privacy.secagg=true masks the averaged values; by privacy.reveal the server still sees each client's"
-            f" {', '.join(cfg.privacy.reveal)}"
+            f"privacy.secagg=true masks averages; by privacy.reveal the server still sees each client's {groups}"
         )
     if cfg.privacy.secagg and cfg.privacy.side != "distributed":
         notes.append(
             "privacy.secagg=true without privacy.dp=distributed hides single updates in each sum, but sums of several rounds add"
             " up: only noise bounds what they reveal of a client (SECURITY.md)"
         )
-    equal = [
-        group
-        for _, group, reducer in shown(declared(sides[0], cfg))
-        if isinstance(reducer, Mean) and reducer.weight in ("train", "nodes")
-    ]
     notes += _unit_notes(cfg)
+    means = [(group, mean) for _, group, mean in shown(declared(sides[0], cfg)) if isinstance(mean, Mean)]
+    equal = ", ".join(group for group, mean in means if mean.weight in ("train", "nodes"))
     if cfg.privacy.dp != "none" and equal:
-        notes.append(
-            f"privacy.dp={cfg.privacy.dp}: clients count the same in {', '.join(equal)}, whose weights are private"
-        )
+        notes.append(f"privacy.dp={cfg.privacy.dp}: clients count the same in {equal}, whose weights are private")
     notes += _without_new_nodes(cfg)
     if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
         notes.append(f"stack={cfg.stack} has no effect with {reason}: clients train separately")
@@ -233,14 +211,11 @@ def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:
     Raises:
         FedGraphError: the model shares running statistics under differential privacy.
     """
-    if cfg.privacy.dp == "none":
-        return
-    buffers = {name for name, _ in model.named_buffers()}
+    buffers = {name for name, _ in model.named_buffers()} if cfg.privacy.dp != "none" else set[str]()
     if shared := sorted(buffers & model.shared(cfg.strategy.shared, cfg.strategy.private).keys()):
         raise FedGraphError(
             f"privacy.dp={cfg.privacy.dp} would add noise to the running statistics {', '.join(shared[:3])}, whose variances"
-            " may become negative: set model.norm=layer or model.norm=none, or keep normalisation at the clients"
-            " (strategy=fedbn)"
+            " may become negative: set model.norm to layer or none, or keep normalisation at the clients (strategy=fedbn)"
         )
 
 

@@ -7,7 +7,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.combined import KINDS
 from fedgraph_flwr.clients.phases import phases
 from fedgraph_flwr.config import RunConfig, StrategyConfig, group_names
-from fedgraph_flwr.config.composition import group_file, group_path
+from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.config.schema import PERSONAL_PREFIXES
 from fedgraph_flwr.errors import FedGraphError
@@ -45,8 +45,7 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
         FedGraphError: naming both, and what is accepted.
     """
     rules = cfg.strategy
-    _check_pair(rules)
-    _check_requests(rules, server, client)
+    _check_sides(rules, server, client)
     _check_unused(rules)
     for name in rules.objective:
         if name in ANCHORED:
@@ -72,44 +71,34 @@ def check_personal(cfg: RunConfig, model: Model) -> None:
     Raises:
         FedGraphError: naming the part, and what the method shares.
     """
-    rules = cfg.strategy
-    kept = PERSONAL_PREFIXES.get(rules.personalization, [])
+    rules, own = cfg.strategy, cfg.strategy.personalization
+    kept, shared = PERSONAL_PREFIXES.get(own, []), ", ".join(rules.shared) or "no parameters"
     if kept and model.names(kept[0]) and not model.shared(rules.shared).keys() & model.shared(kept).keys():
         raise FedGraphError(
-            f"strategy.personalization={rules.personalization} has no effect: strategy={rules.name} shares"
-            f" {', '.join(rules.shared) or 'no parameters'} (strategy.shared), and nothing of the {rules.personalization}"
-            " travels: leave it out"
+            f"strategy.personalization={own} has no effect: strategy={rules.name} shares {shared} (strategy.shared), and nothing"
+            f" of the {own} travels: leave it out"
         )
 
 
-def _check_pair(rules: StrategyConfig) -> None:
-    """Refuse two classes of this package that no method combines: one may wait for groups that the other does not send."""
-    plain = {StrategyConfig.server, StrategyConfig.client}
-    chosen_sides = {side: getattr(rules, side) for side in ("server", "client")}
-    own = group_file("strategy", rules.name) if group_path("strategy", rules.name) else {}
-    if chosen_sides.items() <= dict(own.items()).items():  # as its file has them: no other file needs to be read
-        return
-    bodies = [vars(StrategyConfig()) | dict(group_file("strategy", name).items()) for name in group_names("strategy")]
-    pairs = {(body["server"], body["client"]) for body in bodies}
-    for side, other in (("server", "client"), ("client", "server")):
-        partners = {pair[side == "server"] for pair in pairs if pair[side == "client"] == chosen_sides[side]}
-        ours = chosen_sides[other] in {target for pair in pairs for target in pair}
-        if chosen_sides[side] not in plain and partners and ours and chosen_sides[other] not in partners:
-            raise FedGraphError(
-                f"strategy.{side}={chosen_sides[side]} and strategy.{other}={chosen_sides[other]} are sides of different methods:"
-                f" expected strategy.{other}={' or '.join(sorted(partners))}"
-            )
-
-
-def _check_requests(rules: StrategyConfig, server: type, client: type[GraphClient]) -> None:
-    """Refuse classes of which one sends groups that the other does not take, or waits for groups that it does not send.
+def _check_sides(rules: StrategyConfig, server: type, client: type[GraphClient]) -> None:
+    """Refuse classes of different methods, and classes of which one sends or awaits groups that the other does not.
 
     Classes that a file names together are trusted. A client with its own phases may take what it needs there.
     """
-    own = group_file("strategy", rules.name) if group_path("strategy", rules.name) else {}
-    usual = vars(StrategyConfig()) | dict(own.items())
-    if own and all(usual[side] == getattr(rules, side) for side in ("server", "client")):
-        return
+    sides, pairs = (rules.server, rules.client), set[tuple[str, str]]()
+    for name in sorted(group_names("strategy"), key=lambda name: name != rules.name):
+        body = vars(StrategyConfig()) | group_file("strategy", name)
+        if (pair := (body["server"], body["client"])) == sides:
+            return
+        pairs.add(pair)
+    known = {target for pair in pairs for target in pair} - {StrategyConfig.server, StrategyConfig.client}
+    for key, own, other in (("client", 0, 1), ("server", 1, 0)):
+        partners = {pair[other] for pair in pairs if pair[own] == sides[own]}
+        if partners and sides[own] in known and sides[other] in known | {getattr(StrategyConfig, key)}:
+            raise FedGraphError(
+                f"strategy.server={rules.server} and strategy.client={rules.client} are sides of different methods:"
+                f" expected strategy.{key}={' or '.join(sorted(partners))}"
+            )
     sends = [hook for hook in SENDING if getattr(server, hook) is not getattr(GraphStrategy, hook)]
     takes = [hook for hook in TAKING if getattr(client, hook) is not getattr(GraphClient, hook)]
     if sends and not takes and phases(client) == phases(GraphClient):
@@ -146,12 +135,6 @@ def _check_variates(rules: StrategyConfig, server: type, client: type[GraphClien
             f" {server.__name__}, that makes another model of the replies: expected one with the `step` of"
             f" {GraphStrategy.__name__}, such as strategy=fedavg"
         )
-    if rules.variates != "scaffold" and rules.server_optimizer != "average":
-        raise FedGraphError(
-            f"{what} sets the next model itself, from the mean and what clients keep, and"
-            f" strategy.server_optimizer={rules.server_optimizer} would change it: set strategy.server_optimizer=average, or"
-            " strategy.variates=scaffold"
-        )
 
 
 def _need_shared(rules: StrategyConfig, what: str) -> None:
@@ -184,12 +167,9 @@ def _calls_base(client: type[GraphClient], hook: str) -> bool:
 def _need_mean(rules: StrategyConfig, part: str, server: type, uplink: Uplink) -> None:
     """Refuse a part that needs the mean of the clients' models where the method has none."""
     model = uplink[TRAIN].get(MODEL)
-    if not rules.shared:
-        why = "shares no parameters (strategy.shared=[])"
-    elif isinstance(model, Mean | LateMean):
+    if rules.shared and isinstance(model, Mean | LateMean):
         return
-    else:
-        why = f"has a server, {server.__name__}, that computes none" + (
-            f" ({model.why})" if model and model.why else ""
-        )
+    why = "shares no parameters (strategy.shared=[])"
+    if rules.shared:
+        why = f"has a server, {server.__name__}, that computes none{f' ({model.why})' if model and model.why else ''}"
     raise FedGraphError(f"{part} needs the mean of the clients' models, and strategy={rules.name} {why}: leave it out")
