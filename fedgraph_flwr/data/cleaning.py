@@ -1,67 +1,13 @@
-"""Checks of an external graph, and the options that change it before the split and the partition."""
+"""Options that change a graph before the split and the partition."""
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import DatasetConfig
-from fedgraph_flwr.data.graph import MASKS, Graph, node_rows
+from fedgraph_flwr.data.graph import Graph, rows_at
 from fedgraph_flwr.errors import FedGraphError
-
-
-def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
-    """Return the graph unchanged if its tensors fit together.
-
-    Args:
-        graph: graph of N nodes.
-        where: its file, for errors.
-        labelled: whether at least one node must have a label.
-
-    Raises:
-        FedGraphError: wrong shapes, no nodes, no labels, a feature that is not finite, an edge to a missing node, or a label
-            outside -1..C-1.
-    """
-    n = graph.num_nodes
-    if n == 0:
-        raise FedGraphError(f"{where} has no nodes, expected at least 1")
-    computed = "recipe" in graph.own_columns  # its columns of nodes follow the split
-    if graph.x.dim() != 2 or graph.x.size(0) != n or (graph.x.size(1) == 0 and not computed):
-        raise FedGraphError(f"{where}: x must be [{n}, F] with F >= 1, got {list(graph.x.shape)}")
-    in_memory = graph.compressed is None  # compressed edges were checked when their file was read
-    if in_memory and (graph.edge_index.dim() != 2 or graph.edge_index.size(0) != 2):
-        raise FedGraphError(f"{where}: edge_index must be [2, E], got {list(graph.edge_index.shape)}")
-    for key in MASKS:
-        if getattr(graph, key).shape != (n,):
-            raise FedGraphError(f"{where}: {key} must be [{n}], got {list(getattr(graph, key).shape)}")
-    # A finite sum proves that all entries are finite, without a second matrix.
-    if not bool(torch.isfinite(graph.x.sum())) and not bool(torch.isfinite(graph.x).all()):
-        row, column = (~torch.isfinite(graph.x)).nonzero()[0].tolist()
-        value = float(graph.x[row, column])
-        raise FedGraphError(f"{where}: features must be finite; node {row} has {value} in column {column}")
-    if in_memory:
-        _check_ends(graph.edge_index, n, where)
-    wrong = (graph.y < -1) | (graph.y >= graph.num_classes)
-    if bool(wrong.any()):
-        node = int(wrong.nonzero()[0])
-        raise FedGraphError(
-            f"{where}: labels must be in 0..{graph.num_classes - 1}, or -1 where unknown;"
-            f" node {node} has {int(graph.y[node])}"
-        )
-    if labelled and not bool(graph.labelled.any()):
-        raise FedGraphError(
-            f"{where} has no labelled node: fill the label (in a saved graph y, from 0) of at least one"
-        )
-    return graph
-
-
-def _check_ends(edge_index: Tensor, n: int, where: str) -> None:
-    nowhere = ((edge_index < 0) | (edge_index >= n)).any(dim=0)
-    if bool(nowhere.any()):
-        edge = int(nowhere.nonzero()[0])
-        source, target = edge_index[:, edge].tolist()
-        raise FedGraphError(f"{where}: edge {edge} joins nodes {source} and {target}, expected nodes in 0..{n - 1}")
 
 
 def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
@@ -125,4 +71,4 @@ def subgraph(graph: Graph, keep: Tensor) -> Graph:
     new_id = keep.cumsum(0) - 1
     inside = (keep[graph.edge_index[0]] & keep[graph.edge_index[1]]).nonzero().view(-1)
     graph = graph.with_edges(new_id[graph.edge_index[:, inside]], inside)
-    return replace(graph, **node_rows(partial(getattr, graph), keep, ("group", "ids", "targets", "graph_id")))
+    return replace(graph, **rows_at(graph, "node", keep))

@@ -36,8 +36,8 @@ from fedgraph_flwr.data import (
     raw,
     typed,
 )
-from fedgraph_flwr.data.checks import check_file, check_typed
-from fedgraph_flwr.data.cleaning import check, clean
+from fedgraph_flwr.data.checks import check_file, check_graph
+from fedgraph_flwr.data.cleaning import clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
 from fedgraph_flwr.data.mapped import is_mapped, is_trusted
@@ -452,9 +452,8 @@ def _own(path: Path) -> Graph | HeteroGraph:
 
 
 def _checked(graph: Graph | HeteroGraph, where: str) -> Graph | HeteroGraph:
-    if isinstance(graph, HeteroGraph):
-        return check_typed(graph, where)
-    return check(graph, where, labelled=not bool((graph.edge_y >= 0).any()))  # labels of edges are enough
+    of_edges = isinstance(graph, Graph) and bool((graph.edge_y >= 0).any())  # labels of edges are enough
+    return check_graph(graph, where, labelled=not of_edges)
 
 
 def cached_path(cfg: DatasetConfig) -> Path:

@@ -10,12 +10,12 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 import psutil
@@ -41,24 +41,63 @@ FORMAT_VERSION = 2
 READABLE = ("1", "2")
 """Versions of the files that can be read."""
 
-EDGE_FIELDS = ("edge_attr", "edge_time", "edge_y", "edge_split")
-"""Fields of a graph with one row per edge, in the order of its ``edge_index``; empty where the edges carry no such data."""
-
-
 MASKS = ("train_mask", "val_mask", "test_mask")
 
 SHARED_FIELDS = ("num_classes", "num_edge_classes", "name", "schema", "target_stats", "own_columns")
 """Fields of a graph that all of its parts have alike."""
 
 
-_no_edges = partial(torch.zeros, 2, 0, dtype=torch.int64)
-_no_book = partial(torch.zeros, 4, 0, dtype=torch.int64)
-_no_ids = partial(torch.zeros, 0, dtype=torch.int64)
-_no_features = partial(torch.zeros, 0, 0, dtype=torch.float32)
-_no_stats = partial(torch.zeros, 0, 0, dtype=torch.float64)
-_no_splits = partial(torch.zeros, 0, dtype=torch.int8)
-_no_marks = partial(torch.zeros, 0, dtype=torch.bool)
-_no_words = partial(torch.zeros, 0, 0, dtype=torch.uint8)
+class Rows(NamedTuple):
+    """Rows of a tensor of a graph; the fields of `Graph` and `ClientGraph` carry it in their ``metadata``.
+
+    Attributes:
+        of: what a row belongs to: ``node``, ``edge``, ``cut_out``, ``cut_in``, ``foreign`` or ``far`` (an account).
+        dtype: type of the numbers.
+        wide: whether a row has columns; else it is a number.
+        width: property of the graph with the number of columns; empty: any.
+        low: smallest number of integers; None: any.
+        end: their end, exclusive: a number or a field or property of the graph; 0 or empty: none.
+        needed: whether there must be a row for each; else there may be none.
+        unknown: whether NaN is accepted.
+        pairs: whether rows are columns of a tensor [2, R].
+    """
+
+    of: str
+    dtype: torch.dtype = torch.int64
+    wide: bool = False
+    width: str = ""
+    low: int | None = 0
+    end: str | int = 0
+    needed: bool = False
+    unknown: bool = False
+    pairs: bool = False
+
+
+def _of_nodes(dtype: torch.dtype, wide: bool = False) -> Any:
+    """Return the metadata of a field with a row for each node."""
+    return {"rows": Rows("node", dtype, wide, low=None, needed=True)}
+
+
+def _rows(of: str, dtype: torch.dtype = torch.int64, **more: Any) -> Any:
+    """Return a field of `Rows` that is empty by default."""
+    rows = Rows(of, dtype, **more)
+    size = [2, 0] if rows.pairs else [0, 0] if rows.wide else [0]
+    return field(default_factory=partial(torch.zeros, size, dtype=dtype), metadata={"rows": rows})
+
+
+def rows_by_field(graph: Any, of: str = "") -> dict[str, Rows]:
+    """Return the `Rows` of a graph's or class's fields by name; with ``of``, those of one kind."""
+    found = {f.name: f.metadata["rows"] for f in fields(graph) if "rows" in f.metadata}
+    return {name: rows for name, rows in found.items() if of in ("", rows.of)}
+
+
+def rows_at(graph: Any, of: str, places: Tensor) -> dict[str, Any]:
+    """Return all fields with a row per ``node``, ``edge`` and so on, at some places or by a mask; empty ones stay empty."""
+    found: dict[str, Any] = {}
+    for key, rows in rows_by_field(graph, of).items():
+        tensor = getattr(graph, key)
+        found[key] = tensor[..., places] if rows.pairs else tensor[places] if rows.needed else rows_of(tensor, places)
+    return found
 
 
 def pack_words(texts: Any) -> Tensor:
@@ -91,8 +130,20 @@ def check_dtypes(tensors: Any, where: str) -> None:
         )
 
 
-_VERSION_2 = (*EDGE_FIELDS, "targets", "target_stats", "graph_id", "edge_part", "book", "book_ids")
-_OPTIONAL = ("name", "group", "schema", "part", "ids", "linking", "own_columns", "far_id", "far_x", "far", *_VERSION_2)
+_VERSION_1 = (
+    "x",
+    "y",
+    *MASKS,
+    "group",
+    "ids",
+    "part",
+    "node_id",
+    *(f"cut_{k}" for k in ("out", "in", "out_owner", "in_owner")),
+)
+"""Tensors that are written even if they are empty."""
+
+_OPTIONAL = ("linking", "num_edge_classes", "shared", "own_columns", "far")
+"""Values that are not written if they are empty."""
 
 
 def _by_row(near: Tensor, far: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
@@ -105,19 +156,6 @@ def rows_of(tensor: Tensor, order: Tensor) -> Tensor:
     """Return rows of a field that may be empty, which then stays empty."""
     held = tensor.size(1) if tensor.dim() > 1 else tensor.numel()
     return tensor[order] if held else tensor
-
-
-def node_rows(
-    of: Callable[[str], Tensor], rows: Tensor, held: Sequence[str] = ("ids", "targets", "graph_id")
-) -> dict[str, Any]:
-    """Return the data of some nodes by field.
-
-    Args:
-        of: returns a field of all nodes.
-        rows: the nodes, by place or mask.
-        held: fields that may be empty.
-    """
-    return {key: of(key)[rows] for key in ("x", "y", *MASKS)} | {key: rows_of(of(key), rows) for key in held}
 
 
 def unsplit(nodes: int) -> dict[str, Any]:
@@ -166,28 +204,28 @@ class Graph:
         book_ids: party and id of each account of another party in ``book`` (`pack_words`), uint8 [K, width].
     """
 
-    x: Tensor
+    x: Tensor = field(metadata=_of_nodes(torch.float32, wide=True))
     edge_index: Tensor
-    y: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
+    y: Tensor = field(metadata=_of_nodes(torch.int64))
+    train_mask: Tensor = field(metadata=_of_nodes(torch.bool))
+    val_mask: Tensor = field(metadata=_of_nodes(torch.bool))
+    test_mask: Tensor = field(metadata=_of_nodes(torch.bool))
     num_classes: int
     name: str = ""
-    group: Tensor = field(default_factory=_no_ids)
+    group: Tensor = _rows("node")
     schema: dict[str, Any] = field(default_factory=dict)
-    ids: Tensor = field(default_factory=_no_words)
-    edge_attr: Tensor = field(default_factory=_no_features)
-    edge_time: Tensor = field(default_factory=_no_ids)
-    edge_y: Tensor = field(default_factory=_no_ids)
-    edge_split: Tensor = field(default_factory=_no_splits)
-    targets: Tensor = field(default_factory=_no_features)
-    graph_id: Tensor = field(default_factory=_no_ids)
+    ids: Tensor = _rows("node", torch.uint8, wide=True)
+    edge_attr: Tensor = _rows("edge", torch.float32, wide=True, width="num_edge_features")
+    edge_time: Tensor = _rows("edge", low=None)
+    edge_y: Tensor = _rows("edge", low=-1, end="num_edge_classes")
+    edge_split: Tensor = _rows("edge", torch.int8, end=3)
+    targets: Tensor = _rows("node", torch.float32, wide=True, unknown=True)
+    graph_id: Tensor = _rows("node")
     num_edge_classes: int = 0
-    target_stats: Tensor = field(default_factory=_no_stats)
+    target_stats: Tensor = field(default_factory=partial(torch.zeros, 0, 0, dtype=torch.float64))
     own_columns: dict[str, Any] = field(default_factory=dict)
-    book: Tensor = field(default_factory=_no_book)
-    book_ids: Tensor = field(default_factory=_no_words)
+    book: Tensor = field(default_factory=partial(torch.zeros, 4, 0, dtype=torch.int64))
+    book_ids: Tensor = field(default_factory=partial(torch.zeros, 0, 0, dtype=torch.uint8))
 
     def __post_init__(self) -> None:
         if isinstance(self.edge_index, CompressedEdges):
@@ -279,8 +317,7 @@ class Graph:
             edge_index: the new edges [2, E'].
             order: for each edge, the place of the edge whose data it carries [E'].
         """
-        data: dict[str, Any] = {key: rows_of(getattr(self, key), order) for key in EDGE_FIELDS}
-        return replace(self, edge_index=edge_index, **data)
+        return replace(self, edge_index=edge_index, **rows_at(self, "edge", order))
 
     def until(self, stage: int, last: int | None = None) -> Self:
         """Return the graph as a stage may read it: without edges of later stages (``edge_split``).
@@ -319,34 +356,20 @@ class Graph:
         """Convert to a PyG ``Data`` with the same tensors and values, without empty optional ones."""
         from torch_geometric.data import Data
 
-        content = {f.name: getattr(self, f.name) for f in fields(self)}
-        empty = [key for key, value in content.items() if key in _OPTIONAL and len(value) == 0]
-        empty += [key for key, value in content.items() if key.startswith("foreign")]  # they stay in the party's file
-        empty += [
-            "book",
-            "book_ids",
-            "far_name",
-            *(key for key in ("num_edge_classes", "shared") if key in content and not content[key]),
-        ]
+        private = ("foreign", "book", "far_name")  # they stay in the party's file
+        content = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith(private)}
+        empty = {key for key in _OPTIONAL if not content.get(key, True)}
+        empty |= {key for key, value in content.items() if isinstance(value, Tensor | str | dict) and not len(value)}
         return Data(**{key: value for key, value in content.items() if key not in empty})
 
     def save(self, path: Path | str | BinaryIO) -> None:
         """Write tensors as safetensors and other fields as JSON in the header, atomically to a path or to an open file."""
         edges = self.compressed
-        held = edges.tensors("edge_index") if edges else {}
-        tensors: dict[str, Any] = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name != "edge_index" or not held
-        }
-        tensors |= held
-        values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
-        empty = [key for key in tensors if key.endswith(_VERSION_2) and not sum(tensors[key].shape)]
-        empty += [key for key in tensors if key.startswith(("foreign", "book", "far")) and not tensors[key].numel()]
-        tensors = {key: tensor for key, tensor in tensors.items() if key not in empty}
-        values = {
-            key: value
-            for key, value in values.items()
-            if value or key not in ("linking", "num_edge_classes", "shared", "own_columns", "far")
-        }
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "edge_index" or edges is None}
+        tensors = {key: value for key, value in found.items() if isinstance(value, Tensor) and _is_written(key, value)}
+        tensors |= edges.tensors("edge_index") if edges else {}
+        values = {key: value for key, value in found.items() if not isinstance(value, Tensor)}
+        values = {key: value for key, value in values.items() if value or key not in _OPTIONAL}
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
 
     @classmethod
@@ -374,6 +397,16 @@ class Graph:
         return cls(**{**tensors, **values})
 
 
+EDGE_FIELDS = tuple(rows_by_field(Graph, "edge"))
+"""Fields of a graph with one row per edge, in the order of its ``edge_index``; empty where the edges carry no such data."""
+
+
+def _is_written(key: str, tensor: Tensor) -> bool:
+    """Return whether a file holds a tensor: it has an entry, is of `_VERSION_1`, or states how many columns there are."""
+    private = key.startswith(("foreign", "book", "far"))
+    return key in _VERSION_1 or key == "edge_index" or bool(tensor.numel() if private else sum(tensor.shape))
+
+
 def target_tensor(data: Any, where: str) -> Tensor:
     """Return ``targets`` of a PyG ``Data``, float32 [N, T]; [0, 0] if it has none.
 
@@ -382,7 +415,7 @@ def target_tensor(data: Any, where: str) -> Tensor:
     """
     targets = getattr(data, "targets", None)
     if not isinstance(targets, Tensor):
-        return _no_features()
+        return torch.zeros(0, 0, dtype=torch.float32)
     if targets.dim() not in (1, 2) or targets.size(0) != data.num_nodes:
         raise FedGraphError(
             f"{where}: targets must have a row per node, got {list(targets.shape)} for {data.num_nodes} nodes"
@@ -458,41 +491,42 @@ class ClientGraph(Graph):
             that mark far ends. Empty without any.
     """
 
-    node_id: Tensor = field(default_factory=_no_ids)
-    cut_out: Tensor = field(default_factory=_no_edges)
-    cut_in: Tensor = field(default_factory=_no_edges)
-    cut_out_owner: Tensor = field(default_factory=_no_ids)
-    cut_in_owner: Tensor = field(default_factory=_no_ids)
-    part: Tensor = field(default_factory=_no_ids)
-    edge_part: Tensor = field(default_factory=_no_ids)
+    node_id: Tensor = _rows("node", end="num_global_nodes")
+    cut_out: Tensor = _rows("cut_out", end="num_global_nodes", pairs=True)
+    cut_in: Tensor = _rows("cut_in", end="num_global_nodes", pairs=True)
+    cut_out_owner: Tensor = _rows("cut_out", end="num_clients", needed=True)
+    cut_in_owner: Tensor = _rows("cut_in", end="num_clients", needed=True)
+    part: Tensor = _rows("node")
+    edge_part: Tensor = _rows("edge")
     client: int = 0
     num_clients: int = 1
     num_global_nodes: int = 0
     shared: bool = False
-    cut_out_edge_attr: Tensor = field(default_factory=_no_features)
-    cut_out_edge_time: Tensor = field(default_factory=_no_ids)
-    cut_out_edge_y: Tensor = field(default_factory=_no_ids)
-    cut_out_edge_split: Tensor = field(default_factory=_no_splits)
-    cut_in_edge_attr: Tensor = field(default_factory=_no_features)
-    cut_in_edge_time: Tensor = field(default_factory=_no_ids)
-    cut_in_edge_y: Tensor = field(default_factory=_no_ids)
-    cut_in_edge_split: Tensor = field(default_factory=_no_splits)
-    foreign: Tensor = field(default_factory=_no_edges)
-    foreign_out: Tensor = field(default_factory=_no_marks)
-    foreign_id: Tensor = field(default_factory=_no_words)
-    foreign_key: Tensor = field(default_factory=_no_words)
-    foreign_edge_attr: Tensor = field(default_factory=_no_features)
-    foreign_edge_time: Tensor = field(default_factory=_no_ids)
-    foreign_edge_y: Tensor = field(default_factory=_no_ids)
+    cut_out_edge_attr: Tensor = _rows("cut_out", torch.float32, wide=True, width="num_edge_features")
+    cut_out_edge_time: Tensor = _rows("cut_out", low=None)
+    cut_out_edge_y: Tensor = _rows("cut_out", low=-1, end="num_edge_classes")
+    cut_out_edge_split: Tensor = _rows("cut_out", torch.int8, end=3)
+    cut_in_edge_attr: Tensor = _rows("cut_in", torch.float32, wide=True, width="num_edge_features")
+    cut_in_edge_time: Tensor = _rows("cut_in", low=None)
+    cut_in_edge_y: Tensor = _rows("cut_in", low=-1, end="num_edge_classes")
+    cut_in_edge_split: Tensor = _rows("cut_in", torch.int8, end=3)
+    foreign: Tensor = _rows("foreign", end="num_parties", pairs=True)
+    foreign_out: Tensor = _rows("foreign", torch.bool, needed=True)
+    foreign_id: Tensor = _rows("foreign", torch.uint8, wide=True, needed=True)
+    foreign_key: Tensor = _rows("foreign", torch.uint8, wide=True, needed=True)
+    foreign_edge_attr: Tensor = _rows("foreign", torch.float32, wide=True)
+    foreign_edge_time: Tensor = _rows("foreign", low=None)
+    foreign_edge_y: Tensor = _rows("foreign", low=None)
     linking: dict[str, Any] = field(default_factory=dict)
-    far_id: Tensor = field(default_factory=_no_ids)
-    far_name: Tensor = field(default_factory=_no_words)
-    far_x: Tensor = field(default_factory=_no_features)
+    far_id: Tensor = _rows("far", end="num_global_nodes")
+    far_name: Tensor = _rows("far", torch.uint8, wide=True)
+    far_x: Tensor = _rows("far", torch.float32, wide=True, unknown=True)
     far: dict[str, Any] = field(default_factory=dict)
 
-    def with_edges(self, edge_index: Tensor, order: Tensor) -> Self:
-        """As `Graph.with_edges`, with the client of each edge."""
-        return replace(super().with_edges(edge_index, order), edge_part=rows_of(self.edge_part, order))
+    @property
+    def num_parties(self) -> int:
+        """Number of parties that records may name."""
+        return len(self.linking.get("parties", ()))
 
     def until(self, stage: int, last: int | None = None) -> Self:
         """As `Graph.until`, of cut edges too."""
@@ -500,9 +534,7 @@ class ClientGraph(Graph):
         for cut in ("cut_out", "cut_in"):
             kept = _read(getattr(self, f"{cut}_edge_split"), getattr(self, f"{cut}_edge_time"), stage, last)
             if kept is not None:
-                rows = (f"{cut}_owner", *(f"{cut}_{key}" for key in EDGE_FIELDS))
-                data: dict[str, Any] = {key: rows_of(getattr(self, key), kept) for key in rows}
-                graph = replace(graph, **{cut: getattr(self, cut)[:, kept]} | data)
+                graph = replace(graph, **rows_at(self, cut, kept))
         return graph
 
 

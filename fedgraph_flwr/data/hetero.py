@@ -87,6 +87,11 @@ class HeteroGraph:
         return [len(self.counts), kinds, *widths, *(of_edges if any(of_edges) else [])]
 
     @property
+    def labelled(self) -> Tensor:
+        """Nodes of the target type with a label, bool [N_target]."""
+        return self.y >= 0
+
+    @property
     def num_edge_features(self) -> int:
         """0: `num_features` has the number of each edge type."""
         return 0

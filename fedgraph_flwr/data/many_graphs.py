@@ -6,13 +6,12 @@ graph are consecutive, and no edge joins two graphs. `one_per_graph` returns the
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.graph import EDGE_FIELDS, MASKS, ClientGraph, Graph, node_rows, rows_of
+from fedgraph_flwr.data.graph import MASKS, Graph, rows_at
 from fedgraph_flwr.errors import FedGraphError
 
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
@@ -51,12 +50,9 @@ def nodes_of(graph: Graph, places: Tensor) -> Tensor:
 def one_per_graph(graph: AnyGraph) -> AnyGraph:
     """Return the first node of each graph, with the graph's label, targets and masks, and without features and edges."""
     first = starts(graph)
-    rows: dict[str, Any] = {key: getattr(graph, key)[first] for key in ("y", *MASKS)}
-    rows |= {key: rows_of(getattr(graph, key), first) for key in ("group", "ids", "targets")}
-    rows |= {key: getattr(graph, key)[:0] for key in (*EDGE_FIELDS, "graph_id")}
-    if isinstance(graph, ClientGraph):
-        rows |= {key: rows_of(getattr(graph, key), first) for key in ("node_id", "part")}
-    return replace(graph, x=graph.x.new_zeros(first.numel(), 0), edge_index=graph.edge_index[:, :0], **rows)
+    none = torch.zeros(0, dtype=torch.int64)
+    rows = rows_at(graph, "node", first) | {"x": graph.x.new_zeros(first.numel(), 0), "graph_id": graph.graph_id[:0]}
+    return replace(graph, edge_index=graph.edge_index[:, :0], **rows_at(graph, "edge", none), **rows)
 
 
 def selected(graph: AnyGraph, places: Tensor) -> AnyGraph:
@@ -67,8 +63,7 @@ def selected(graph: AnyGraph, places: Tensor) -> AnyGraph:
     new_id = nodes.cumsum(0) - 1
     inside = nodes[graph.edge_index[0]].nonzero().view(-1)
     graph = graph.with_edges(new_id[graph.edge_index[:, inside]], inside)
-    held = [key for key in ("group", "ids", "targets", "graph_id", "node_id", "part") if hasattr(graph, key)]
-    return replace(graph, **node_rows(partial(getattr, graph), nodes, held))
+    return replace(graph, **rows_at(graph, "node", nodes))
 
 
 def from_graphs(

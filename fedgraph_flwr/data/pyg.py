@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig
-from fedgraph_flwr.data.checks import check_typed
-from fedgraph_flwr.data.cleaning import both_directions, check
+from fedgraph_flwr.data.checks import check_graph
+from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import MASKS
@@ -143,7 +143,7 @@ def from_data(
     graph.schema = schema_of({NODE: made}, names, scaling, undirected=undirected)
     for key in MASKS:
         setattr(graph, key, getattr(graph, key) & graph.labelled)
-    check(graph, where)
+    check_graph(graph, where)
     return both_directions(graph) if undirected else graph
 
 
@@ -273,7 +273,7 @@ def from_hetero_data(
     for kind, made_features in made.items():
         data[kind].x = made_features.x
     names = classes or numbered_classes(y, where)
-    graph = check_typed(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
+    graph = check_graph(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
     graph = one_way(graph.without_reverse())
     for key in MASKS:
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))

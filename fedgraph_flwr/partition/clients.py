@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.far_ends import told_places, with_shares, with_told_records
-from fedgraph_flwr.data.graph import EDGE_FIELDS, SHARED_FIELDS, ClientGraph, Graph, node_rows, rows_of
+from fedgraph_flwr.data.graph import EDGE_FIELDS, SHARED_FIELDS, ClientGraph, Graph, rows_at, rows_by_field, rows_of
 from fedgraph_flwr.data.many_graphs import nodes_of, one_per_graph
 from fedgraph_flwr.data.own_columns import records_of, with_node_columns
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
@@ -223,10 +222,9 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
 
     return [
         ClientGraph(
-            **node_rows(partial(getattr, graph), nodes),
+            **(rows_at(graph, "node", nodes) | {"group": graph.group[:0], "node_id": nodes}),
             **{key: getattr(graph, key) for key in SHARED_FIELDS},
             edge_index=torch.stack(intra[i][:2]),
-            node_id=nodes,
             cut_out=torch.stack(leaving[i][:2]),
             cut_in=torch.stack(arriving[i][:2]),
             cut_out_owner=leaving[i][2],
@@ -260,15 +258,10 @@ def by_relation(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int)
         rows = (owner == client).nonzero().view(-1)
         nodes = graph.edge_index[:, rows].unique()
         own = graph.with_edges(torch.searchsorted(nodes, graph.edge_index[:, rows]), rows)
-        (alone,) = cut(_only(own, nodes), [torch.arange(nodes.numel())])
+        (alone,) = cut(replace(own, **rows_at(own, "node", nodes)), [torch.arange(nodes.numel())])
         place: dict[str, Any] = {"client": client, "num_clients": num_clients, "num_global_nodes": graph.num_nodes}
         clients.append(replace(alone, node_id=nodes, shared=True, **place))
     return clients
-
-
-def _only(graph: Graph, nodes: Tensor) -> Graph:
-    """Return the rows of some nodes, with edges that are numbered by them already."""
-    return replace(graph, **node_rows(partial(getattr, graph), nodes, ("group", "ids", "targets", "graph_id")))
 
 
 def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
@@ -297,11 +290,10 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
     edges, edge_part = _pooled_edges(clients, shared=node_id.size < nodes.numel())
     index = torch.from_numpy(place)
 
-    def whole(key: str) -> Tensor:
-        return torch.cat([getattr(c, key) for c in clients])
-
+    held = [key for key in rows_by_field(Graph, "node") if key not in ("group", "ids")]
+    of_nodes: dict[str, Any] = {key: rows_of(torch.cat([getattr(c, key) for c in clients]), index) for key in held}
     return ClientGraph(
-        **node_rows(whole, index, ("targets", "graph_id")),
+        **of_nodes,
         **{key: getattr(clients[0], key) for key in SHARED_FIELDS},
         edge_index=local[edges],
         node_id=torch.from_numpy(node_id),

@@ -15,7 +15,8 @@ import torch
 
 from fedgraph_flwr.config import DatasetConfig, compose, group_names
 from fedgraph_flwr.data import datasets
-from fedgraph_flwr.data.cleaning import check, clean, largest_component, to_undirected
+from fedgraph_flwr.data.checks import check_graph
+from fedgraph_flwr.data.cleaning import clean, largest_component, to_undirected
 from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.root import cache_dir, data_root
@@ -328,18 +329,19 @@ def test_cleaning_by_hand():
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
-        (toy([(0, 9)]), "edge 0 joins nodes 0 and 9, expected nodes in 0..3"),
-        (toy([(0, 1), (-1, 2)]), "edge 1 joins nodes -1 and 2, expected"),
+        (toy([(0, 9)]), r"edge_index, row 1, must be in 0\.\.3; place 0 has 9"),
+        (toy([(0, 1), (-1, 2)]), r"row 0, must be in 0\.\.3; place 1 has -1"),
         (toy([(0, 1)], y=torch.tensor([0, 1, 2, 1])), r"labels must be in 0\.\.1.*node 2 has 2"),
         (toy([(0, 1)], y=torch.tensor([0, -2, 0, 1])), "node 1 has -2"),
         (toy([(0, 1)], y=torch.tensor([-1, -1, -1, -1])), "no labelled node"),
         (toy([(0, 1)], x=torch.tensor([[0.0], [1.0], [float("nan")], [2.0]])), "node 2 has nan in column 0"),
-        (toy([(0, 1)], x=torch.ones(3, 2)), r"x must be \[4, F\]"),
+        (toy([(0, 1)], x=torch.ones(3, 2)), r"x must be torch.float32 \[4, any\]"),
+        (toy([(0, 1)], x=torch.ones(4, 0)), r"x must be \[4, F\] with F >= 1"),
     ],
 )
 def test_impossible_graphs_are_one_sentence(graph, message):
     with pytest.raises(FedGraphError, match=message):
-        check(graph, "own.csv")
+        check_graph(graph, "own.csv")
 
 
 def test_names_for_edge_types_are_for_typed_graphs():

@@ -9,7 +9,7 @@ import torch
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data import datasets, typed
-from fedgraph_flwr.data.checks import check_typed
+from fedgraph_flwr.data.checks import check_graph
 from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph, load_graph
@@ -87,7 +87,7 @@ def test_reverse_edge_types_stand_beside_all_others():
     [
         (
             {"edges": {("author", "writes", "paper"): torch.tensor([[0], [2]])}},
-            "row 1, must be in 0..1, got 2..2",
+            "row 1, must be in 0..1; place 0 has 2",
         ),
         (
             {"edges": {("author", "writes", "paper"): torch.tensor([0, 2])}},
@@ -102,7 +102,7 @@ def test_reverse_edge_types_stand_beside_all_others():
 )
 def test_impossible_graphs_are_one_sentence(graph, message):
     with pytest.raises(FedGraphError, match=message):
-        check_typed(toy(**graph), "toy")
+        check_graph(toy(**graph), "toy")
 
 
 def test_unknown_types_are_refused():

@@ -158,7 +158,7 @@ def test_inconsistent_compressed_edges_are_refused(tmp_path, indptr):
         ("edge_attr", torch.zeros(E - 1, 2), "edge_attr must be torch.float32"),
         ("edge_attr", torch.full((E, 2), torch.nan), "edge_attr must be finite; edge 0"),
         ("edge_time", torch.zeros(E), "edge_time must be torch.int64"),
-        ("edge_y", torch.full((E,), -2), "edge_y must be 0, 1, ..., or -1 where unknown, got -2"),
+        ("edge_y", torch.full((E,), -2), r"edge_y must be in -1\.\.; place 0 has -2"),
         ("edge_split", torch.full((E,), 3, dtype=torch.int8), "edge_split must be in 0..2"),
         ("targets", torch.zeros(N - 1, 1), "targets must be"),
         ("graph_id", torch.full((N,), -1), "graph_id must be in"),

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.data import pyg
-from fedgraph_flwr.data.checks import check_typed
-from fedgraph_flwr.data.cleaning import check
+from fedgraph_flwr.data.checks import check_graph
 from fedgraph_flwr.data.graph import ClientGraph, Graph, pack_words
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
 from fedgraph_flwr.data.many_graphs import check_many
@@ -161,11 +160,11 @@ def from_tables(
     )
     labelled = treatment.labelled and bool(columns.label or columns.targets)
     if not single:
-        return check_typed(graph, where, labelled)
+        return check_graph(graph, where, labelled)
     if treatment.role and not rule:
         names_of = ids[NODE].index.to_numpy()
         graph = with_role(graph, own_party, names_of, tables.edges[EDGE_TYPE], columns, where, treatment)
-    return check(_linkable(graph, found, rule, treatment.role, undirected), where, labelled)
+    return check_graph(_linkable(graph, found, rule, treatment.role, undirected), where, labelled)
 
 
 def _rule(columns: Columns, nodes: Nodes, edges: Edges, own_party: str, role: str) -> Any:

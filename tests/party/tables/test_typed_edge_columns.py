@@ -9,7 +9,7 @@ import torch
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.data.checks import check_typed
+from fedgraph_flwr.data.checks import check_graph
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
 from fedgraph_flwr.data.pyg import typed_client
 from fedgraph_flwr.data.schema import Schema, check_same
@@ -130,7 +130,7 @@ def test_reverse_edges_files_and_pyg_carry_the_features(tables, tmp_path):
     with pytest.raises(FedGraphError, match="'customer:buys:product': edge_attr must have a row per edge, got 2 for 3"):
         HeteroGraph.from_pyg(turned, "customer", 2)
     with pytest.raises(FedGraphError, match="edge_attr of 'customer:pays:customer' must be finite; edge 0 has nan"):
-        check_typed(replace(graph, edge_attr={PAYS: torch.full((5, 1), torch.nan)}), "mine")
+        check_graph(replace(graph, edge_attr={PAYS: torch.full((5, 1), torch.nan)}), "mine")
 
 
 def test_an_edge_type_with_columns_is_kept_although_it_is_a_reverse(tables):
