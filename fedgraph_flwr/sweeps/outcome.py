@@ -1,13 +1,12 @@
 """Outcome of a sweep as plain values: verdicts in words, scores with intervals, costs. NAME.json stores it for the page."""
 
 import math
-import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.errors import sanitize
-from fedgraph_flwr.evaluation.intervals import BySeed, Interval, ended, paired
+from fedgraph_flwr.evaluation.intervals import BySeed, Interval, ended, over, paired
 from fedgraph_flwr.sweeps.rows import COUNTED, Row, number
 from fedgraph_flwr.sweeps.runs import run_name
 from fedgraph_flwr.sweeps.spec import Cell
@@ -27,7 +26,7 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
         for method in sweep.methods:
             chosen = summary.chosen[setting, method]
             ran = rows.get((setting, chosen), [])
-            costs = {key: _mean(row for _, row in ran) for key, _mean in _COSTS.items() if method not in COUNTED}
+            costs = {} if method in COUNTED else _costs([row for _, row in ran])
             folders = [kept / run_name(cell) for cell, _ in ran]
             cells.append(
                 {
@@ -56,19 +55,12 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
     }
 
 
-def _mean_of(*keys: str) -> Any:
-    def mean(rows: Iterator[Row]) -> float:
-        known = [value for row in rows if not math.isnan(value := sum(number(row, key) for key in keys))]
-        return statistics.fmean(known) if known else math.nan
-
-    return mean
-
-
-_COSTS = {
-    "seconds_per_round": _mean_of("seconds_per_round"),
-    "seconds": _mean_of("seconds"),
-    "bytes": _mean_of("bytes_up", "bytes_down"),
-}
+def _costs(rows: Sequence[Row]) -> dict[str, float]:
+    """Return mean costs over the seeds that have them; NaN without any."""
+    values = {key: [number(row, key) for row in rows] for key in ("seconds_per_round", "seconds")}
+    values["bytes"] = [number(row, "bytes_up") + number(row, "bytes_down") for row in rows]
+    means = {key: over(dict(enumerate(each))) for key, each in values.items()}
+    return {key: found.mean if found else math.nan for key, found in means.items()}
 
 
 def _interval(found: Interval | None) -> dict[str, Any]:
@@ -113,17 +105,14 @@ def compared(name: str, scores: BySeed, other: str, others: BySeed, sign: float 
     wins = sum(sign * (first[seed] - second[seed]) > 0 for seed in first.keys() & second.keys())
     lead, size = sign * found.mean, f"{abs(found.mean):.1f}" if abs(found.mean) >= 0.05 else f"{abs(found.mean):.2g}"
     ahead, behind = (name, other) if lead >= 0 else (other, name)
+    if found.n < 2 and not lead:
+        return f"{name} and {other} score the same (one seed)"
     if found.n < 2:
-        return (
-            f"{ahead} ahead of {behind} by {size} (one seed)"
-            if lead
-            else f"{name} and {other} score the same (one seed)"
-        )
+        return f"{ahead} ahead of {behind} by {size} (one seed)"
     half = f"{found.half:.1f}" if found.half >= 0.05 else f"{found.half:.2g}"
     if abs(found.mean) > found.half:
-        return (
-            f"{ahead} ahead of {behind} by {size} ± {half}, {wins if lead >= 0 else found.n - wins} of {found.n} seeds"
-        )
+        won = wins if lead >= 0 else found.n - wins
+        return f"{ahead} ahead of {behind} by {size} ± {half}, {won} of {found.n} seeds"
     signed = f"{'+' if found.mean >= 0 else '−'}{size}"
     return f"{name} and {other} are level: {signed} ± {half}, {name} better in {wins} of {found.n} seeds"
 

@@ -4,10 +4,11 @@ Methods are columns, with the values of the ``strategy.`` keys that they define.
 tuned on validation nodes are shown in their cell.
 """
 
+import contextlib
 import hashlib
 import itertools
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgraph_flwr.config import configuration
@@ -39,7 +40,11 @@ def parse_sweep(
     tuned = given.pop("tune", [])
     seeds = given.pop("seed", ["0"])
     searched = {key: values[0] for key, values in given.items() if is_distribution(values[0])}
-    _check_search(given, tuned, bool(searched), trials)
+    if single := [key for key in tuned if len(given.get(key, [])) < 2]:
+        raise FedGraphError(f"tune={single[0]} needs several values of the key: pass {single[0]}=A,B")
+    if bool(searched) != bool(trials):
+        example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
+        raise FedGraphError(f"a search needs a number of trials and a key with a distribution: {example}")
     free = {key: values for key, values in given.items() if key not in (*tuned, *searched)}
     methods = _methods(free)
     fixed = {key: values for key, values in free.items() if not key.startswith("strategy.") and key != "strategy"}
@@ -70,16 +75,6 @@ def _options(trials: int, baseline: str, baselines: bool) -> list[str]:
     """Return the options of the command line."""
     options = [*(["--search", str(trials)] if trials else []), *(["--baseline", baseline] if baseline else [])]
     return [*options, *([] if baselines else ["--no-baselines"])]
-
-
-def _check_search(given: Mapping[str, Sequence[str]], tuned: Sequence[str], searched: bool, trials: int) -> None:
-    """Refuse tuned keys with one value, and a search without trials or without a key."""
-    for key in tuned:
-        if len(given.get(key, [])) < 2:
-            raise FedGraphError(f"tune={key} needs several values of the key: pass {key}=A,B")
-    if searched != bool(trials):
-        example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
-        raise FedGraphError(f"a search needs a number of trials and a key with a distribution: {example}")
 
 
 def _given(overrides: Sequence[str]) -> dict[str, list[str]]:
@@ -124,30 +119,19 @@ def _columns(name: str, strategy: list[str], known: Mapping[str, Sequence[str]])
 
 def _named(values: Mapping[str, Sequence[str]], whole: bool = False) -> dict[str, list[str]]:
     """Return the overrides of every combination by name: only the value if there is one key, unless ``whole``."""
-    rows = (
-        [f"{key}={value}" for key, value in zip(values, row, strict=True)]
-        for row in itertools.product(*values.values())
-    )
-    return {_label(row) if not whole and len(row) == 1 else ", ".join(row): row for row in rows}
-
-
-def _label(row: Iterable[str]) -> str:
-    return ", ".join(word.partition("=")[2] for word in row)
+    named = {}
+    for row in itertools.product(*values.values()):
+        words = [f"{key}={value}" for key, value in zip(values, row, strict=True)]
+        named[row[0] if len(row) == 1 and not whole else ", ".join(words)] = words
+    return named
 
 
 def _axis(varied: Mapping[str, Sequence[str]]) -> str | bool:
     """Return the key of the x axis, if exactly one key varies and its values are numbers."""
     if len(varied) == 1:
-        key, values = next(iter(varied.items()))
-        try:
-            return key if all(map(_number, values)) else True
-        except ValueError:
-            return True
-    return True
-
-
-def _number(text: str) -> bool:
-    float(text)
+        with contextlib.suppress(ValueError):
+            [(key, values)] = varied.items()
+            return key if list(map(float, values)) else True
     return True
 
 

@@ -1,11 +1,12 @@
 """Plot of a sweep: lines over numeric settings, else one point per seed with the means."""
 
-import math
 import statistics
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
+from fedgraph_flwr.evaluation.intervals import deviation, ended
 from fedgraph_flwr.sweeps.summary import SweepSummary
 
 
@@ -25,12 +26,9 @@ def _lines(tally: SweepSummary, axes: Any) -> None:
     sweep = tally.sweep
     x = [float(setting) for setting in sweep.settings]
     for index, method in enumerate(sweep.methods):
-        groups = [_ended(tally, setting, method) for setting in sweep.settings]
+        groups = [list(ended(tally.shown(setting, method)).values()) for setting in sweep.settings]
         known = [(a, g) for a, g in zip(x, groups, strict=True) if g]
-        means, spread = (
-            [statistics.mean(g) for _, g in known],
-            [statistics.stdev(g) if len(g) > 1 else 0.0 for _, g in known],
-        )
+        means, spread = [statistics.mean(g) for _, g in known], [np.nan_to_num(deviation(g)) for _, g in known]
         axes.errorbar([a for a, _ in known], means, spread, capsize=3, label=method, color=f"C{index}")
         published = [(a, sweep.paper.get(s, {}).get(method)) for a, s in zip(x, sweep.settings, strict=True)]
         paper = [(a, float(str(value).split(" ")[0])) for a, value in published if value is not None]
@@ -47,16 +45,12 @@ def _points(tally: SweepSummary, axes: Any) -> None:
     sweep, width = tally.sweep, 0.8 / len(tally.sweep.methods)
     for index, method in enumerate(sweep.methods):
         for place, setting in enumerate(sweep.settings):
-            values, at = _ended(tally, setting, method), place - 0.4 + width * (index + 0.5)
-            axes.plot([at] * len(values), values, ".", color=f"C{index}", alpha=0.4)
+            scores, at = ended(tally.shown(setting, method)).values(), place - 0.4 + width * (index + 0.5)
+            axes.plot([at] * len(scores), list(scores), ".", color=f"C{index}", alpha=0.4)
             if found := tally.mean(setting, method):
-                half = 0.0 if math.isnan(found.half) else found.half
-                axes.errorbar([at], [found.mean], [half], fmt="o", ms=4, capsize=3, color=f"C{index}")
+                half = [np.nan_to_num(found.half)]
+                axes.errorbar([at], [found.mean], half, fmt="o", ms=4, capsize=3, color=f"C{index}")
         axes.plot([], [], "o", color=f"C{index}", label=method)
     axes.set_xlim(-0.5, len(sweep.settings) - 0.5)
     axes.set_xticks(range(len(sweep.settings)), list(sweep.settings), fontsize=7)
     axes.set_ylabel("test score, %; 95 % interval")
-
-
-def _ended(tally: SweepSummary, setting: str, method: str) -> list[float]:
-    return [value for value in tally.shown(setting, method).values() if not math.isnan(value)]

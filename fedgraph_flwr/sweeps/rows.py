@@ -62,9 +62,7 @@ def read(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     if not ours(path):
-        raise FedGraphError(
-            f"{path} does not contain results of a sweep: move it, rename the sweep's file, or pass another --out"
-        )
+        raise FedGraphError(f"{path} does not contain results of a sweep: move it, or pass another --out")
     with path.open(newline="") as file:
         return [row for row in csv.DictReader(file) if row.get("words")]
 
@@ -112,7 +110,5 @@ def alone(path: Path) -> Iterator[None]:
         try:
             stack.enter_context(owned(path.parent, f".{path.stem}.sweep.lock"))
         except InUse as error:
-            raise FedGraphError(
-                f"{path} is being written by another sweep: wait for it, or pass another --out"
-            ) from error
+            raise FedGraphError(f"{path} is being written by another sweep: wait, or pass another --out") from error
         yield

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
-from fedgraph_flwr.sweeps.rows import COUNTED, DIED, FAILED, FIELDS, MAJORITY, REFUSED
+from fedgraph_flwr.sweeps.rows import DIED, FAILED, FIELDS, HOMOPHILY, MAJORITY, REFUSED
 from fedgraph_flwr.sweeps.spec import Cell
 
 
@@ -29,10 +29,8 @@ def run_cell(cell: Cell, keep: Path | None = None, on_share: Callable[[float], N
     with contextlib.suppress(OSError):  # Linux: peak memory is this cell's, not that of earlier ones in this process
         Path("/proc/self/clear_refs").write_text("5")
     try:
-        counted = (
-            (majority if cell.method == MAJORITY else homophily)(cell.overrides) if cell.method in COUNTED else None
-        )
-        figures = {"value": counted} if counted is not None else _train(cell, keep, on_share)
+        counted = {MAJORITY: majority, HOMOPHILY: homophily}.get(cell.method)
+        figures = {"value": counted(cell.overrides)} if counted else _train(cell, keep, on_share)
     except RunFailed as error:  # such as diverging training: also a result
         figures = {"value": math.nan, "headline": f"{FAILED}{error}"}
     except FedGraphError as error:
@@ -122,9 +120,7 @@ def _clients(overrides: Sequence[str]) -> tuple[Any, list[Any]]:
 
     cfg = configuration(overrides)
     if cfg.on_fleet and not cfg.graph:
-        raise FedGraphError(
-            f"engine={cfg.engine} is a fleet, whose parties keep their labels, so there is nothing to count here: pass"
-            " --no-baselines; the chance level is in each run's summary.json (--keep)"
-        )
+        instead = "pass --no-baselines; the chance level is in each run's summary.json (--keep)"
+        raise FedGraphError(f"engine={cfg.engine} is a fleet, whose parties keep their labels: {instead}")
     cfg = partition.resolved(cfg)
     return cfg, [partition.load_client(cfg, index) for index in range(partition.num_clients(cfg))]

@@ -37,17 +37,12 @@ class Search:
         Raises:
             FedGraphError: an invalid number of trials or an invalid distribution.
         """
-        if not isinstance(body, Mapping):
-            raise FedGraphError(f"{where}: search must contain trials and keys with their distributions, got {body!r}")
-        trials = body.get("trials", 20)
-        if type(trials) is not int or trials < 1:
-            raise FedGraphError(f"{where}: a search must have at least 1 trial, got {trials!r}")
-        keys = tuple((key, *_distribution(key, str(value), where)) for key, value in body.items() if key != "trials")
-        if not keys:
-            raise FedGraphError(
-                f"{where}: a search needs a key with a distribution, such as train.lr=loguniform(1e-4,1e-1)"
-            )
-        return cls(trials, keys)
+        given = dict(body) if isinstance(body, Mapping) else {}
+        trials = given.pop("trials", 20)
+        if not given or type(trials) is not int or trials < 1:
+            example = "trials: 20 and train.lr: loguniform(1e-4,1e-1)"
+            raise FedGraphError(f"{where}: a search needs at least 1 trial and a key, such as {example}, got {body!r}")
+        return cls(trials, tuple((key, *_distribution(key, str(value), where)) for key, value in given.items()))
 
     def of(self, known: Callable[[str], bool]) -> "Search":
         """Return the search restricted to the defined keys."""
@@ -89,10 +84,8 @@ def _distribution(key: str, text: str, where: str) -> tuple[str, tuple[str, ...]
     except ValueError:
         low = high = 0
     if not low < high < math.inf or (kind == "loguniform" and low <= 0):
-        raise FedGraphError(
-            f"{where}: {key}={text} is not a distribution: expected loguniform(low,high) with low > 0, uniform(low,high),"
-            " int(low,high) or choice(a,b,...)"
-        )
+        forms = "loguniform(low,high) with low > 0, uniform(low,high), int(low,high) or choice(a,b,...)"
+        raise FedGraphError(f"{where}: {key}={text} is not a distribution: expected {forms}")
     return kind, values
 
 
@@ -111,11 +104,8 @@ def suggest(
         raise FedGraphError("a search needs Optuna: pip install optuna (or fedgraph-flwr[search])") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = {key: _space(optuna.distributions, kind, values) for key, kind, values in keys}
-    sampler = (
-        optuna.samplers.TPESampler(seed=trial, n_startup_trials=0)
-        if history
-        else optuna.samplers.RandomSampler(seed=trial)
-    )
+    samplers = optuna.samplers
+    sampler = samplers.TPESampler(seed=trial, n_startup_trials=0) if history else samplers.RandomSampler(seed=trial)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     for values, score in history:
         if not math.isnan(score):

@@ -36,7 +36,7 @@ import yaml
 from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration, parts
 from fedgraph_flwr.config.config_file import check_aliases, lines_of
 from fedgraph_flwr.config.engines import SIMULATIONS
-from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml, unknown
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
 from fedgraph_flwr.sweeps.search import Search
@@ -253,44 +253,29 @@ def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> 
     body, places = _read(path, ())
     known = {f.name for f in fields(Sweep)} - {"name", "folder", "made", "over", "places", "_added"} | {"out"}
     for key in body:
-        if key not in known:
-            raise unknown("key", key, known | {"extends"}, places[str(key)])
-
-    common = _words(body.get("common"), places.get("common", ""), places)
-    seeds = body.get("seeds", [0])
-    for word in overrides:
-        given = _seed_of(word, path)
-        seeds = seeds if given is None else given
-    described = {
-        key: value
-        for key, value in body.items()
-        if key in ("title", "source", "notes", "figure", "baselines", "baseline", "tuned_on")
+        check_names([key], known | {"extends"}, "key", places[str(key)])
+    seeds = [word.partition("=")[2] for word in overrides if word.startswith("seed=")]
+    over = [word for word in overrides if not word.startswith("seed=")]
+    if several := [word for word in over if len(expand(word.partition("=")[2])) > 1]:
+        raise FedGraphError(f"'{several[0]}' has several values: define them in {path} under settings, methods or grid")
+    plain = ("title", "source", "notes", "figure", "baselines", "baseline", "tuned_on")
+    published = {
+        key: {str(name): value for name, value in (body.get(key) or {}).items()} for key in ("paper", "beside")
     }
-    own = str(body.get("out", "") or "")
     return Sweep(
         name=path.stem,
-        folder=out or (path.parent / own),
+        folder=out or path.parent / str(body.get("out") or ""),
         made=f"fedgraph-flwr sweep {shlex.join([_shown(path), *overrides])}",
-        common=common,
+        common=_words(body.get("common"), places.get("common", ""), places),
         settings=_section(body, places, "settings") or {path.stem: []},
         methods=_section(body, places, "methods") or {"FedAvg": ["strategy=fedavg"]},
-        over=[word for word in overrides if not word.startswith("seed=")],
+        over=over,
         grid=_section(body, places, "grid"),
         search=Search.read(body["search"], places["search"]) if body.get("search") else None,
-        seeds=seeds_of(seeds, places.get("seeds", "seed=")),
-        paper={str(key): value for key, value in (body.get("paper") or {}).items()},
-        beside={str(key): value for key, value in (body.get("beside") or {}).items()},
+        seeds=seeds_of(seeds[-1] if seeds else body.get("seeds", [0]), places.get("seeds", "seed=")),
         places=places,
-        **{"title": path.stem, **described},
+        **{"title": path.stem, **{key: body[key] for key in plain if key in body}, **published},
     )
-
-
-def _seed_of(override: str, path: Path) -> str | None:
-    """Return the value of ``seed=``; None for another key, which must have one value."""
-    key, _, value = override.partition("=")
-    if key != "seed" and len(expand(value)) > 1:
-        raise FedGraphError(f"'{override}' has several values: define them in {path} under settings, methods or grid")
-    return value if key == "seed" else None
 
 
 def _section(body: Mapping[str, Any], places: dict[str, str], key: str) -> dict[str, list[str]]:
@@ -312,8 +297,8 @@ def _shown(path: Path) -> str:
 def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the keys of a file and of those that it extends, with their lines."""
     if not path.is_file():
-        others = sorted(other.name for other in path.parent.glob("*.y*ml"))
-        raise FedGraphError(f"table {path} does not exist{'; available: ' + ', '.join(others) if others else ''}")
+        others = ", ".join(sorted(other.name for other in path.parent.glob("*.y*ml")))
+        raise FedGraphError(f"table {path} does not exist{others and f'; available: {others}'}")
     try:
         text = check_aliases(path.read_text())
         body, lines = yaml.safe_load(text), lines_of(text)

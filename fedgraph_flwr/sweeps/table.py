@@ -5,9 +5,10 @@ import statistics
 from collections.abc import Iterable
 
 from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.evaluation.intervals import Interval, ended
 from fedgraph_flwr.sweeps.rows import COUNTED
 from fedgraph_flwr.sweeps.spec import Cell
-from fedgraph_flwr.sweeps.summary import BySeed, Interval, SweepSummary
+from fedgraph_flwr.sweeps.summary import SweepSummary
 
 MADE = "Made by `"
 """Text before the command of a table; a file without it has another origin."""
@@ -19,20 +20,13 @@ def markdown(tally: SweepSummary) -> str:
     lines = [f"# {sweep.title}", "", *([sweep.source, ""] if sweep.source else []), *main_table(tally)]
     lines += ["", _footer(tally)]
     over = f" of {sweep.tuned_on} seeds" if sweep.tuned_on else ""
+    best = "Each cell above shows the best of"
     if sweep.grid:
-        lines += [
-            "",
-            f"Each cell above shows the best of these choices on validation nodes{over}. Mean validation / test score:",
-            "",
-        ]
-        lines += _grid(tally)
+        lead = f"{best} these choices on validation nodes{over}. Mean validation / test score:"
+        lines += ["", lead, "", *_grid(tally)]
     if sweep.search:
-        lines += [
-            "",
-            f"Each cell above shows the best of {sweep.search.trials_each} trials on validation nodes{over}:",
-            "",
-        ]
-        lines += _trials(tally)
+        lead = f"{best} {sweep.search.trials_each} trials on validation nodes{over}:"
+        lines += ["", lead, "", *_trials(tally)]
     lines += _intervals(tally)
     if tally.failures:
         lines += ["", "Runs without a score:", "", *failures(tally.failures)]
@@ -47,16 +41,11 @@ def main_table(tally: SweepSummary) -> list[str]:
     """Return mean (standard deviation) of every row and column."""
     sweep = tally.sweep
     known = {method for cells in sweep.paper.values() for method in cells}
-    columns = [
-        (method, paper) for method in sweep.methods for paper in ((False, True) if method in known else (False,))
-    ]
+    columns = [(m, paper) for m in sweep.methods for paper in (False, True) if m in known or not paper]
     lines = _head(("paper" if paper else method for method, paper in columns), _corner(tally))
     for setting in sweep.settings:
         theirs = sweep.paper.get(setting, {})
-        cells = [str(theirs.get(m, "")) if paper else _cell(tally.shown(setting, m)) for m, paper in columns]
-        for place, (method, paper) in enumerate(columns):
-            if not paper and (reached := tally.reached(setting, method)):
-                cells[place] += f"; {statistics.mean(reached.values()):.0f}"
+        cells = (str(theirs.get(m, "")) if paper else _cell(tally, setting, m) for m, paper in columns)
         lines.append(_line(setting, cells))
     for name, row in sweep.beside.items():
         lines.append(_line(name, ["" if paper else str(row.get(method, "")) for method, paper in columns]))
@@ -68,9 +57,8 @@ def _footer(tally: SweepSummary) -> str:
     span = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(next(iter(seeds), 0))
     of = f" of {next(iter(tally.headlines))}" if len(tally.headlines) == 1 else ""
     unit = " in %" if tally.in_percent else ""
-    text = (
-        f"Mean (standard deviation){of}{unit} over {span} of {len(tally.sweep.seeds)} seeds. {MADE}{tally.sweep.made}`."
-    )
+    seeds_text = f"{span} of {len(tally.sweep.seeds)} seeds"
+    text = f"Mean (standard deviation){of}{unit} over {seeds_text}. {MADE}{tally.sweep.made}`."
     if any(not tally.values.get((setting, name)) for (setting, _), names in tally.choices.items() for name in names):
         text += " An empty cell has not been run yet."
     return text
@@ -91,11 +79,9 @@ def _both(tally: SweepSummary, setting: str, name: str) -> str:
     test, val = tally.values.get((setting, name), {}), tally.validation.get((setting, name), {})
     if any(map(math.isnan, test.values())):
         return "failed"
-    return (
-        f"{statistics.mean(val.values()):.2f} / {statistics.mean(test.values()):.2f}"
-        if len(test) == len(val) > 0
-        else ""
-    )
+    if not len(test) == len(val) > 0:
+        return ""
+    return f"{statistics.mean(val.values()):.2f} / {statistics.mean(test.values()):.2f}"
 
 
 def _bold(text: str, bold: bool) -> str:
@@ -108,10 +94,8 @@ def _trials(tally: SweepSummary) -> list[str]:
     for (setting, method), taken in tally.chosen.items():
         if method not in COUNTED:
             done = sum((setting, name) in tally.values for name in tally.choices[setting, method])
-            cells = (
-                [str(done), taken.removeprefix(f"{method}, "), _both(tally, setting, taken)] if done else ["0", "", ""]
-            )
-            lines.append(_line(f"{setting}, {method}", cells))
+            found = [taken.removeprefix(f"{method}, "), _both(tally, setting, taken)] if done else ["", ""]
+            lines.append(_line(f"{setting}, {method}", [str(done), *found]))
     return lines
 
 
@@ -153,15 +137,17 @@ def failures(messages: Iterable[tuple[Cell, str]]) -> list[str]:
     ]
 
 
-def _cell(values: BySeed) -> str:
-    """Format mean (standard deviation) of the finished runs, with the number of failed ones."""
-    ended = [value for value in values.values() if not math.isnan(value)]
-    parts = [f"{statistics.mean(ended):.2f}"] if ended else []
-    if len(ended) > 1:
-        parts.append(f"({statistics.stdev(ended):.2f})")
-    if len(ended) < len(values):
-        parts.append(f"{len(values) - len(ended)} of {len(values)} failed")
-    return " ".join(parts)
+def _cell(tally: SweepSummary, setting: str, method: str) -> str:
+    """Format mean (standard deviation) of the finished runs, the number of failed ones, and the success of a backdoor."""
+    values = tally.shown(setting, method)
+    known = ended(values).values()
+    parts = [f"{statistics.mean(known):.2f}"] if known else []
+    if len(known) > 1:
+        parts.append(f"({statistics.stdev(known):.2f})")
+    if len(known) < len(values):
+        parts.append(f"{len(values) - len(known)} of {len(values)} failed")
+    reached = tally.reached(setting, method).values()
+    return " ".join(parts) + (f"; {statistics.mean(reached):.0f}" if reached else "")
 
 
 def _corner(tally: SweepSummary) -> str:
