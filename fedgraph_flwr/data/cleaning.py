@@ -7,11 +7,33 @@ from torch import Tensor
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.data.graph import Graph, rows_at
+from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
 
+CHANGES = (
+    "reversed",
+    "undirected",
+    "remove_self_loops",
+    "drop_featureless",
+    "largest_component",
+    "normalize_features",
+    "edge_flip",
+)
+"""Keys of a dataset that change a graph with one type of nodes."""
 
-def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
-    """Apply the keys of ``cfg`` that change a graph, in the order of the lines below."""
+
+def clean(graph: Graph | HeteroGraph, cfg: DatasetConfig) -> Graph | HeteroGraph:
+    """Apply the keys of ``cfg`` that change a graph, in the order of the lines below.
+
+    Raises:
+        FedGraphError: a key of graphs with one node type for a heterogeneous graph, or the reverse.
+    """
+    if isinstance(graph, HeteroGraph):
+        if given := [key for key in CHANGES if getattr(cfg, key)]:
+            raise FedGraphError(
+                f"dataset.{given[0]} does not apply to '{cfg.name}', a heterogeneous graph: leave it out"
+            )
+        return graph
     if cfg.edge_types != "triple":
         raise FedGraphError(
             f"dataset.edge_types={cfg.edge_types} is only for heterogeneous graphs, but '{cfg.name}' has a single edge"
@@ -22,8 +44,7 @@ def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
     if cfg.undirected:
         graph = both_directions(graph)
     if cfg.remove_self_loops:
-        proper = (graph.edge_index[0] != graph.edge_index[1]).nonzero().view(-1)
-        graph = graph.with_edges(graph.edge_index[:, proper], proper)
+        graph = without_loops(graph)
     if cfg.drop_featureless:
         graph = subgraph(graph, (graph.x != 0).any(dim=1))
     if cfg.largest_component:
@@ -32,6 +53,12 @@ def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
         total = graph.x.abs().sum(dim=1, keepdim=True)
         graph = replace(graph, x=graph.x / torch.where(total > 0, total, torch.ones(())))  # an empty row stays empty
     return graph
+
+
+def without_loops(graph: Graph) -> Graph:
+    """Return the graph without edges from a node to itself."""
+    proper = (graph.edge_index[0] != graph.edge_index[1]).nonzero().view(-1)
+    return graph.with_edges(graph.edge_index[:, proper], proper)
 
 
 def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:

@@ -27,7 +27,6 @@ from fedgraph_flwr.config.lookup import maker
 from fedgraph_flwr.data import (
     collections,
     csbm,
-    hetero,
     knowledge,
     molecules,
     payment_files,
@@ -57,58 +56,56 @@ class Source:
     For a collection such as TU's, ``{name}`` in ``folder`` and ``files`` is the name of one dataset.
 
     Attributes:
-        kind: ``generated``, ``download`` (on first use), ``typed`` (likewise) or ``files`` (placed by hand).
         sizes: N, E (directed edges as stored), F and C; 0 where it varies.
         origin: source of the raw files.
         folder: their folder under the root.
         files: their names.
+        kind: ``generated``, ``download`` (on first use), ``typed`` (likewise) or ``files`` (placed by hand).
         names: their names for each dataset of a collection that has no common form of names.
         more: pattern of further files that the reader uses if they are there.
-        pyg_root: part of ``folder`` passed to the reader as root of PyG's class.
-        read: reader; without ``pyg_root`` it receives ``folder``.
+        read: reader; it receives ``folder`` if the files are placed by hand, else `root`.
         generate: of generated data: makes the graph from its keys, a seed and the number of clients.
     """
 
-    kind: str
     sizes: Sizes
     origin: str
     folder: str = ""
     files: tuple[str, ...] = ()
+    kind: str = "download"
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     more: str = ""
-    pyg_root: str = ""
     read: raw.Reader | None = None
     generate: Any = None
+
+    @property
+    def root(self) -> str:
+        """First part of ``folder``, the root of PyG's class."""
+        return self.folder.partition("/")[0]
 
 
 def _planetoid(name: str, sizes: Sizes) -> Source:
     endings = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
     return Source(
-        "download",
         sizes,
         origin="https://github.com/kimiyoung/planetoid/raw/master/data",
         folder=f"Planetoid/{name}/raw",
         files=tuple(f"ind.{name.lower()}.{ending}" for ending in endings),
-        pyg_root="Planetoid",
         read=raw.pyg("Planetoid", name=name),
     )
 
 
 def _gnn_benchmark(cls: str, name: str, file: str, sizes: Sizes) -> Source:
     return Source(
-        "download",
         sizes,
         origin="https://github.com/shchur/gnn-benchmark/raw/master/data/npz",
         folder=f"{cls}/{name}/raw",
         files=(file,),
-        pyg_root=cls,
         read=raw.pyg(cls, name=name),
     )
 
 
 def _geom_gcn(folder: str, split: str, reader: raw.Reader, sizes: Sizes) -> Source:
     return Source(
-        "download",
         sizes,
         origin="https://github.com/graphdml-uiuc-jlu/geom-gcn (new_data, splits)",
         folder=folder,
@@ -117,62 +114,62 @@ def _geom_gcn(folder: str, split: str, reader: raw.Reader, sizes: Sizes) -> Sour
             "out1_graph_edges.txt",
             *(f"{split}_split_0.6_0.2_{i}.npz" for i in range(10)),
         ),
-        pyg_root=folder.partition("/")[0],
         read=reader,
     )
+
+
+def _wikipedia(name: str, sizes: Sizes) -> Source:
+    read = raw.pyg("WikipediaNetwork", name=name, geom_gcn_preprocess=True)
+    return _geom_gcn(f"WikipediaNetwork/{name}/geom_gcn/raw", name, read, sizes)
 
 
 def _heterophilous(name: str, sizes: Sizes) -> Source:
     file = name.lower().replace("-", "_")
     return Source(
-        "download",
         sizes,
         origin="https://github.com/yandex-research/heterophilous-graphs/raw/main/data",
         folder=f"HeterophilousGraphDataset/{file}/raw",
         files=(f"{file}.npz",),
-        pyg_root="HeterophilousGraphDataset",
         read=raw.pyg("HeterophilousGraphDataset", name=name),
     )
 
 
 def _entities(name: str, sizes: Sizes) -> Source:
     return Source(
-        "typed",
         sizes,
         origin=f"https://data.dgl.ai/dataset/{name}.tgz",
         folder=f"Entities/{name}/raw",
         files=(f"{name}_stripped.nt.gz", "completeDataset.tsv", "trainingSet.tsv", "testSet.tsv"),
-        pyg_root="Entities",
         read=typed.rdf(name),
+        kind="typed",
     )
 
 
 def _published(name: str, sizes: Sizes) -> Source:
     """Client graphs that the FedHGN authors published."""
     return Source(
-        "files",
         sizes,
         origin=f"https://github.com/cynricfu/FedHGN (data/{name}-hetero), decoded to npz",
         folder="FedHGN",
         files=(f"{name}-hetero_centralized_1.npz",),
         read=typed.published_whole(name),
+        kind="files",
     )
 
 
 def _hgb(name: str, sizes: Sizes) -> Source:
     return Source(
-        "typed",
         sizes,
         origin="https://github.com/THUDM/HGB (Google Drive)",
         folder=f"HGBDataset/{name}/raw/{name.upper()}",
         files=("info.dat", "node.dat", "link.dat", "label.dat", "label.dat.test"),
-        pyg_root="HGBDataset",
         read=typed.hgb(name),
+        kind="typed",
     )
 
 
 def _generated(generate: Any, sizes: Sizes, origin: str = "generated from its keys, with a known best score") -> Source:
-    return Source("generated", sizes, origin, generate=generate)
+    return Source(sizes, origin, kind="generated", generate=generate)
 
 
 SOURCES: dict[str, Source] = {
@@ -191,18 +188,8 @@ SOURCES: dict[str, Source] = {
     "photo": _gnn_benchmark("Amazon", "Photo", "amazon_electronics_photo.npz", (7650, 238162, 745, 8)),
     "cs": _gnn_benchmark("Coauthor", "CS", "ms_academic_cs.npz", (18333, 163788, 6805, 15)),
     "physics": _gnn_benchmark("Coauthor", "Physics", "ms_academic_phy.npz", (34493, 495924, 8415, 5)),
-    "chameleon": _geom_gcn(
-        "WikipediaNetwork/chameleon/geom_gcn/raw",
-        "chameleon",
-        raw.pyg("WikipediaNetwork", name="chameleon", geom_gcn_preprocess=True),
-        (2277, 36101, 2325, 5),
-    ),
-    "squirrel": _geom_gcn(
-        "WikipediaNetwork/squirrel/geom_gcn/raw",
-        "squirrel",
-        raw.pyg("WikipediaNetwork", name="squirrel", geom_gcn_preprocess=True),
-        (5201, 217073, 2089, 5),
-    ),
+    "chameleon": _wikipedia("chameleon", (2277, 36101, 2325, 5)),
+    "squirrel": _wikipedia("squirrel", (5201, 217073, 2089, 5)),
     "actor": _geom_gcn("Actor/raw", "film", raw.pyg("Actor"), (7600, 30019, 932, 5)),
     "cornell": _geom_gcn("WebKB/cornell/raw", "cornell", raw.pyg("WebKB", name="Cornell"), (183, 298, 1703, 5)),
     "texas": _geom_gcn("WebKB/texas/raw", "texas", raw.pyg("WebKB", name="Texas"), (183, 325, 1703, 5)),
@@ -210,113 +197,103 @@ SOURCES: dict[str, Source] = {
     "amazon-ratings": _heterophilous("Amazon-ratings", (24492, 186100, 300, 5)),
     "minesweeper": _heterophilous("Minesweeper", (10000, 78804, 7, 2)),
     "flickr": Source(
-        "download",
         (89250, 899756, 500, 7),
         origin="GraphSAINT's Google Drive, https://github.com/GraphSAINT/GraphSAINT",
         folder="Flickr/raw",
         files=("adj_full.npz", "feats.npy", "class_map.json", "role.json"),
-        pyg_root="Flickr",
         read=raw.pyg("Flickr"),
     ),
     "arxiv-year": Source(
-        "download",
         (169343, 1166243, 128, 5),
         origin=f"{raw.ARXIV} (its folder raw)",
         folder="ogbn_arxiv/raw",
         files=("edge.csv.gz", "node-feat.csv.gz", "node_year.csv.gz"),
-        pyg_root="ogbn_arxiv/raw",
         read=raw.arxiv_year,
     ),
     "syn-cora": Source(
-        "files",
         (14900, 59348, 1433, 5),
         origin="https://github.com/GemsLab/H2GCN (npz-datasets/syn-cora)",
         folder="syn-cora",
         files=tuple(f"h{level:.2f}-r{copy}.npz" for level in (0, 0.3, 0.5, 0.7, 1) for copy in (1, 2)),
         read=raw.syn_cora,
+        kind="files",
     ),
     "credit": Source(
-        "files",
         (30000, 274754, 13, 2),
         origin="https://github.com/chirag-agarwall/nifty (dataset/credit)",
         folder="credit",
         files=("credit.csv", "credit_edges_rebuilt.npz"),
         read=raw.credit,
+        kind="files",
     ),
     "ieee-fraud": Source(
-        "files",
         (144233, 0, 0, 2),
         origin="https://kaggle.com/competitions/ieee-fraud-detection/data",
         folder="ieee-fraud",
         files=("train_transaction.csv", "train_identity.csv"),
         read=raw.ieee_fraud,
+        kind="files",
     ),
     "tu": Source(
-        "download",
         (0, 0, 0, 0),
         origin="https://www.chrsmrrs.com/graphkerneldatasets",
         folder="TUDataset/{name}/raw",
         files=("{name}_A.txt", "{name}_graph_indicator.txt"),
         more="{name}_*.txt",
-        pyg_root="TUDataset",
         read=raw.tu,
     ),
     "kg": Source(
-        "download",
         (0, 0, 1, 0),
         origin="https://github.com/villmow/datasets_knowledge_embedding",
         folder="kg/{name}/raw",
         files=knowledge.FILES,
-        pyg_root="kg",
         read=knowledge.read,
     ),
     "pyg": Source(
-        "files",
         (0, 0, 0, 0),
         origin="the class dataset.name of torch_geometric.datasets",
         folder="pyg/{name}",
         read=collections.pyg,
+        kind="files",
     ),
     "ogb": Source(
-        "files",
         (0, 0, 0, 0),
         origin="https://ogb.stanford.edu/docs/nodeprop",
         folder="ogb/{name}",
         read=collections.ogb,
+        kind="files",
     ),
     "moleculenet": Source(
-        "download",
         (0, 0, 177, 0),
         origin=molecules.ORIGIN,
         folder="MoleculeNet/{name}/raw",
         files=("*.csv",),
         names=molecules.FILES,
-        pyg_root="MoleculeNet",
         read=molecules.read,
     ),
     "aml": Source(
-        "files",
         (0, 0, 1, 2),
         origin="https://www.kaggle.com/datasets/ealtman2019/ibm-transactions-for-anti-money-laundering-aml",
         folder="aml",
         files=("{name}_Trans.csv",),
         read=payment_files.aml,
+        kind="files",
     ),
     "amlgentex": Source(
-        "files",
         (0, 0, 4, 2),
         origin="experiments/{name} of https://github.com/aidotse/AMLGentex after scripts/generate.py",
         folder="amlgentex/{name}",
         files=(payment_files.TX_LOG, payment_files.ACCOUNTS),
         read=payment_files.amlgentex,
+        kind="files",
     ),
     "paysim": Source(
-        "files",
         (0, 0, 1, 2),
         origin="https://www.kaggle.com/datasets/ealaxi/paysim1",
         folder="paysim",
         files=("{name}.csv",),
         read=payment_files.paysim,
+        kind="files",
     ),
     "aifb": _entities("aifb", (7262, 24405, 0, 4)),
     "mutag": _entities("mutag", (0, 0, 0, 2)),
@@ -406,7 +383,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
         graph = source.generate(cfg, seed=seed, num_clients=num_clients)
     else:
         graph = _cached(cfg, source, source.read)
-    return hetero.clean(graph, cfg) if isinstance(graph, HeteroGraph) else clean(graph, cfg)
+    return clean(graph, cfg)
 
 
 def _made(cfg: DatasetConfig, run_values: Mapping[str, int]) -> Graph | HeteroGraph:
@@ -474,11 +451,6 @@ def _present(source: Source, file: str) -> bool:
     return any(data_root().glob(f"{source.folder}/{file}".replace("{name}", "*")))
 
 
-def _missing(source: Source) -> list[str]:
-    folder = data_root() / source.folder
-    return [name for name in source.files if not (folder / name).is_file()]
-
-
 def raw_files(cfg: DatasetConfig) -> list[Path]:
     """Return the files of a dataset that were placed by hand and exist; a user may replace them by others of the same name."""
     source = source_of(cfg)
@@ -503,7 +475,8 @@ def _cached(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | Het
 
 def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | HeteroGraph:
     folder = data_root() / source.folder
-    missing, values = _missing(source), {"name": cfg.name} | cfg.params
+    values = {"name": cfg.name} | cfg.params
+    missing = [name for name in source.files if not (folder / name).is_file()]
     advice = f"put {', '.join(missing[:12])} into {folder}, from {source.origin}, or set FEDGRAPH_DATA to another root"
     if missing and source.kind == "files":
         raise FedGraphError(f"dataset '{cfg.name}' has missing files: {advice}")
@@ -514,7 +487,7 @@ def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | He
     except FedGraphError:
         raise
     except Exception as error:  # a reader or a download can fail in any way, the user gets one error message
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no details'}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         if missing:
             raise FedGraphError(f"dataset '{cfg.name}' cannot be downloaded ({reason}): {advice}") from error
         raise FedGraphError(
@@ -536,7 +509,7 @@ def _staged(
                 (staged / name).symlink_to(folder / name)
         # PyG prints its steps to stderr, and has no timeout for a connection that stalls.
         with contextlib.redirect_stderr(io.StringIO()), _patience(60):
-            graph = read(Path(stage) / source.pyg_root)
+            graph = read(Path(stage) / source.root)
         if download and writable(folder):
             for name in _files(source, staged):
                 write_bytes(folder / name, (staged / name).read_bytes())

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.data.graph import (
     MASKS,
     ClientGraph,
@@ -223,17 +222,20 @@ class HeteroGraph:
 
     def save(self, path: Path | str | BinaryIO) -> None:
         """Write one file atomically: tensors by type index, names and counts as JSON in its header."""
-        tensors = {key: getattr(self, key) for key in ("y", *MASKS, "ids")}
-        tensors |= {f"x.{i}": self.x[a] for i, a in enumerate(self.counts) if a in self.x}
+        tensors = {key: getattr(self, key) for key in ("y", *MASKS, "ids", "part") if hasattr(self, key)}
         tensors |= {f"edges.{i}": index for i, index in enumerate(self.edges.values())}
-        tensors |= {f"edge_attr.{i}": self.edge_attr[r] for i, r in enumerate(self.edges) if r in self.edge_attr}
+        for key, kinds in self._by_type(self.counts, self.edges):
+            held = getattr(self, key, {})
+            tensors |= {f"{key}.{i}": held[kind] for i, kind in enumerate(kinds) if kind in held}
         values = {"node_types": list(self.counts.items()), "edge_types": list(self.edges)}
-        values |= {key: getattr(self, key) for key in ("target", "num_classes", "name", "schema", "by_name")}
-        more_tensors, more_values = self._own_fields()
-        write_tensors(path, tensors | more_tensors, values | more_values | {"kind": type(self).__name__})
+        more = ("target", "num_classes", "name", "schema", "by_name", "client", "num_clients")
+        values |= {key: getattr(self, key) for key in more if hasattr(self, key)}
+        write_tensors(path, tensors, values | {"kind": type(self).__name__})
 
-    def _own_fields(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {}, {}
+    @staticmethod
+    def _by_type(counts: Iterable[str], edges: Iterable[EdgeType]) -> list[tuple[str, Iterable[Any]]]:
+        """Return the names of tensors that some types have, each with the types."""
+        return [("x", counts), ("node_id", counts), ("edge_attr", edges)]
 
     @classmethod
     def load(cls, path: Source) -> Self:
@@ -255,8 +257,7 @@ class HeteroGraph:
         counts: dict[str, int] = dict(given.pop("node_types"))
         types: list[EdgeType] = [(a, relation, b) for a, relation, b in given.pop("edge_types")]
         given["edges"] = {r: given.pop(f"edges.{i}") for i, r in enumerate(types)}
-        names: list[tuple[str, Iterable[Any]]] = [("x", counts), ("node_id", counts), ("edge_attr", types)]
-        for key, kinds in names:
+        for key, kinds in cls._by_type(counts, types):
             of_type = {kind: given.pop(f"{key}.{i}") for i, kind in enumerate(kinds) if f"{key}.{i}" in given}
             if of_type:
                 given[key] = of_type
@@ -278,31 +279,6 @@ class HeteroClientGraph(HeteroGraph):
     client: int = 0
     num_clients: int = 1
     part: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-
-    def _own_fields(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        ids = {f"node_id.{i}": self.node_id[a] for i, a in enumerate(self.counts) if a in self.node_id}
-        return ids | {"part": self.part}, {"client": self.client, "num_clients": self.num_clients}
-
-
-def clean(graph: HeteroGraph, cfg: DatasetConfig) -> HeteroGraph:
-    """Return the graph unchanged: the options that change a graph require a single node type.
-
-    Raises:
-        FedGraphError: one of these options is set.
-    """
-    keys = (
-        "reversed",
-        "undirected",
-        "remove_self_loops",
-        "drop_featureless",
-        "largest_component",
-        "normalize_features",
-        "edge_flip",
-    )
-    for key in keys:
-        if getattr(cfg, key):
-            raise FedGraphError(f"dataset.{key} does not apply to '{cfg.name}', a heterogeneous graph: leave it out")
-    return graph
 
 
 _KINDS: dict[str, type[Graph] | type[HeteroGraph]] = {

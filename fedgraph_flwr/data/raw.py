@@ -51,19 +51,20 @@ def pyg(cls: str, **kwargs: Any) -> Reader:
 def arxiv_year(folder: Path, params: dict[str, Any]) -> Graph:
     """Read ogbn-arxiv; labels are publication years in C = 5 classes of equal count (Lim et al., NeurIPS 2021).
 
-    Missing files are downloaded into ``folder`` from OGB's archive.
+    Missing files are downloaded into its folder ``raw`` from OGB's archive.
     """
-    if not (folder / "edge.csv.gz").is_file():
+    raw = folder / "raw"
+    if not (raw / "edge.csv.gz").is_file():
         from torch_geometric.data import download_url, extract_zip
 
-        extract_zip(download_url(ARXIV, str(folder.parent)), str(folder.parent))
-        for file in (folder.parent / "arxiv/raw").iterdir():
-            file.replace(folder / file.name)
+        extract_zip(download_url(ARXIV, str(folder)), str(folder))
+        for file in (folder / "arxiv/raw").iterdir():
+            file.replace(raw / file.name)
 
-    year = table(folder / "node_year.csv.gz", np.int64)[:, 0]
+    year = table(raw / "node_year.csv.gz", np.int64)[:, 0]
     bounds = np.quantile(year, [0.2, 0.4, 0.6, 0.8])
     y = np.searchsorted(bounds, year, side="right")  # class k: bounds[k-1] <= year < bounds[k]
-    return _graph(table(folder / "node-feat.csv.gz", np.float32), table(folder / "edge.csv.gz", np.int64).T, y, 5)
+    return _graph(table(raw / "node-feat.csv.gz", np.float32), table(raw / "edge.csv.gz", np.int64).T, y, 5)
 
 
 def table(path: Path, dtype: Any) -> np.ndarray:

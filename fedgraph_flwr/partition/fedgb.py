@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.checks import check_file
-from fedgraph_flwr.data.cleaning import both_directions
+from fedgraph_flwr.data.cleaning import both_directions, without_loops
 from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import from_graphs
@@ -182,8 +182,7 @@ def _nodes(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) -> 
         num_classes=_classes(data, y),
     )
     graph = check_file(graph, str(path))
-    proper = (graph.edge_index[0] != graph.edge_index[1]).nonzero().view(-1)
-    graph = both_directions(graph.with_edges(graph.edge_index[:, proper], proper))
+    graph = both_directions(without_loops(graph))
     return ClientGraph(**vars(graph), node_id=_global_ids(data, len(x), path))
 
 

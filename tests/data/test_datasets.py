@@ -263,7 +263,7 @@ def test_a_download_is_kept_only_when_it_is_complete(offline, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, s in datasets.SOURCES.items() if s.kind == "download" and s.pyg_root and s.read.__closure__]
+    "name", [name for name, s in datasets.SOURCES.items() if s.kind == "download" and s.read.__closure__]
 )
 def test_folders_and_files_are_those_pyg_expects(name, tmp_path):
     source = datasets.SOURCES[name]
@@ -272,7 +272,7 @@ def test_folders_and_files_are_those_pyg_expects(name, tmp_path):
     )
     cls = getattr(importlib.import_module("torch_geometric.datasets"), closure["cls"])
     dataset = cls.__new__(cls)
-    dataset.root = str(tmp_path / source.pyg_root)
+    dataset.root = str(tmp_path / source.root)
     dataset.split = "public"
     dataset.geom_gcn_preprocess = True
     lower = cls.__name__ in ("WebKB", "WikipediaNetwork", "HeterophilousGraphDataset")

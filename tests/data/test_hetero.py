@@ -211,7 +211,7 @@ def test_folders_are_those_pyg_expects(name, cls, tmp_path):
 
     source = datasets.SOURCES[name]
     dataset = getattr(torch_geometric.datasets, cls).__new__(getattr(torch_geometric.datasets, cls))
-    dataset.root, dataset.name = str(tmp_path / source.pyg_root), name
+    dataset.root, dataset.name = str(tmp_path / source.root), name
     assert [Path(p) for p in dataset.raw_paths] == [tmp_path / source.folder / file for file in source.files]
 
 
