@@ -3,7 +3,8 @@
 import difflib
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 KEY_ALIASES = {
@@ -126,6 +127,15 @@ def check_names(given: Iterable[object], accepted: Iterable[str], kind: str, whe
     for name in given:
         if name not in names:
             raise unknown(kind, name, names, where)
+
+
+@contextmanager
+def system_errors(what: str) -> Iterator[None]:
+    """Raise an error of the operating system in the block as a `FedGraphError` that begins with ``what``."""
+    try:
+        yield
+    except (OSError, NotImplementedError) as error:
+        raise FedGraphError(f"{what}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def first_line(error: BaseException) -> str:

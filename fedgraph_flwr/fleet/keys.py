@@ -17,9 +17,7 @@ import ipaddress
 import json
 import re
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from platform import python_version
 from typing import Any
 
 from cryptography import x509
@@ -30,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509.oid import NameOID
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.version import installed
 
 PEM = serialization.Encoding.PEM
 FLEET = "fleet.json"
@@ -60,13 +59,7 @@ class Places:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that determine results."""
-    found = {"python": python_version()}
-    for name in ("fedgraph-flwr", "flwr", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return dict(installed("fedgraph-flwr", "flwr", "torch"))
 
 
 def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days: int) -> None:
@@ -113,9 +106,8 @@ def read_fleet(folder: Path) -> tuple[Places, dict[str, str]]:
     path = folder / FLEET
     try:
         content = json.loads(path.read_text())
-        return Places(*(str(content[name]) for name in ("server", "listen", "superlink", "operator"))), dict(
-            content["versions"]
-        )
+        places = Places(*(str(content[name]) for name in ("server", "listen", "superlink", "operator")))
+        return places, dict(content["versions"])
     except FileNotFoundError as error:
         raise FedGraphError(f"{path}: no such file; create it with `fedgraph-flwr fleet init {folder}`") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -136,7 +128,7 @@ def check_key(path: Path) -> ec.EllipticCurvePrivateKey:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp384r1":
         raise FedGraphError(
-            f"--key {path}: expected an EC P-384 key in OpenSSH format without passphrase; create one with fleet join"
+            f"--key {path}: expected an EC P-384 OpenSSH key without passphrase; create one with fleet join"
         )
     if path.stat().st_mode & 0o077:
         raise FedGraphError(f"--key {path} is readable by other users; run chmod 600 {path}")

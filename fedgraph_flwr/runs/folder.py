@@ -27,9 +27,10 @@ from typing import Any, NamedTuple, get_origin
 
 from filelock import FileLock, Timeout
 
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config import RunConfig, to_json
+from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes
-from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.errors import FedGraphError, first_line, system_errors
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree, as_arrays, unflatten
@@ -92,10 +93,8 @@ def make_folder(cfg: RunConfig) -> None:
     Raises:
         FedGraphError: it cannot be created.
     """
-    try:
+    with system_errors(f"cannot create the folder out={cfg.out}"):
         Path(cfg.out).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedGraphError(f"cannot create the folder out={cfg.out}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
@@ -108,15 +107,12 @@ def owned(folder: Path, lock: str = SERVER) -> Iterator[None]:
     """
     held = FileLock(folder / lock)
     owner = folder / f"{lock}.owner"
-    try:
+    with system_errors(f"cannot write {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        held.acquire(timeout=0)
-    except Timeout as error:
-        raise InUse(
-            f"{folder} is in use by {_owner_text(owner) or 'another process'}: wait for it, stop it, or pass another out="
-        ) from error
-    except (OSError, NotImplementedError) as error:
-        raise FedGraphError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}") from error
+        try:
+            held.acquire(timeout=0)
+        except Timeout as error:
+            raise InUse(f"{folder} is in use by {_owner_text(owner)}: wait, stop it, or pass another out=") from error
     try:
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         write_bytes(owner, f"process {os.getpid()} on {platform.node()} since {now}".encode())
@@ -128,10 +124,10 @@ def owned(folder: Path, lock: str = SERVER) -> Iterator[None]:
 
 
 def _owner_text(path: Path) -> str:
-    try:
-        return re.sub(r"[^\w .:-]", "?", path.read_text(errors="replace"))[:200]
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError):
+        if text := path.read_text(errors="replace"):
+            return re.sub(r"[^\w .:-]", "?", text)[:200]
+    return "another process"
 
 
 def headline_score(summary: Mapping[str, Any]) -> float:
@@ -147,17 +143,13 @@ def clear(folder: Path) -> None:
     Raises:
         FedGraphError: a file cannot be removed.
     """
-    try:
-        for name in (CHECKPOINT, SUMMARY, INPUT_SPEC, FAILURE, ROUNDS, *MODELS, "report.html"):
-            (folder / name).unlink(missing_ok=True)
+    names = (CHECKPOINT, SUMMARY, INPUT_SPEC, FAILURE, ROUNDS, *MODELS, "report.html")
+    opened = (folder / OPENED_SUMS).glob("*.safetensors")
+    with system_errors(f"cannot remove an older run from {folder}"):
+        for path in (*(folder / name for name in names), *opened, *leftovers(folder)):
+            path.unlink(missing_ok=True)
         for state in (folder / "state").glob("*-" + "[0-9a-f]" * 16):
             shutil.rmtree(state)
-        for path in (folder / OPENED_SUMS).glob("*.safetensors"):
-            path.unlink(missing_ok=True)
-        for path in leftovers(folder):
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise FedGraphError(f"cannot remove an older run from {folder}: {error.strerror or error}") from error
 
 
 _KINDS = dict.fromkeys(
@@ -188,7 +180,7 @@ def read_summary(folder: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
         reason = first_line(error)
     if reason:
         raise FedGraphError(
-            f"{folder / SUMMARY} is not a valid summary of a run ({reason}): restore it, or repeat the run"
+            f"{folder / SUMMARY} is not a valid summary of a run ({reason}): restore it or repeat the run"
         )
     return dict(found)
 
@@ -212,9 +204,8 @@ def read_rounds(path: Path, skip: int = 0) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             record = None
         if _odd(record, ["round"]) or type(record["round"]) is not int:
-            raise FedGraphError(
-                f"{path}, line {number}: expected a record of a round, got {line[:60]!r}: restore the file, or repeat the run"
-            )
+            what = f"expected a record of a round, got {line[:60]!r}"
+            raise FedGraphError(f"{path}, line {number}: {what}: restore the file, or repeat the run")
         records.append(record)
     return records
 
@@ -281,12 +272,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     tensors, values = read_tensors(path)
     values.setdefault("seconds", 0.0)  # missing in files of older versions
     values.setdefault("start", {})
+    wrong = f"{path} is not a checkpoint of this version, start a new run: it has"
     for key, f in _HEADER.items():
         kind: Any = (int, float) if f.type is float else get_origin(f.type) or f.type
         if not isinstance(values.get(key), kind) or isinstance(values[key], bool):
-            raise FedGraphError(
-                f"{path} is not a checkpoint of this version: it has {key} {values.get(key)!r}; start a new run"
-            )
+            raise FedGraphError(f"{wrong} {key} {values.get(key)!r}")
     found = Checkpoint(**{f.name: values[key] for key, f in _HEADER.items()}, tree=unflatten(tensors))
     if (
         not re.fullmatch(r"[0-9a-f]{16}", found.run)  # it becomes part of a path
@@ -295,9 +285,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         or not all(isinstance(branch, dict) for branch in found.tree.values())
         or not all(client.isdecimal() and type(node) is int for client, node in found.nodes.items())
     ):
-        raise FedGraphError(
-            f"{path} is not a checkpoint of this version: its parts do not fit together; start a new run"
-        )
+        raise FedGraphError(f"{wrong} parts that do not fit together")
     found.rounds = [record for record in read_rounds(folder / ROUNDS) if record["round"] < found.round]
     if [record["round"] for record in found.rounds] != list(range(1, found.round)):
         raise FedGraphError(
@@ -309,16 +297,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 def fingerprint(cfg: RunConfig, data: list[str] | None) -> dict[str, Any]:
     """Return all keys that determine a run's results, and under ``data`` hashes of the available files."""
-    whole = dataclasses.asdict(cfg)
-    if cfg.graph or cfg.on_fleet:  # these are unused then
-        whole = {key: value for key, value in whole.items() if key not in DATA}
-    keys = {key: value for key, value in _flat(whole).items() if key not in FREE}
+    unused = DATA if cfg.graph or cfg.on_fleet else ()
+    keys = {key: v for key, v in flat_keys(cfg).items() if key not in FREE and key.partition(".")[0] not in unused}
     return keys | ({} if data is None else {"data": data})
 
 
 def flat_keys(cfg: RunConfig) -> dict[str, Any]:
-    """Return every key of a configuration, dotted, with its value."""
-    return _flat(dataclasses.asdict(cfg))
+    """Return every key of a configuration, dotted, with its JSON value."""
+    return flat(json.loads(to_json(cfg)))
 
 
 def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -> None:
@@ -328,7 +314,7 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
         FedGraphError: it does not; the message has the keys and both values.
     """
     now, before = fingerprint(cfg, data), found.fingerprint
-    usual = _flat(dataclasses.asdict(RunConfig()))  # for keys that did not exist then
+    usual = flat_keys(RunConfig())  # for keys that did not exist then
     keys = (now.keys() | before.keys()) - FREE - {"data"}
     if cfg.on_fleet:
         keys = {key for key in keys if key.partition(".")[0] not in DATA}
@@ -338,12 +324,11 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
         changes = ", ".join(f"{key}={now.get(key)} (it has {before.get(key, usual.get(key))})" for key in differ[:3])
         raise FedGraphError(f"resume={cfg.resume} cannot change {changes}: remove these overrides, or start a new run")
     if "data" in now and "data" in before and now["data"] != before["data"]:
-        raise FedGraphError(
-            f"resume={cfg.resume}: the data has changed since that run: {cfg.graph or cfg.dataset.name}"
-        )
+        data_name = cfg.graph or cfg.dataset.name
+        raise FedGraphError(f"resume={cfg.resume}: the data has changed since that run: {data_name}; start a new run")
     if found.round > cfg.rounds:
         raise FedGraphError(
-            f"rounds={cfg.rounds} is less than round {found.round}, which resume={cfg.resume} has reached: set a higher number"
+            f"rounds={cfg.rounds} is less than round {found.round} of resume={cfg.resume}: set a higher number"
         )
 
 
@@ -418,24 +403,8 @@ def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folde
         for key in sorted(now.keys() | before.keys()):
             if key == "num_train" and key not in now:  # older versions reported it under differential privacy, too
                 continue
-            if key == "link" and now.get(key) != before.get(key):
-                raise FedGraphError(
-                    f"resume={folder}: client {client} has the file of another link run than in that run, with other ids:"
-                    " restore the file, or start a new run"
-                )
             if now.get(key) != before.get(key):
-                raise FedGraphError(
-                    f"resume={folder}: client {client} has {key} {now.get(key)}, in that run it had {before.get(key)}:"
-                    " check that it has the same graph"
-                )
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Flatten a nested dict to dotted keys with JSON values."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{above}{key}.")
-        else:
-            flat[f"{above}{key}"] = list(value) if isinstance(value, tuple) else value
-    return flat
+                what = f"{key} {now.get(key)}, in that run it had {before.get(key)}: check that it has the same graph"
+                if key == "link":
+                    what = "the file of another link run, with other ids: restore the file, or start a new run"
+                raise FedGraphError(f"resume={folder}: client {client} has {what}")

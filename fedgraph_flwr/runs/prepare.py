@@ -67,20 +67,17 @@ def prepare(run: RunConfig | Prepared) -> Prepared:
 def unread_edge_features(cfg: RunConfig) -> str:
     """Return a warning if the clients' edges have features that the model does not read; "" otherwise."""
     network = models.network(cfg.model)
-    by_task = (
-        network.row_wise is True and kind_of(cfg).reads_edges
-    )  # its columns are read beside a model that reads no edges
+    # a task may read the columns of edges beside a model that reads none
+    by_task = network.row_wise is True and kind_of(cfg).reads_edges
     if not here(cfg) or network.reads_edges or by_task:
         return ""
     shapes, values = read_header(files(client_files(cfg))[0])
-    count = shapes.get("edge_attr", (0, 0))[1] - values.get("own_columns", {}).get(
-        "edges", 0
-    )  # whose totals nodes have
+    summed = values.get("own_columns", {}).get("edges", 0)  # columns whose totals nodes have
+    if not (count := shapes.get("edge_attr", (0, 0))[1] - summed):
+        return ""
     return (
         f"model={cfg.model.name} does not read the {count} features of each edge: parallel edges count as weights. Models"
         f" that read them: {', '.join(name for name in models.MODELS if models.network(ModelConfig(name)).reads_edges)}"
-        if count
-        else ""
     )
 
 
@@ -131,9 +128,8 @@ def with_folder(cfg: RunConfig) -> RunConfig:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{data}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
     keys = ("out", "resume", "evaluate", "init", *(["graph"] if here(cfg) else []))
-    paths: dict[str, Any] = {
-        key: str(Path(path).expanduser().absolute()) for key in keys if (path := getattr(cfg, key))
-    }
+    given = {key: getattr(cfg, key) for key in keys}
+    paths: dict[str, Any] = {key: str(Path(path).expanduser().absolute()) for key, path in given.items() if path}
     return dataclasses.replace(cfg, **paths)
 
 

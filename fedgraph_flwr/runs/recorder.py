@@ -6,9 +6,9 @@ import platform
 import secrets
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import psutil
 
 from fedgraph_flwr.config import RunConfig, to_yaml
 from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import system_errors
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.runs.code import digest
 from fedgraph_flwr.runs.folder import (
@@ -36,6 +36,8 @@ from fedgraph_flwr.runs.folder import (
     fingerprint,
     read_checkpoint,
 )
+from fedgraph_flwr.runs.progress import OnRound
+from fedgraph_flwr.version import installed
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
 
@@ -55,12 +57,7 @@ class Recorder:
         nodes: node id of each client, restored for a resumed run.
     """
 
-    def __init__(
-        self,
-        cfg: RunConfig,
-        on_round: Callable[[dict[str, Any]], None] | None = None,
-        data: list[str] | None = None,
-    ):
+    def __init__(self, cfg: RunConfig, on_round: OnRound | None = None, data: list[str] | None = None):
         self.cfg = cfg
         self.fingerprint = fingerprint(cfg, data)
         self.restored: Checkpoint | None = None
@@ -98,12 +95,12 @@ class Recorder:
         self, phase: str, down: int, groups: Mapping[str, int], seconds: float, failures: dict[int, str]
     ) -> None:
         """Record one exchange under its phase; ``groups`` has bytes from clients by group of the uplink."""
-        zero = {"exchanges": 0, "bytes_down": 0, "bytes_up": 0, "bytes_up_by_group": {}, "seconds": 0.0}
+        zero = {"exchanges": 0, "bytes_down": 0, "bytes_up": 0, "bytes_up_by_group": Counter(), "seconds": 0.0}
         entry = self._open["phases"].setdefault(phase, zero)
         entry["exchanges"] += 1
         entry["bytes_down"] += down
         entry["bytes_up"] += sum(groups.values())
-        _add(entry["bytes_up_by_group"], groups)
+        entry["bytes_up_by_group"].update(groups)
         entry["seconds"] += seconds
         self._open["failed"].update({f"{who} ({phase})": reason for who, reason in failures.items()})
 
@@ -194,7 +191,7 @@ class Recorder:
             seconds=self._total_seconds(),
             start=self.extra.get("start", {}),
             nodes={str(client): node for client, node in self.nodes.items()},
-            descriptions={str(client): dict(what) for client, what in descriptions.items()},
+            descriptions=_by_text(descriptions),
         )
         tree = {"arrays": arrays, "best": self.best_arrays, "best_models": self.best_models, "server": server}
         self._settle()
@@ -208,9 +205,7 @@ class Recorder:
         """
         self.described = descriptions
         if self.restored:
-            check_descriptions(
-                {str(client): dict(what) for client, what in descriptions.items()}, self.restored, self.cfg.resume
-            )
+            check_descriptions(_by_text(descriptions), self.restored, self.cfg.resume)
 
     def _reported(self, scored: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
         """Return the sizes that each client reported in its description and with its scores."""
@@ -279,14 +274,15 @@ class Recorder:
         scored = [r for r in self.rounds if "metrics" in r]
         at = self._averages(scored)
         choice, headline = self.cfg.evaluation.select, metrics.headline(self.cfg.evaluation, "test")
+        chosen = at.get(choice, {})
         every = [self.setup_record, *self.rounds, self.end_record]
         phases = [(name, entry) for record in every for name, entry in record["phases"].items()]
         last_round = self.rounds[-1] if self.rounds else self.setup_record
         left_out = metrics.left_out(self.cfg.evaluation, scored[-1]["clients"]) if scored else {}
         summary = {
-            headline: at.get(choice, {}).get(headline, float("nan")),
+            headline: chosen.get(headline, float("nan")),
             "headline": f"{headline} at {choice}",
-            "chance": at.get(choice, {}).get(metrics.chance_key(self.cfg.evaluation, "test"), float("nan")),
+            "chance": chosen.get(metrics.chance_key(self.cfg.evaluation, "test"), float("nan")),
             **({"left_out": left_out} if left_out else {}),
             "strategy": self.cfg.strategy.name,
             "dataset": self.cfg.data_name,
@@ -306,7 +302,7 @@ class Recorder:
             "bytes_by_phase": _by_phase(phases),
             "failures": {k: v for r in every for k, v in r["failed"].items()},
             "peak_rss_mb": _peak_rss_mb(),
-            "versions": dict(_versions()),
+            "versions": dict(installed("fedgraph-flwr", "flwr", "torch", "torch-geometric", "numpy", "ray")),
             "commit": _commit(),
             "code": digest(self.cfg),
             "nodes": self.nodes,
@@ -343,39 +339,35 @@ class Recorder:
 
     def _settle(self) -> None:
         """Flush the records to disk before a checkpoint that depends on them."""
-        if self.folder and (self.folder / ROUNDS).is_file():
-            try:
-                with (self.folder / ROUNDS).open("a") as file:
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise FedGraphError(f"cannot write {self.folder / ROUNDS}: {error.strerror or error}") from error
+        if self.folder and (path := self.folder / ROUNDS).is_file():
+            with system_errors(f"cannot write {path}"), path.open("a") as file:
+                os.fsync(file.fileno())
 
     def _write(self, record: dict[str, Any]) -> None:
         self.rounds.append(record)
         if self.folder:
-            try:
-                with (self.folder / ROUNDS).open("a") as file:
-                    file.write(json.dumps(record) + "\n")
-            except OSError as error:
-                raise FedGraphError(f"cannot write {self.folder / ROUNDS}: {error.strerror or error}") from error
+            path = self.folder / ROUNDS
+            with system_errors(f"cannot write {path}"), path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
         if self.on_round:
             self.on_round(record)
+
+
+def _by_text(descriptions: Mapping[int, Any]) -> dict[str, Any]:
+    """Return the clients' descriptions as a checkpoint has them."""
+    return {str(client): dict(description) for client, description in descriptions.items()}
 
 
 def _by_phase(phases: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Return the bytes and exchanges of each phase over the whole run."""
     totals: dict[str, dict[str, Any]] = {}
+    summed = ("bytes_up", "bytes_down", "exchanges")
     for name, entry in phases:
-        total = totals.setdefault(name, {"bytes_up_by_group": {}})
-        _add(total, {key: entry[key] for key in ("bytes_up", "bytes_down", "exchanges")})
-        _add(total["bytes_up_by_group"], entry.get("bytes_up_by_group", {}))  # missing in records of older versions
+        total = totals.setdefault(name, {"bytes_up_by_group": Counter(), **dict.fromkeys(summed, 0)})
+        total["bytes_up_by_group"].update(entry.get("bytes_up_by_group", {}))  # missing in records of older versions
+        for key in summed:
+            total[key] += entry[key]
     return totals
-
-
-def _add(total: dict[str, Any], more: Mapping[str, int]) -> None:
-    """Add counts by key."""
-    for key, value in more.items():
-        total[key] = total.get(key, 0) + value
 
 
 def _blank(server_round: int, cohort: list[int]) -> dict[str, Any]:
@@ -401,25 +393,13 @@ def _peak_rss_mb() -> float:
 
 
 @cache
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("fedgraph-flwr", "flwr", "torch", "torch-geometric", "numpy", "ray"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-@cache
 def _commit() -> str:
     """Return the commit of this code's checkout; empty if it is not a checkout."""
     try:
         root = Path(__file__).parents[2]
         if not (root / ".git").exists():
             return ""
-        return subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
-        ).stdout.strip()
+        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
     except OSError:
         return ""

@@ -81,7 +81,7 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
         (["node", "--server", "h:1", "--key", "KEYS/node_0", "--graph", "g"], "--graph g: no such file"),
         (
             ["node", "--server", "h:1", "--key", "KEYS/ca.key", "--graph", "g"],
-            "expected an EC P-384 key in OpenSSH format",
+            "expected an EC P-384 OpenSSH key without passphrase",
         ),
         (
             ["node", "--server", "h:1", "--key", "KEYS/node_1", "--graph", "KEYS/ca.crt", "--peers", "x"],

@@ -194,7 +194,7 @@ def test_a_run_is_not_resumed_on_files_of_another_link_run():
     )
     check_descriptions({"0": {"link": 5}}, before, "runs/mine")
     with pytest.raises(
-        FedGraphError, match=r"resume=runs/mine: client 0 has the file of another link run .* restore the file"
+        FedGraphError, match=r"resume=runs/mine: client 0 has the file of another link run, .* restore the file"
     ):
         check_descriptions({"0": {"link": 6}}, before, "runs/mine")
 
