@@ -176,8 +176,8 @@ FAULTS = (
     ),
     Fault(
         "a node runs every task",
-        "if cfg.task.name not in self.tasks:",
-        "if False:",
+        "_require(task in self.tasks, ",
+        "_require(True, ",
         (*SAFETY, "tests/engine/test_tasks.py"),
         "policy_does_not_list or predicts_links_only",
     ),

@@ -77,12 +77,15 @@ class Keyring:
 
     def name_of(self, client: int) -> str:
         """Return a name of a client that outlives runs: a digest of its pinned key, or its index without pins."""
-        key = self.own.public_key() if client == self.client and self.own else (self.pins or {}).get(client)
-        if key is None:
+        if (key := self.key_of(client)) is None:
             return str(client)
         digest = Hash(SHA256())
         digest.update(key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint))
         return digest.finalize().hex()[:32]
+
+    def key_of(self, client: int) -> EllipticCurvePublicKey | None:
+        """Return the long-lived public key of a client, as far as this one knows it."""
+        return self.own.public_key() if client == self.client and self.own else (self.pins or {}).get(client)
 
     def sign(self, exchange: str, key: bytes) -> Arrays:
         """Return the signature that travels with a published key, if this client signs."""

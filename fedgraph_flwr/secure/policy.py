@@ -56,14 +56,16 @@ from fedgraph_flwr.config import (
     RunConfig,
     StrategyConfig,
     at_least,
+    choice,
     group_names,
-    one_of,
+    number,
     plugins,
     typed,
 )
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import function, named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
+from fedgraph_flwr.config.schema import Section
 from fedgraph_flwr.errors import FedGraphError, check_names, line_of, sanitize
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.opened import RULES, STRICT
@@ -83,6 +85,9 @@ SECTIONS = {"link": "fedgraph_flwr.party.link.policy:link_policy"}
 OWN_SECTION = {"fedgraph_flwr.party.link.client:LinkClient"}
 """Clients about whose runs a section decides instead of ``strategies``, ``networks``, ``tasks`` and ``samplers``."""
 
+FLAGS = ("resumed", "suspect", "loaded", "trained")
+"""Attributes of `Ledger` that are yes or no."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -98,7 +103,7 @@ def file_name(text: object, what: str) -> str:
 
 
 @dataclass
-class Policy:
+class Policy(Section, group="policy"):
     """Requests that the node accepts; the module's docstring documents the keys.
 
     Attributes:
@@ -111,23 +116,23 @@ class Policy:
 
     strategies: list[str] = field(default_factory=list)
     networks: list[str] = field(default_factory=list)
-    tasks: list[str] = field(default_factory=lambda: ["nodes"])
-    samplers: list[str] = field(default_factory=lambda: ["none"])
+    tasks: list[str] = field(default_factory=lambda: ["nodes"], metadata={"listed": tuple(TASKS)})
+    samplers: list[str] = field(default_factory=lambda: ["none"], metadata={"listed": tuple(SAMPLERS)})
     modules: list[str] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
     messages: dict[str, int] = field(default_factory=dict)
-    rounds: int = 10_000
-    min_clients: int = 1
-    max_share: float = 0.75
-    opened_sums: str = STRICT
+    rounds: int = number(10_000, low=1)
+    min_clients: int = number(1, low=1)
+    max_share: float = number(0.75, high=1, without_low=True)
+    opened_sums: str = choice(STRICT, RULES)
     model_distance: float = 0.3
     min_noise_multiplier: float = 0.0
     max_clipping_norm: float = 0.0
     max_epsilon: float = 0.0
     purpose: str = "training"
     min_nodes: int = 5
-    max_parameters: int = 100_000_000
-    max_width: int = 1024
+    max_parameters: int = number(100_000_000, low=1)
+    max_width: int = number(1024, low=1)
     check_start: bool = True
     max_step: float = 0.0
     late_start: bool = False
@@ -136,28 +141,18 @@ class Policy:
     required_config: dict[str, Any] = field(default_factory=dict)
     link: dict[str, Any] = field(default_factory=dict)
 
+    refusals = (
+        (
+            lambda c: not all(re.fullmatch("[0-9a-f]{64}", model) for model in c.start_models),
+            "policy.start_models must list digests of 64 hexadecimal digits, got {c.start_models}",
+        ),
+    )
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.link:
             _ = self.linking  # refuses wrong values before the node starts
-        for name in ("rounds", "min_clients", "max_parameters", "max_width"):
-            at_least(getattr(self, name), 1, f"policy.{name}")
-        at_least(self.min_nodes, 0, "policy.min_nodes")
-        if not 0 < self.max_share <= 1:
-            raise FedGraphError(f"policy.max_share must be above 0 and at most 1, got {self.max_share}")
-        one_of(self.opened_sums, RULES, "policy.opened_sums")
-        if not 0 <= self.model_distance < float("inf"):
-            raise FedGraphError(f"policy.model_distance must be at least 0 and finite, got {self.model_distance}")
-        for name in ("min_noise_multiplier", "max_clipping_norm", "max_epsilon", "max_step"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise FedGraphError(f"policy.{name} must be at least 0 and finite, got {getattr(self, name)}")
         file_name(self.purpose, "policy.purpose")
-        for model in self.start_models:
-            if not re.fullmatch("[0-9a-f]{64}", model):
-                raise FedGraphError(f"policy.start_models must list digests of 64 hexadecimal digits, got {model!r}")
-        for task in self.tasks:
-            one_of(task, tuple(TASKS), "policy.tasks")
-        for sampler in self.samplers:
-            one_of(sampler, tuple(SAMPLERS), "policy.samplers")
         for phase, count in self.messages.items():
             at_least(count, 0, f"policy.messages.{phase}")
 
@@ -178,68 +173,61 @@ class Policy:
         """
         self._check_strategy(cfg)
         if cfg.strategy.client in OWN_SECTION:  # trains nothing: its section decides
-            if cfg.privacy.scores != "none":
-                raise _refused(
-                    f"privacy.scores={cfg.privacy.scores} of a link run", "none, as `fedgraph-flwr link` sets it"
-                )
+            scores = cfg.privacy.scores
+            _require(
+                scores == "none", f"privacy.scores={scores} of a link run", "none, as `fedgraph-flwr link` sets it"
+            )
         else:
             self._check_training(cfg)
         self._check_code(cfg)
-        if (odd := sorted(set(cfg.privacy.reveal) - set(self.reveal))) and ANYTHING not in self.reveal:
-            raise _refused(f"privacy.reveal={odd}", f"reveal {', '.join(self.reveal) or 'no group'} (reveal)")
-        if cfg.rounds > self.rounds:
-            raise _refused(f"rounds={cfg.rounds}", f"at most {self.rounds} rounds")
+        odd, reveal = sorted(set(cfg.privacy.reveal) - set(self.reveal)), ", ".join(self.reveal) or "no group"
+        _require(not odd or ANYTHING in self.reveal, f"privacy.reveal={odd}", f"reveal {reveal} (reveal)")
+        _require(cfg.rounds <= self.rounds, f"rounds={cfg.rounds}", f"at most {self.rounds} rounds")
         for key, clients in (("num_clients", cfg.num_clients), ("strategy.min_clients", cfg.strategy.min_clients)):
-            if clients < self.min_clients:
-                raise _refused(f"{key}={clients}", f"at least {self.min_clients} clients (min_clients)")
+            _require(
+                clients >= self.min_clients, f"{key}={clients}", f"at least {self.min_clients} clients (min_clients)"
+            )
 
     def _check_training(self, cfg: RunConfig) -> None:
         """Refuse a run whose model, task, sampler or noise the policy does not accept."""
-        if self.networks and cfg.model.name not in self.networks:
-            raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
-        if cfg.task.name not in self.tasks:
-            raise _refused(f"task={cfg.task.name}", f"tasks {', '.join(self.tasks)} (tasks)")
-        if cfg.train.sampler not in self.samplers:
-            raise _refused(f"train.sampler={cfg.train.sampler}", f"samplers {', '.join(self.samplers)} (samplers)")
+        model, task, sampler = cfg.model.name, cfg.task.name, cfg.train.sampler
+        networks, samplers = ", ".join(self.networks), ", ".join(self.samplers)
+        _require(not networks or model in self.networks, f"model={model}", f"networks {networks}")
+        _require(task in self.tasks, f"task={task}", f"tasks {', '.join(self.tasks)} (tasks)")
+        _require(sampler in self.samplers, f"train.sampler={sampler}", f"samplers {samplers} (samplers)")
         self._check_privacy(cfg.privacy)
 
     def _check_strategy(self, cfg: RunConfig) -> None:
         """Refuse a method that is not listed, or whose client's parts differ from those of its YAML."""
         name, client = cfg.strategy.name, cfg.strategy.client
         plain = client in self.strategies and cfg.strategy.variates == "none"  # variates send more than the model
-        if self.strategies and not plain and client not in OWN_SECTION:
-            ours = group_file("strategy", name) if name in group_names("strategy") else {}
-            fields = ("client", *(key for key in CHOICES if key != "server_optimizer"))
-            usual = vars(StrategyConfig()) | dict(ours.items())
-            if (
-                not ours
-                or any(usual[key] != getattr(cfg.strategy, key) for key in fields)
-                or name not in self.strategies
-            ):
-                raise _refused(f"strategy={name} (client {client})", f"strategies {', '.join(self.strategies)}")
+        if not self.strategies or plain or client in OWN_SECTION:
+            return
+        ours = group_file("strategy", name) if name in group_names("strategy") else {}
+        usual = vars(StrategyConfig()) | dict(ours.items())
+        parts = ("client", *(key for key in CHOICES if key != "server_optimizer"))
+        same = ours and all(usual[key] == getattr(cfg.strategy, key) for key in parts)
+        listing = f"strategies {', '.join(self.strategies)}"
+        _require(same and name in self.strategies, f"strategy={name} (client {client})", listing)
 
     def _check_privacy(self, rules: PrivacyConfig) -> None:
         """Refuse a run whose noise or norms the policy does not accept."""
-        bounded = self.min_noise_multiplier or self.max_clipping_norm or self.max_epsilon
-        if bounded and rules.dp == "none":
-            raise _refused(
-                "privacy.dp=none", "differential privacy (min_noise_multiplier, max_clipping_norm, max_epsilon)"
-            )
-        least = self.min_noise_multiplier
-        if rules.noise_multiplier < least or (self.max_epsilon and not rules.noise_multiplier):
-            accepted = f"at least {least:g} (min_noise_multiplier)" if least else "noise (max_epsilon)"
-            raise _refused(f"privacy.noise_multiplier={rules.noise_multiplier:g}", accepted)
+        least, most, noise = self.min_noise_multiplier, self.max_clipping_norm, rules.noise_multiplier
+        if least or most or self.max_epsilon:
+            keys = "(min_noise_multiplier, max_clipping_norm, max_epsilon)"
+            _require(rules.dp != "none", "privacy.dp=none", f"differential privacy {keys}")
+        accepted = f"at least {least:g} (min_noise_multiplier)" if least else "noise (max_epsilon)"
+        enough = noise >= least and (noise or not self.max_epsilon)
+        _require(enough, f"privacy.noise_multiplier={noise:g}", accepted)
         norms = {"privacy.clipping_norm": rules.clipping_norm}
         norms |= {f"privacy.clipping_norms.{group}": norm for group, norm in rules.clipping_norms.items()}
-        reach = (
-            NORM_RANGE if rules.dp == "client_adaptive" else 1.0
-        )  # the server chooses norms, and noise does not follow
-        for key, norm in norms.items():
-            if self.max_clipping_norm and norm * reach > self.max_clipping_norm:
-                grown = f", with adaptive norms up to {norm * reach:g}" if reach > 1 else ""
-                raise _refused(f"{key}={norm:g}{grown}", f"at most {self.max_clipping_norm:g} (max_clipping_norm)")
-        if self.max_epsilon and rules.scores == "exact":
-            raise _refused("privacy.scores=exact, which ε does not cover", "none or noised (max_epsilon)")
+        # with adaptive norms, the server chooses them, and noise does not follow
+        reach = NORM_RANGE if rules.dp == "client_adaptive" else 1.0
+        for key, norm in norms.items() if most else ():
+            grown = f", with adaptive norms up to {norm * reach:g}" if reach > 1 else ""
+            _require(norm * reach <= most, f"{key}={norm:g}{grown}", f"at most {most:g} (max_clipping_norm)")
+        exact = self.max_epsilon and rules.scores == "exact"
+        _require(not exact, "privacy.scores=exact, which ε does not cover", "none or noised (max_epsilon)")
 
     def _check_code(self, cfg: RunConfig) -> None:
         """Refuse code that the policy does not trust, before anything of it is imported."""
@@ -247,14 +235,12 @@ class Policy:
             return
         packages = [__package__.partition(".")[0], *plugins.packages(), *self.modules]
         listed = [*self.strategies, *self.networks, *self.modules]
+        accepted = f"modules {', '.join(self.modules) or 'none except installed plug-ins'}"
         for key, target in named_code(cfg).items():
-            module = target.partition(":")[0]
-            trusted = any(module == package or module.startswith(f"{package}.") for package in packages)
-            if key.startswith("evaluation."):  # a function is called, whereas a class must first be a client or a model
-                trusted = False
-            if not trusted and target not in listed:
-                accepted = ", ".join(self.modules) or "none except installed plug-ins"
-                raise _refused(f"{key}={sanitize(target, 80)}", f"modules {accepted}")
+            module = f"{target.partition(':')[0]}."
+            # of evaluation, a function is called, whereas a class must first be a client or a model
+            trusted = not key.startswith("evaluation.") and any(module.startswith(f"{name}.") for name in packages)
+            _require(trusted or target in listed, f"{key}={sanitize(target, 80)}", accepted)
 
     def check_size(self, count: int, what: str) -> None:
         """Refuse a model by its number of parameters, before it is built.
@@ -262,8 +248,8 @@ class Policy:
         Raises:
             FedGraphError: there are too many.
         """
-        if count > self.max_parameters:
-            raise _refused(f"{what} of {count} parameters", f"at most {self.max_parameters} (max_parameters)")
+        most = self.max_parameters
+        _require(count <= most, f"{what} of {count} parameters", f"at most {most} (max_parameters)")
 
     def check_move(self, model: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> None:
         """Refuse a model that is too far from the one of the training request before: one that a server made up usually is.
@@ -273,15 +259,13 @@ class Policy:
                 a server could escape the bound.
         """
         shapes, earlier = ({name: array.shape for name, array in each.items()} for each in (model, before))
-        if shapes != earlier:
-            raise _refused("a model of other tensors than in the last training request", "the same ones (max_step)")
+        _require(
+            shapes == earlier, "a model of other tensors than in the last training request", "the same ones (max_step)"
+        )
         moved = float(np.sqrt(sum(np.square(model[name] - before[name], dtype=np.float64).sum() for name in before)))
         size = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in before.values())))
-        if not moved <= self.max_step * size:
-            raise _refused(
-                f"a model that moved by {moved / max(size, 1e-300):.3g} of its norm since the last training request",
-                f"at most {self.max_step:g} (max_step)",
-            )
+        what = f"a model that moved by {moved / max(size, 1e-300):.3g} of its norm since the last training request"
+        _require(moved <= self.max_step * size, what, f"at most {self.max_step:g} (max_step)")
 
     def check_step(self, client: int, nodes: int, items: str) -> None:
         """Refuse a step on so few training items that its gradient could reveal them.
@@ -314,13 +298,10 @@ class Policy:
             FedGraphError: names the rate, and the largest accepted one.
         """
         kept, least = (1 - rate) * nodes, KEPT * self.min_nodes
-        if rate and kept < least:
-            most = max(int(100 * (1 - least / nodes)) / 100, 0.0)
-            raise _refused(
-                f"model.dropout={rate:g} in a step on {nodes} nodes, of which a hidden unit keeps {kept:.3g}: gradients of so few"
-                " reveal their features",
-                f"at most {most:g} here, so that it keeps {least} ({KEPT} * min_nodes)",
-            )
+        most = max(int(100 * (1 - least / max(nodes, 1))) / 100, 0.0)
+        what = f"model.dropout={rate:g} in a step on {nodes} nodes, of which a hidden unit keeps {kept:.3g}"
+        accepted = f"at most {most:g} here, so that it keeps {least} ({KEPT} * min_nodes)"
+        _require(not rate or kept >= least, f"{what}: gradients of so few reveal their features", accepted)
 
     def check_model(self, model: nn.Module, other: nn.Module) -> None:
         """Refuse a model by its size.
@@ -340,8 +321,8 @@ class Policy:
             for size, varied in zip(tensor.shape, shapes.get(name, tensor.shape), strict=False)
             if size == varied
         ]
-        if (widest := max(widths, default=0)) > self.max_width:
-            raise _refused(f"a layer that is {widest} wide", f"at most {self.max_width} (max_width)")
+        widest = max(widths, default=0)
+        _require(widest <= self.max_width, f"a layer that is {widest} wide", f"at most {self.max_width} (max_width)")
 
     def check_client(self, client: Any) -> None:
         """Refuse a run by its client, once built: its keys with their defaults, and the tensors that would leave it.
@@ -350,15 +331,14 @@ class Policy:
             FedGraphError: names the key, its value and what the policy accepts.
         """
         self.check_size(sum(p.numel() for p in client.model.parameters()), "a model")
-        if (compared := client.task.compared) > self.max_parameters:
-            raise _refused(
-                f"task={client.cfg.task.name} with {compared} numbers in pairs that are compared at once",
-                f"at most {self.max_parameters} (max_parameters): lower task.negatives, task.candidates or task.batch_size",
-            )
+        compared, most = client.task.compared, self.max_parameters
+        what = f"task={client.cfg.task.name} with {compared} numbers in pairs that are compared at once"
+        fewer = f"at most {most} (max_parameters): lower task.negatives, task.candidates or task.batch_size"
+        _require(compared <= most, what, fewer)
         for key, wanted in self.required_config.items():
             value = _value(client, key)
-            if value != wanted and value not in (wanted if isinstance(wanted, list) else [wanted]):
-                raise _refused(f"{key}={sanitize(value, 60)}", f"{key}={sanitize(wanted, 60)} (required_config)")
+            meets = value == wanted or value in (wanted if isinstance(wanted, list) else [wanted])
+            _require(meets, f"{key}={sanitize(value, 60)}", f"{key}={sanitize(wanted, 60)} (required_config)")
         self._check_sharing(client.cfg.strategy, client.model)
 
     def _check_sharing(self, rules: StrategyConfig, model: Any) -> None:
@@ -371,13 +351,14 @@ class Policy:
             return
         defaults = {"shared": [""], "private": [], **group_file("strategy", rules.name)}
         declared = model.shared(defaults["shared"], defaults["private"])
-        if beyond := sorted(model.shared(rules.shared, rules.private).keys() - declared.keys()):
-            raise _refused(
-                f"strategy.shared={sanitize(rules.shared, 60)} with strategy.private={sanitize(rules.private, 60)}, which sends"
-                f" '{sanitize(beyond[0], 60)}' and {len(beyond) - 1} more tensors",
-                f"the declaration of strategy={rules.name}: shared={sanitize(defaults['shared'], 60)},"
-                f" private={sanitize(defaults['private'], 60)}",
-            )
+        beyond = ", ".join(sorted(model.shared(rules.shared, rules.private).keys() - declared.keys()))
+        _require(
+            not beyond,
+            f"strategy.shared={sanitize(rules.shared, 60)} with strategy.private={sanitize(rules.private, 60)}, which also"
+            f" sends {sanitize(beyond, 60)}",
+            f"the declaration of strategy={rules.name}: shared={sanitize(defaults['shared'], 60)},"
+            f" private={sanitize(defaults['private'], 60)}",
+        )
 
     def most(self, phase: str, declared: int) -> int:
         """Return the most messages of a phase per round that the node accepts.
@@ -385,8 +366,8 @@ class Policy:
         Raises:
             FedGraphError: the policy does not list the phase.
         """
-        if self.phases and phase not in (DESCRIBE, *self.phases):
-            raise _refused(f"phase '{phase}'", f"phases {', '.join(self.phases)}")
+        listed = not self.phases or phase in (DESCRIBE, *self.phases)
+        _require(listed, f"phase '{phase}'", f"phases {', '.join(self.phases)}")
         return min(self.messages.get(phase, declared), declared)
 
 
@@ -401,16 +382,14 @@ def simulated() -> Policy:
     policy = Policy(
         tasks=list(TASKS),
         samplers=list(SAMPLERS),
-        rounds=LARGEST,
         max_share=1.0,
         min_nodes=0,
-        max_parameters=LARGEST,
-        max_width=LARGEST,
         check_start=False,
         modules=[ANYTHING],
         reveal=[ANYTHING],
     )
     policy.trusting = True  # type: ignore[misc]
+    policy.rounds = policy.max_parameters = policy.max_width = LARGEST
     return policy
 
 
@@ -439,8 +418,10 @@ def read_policy(path: str) -> Policy:
     return policy
 
 
-def _refused(what: str, accepted: str) -> FedGraphError:
-    return FedGraphError(f"this node's policy refuses {what}: it accepts {accepted}")
+def _require(holds: object, what: str, accepted: str) -> None:
+    """Refuse a part of a request unless it holds: names the part, and what the policy accepts."""
+    if not holds:
+        raise FedGraphError(f"this node's policy refuses {what}: it accepts {accepted}")
 
 
 def _value(client: Any, key: str) -> Any:
@@ -477,27 +458,17 @@ class Ledger:
     """
 
     def __init__(self, record: Mapping[str, Any] | None = None):
-        stored = record or {}
-        self.round, self.config = int(stored.get("round", 0)), str(stored.get("config", ""))
-        self.resumed = bool(stored.get("resumed", False))
-        self.suspect, self.loaded = bool(stored.get("suspect", False)), bool(stored.get("loaded", False))
-        self.trained = bool(stored.get("trained", False))
+        stored = {"round": 0, "config": "", **dict.fromkeys(FLAGS, False), **(record or {})}
+        self.round, self.config = int(stored["round"]), str(stored["config"])
+        self.resumed, self.suspect, self.loaded, self.trained = (bool(stored[flag]) for flag in FLAGS)
         columns = (stored.get(key, []) for key in ("phases", "counts", "exchanges"))
         self.asked = {str(phase): (int(n), int(last)) for phase, n, last in zip(*columns, strict=True)}
 
     def record(self) -> dict[str, Any]:
         """Return the record as numbers and lists, for the constructor."""
         counts, exchanges = ([entry[i] for entry in self.asked.values()] for i in (0, 1))
-        asked = {"phases": list(self.asked), "counts": counts, "exchanges": exchanges}
-        return {
-            "round": self.round,
-            **asked,
-            "config": self.config,
-            "resumed": self.resumed,
-            "suspect": self.suspect,
-            "loaded": self.loaded,
-            "trained": self.trained,
-        }
+        asked = {"round": self.round, "phases": list(self.asked), "counts": counts, "exchanges": exchanges}
+        return {**asked, "config": self.config, **{flag: getattr(self, flag) for flag in FLAGS}}
 
     def pin(self, items: Sequence[tuple[str, str]]) -> None:
         """Store the run's configuration of the first message, and refuse messages with another one.

@@ -73,8 +73,8 @@ def test_what_the_bounds_allow_is_accepted():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("min_noise_multiplier", -1, "at least 0 and finite"),
-        ("max_epsilon", ".inf", "at least 0 and finite"),
+        ("min_noise_multiplier", -1, "must be >= 0, got -1"),
+        ("max_epsilon", ".inf", "must be >= 0 and finite, got inf"),
         ("purpose", "../x", "is not a name"),
     ],
 )

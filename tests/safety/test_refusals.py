@@ -67,7 +67,7 @@ def test_a_method_by_name_means_its_own_sharing(method, monkeypatch):
 
 def test_the_model_of_fedproto_stays(node):
     asked = node("strategy=fedproto", "strategy.shared=['']", policy={"strategies": ["fedproto"]})
-    assert "refuses strategy.shared=[''] with strategy.private=[], which sends 'head" in asked.request("describe")
+    assert "refuses strategy.shared=[''] with strategy.private=[], which also sends head" in asked.request("describe")
     policy = {"strategies": ["fedproto"], "required_config": {"strategy.shared": [[""]]}}
     assert not isinstance(node("strategy=fedproto", "strategy.shared=['']", policy=policy).request("describe"), str)
     policy = {"strategies": ["fedavg"]}

@@ -28,16 +28,17 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from filelock import FileLock, Timeout
 
-from fedgraph_flwr.config import at_least, one_of, typed
+from fedgraph_flwr.config import number, typed
+from fedgraph_flwr.config.schema import Section
 from fedgraph_flwr.data.far_ends import Column, parse_share
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, check_names, sanitize
-from fedgraph_flwr.party.link.rules import MATCHES, ONE_SIDED, LinkRules, check_limits
+from fedgraph_flwr.party.link.rules import MATCHES, ONE_SIDED, LinkRules
 from fedgraph_flwr.secure.keyring import Keyring
 
 LINK_CLIENT = "fedgraph_flwr.party.link.client:LinkClient"
@@ -48,30 +49,24 @@ LOCK_TIMEOUT = 60.0
 
 
 @dataclass
-class LinkPolicy:
+class LinkPolicy(Section, group="policy.link"):
     """Link runs that a node accepts; the module's docstring documents the keys."""
 
-    match: list[str] = field(default_factory=list)
-    one_sided: list[str] = field(default_factory=lambda: ["drop", "stub"])
-    max_ids: int = 1_000_000
-    max_ratio: float = 4.0
+    match: list[str] = field(default_factory=list, metadata={"listed": MATCHES})
+    one_sided: list[str] = field(default_factory=lambda: ["drop", "stub"], metadata={"listed": ONE_SIDED})
+    max_ids: int = number(1_000_000, low=1)
+    max_ratio: float = number(4.0, low=1)
     min_shared: int = 5
-    max_shared: float = 1.0
+    max_shared: float = number(1.0, high=1, without_low=True)
     share: list[str] = field(default_factory=list)
-    min_records: int = 5
+    min_records: int = number(5, low=1)
     epsilon: float = 10.0
     hours: float = 24.0
     names: list[str] = field(default_factory=list)
     consent: str = ""
 
     def __post_init__(self) -> None:
-        for name in self.match:
-            one_of(name, MATCHES, "policy.link.match")
-        for name in self.one_sided:
-            one_of(name, ONE_SIDED, "policy.link.one_sided")
-        check_limits(self, "policy.link.")
-        at_least(self.hours, 0, "policy.link.hours")
-        at_least(self.epsilon, 0, "policy.link.epsilon")
+        super().__post_init__()
         parse_share(self.share)
 
     def bounded(self, rules: LinkRules) -> LinkRules:
@@ -221,40 +216,25 @@ def check_consent(path: str, rules: LinkRules, keyring: Keyring, clients: int, t
     where = f"consent {path}"
     if date.fromisoformat(consent.expires) < (today or datetime.now(UTC).date()):
         raise FedGraphError(f"{where} expired on {consent.expires}: sign a new one")
-    for key in ("match", "one_sided", "entities", "share"):
-        if getattr(consent, key) != getattr(rules, key):
+    signed = agreed_rules(consent) | {"parties": consent.parties}
+    for key, value in (agreed_rules(rules) | {"parties": clients}).items():
+        stricter = (key == "max_ids" and value < signed[key]) or (key == "min_records" and value > signed[key])
+        if value != signed[key] and not stricter:
             raise FedGraphError(
-                f"{where} is for {key}={getattr(consent, key)}, but the run has {key}={getattr(rules, key)}: change the run, or"
-                " sign a new consent"
+                f"{where} is for {key}={signed[key]}, but the run has {key}={value}: change the run, or sign a new consent"
             )
-    if rules.min_records < consent.min_records:
-        raise FedGraphError(
-            f"{where} is for min_records={consent.min_records}, but the run has {rules.min_records}: raise --min-records"
-        )
-    if rules.max_ids > consent.max_ids or consent.parties != clients:
-        raise FedGraphError(
-            f"{where} is for {consent.parties} parties and max_ids={consent.max_ids}, but the run has {clients} and"
-            f" {rules.max_ids}: change the run, or sign a new consent"
-        )
     if keyring.own is None or keyring.pins is None:
         raise FedGraphError(f"{where} can be verified only with pinned keys: start this node with --key and --peers")
     for client in range(clients):
-        signer = keyring.own.public_key() if client == keyring.client else keyring.pins.get(client)
-        _verify(where, consent, client, signer, signatures.get(str(client), ""))
+        signer, statement = keyring.key_of(client), consent.statement + f"\n{client}".encode()
+        try:
+            if signer is None:
+                raise InvalidSignature
+            signer.verify(bytes.fromhex(signatures.get(str(client), "")), statement, ECDSA(SHA384()))
+        except (InvalidSignature, ValueError) as error:
+            needed = "the signatures of all parties" if signer else f"its key, node_{client}.pub in --peers"
+            raise FedGraphError(f"{where} is not signed by client {client}'s key: expected {needed}") from error
     return sha256(consent.statement).digest()
-
-
-def _verify(where: str, consent: Consent, client: int, key: EllipticCurvePublicKey | None, signature: str) -> None:
-    if key is None:
-        raise FedGraphError(
-            f"{where}: no key of client {client} is pinned, so its signature cannot be verified: add node_{client}.pub to --peers"
-        )
-    try:
-        key.verify(bytes.fromhex(signature), consent.statement + f"\n{client}".encode(), ECDSA(SHA384()))
-    except (InvalidSignature, ValueError) as error:
-        raise FedGraphError(
-            f"{where} is not signed by client {client}'s key: expected the signatures of all parties"
-        ) from error
 
 
 def book_link(policy: Path, peers: Mapping[int, str], keyring: Keyring, hours: float, now: float | None = None) -> None:

@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config.schema import Section
 from fedgraph_flwr.data.far_ends import EDGES, parse_share
-from fedgraph_flwr.errors import FedGraphError
 
 MATCHES = ("payments", "routed", "ids")
 ONE_SIDED = ("drop", "stub", "disclose")
@@ -14,20 +14,8 @@ ENTITIES = ("edges", "overlap", "columns")
 ANNOUNCE, SHARE, WRITE, COUNT = "announce", "share", "write", "count"
 
 
-def check_limits(limits: Any, prefix: str = "") -> None:
-    """Check the limits of a run's rules, or of a node's policy.
-
-    Raises:
-        FedGraphError: names the key, after a prefix.
-    """
-    for key, least in (("max_ids", 1), ("min_shared", 0), ("max_ratio", 1), ("min_records", 1)):
-        at_least(getattr(limits, key), least, f"{prefix}{key}")
-    if not 0 < limits.max_shared <= 1:
-        raise FedGraphError(f"{prefix}max_shared must be above 0 and at most 1, got {limits.max_shared}")
-
-
 @dataclass
-class LinkRules:
+class LinkRules(Section):
     """Rules of a link run, the same at all parties.
 
     Attributes:
@@ -47,52 +35,49 @@ class LinkRules:
         dry_run: whether only numbers are learnt; not with ``routed``, whose hashes show which records are shared.
     """
 
-    match: str = "payments"
-    one_sided: str = "drop"
-    entities: str = "edges"
-    max_ids: int = 1_000_000
-    max_ratio: float = 4.0
+    match: str = choice("payments", MATCHES)
+    one_sided: str = choice("drop", ONE_SIDED)
+    entities: str = choice("edges", ENTITIES)
+    max_ids: int = number(1_000_000, low=1)
+    max_ratio: float = number(4.0, low=1)
     min_shared: int = 0
-    max_shared: float = 1.0
+    max_shared: float = number(1.0, high=1, without_low=True)
     share: list[str] = field(default_factory=list)
-    min_records: int = 1
+    min_records: int = number(1, low=1)
     increment: bool = False
     dry_run: bool = False
 
-    def __post_init__(self) -> None:
-        one_of(self.match, MATCHES, "match")
-        one_of(self.one_sided, ONE_SIDED, "one_sided")
-        one_of(self.entities, ENTITIES, "entities")
-        check_limits(self)
-        entries = parse_share(self.share)
-        if self.joins and not entries:
-            raise FedGraphError("entities=columns brings columns of nodes to other parties: pass --share COLUMNS")
-        if self.joins and self.match == "payments":
-            raise FedGraphError(
-                "entities=columns matches nodes, not records: pass --match ids, or --match routed for hashes"
-            )
-        if self.identities and any(entry.pattern.startswith(EDGES) for entry in entries):
-            raise FedGraphError(
-                f"share: columns of edges ({EDGES}...) need records, but accounts are matched: leave them out"
-            )
-        if entries and self.entities == "overlap":
-            raise FedGraphError(
-                "share needs edges between parties, but entities=overlap makes two nodes one: leave out share or entities"
-            )
-        if self.identities and self.one_sided != "drop":
-            raise FedGraphError(
-                f"one_sided={self.one_sided} applies to records, not to match=ids or entities=columns: leave it out"
-                " (one_sided=drop)"
-            )
-        if self.identities and self.increment:
-            raise FedGraphError(
-                "--since applies to records, not to match=ids or entities=columns, whose accounts are matched again: leave it out"
-            )
-        if self.match == "routed" and self.dry_run:
-            raise FedGraphError(
-                "dry_run with match=routed would show which records are shared, not only their number: use match=payments, or"
-                " leave dry_run out"
-            )
+    refusals = (
+        (
+            lambda c: c.joins and not parse_share(c.share),
+            "entities=columns brings columns of nodes to other parties: pass --share COLUMNS",
+        ),
+        (
+            lambda c: c.joins and c.match == "payments",
+            "entities=columns matches nodes, not records: pass --match ids, or --match routed for hashes",
+        ),
+        (
+            lambda c: any(entry.pattern.startswith(EDGES) for entry in parse_share(c.share)) and c.identities,
+            f"share: columns of edges ({EDGES}...) need records, but accounts are matched: leave them out",
+        ),
+        (
+            lambda c: c.share and c.entities == "overlap",
+            "share needs edges between parties, but entities=overlap makes two nodes one: leave out share or entities",
+        ),
+        (
+            lambda c: c.identities and c.one_sided != "drop",
+            "one_sided={c.one_sided} applies to records, not to match=ids or entities=columns: leave it out (one_sided=drop)",
+        ),
+        (
+            lambda c: c.identities and c.increment,
+            "--since applies to records, not to match=ids or entities=columns, whose accounts are matched again: leave it out",
+        ),
+        (
+            lambda c: c.match == "routed" and c.dry_run,
+            "dry_run with match=routed would show which records are shared, not only their number: use match=payments, or leave"
+            " dry_run out",
+        ),
+    )
 
     @property
     def joins(self) -> bool:

@@ -66,7 +66,7 @@ def test_a_policy_accepts_no_link_run_unless_it_says_so(tmp_path):
         ("link: {matches: [payments]}", "key of link 'matches' is unknown.*did you mean 'match'"),
         ("link: {match: [names]}", "policy.link.match"),
         ("link: {match: 3}", "match"),
-        ("link: {max_shared: 2}", "max_shared must be above 0"),
+        ("link: {max_shared: 2}", r"policy.link.max_shared must be in \(0, 1\], got 2"),
     ):
         (tmp_path / "wrong.yaml").write_text(text)
         with pytest.raises(FedGraphError, match=message):
@@ -112,9 +112,9 @@ def test_consent_of_all_parties_is_accepted_by_each(signed, keys):
             replace(IDS, max_ids=2_000_000),
             2,
             TODAY,
-            "max_ids=1000000, but the run has 2 and 2000000: change the run",
+            "is for max_ids=1000000, but the run has max_ids=2000000: change the run",
         ),
-        ({}, IDS, 3, TODAY, "is for 2 parties"),
+        ({}, IDS, 3, TODAY, "is for parties=2, but the run has parties=3"),
         ({}, replace(IDS, entities="edges", share=["age"]), 2, TODAY, "is for entities=overlap"),
         (
             {"entities": "edges", "share": ["age:eps=1"]},
@@ -123,7 +123,7 @@ def test_consent_of_all_parties_is_accepted_by_each(signed, keys):
             TODAY,
             r"is for share=\['age:eps=1'\], but the run has share=\['age'\]",
         ),
-        ({"min_records": 5}, IDS, 2, TODAY, "is for min_records=5, but the run has 1: raise --min-records"),
+        ({"min_records": 5}, IDS, 2, TODAY, "is for min_records=5, but the run has min_records=1: change the run"),
         (
             {"entities": "edges", "share": ["age"]},
             replace(IDS, entities="edges", share=["age"]),
