@@ -1,5 +1,6 @@
 """Malicious clients (`fedgraph_flwr.clients.malicious`): supported configurations, and the success of a backdoor."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig, is_own
+from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import function, locate
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.poisoning import Trigger
@@ -29,23 +31,35 @@ def check(cfg: RunConfig, sends_models: bool) -> None:
         return
     if is_own(adversary.kind):
         function(adversary.kind, "adversary.kind")
-    if cfg.engine not in ("inline", "ray"):
-        raise FedGraphError(
-            f"adversary.kind={adversary.kind} works only in simulations: set engine=inline or engine=ray, not {cfg.engine}"
-        )
+    what, instead = f"adversary.kind={adversary.kind}", f"set another strategy than {rules.name}"
+    check_engine(what, cfg.engine, STACKING)
     if rules.pooled or (adversary.kind != "label_flip" and not (sends_models and rules.shared)):
-        raise FedGraphError(
-            f"adversary.kind={adversary.kind} needs clients that send their models, which those of strategy={rules.name} do not:"
-            " set another strategy, or adversary.kind=none"
-        )
+        raise FedGraphError(f"{what} needs clients that send their models: {instead}, or adversary.kind=none")
     if adversary.backdoor:
         model = models.probe(cfg.model)
         shared = model.shared(rules.shared, rules.private)
         if kept := [name for name, _ in model.named_parameters() if name not in shared]:
-            raise FedGraphError(
-                f"adversary.kind={adversary.kind} is measured on the shared model, but clients of strategy={rules.name} keep"
-                f" {kept[0]} private: set another strategy"
-            )
+            raise FedGraphError(f"{what} is measured on the shared model, and clients keep {kept[0]}: {instead}")
+
+
+def check_engine(what: str, engine: str, accepted: Collection[str]) -> None:
+    """Refuse an attack on an engine that is none of these simulations."""
+    if engine not in accepted:
+        raise FedGraphError(f"{what} works only in simulations: set engine={' or '.join(accepted)}, not {engine}")
+
+
+def homogeneous(cfg: RunConfig, what: str) -> ClientGraph:
+    """Return the first client's graph.
+
+    Raises:
+        FedGraphError: it is heterogeneous, which ``what`` does not support.
+    """
+    from fedgraph_flwr import partition
+
+    graph = partition.load_client(cfg, 0)
+    if not isinstance(graph, ClientGraph):
+        raise FedGraphError(f"{what} supports only homogeneous graphs; '{cfg.dataset.name}' is heterogeneous")
+    return graph
 
 
 def check_clients(cfg: RunConfig) -> None:
@@ -54,20 +68,14 @@ def check_clients(cfg: RunConfig) -> None:
     Raises:
         FedGraphError: names the key, its value and what is accepted.
     """
-    from fedgraph_flwr import partition
-
     adversary = cfg.adversary
     if odd := [client for client in adversary.clients if client >= cfg.num_clients]:
         raise FedGraphError(f"adversary.clients contains {odd[0]}, expected clients from 0 to {cfg.num_clients - 1}")
     if not adversary.backdoor:
         return
-    graph = partition.load_client(cfg, 0)
-    if not isinstance(graph, ClientGraph):
-        raise FedGraphError(
-            f"adversary.kind={adversary.kind} supports only homogeneous graphs; '{cfg.dataset.name}' is heterogeneous"
-        )
-    if adversary.target >= graph.num_classes:
-        raise FedGraphError(f"adversary.target={adversary.target}, expected a class from 0 to {graph.num_classes - 1}")
+    last = homogeneous(cfg, f"adversary.kind={adversary.kind}").num_classes - 1
+    if adversary.target > last:
+        raise FedGraphError(f"adversary.target={adversary.target}, expected a class from 0 to {last}")
 
 
 def success(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
@@ -80,18 +88,16 @@ def success(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     from fedgraph_flwr import partition
 
     adversary = cfg.adversary
-    marked, plain, count = 0, 0, 0
+    share, count = {"success": 0, "without_trigger": 0}, 0
     for index in sorted(set(range(cfg.num_clients)) - set(adversary.clients)):
         graph = partition.load_client(cfg, index)
         nodes = (graph.test_mask & (graph.y != adversary.target)).nonzero().view(-1)
         trigger = Trigger.draw(adversary.trigger, graph.num_features, adversary.force, derive_seed(cfg.seed, "trigger"))
-        plain += _taken(cfg, graph, arrays, nodes)
-        marked += _taken(cfg, trigger.attached(graph, nodes), arrays, nodes)
+        share["without_trigger"] += _taken(cfg, graph, arrays, nodes)
+        share["success"] += _taken(cfg, trigger.attached(graph, nodes), arrays, nodes)
         count += len(nodes)
-    share = {"success": marked, "without_trigger": plain}
-    return {"kind": adversary.kind, "clients": adversary.clients} | {
-        k: n / count if count else float("nan") for k, n in share.items()
-    }
+    shares = {key: number / count if count else float("nan") for key, number in share.items()}
+    return {"kind": adversary.kind, "clients": adversary.clients, **shares}
 
 
 def _taken(cfg: RunConfig, graph: ClientGraph, arrays: Arrays, nodes: torch.Tensor) -> int:

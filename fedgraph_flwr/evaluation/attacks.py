@@ -17,8 +17,8 @@ from fedgraph_flwr.config import RunConfig, is_own
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.lookup import function, locate
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.evaluation.adversaries import check_engine, homogeneous
 from fedgraph_flwr.numerics.blocks import GraphInputs
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 
@@ -37,17 +37,11 @@ def check(cfg: RunConfig) -> None:
     Raises:
         FedGraphError: the clients' graphs are heterogeneous, or this machine does not hold them.
     """
-    from fedgraph_flwr import partition
-
-    if cfg.engine not in SIMULATIONS:
-        known = ", ".join(SIMULATIONS)
-        raise FedGraphError(f"attack={cfg.attack.name} works only in simulations: set engine={known}, not {cfg.engine}")
+    check_engine(f"attack={cfg.attack.name}", cfg.engine, SIMULATIONS)
     if is_own(cfg.attack.name):
         function(cfg.attack.name, "attack")
-    elif not isinstance(partition.load_client(cfg, 0), ClientGraph):
-        raise FedGraphError(
-            f"attack={cfg.attack.name} supports only homogeneous graphs; '{cfg.dataset.name}' is heterogeneous"
-        )
+    else:
+        homogeneous(cfg, f"attack={cfg.attack.name}")
 
 
 def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:

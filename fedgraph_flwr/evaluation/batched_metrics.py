@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedgraph_flwr.evaluation import chance
-from fedgraph_flwr.evaluation.curves import OF_RANKS, Curves, chances, margin, surprise
+from fedgraph_flwr.evaluation.curves import OF_RANKS, Curves, chances, margin, means_of_rows, surprise
 from fedgraph_flwr.evaluation.metrics import AT_THRESHOLD, MAJORITY, OF_CLASS, SPLITS, Scored
 
 
@@ -80,8 +80,8 @@ class Segments:
         f1 = 2 * found / (held + self.by_class(guess, classes))
         return {
             "accuracy": found.sum(axis=1) / self.count,
-            "macro_f1": _known_mean(f1),
-            "balanced_accuracy": _known_mean(found / held),
+            "macro_f1": means_of_rows(f1),
+            "balanced_accuracy": means_of_rows(found / held),
             **{f"{OF_CLASS}{c}": f1[:, c] for c in range(classes)},
         }
 
@@ -100,10 +100,4 @@ class Segments:
         if not names:
             return {}
         curves = [Curves(of, self.y == c, self.count) for c, of in enumerate(chances(outputs).T)]
-        return {name: _known_mean(np.stack([OF_RANKS[name](curve) for curve in curves], axis=1)) for name in names}
-
-
-def _known_mean(values: np.ndarray) -> np.ndarray:
-    """Average the known values of each row [S, C] → [S]; NaN without any."""
-    known = ~np.isnan(values)
-    return np.where(known, values, 0).sum(axis=1) / known.sum(axis=1)
+        return {name: means_of_rows(np.stack([OF_RANKS[name](curve) for curve in curves], axis=1)) for name in names}

@@ -65,12 +65,12 @@ class Curves:
         """Return the area under the ROC curve, with trapezoids for tied scores, [S]; NaN for one class."""
         heights = 2 * self.hits - self._increments(self.hits)  # both ends of a step
         false = self._increments(self.taken - self.hits)
-        return _ratio(self._sums(false * heights), 2 * self.positives * (self.count - self.positives))
+        return ratio(self._sums(false * heights), 2 * self.positives * (self.count - self.positives))
 
     def precision(self) -> np.ndarray:
         """Return the mean precision over the positives, [S]; NaN for one class."""
         both = np.where(self.positives < self.count, self.positives, 0)
-        return _ratio(self._sums(self._increments(self.hits) * self.hits / self.taken), both)
+        return ratio(self._sums(self._increments(self.hits) * self.hits / self.taken), both)
 
     def best(self) -> np.ndarray:
         """Return the threshold with the best F1, the highest of equals, [S]; NaN without positives."""
@@ -88,12 +88,25 @@ class Curves:
         at = self.first + np.maximum(above, 1) - 1
         at = np.minimum(at, max(self.of.size - 1, 0))
         hits, taken = (np.where(above > 0, of[at] if of.size else 0, 0) for of in (self.hits, self.taken))
-        return np.where(np.isnan(threshold) | (self.count == 0), np.nan, _ratio(2 * hits, taken + self.positives))
+        return np.where(np.isnan(threshold) | (self.count == 0), np.nan, ratio(2 * hits, taken + self.positives))
 
 
-def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Divide; NaN where ``below`` is 0."""
     return np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
+
+
+def means_of_rows(values: np.ndarray) -> np.ndarray:
+    """Average the known values of each row [B, C] → [B]; NaN without any."""
+    known = ~np.isnan(values)
+    return ratio(np.where(known, values, 0).sum(axis=1), known.sum(axis=1))
+
+
+def mean_known(values: np.ndarray | list[float]) -> float:
+    """Return the mean of the values that are not NaN; NaN without any. Faster than ``mean()`` for a few numbers."""
+    found = np.asarray(values, dtype=np.float64)
+    found = found[~np.isnan(found)]
+    return float(np.add.reduce(found) / found.size) if found.size else float("nan")
 
 
 OF_RANKS: dict[str, Callable[[Curves], np.ndarray]] = {"auc": Curves.area, "average_precision": Curves.precision}

@@ -16,7 +16,7 @@ from fedgraph_flwr.config.operating import OF_TWO, Point, point
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import chance, operating
 from fedgraph_flwr.evaluation.chance import MAJORITY
-from fedgraph_flwr.evaluation.curves import OF_RANKS, Curves, chances, margin, surprise
+from fedgraph_flwr.evaluation.curves import OF_RANKS, Curves, chances, margin, mean_known, surprise
 
 DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
 """Scores that are always defined; others may not be (AUC of one class, majority without training nodes)."""
@@ -56,11 +56,6 @@ def _confusion(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
 
 def _accuracy(table: np.ndarray) -> float:
     return float(np.add.reduce(table.diagonal()) / np.add.reduce(table, axis=None))
-
-
-def _mean_known(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return _mean(known) if known.size else float("nan")
 
 
 def _mean(values: np.ndarray) -> float:
@@ -103,7 +98,7 @@ def _ranked(measure: Callable[[Curves], np.ndarray], logits: ArrayLike, y: Array
     if outputs.shape[1] == 2:
         return float(measure(Curves(margin(outputs), labels == 1))[0])
     of_class = chances(outputs).T
-    return _mean_known(np.array([measure(Curves(of, labels == c))[0] for c, of in enumerate(of_class)]))
+    return mean_known(np.array([measure(Curves(of, labels == c))[0] for c, of in enumerate(of_class)]))
 
 
 def threshold(logits: Tensor, y: Tensor, nodes: Tensor) -> float | None:
@@ -230,11 +225,11 @@ class Scored:
         if (key := (part, split, name)) not in self._chances:
             metric, nodes = name.removeprefix(chance.PREFIX), self.parts[part][split]
             if at := point(metric):
-                self._chances[key] = operating.level(at, nodes.y, num_classes, nodes.day)
-                return self._chances[key]
-            y, target = nodes.y, (own or {}).get(metric)
-            score = partial(_own_or_nan, target) if target else None
-            self._chances[key] = chance.level(metric, y, num_classes, score)
+                level = operating.level(at, nodes.y, num_classes, nodes.day)
+            else:
+                target = (own or {}).get(metric)
+                level = chance.level(metric, nodes.y, num_classes, partial(_own_or_nan, target) if target else None)
+            self._chances[key] = level
         return self._chances[key]
 
 
@@ -246,7 +241,7 @@ def _values(
     of_class = _class_f1(table)
     values = {
         "accuracy": _accuracy(table),
-        "macro_f1": _mean_known(of_class),
+        "macro_f1": mean_known(of_class),
         "balanced_accuracy": _balanced_accuracy(table),
     }
     if curve:
@@ -265,9 +260,8 @@ def _own(target: str, logits: np.ndarray, y: np.ndarray) -> float:
     try:
         return float(function(target, "evaluation.metrics")(logits, y))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise FedGraphError(
-            f"evaluation.metrics: {target} failed ({first_line(error)}): it must accept logits [n, C] and labels [n]"
-        ) from error
+        what = f"evaluation.metrics: {target} failed ({first_line(error)})"
+        raise FedGraphError(f"{what}: it must accept logits [n, C] and labels [n]") from error
 
 
 def _own_or_nan(target: str, logits: np.ndarray, y: np.ndarray) -> float:
@@ -304,13 +298,10 @@ def points_of(cfg: EvaluationConfig, num_classes: int) -> list[str]:
     Raises:
         FedGraphError: one needs two classes.
     """
-    for name in cfg.points:
-        at = point(name)
-        if at and at.kind in OF_TWO and num_classes != 2:
-            raise FedGraphError(
-                f"evaluation.metrics={name} needs two classes, of which the second is positive, and this data has {num_classes}:"
-                " leave it out, or list brier or log_loss"
-            )
+    of_two = [name for name in cfg.points if (at := point(name)) and at.kind in OF_TWO]
+    if of_two and num_classes != 2:
+        what = f"evaluation.metrics={of_two[0]} needs two classes, and this data has {num_classes}"
+        raise FedGraphError(f"{what}: leave it out, or list brier or log_loss")
     return [key for name in cfg.points for key in (name, chance.name_of(name))]
 
 

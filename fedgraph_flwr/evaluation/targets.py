@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedgraph_flwr.evaluation import chance
-from fedgraph_flwr.evaluation.curves import Curves
+from fedgraph_flwr.evaluation.curves import Curves, mean_known
 
 MAX_PATTERNS = 64
 """Most frequent rows that are tried for the best constant prediction of `subset_accuracy`."""
@@ -99,13 +99,6 @@ def _best_row(y: np.ndarray) -> float:
     rows, counts = np.unique(np.nan_to_num(y), axis=0, return_counts=True)
     often = rows[np.argsort(-counts, kind="stable")[:MAX_PATTERNS]]
     return max(float(((y == row) | np.isnan(y)).all(1).mean()) for row in often)
-
-
-def mean_known(values: np.ndarray | list[float]) -> float:
-    """Return the mean of the values that are not NaN; NaN without any."""
-    found = np.asarray(values, dtype=np.float64)
-    found = found[~np.isnan(found)]
-    return float(found.mean()) if found.size else float("nan")
 
 
 def _over(above: float, below: float) -> float:

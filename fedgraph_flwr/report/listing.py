@@ -13,9 +13,17 @@ from markupsafe import Markup
 from fedgraph_flwr.config.config_file import check_aliases, flat
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.report.page import Page, number, render, table
-from fedgraph_flwr.report.runs import as_number
 from fedgraph_flwr.report.units import duration
-from fedgraph_flwr.runs.folder import CONFIG, FAILURE, ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
+from fedgraph_flwr.runs.folder import (
+    CONFIG,
+    FAILURE,
+    ROUNDS,
+    SUMMARY,
+    as_number,
+    headline_score,
+    read_rounds,
+    read_summary,
+)
 
 Listed = dict[str, Any]
 """One run: ``run`` (its folder), method, data, seed, state, rounds, score, ``config`` (its keys, dotted)."""

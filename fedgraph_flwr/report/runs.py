@@ -23,6 +23,7 @@ from fedgraph_flwr.runs.folder import (
     FREE,
     ROUNDS,
     SUMMARY,
+    as_number,
     fingerprint,
     headline_score,
     read_rounds,
@@ -160,11 +161,6 @@ def load_run(folder: Path) -> FinishedRun:
     if cfg.on_fleet:  # parties have their own graphs, whatever the configuration says
         cfg = replace(cfg, dataset=DatasetConfig(name=cfg.data_name))
     return FinishedRun(folder, cfg, summary, scored, records)
-
-
-def as_number(value: Any) -> float:
-    """Convert a value of an untrusted file to a number; NaN if it is not one."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 WHEN = {"best_val": "best validation round", "last": "last round", "last5": "mean of last five"}

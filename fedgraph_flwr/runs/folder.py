@@ -133,7 +133,11 @@ def _owner_text(path: Path) -> str:
 def headline_score(summary: Mapping[str, Any]) -> float:
     """Return the headline score, or NaN; summaries of older versions call it ``test_accuracy``."""
     key = str(summary.get("headline", "")).partition(" at ")[0]
-    value = summary.get(key, summary.get("test_accuracy"))
+    return as_number(summary.get(key, summary.get("test_accuracy")))
+
+
+def as_number(value: Any) -> float:
+    """Convert a value of an untrusted file to a number; NaN if it is not one."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 

@@ -18,7 +18,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, check_names, first_line
 from fedgraph_flwr.logs import log
-from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, MODELS, ROUNDS, SUMMARY
+from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, MODELS, ROUNDS, SUMMARY, as_number
 
 TRACKERS = {
     "tensorboard": ("tensorboard", "fedgraph_flwr.tracking.tensorboard:TensorBoard"),
@@ -123,12 +123,8 @@ class _Teller:
         self._waiting.put(None)
         self._thread.join(PATIENCE)
         if self._thread.is_alive():
-            log(
-                WARNING,
-                "tracking=%s did not respond for %.0f s; the run ends without it, and the run folder is complete",
-                self.name,
-                PATIENCE,
-            )
+            text = "tracking=%s did not respond for %.0f s; the run ends without it, and the run folder is complete"
+            log(WARNING, text, self.name, PATIENCE)
 
     def _serve(self, cfg: RunConfig, name: str) -> None:
         try:
@@ -139,12 +135,8 @@ class _Teller:
                 getattr(tracker, call[0])(*call[1])
         except (Exception, SystemExit) as error:  # a tracker must not affect the run
             reason = f"{type(error).__name__}: {first_line(error)}"
-            log(
-                WARNING,
-                "tracking=%s failed (%s) and is disabled for this run; the run folder is complete",
-                self.name,
-                reason,
-            )
+            text = "tracking=%s failed (%s) and is disabled for this run; the run folder is complete"
+            log(WARNING, text, self.name, reason)
 
 
 def scalars(record: Mapping[str, Any], by_client: bool = False) -> dict[str, float]:
@@ -158,9 +150,8 @@ def scalars(record: Mapping[str, Any], by_client: bool = False) -> dict[str, flo
     found |= {f"train/{key}": value for key, value in record.get("train", {}).items()}
     found |= {f"bytes/{way}": sum(phase[f"bytes_{way}"] for phase in phases.values()) for way in ("up", "down")}
     found |= {f"bytes/{name}/{way}": phase[f"bytes_{way}"] for name, phase in phases.items() for way in ("up", "down")}
-    found |= {"seconds/round": record["seconds"]} | {
-        f"seconds/{name}": phase["seconds"] for name, phase in phases.items()
-    }
+    found |= {"seconds/round": record["seconds"]}
+    found |= {f"seconds/{name}": phase["seconds"] for name, phase in phases.items()}
     found |= {"clients/asked": len(record["cohort"]), "clients/failed": len(record["failed"])}
     found |= {f"privacy/{key}": value for key, value in record.get("privacy", {}).items()}
     if by_client:
@@ -176,7 +167,5 @@ def label(cfg: RunConfig, name: str) -> str:
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers among values."""
-    numbers = {
-        key: value for key, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    return {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
+    numbers = {key: as_number(value) for key, value in values.items()}
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}

@@ -25,12 +25,12 @@ from scipy.stats import binomtest
 from fedgraph_flwr.config import one_of, sign_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.evaluation.curves import OF_RANKS, chances, margin
+from fedgraph_flwr.evaluation.curves import OF_RANKS, chances, margin, means_of_rows, ratio
 from fedgraph_flwr.party.use.alerts import days_of
 from fedgraph_flwr.party.use.blend import same_items
 from fedgraph_flwr.party.use.predict import Predictor, load_node, load_predictor
-from fedgraph_flwr.report.runs import as_number, load_run, method_name
-from fedgraph_flwr.runs.folder import CONFIG, FREE, flat_keys
+from fedgraph_flwr.report.runs import load_run, method_name
+from fedgraph_flwr.runs.folder import CONFIG, FREE, as_number, flat_keys
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,11 +53,11 @@ def _counts(name: str) -> Callable[[Floats], Floats]:
     def found(tables: Floats) -> Floats:
         hits, held, guessed = np.diagonal(tables, axis1=1, axis2=2), tables.sum(2), tables.sum(1)
         if name == "accuracy":
-            return _ratio(hits.sum(1), held.sum(1))
+            return ratio(hits.sum(1), held.sum(1))
         if name == "balanced_accuracy":
-            return _mean_of(_ratio(hits, held))
-        f1 = _ratio(2 * hits, held + guessed)
-        return f1[:, 1] if name == metrics.AT_THRESHOLD else _mean_of(f1)
+            return means_of_rows(ratio(hits, held))
+        f1 = ratio(2 * hits, held + guessed)
+        return f1[:, 1] if name == metrics.AT_THRESHOLD else means_of_rows(f1)
 
     return found
 
@@ -65,17 +65,6 @@ def _counts(name: str) -> Callable[[Floats], Floats]:
 OF_COUNTS = {name: _counts(name) for name in ("accuracy", "balanced_accuracy", "macro_f1", metrics.AT_THRESHOLD)}
 METRICS = (*OF_RANKS, *OF_COUNTS)
 """Scores that can be recomputed in each bootstrap sample."""
-
-
-def _ratio(above: Floats, below: Floats) -> Floats:
-    """Divide; NaN where ``below`` is 0."""
-    return np.divide(above, below, out=np.full(np.shape(below), np.nan), where=below > 0)
-
-
-def _mean_of(values: Floats) -> Floats:
-    """Return the mean of each row without NaN [B, C] → [B]."""
-    known = ~np.isnan(values)
-    return _ratio(np.where(known, values, 0).sum(1), known.sum(1).astype(np.float64))
 
 
 def measure(metric: str, logits: Floats, y: Ints, cluster: Ints, threshold: float = np.nan) -> Measure:
@@ -91,7 +80,7 @@ def measure(metric: str, logits: Floats, y: Ints, cluster: Ints, threshold: floa
     if metric in OF_RANKS:
         sides = [margin(logits)] if logits.shape[1] == 2 else list(chances(logits).T)
         each = [_ranked(metric, side, y == (c or len(sides) == 1), cluster) for c, side in enumerate(sides)]
-        return lambda draws: _mean_of(np.stack([one(draws) for one in each], axis=1))
+        return lambda draws: means_of_rows(np.stack([one(draws) for one in each], axis=1))
     guess = margin(logits) >= threshold if metric == metrics.AT_THRESHOLD else logits.argmax(1)
     groups, classes = int(cluster.max()) + 1, logits.shape[1]
     at = (cluster * classes + y) * classes + guess
@@ -113,8 +102,8 @@ def _ranked(metric: str, score: Floats, positive: NDArray[np.bool_], cluster: In
         negatives = taken[:, -1] - positives
         if metric == "auc":
             false = np.diff(taken - hits, axis=1, prepend=0)
-            return _ratio((false * (2 * hits - steps)).sum(1), 2 * positives * negatives)
-        return _ratio((steps * hits / np.maximum(taken, 1)).sum(1), np.where(negatives > 0, positives, 0))
+            return ratio((false * (2 * hits - steps)).sum(1), 2 * positives * negatives)
+        return ratio((steps * hits / np.maximum(taken, 1)).sum(1), np.where(negatives > 0, positives, 0))
 
     return found
 
