@@ -58,6 +58,7 @@ from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.tasks.trees import forest_of, num_columns, objective_of
 from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, check
 from fedgraph_flwr.wire.trees import as_arrays
 
 RAW, OWN = "raw", "own"
@@ -87,31 +88,29 @@ class BoostingClient(GraphClient):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Refuse typed graphs, parts that change gradient steps, and losses that trees do not have."""
         one_type(cfg, model)
-        if parts := [part.name for part in Parts(cfg.strategy).all]:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} takes no gradient steps, which the part '{parts[0]}' would change: leave it out"
-            )
-        if cfg.train.loss == "focal":
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} does not support train.loss=focal: set cross_entropy or weighted"
-            )
-        if cfg.task.loss != "mse" and not kind_of(cfg).classes:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} fits squares, got task.loss={cfg.task.loss}: set task.loss=mse"
-            )
-        params = method_params(cls, cfg)
+        params, inputs = method_params(cls, cfg), f"strategy.inputs={method_params(cls, cfg).inputs}"
+        parts, far = "', '".join(part.name for part in Parts(cfg.strategy).all), kind_of(cfg).far_ends
+        cases = [
+            (parts, f"takes no gradient steps, which its parts '{parts}' would change: leave them out"),
+            (cfg.train.loss == "focal", "does not support train.loss=focal: set cross_entropy or weighted"),
+            (
+                cfg.task.loss != "mse" and not kind_of(cfg).classes,
+                f"fits squares, got task.loss={cfg.task.loss}: set task.loss=mse",
+            ),
+            (
+                params.neighbours and (params.inputs == "embeddings" or not far),
+                f"with strategy.neighbours=true reads columns of nodes, got task={cfg.task.name} and {inputs}: leave it out",
+            ),
+            (
+                (params.inputs == "columns") != (not params.run),
+                f"with {inputs} has strategy.run='{params.run}': pass the run folder with inputs=embeddings or both only",
+            ),
+        ]
+        for refused, why in cases:
+            if refused:
+                raise FedGraphError(f"strategy={cfg.strategy.name} {why}")
         if params.mode == "bagging":
             lightgbm_trees.lightgbm()
-        if params.neighbours and (params.inputs == "embeddings" or not kind_of(cfg).far_ends):
-            raise FedGraphError(
-                f"strategy.neighbours=true reads columns of the neighbours of nodes, got task={cfg.task.name} and"
-                f" strategy.inputs={params.inputs}: leave it out"
-            )
-        if (params.inputs == "columns") != (not params.run):
-            raise FedGraphError(
-                f"strategy.inputs={params.inputs} with strategy.run={params.run or chr(39) * 2}: pass the run folder of a model"
-                " with inputs=embeddings or both, and none with columns"
-            )
 
     # --- items --------------------------------------------------------------------------------------------------------
 
@@ -207,12 +206,10 @@ class BoostingClient(GraphClient):
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Store the base rate and the edges of bins."""
         if BASE in groups:
-            base = groups[BASE].get("score", np.zeros(0))
-            if base.shape != (self.objective.outputs,) or not np.isfinite(base).all():
-                raise FedGraphError(
-                    f"the server sent a base rate of shape {base.shape}, expected {self.objective.outputs} numbers"
-                )
-            self.memory[BASE] = torch.from_numpy(base.astype(np.float64))
+            check(
+                groups[BASE], {"score": ArrayField((self.objective.outputs,), "float64")}, "the server sent a base rate"
+            )
+            self.memory[BASE] = torch.from_numpy(np.array(groups[BASE]["score"]))
         if BINS in groups:
             edges = boosting.unpacked_edges(groups[BINS], self.model.columns, self.params.bins)
             self.memory[BINS] = {key: torch.from_numpy(value) for key, value in boosting.packed_edges(edges).items()}

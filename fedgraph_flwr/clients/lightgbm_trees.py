@@ -86,27 +86,6 @@ def fit(
         trained: outputs that get trees [K].
         seed: seed of LightGBM, which draws nothing with these settings.
     """
-    if objective.kind == "softmax":
-        return _fitted(objective, train, val, params, iterations, trained, seed)
-    found, ended = [], True
-    for output in np.flatnonzero(trained).tolist():
-        own, other = train.of(output), val.of(output)
-        trees, done = _fitted(objective, own, other, params, iterations, np.ones(1, bool), seed)
-        found.append(trees | {"output": np.full(len(trees["output"]), output, np.int32)})
-        ended = ended and done
-    return joined(found), ended
-
-
-def _fitted(
-    objective: Objective,
-    train: Rows,
-    val: Rows,
-    params: BoostingParams,
-    iterations: int,
-    trained: NDArray[np.bool_],
-    seed: int,
-) -> tuple[Arrays, bool]:
-    """Fit one model of LightGBM."""
     softmax = objective.kind == "softmax"
     rules: dict[str, Any] = {
         "objective": _NAMES[objective.kind],
@@ -124,18 +103,31 @@ def _fitted(
         "verbosity": -1,
         **({"num_class": objective.width} if softmax else {}),
     }
+    if softmax:
+        trees, ended = _fitted(rules, train, val, params.patience, iterations)
+        return _without(trees, trained), ended
+    found, ended = [], True
+    for output in np.flatnonzero(trained).tolist():
+        trees, done = _fitted(rules, train.of(output), val.of(output), params.patience, iterations)
+        found.append(trees | {"output": np.full(len(trees["output"]), output, np.int32)})
+        ended = ended and done
+    return joined(found), ended
+
+
+def _fitted(rules: dict[str, Any], train: Rows, val: Rows, patience: int, iterations: int) -> tuple[Arrays, bool]:
+    """Fit one model of LightGBM by its parameters."""
+    softmax = "num_class" in rules
     data = train.data(softmax, rules)
-    stops = bool(params.patience) and len(val.x) > 0
+    stops = bool(patience) and len(val.x) > 0
     booster = lightgbm().train(
         rules,
         data,
         iterations,
         valid_sets=[val.data(softmax, rules, data)] if stops else None,
-        callbacks=[lightgbm().early_stopping(params.patience, verbose=False)] if stops else None,
+        callbacks=[lightgbm().early_stopping(patience, verbose=False)] if stops else None,
     )
     kept = booster.best_iteration if stops and booster.best_iteration > 0 else booster.current_iteration()
-    trees = parsed(booster.model_to_string(num_iteration=kept), len(trained))
-    return _without(trees, trained), kept < iterations
+    return parsed(booster.model_to_string(num_iteration=kept), rules.get("num_class", 1)), kept < iterations
 
 
 def parsed(text: str, outputs: int) -> Arrays:

@@ -28,7 +28,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import Exchanges, Individual, Once, Sum, Uplink
 from fedgraph_flwr.numerics.forest import LARGEST, Floats
 from fedgraph_flwr.wire.messages import METRICS, TRAIN, Arrays
-from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField
+from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField, check, up_to
 
 BASE, BINS, COUNTS, GROW, HISTOGRAM = "base", "bins", "counts", "grow", "histogram"
 FOREST, NODES = "forest", "nodes"
@@ -168,15 +168,12 @@ def unpacked_edges(arrays: Mapping[str, NDArray], columns: int, most: int) -> Ed
     Raises:
         FedGraphError: they are no ascending finite numbers for this many columns, or too many.
     """
-    edge, size = arrays.get("edge", np.zeros(0)), arrays.get("size", np.zeros(0))
-    valid = edge.dtype == np.float64 and size.dtype == np.int32 and edge.ndim == size.ndim == 1 and len(size) == columns
-    if not valid or ((size < 0) | (size > most)).any() or size.sum() != len(edge) or not np.isfinite(edge).all():
-        raise FedGraphError(
-            f"the server sent edges of bins that are not finite numbers, at most {most} for each of {columns} columns"
-        )
+    who, sizes = "the server sent edges of bins", ArrayField((columns,), "int32", 0, most)
+    check(arrays, {"edge": ArrayField((up_to(columns * most),), "float64"), "size": sizes}, who)
+    edge, size = arrays["edge"], arrays["size"]
     found = np.split(edge, np.cumsum(size)[:-1])
-    if any((np.diff(own) <= 0).any() for own in found):
-        raise FedGraphError("the server sent edges of bins that do not ascend")
+    if size.sum() != len(edge) or any((np.diff(own) <= 0).any() for own in found):
+        raise FedGraphError(f"{who} that do not ascend, or are not as many as their sizes say")
     return found
 
 
@@ -323,8 +320,7 @@ class Growth:
         self.node = np.zeros(outputs, np.int64)
         self._depth = 0
         self._next = np.ones(outputs, np.int64)  # nodes of each tree so far
-        self._parts = [self._leaves(self.tree, np.zeros(outputs))]
-        self._first = 0  # place of the open nodes' first among all
+        self._nodes = self._leaves(self.tree, np.zeros(outputs))  # of all trees, as they were made
         self._places = np.arange(outputs)  # of the open nodes among all
 
     @property
@@ -349,26 +345,23 @@ class Growth:
         """Split the open nodes by their histograms [Q, F, B + 1, 3], in `UNIT`, where that gains enough."""
         rules, found = self.params, best_splits(sums * UNIT, self.sizes, self.params)
         if not self._depth:
-            self._parts[0]["value"] = self._score(found["total"])
+            self._nodes["value"] = self._score(found["total"])
         good = np.flatnonzero(found["gain"] > MIN_GAIN)
-        tree, place = self.tree[good], self._places[good]
-        whole = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+        tree, best = self.tree[good], {name: values[good] for name, values in found.items()}
         order = np.argsort(tree, kind="stable")
         rank = np.empty(len(good), np.int64)
         rank[order] = np.arange(len(good)) - np.searchsorted(tree[order], tree[order], side="left")
         left = self._next[tree] + 2 * rank
-        for name, values in {"feature": found["feature"][good], "left": left, "right": left + 1}.items():
-            whole[name][place] = values
-        whole["threshold"][place] = [
-            self.edges[f][b] for f, b in zip(found["feature"][good], found["bin"][good], strict=True)
-        ]
-        whole["value"][place], whole["default_left"][place] = found["gain"][good], found["default_left"][good]
-        children = np.stack([found["left"][good], found["right"][good]], axis=1).reshape(-1, 3)
+        threshold = [self.edges[f][b] for f, b in zip(best["feature"], best["bin"], strict=True)]
+        values = {name: best[name] for name in ("feature", "default_left")} | {"left": left, "right": left + 1}
+        for name, own in (values | {"threshold": threshold, "value": best["gain"]}).items():
+            self._nodes[name][self._places[good]] = own
+        children = np.stack([best["left"], best["right"]], axis=1).reshape(-1, 3)
         self.tree, self.node = np.repeat(tree, 2), np.stack([left, left + 1], axis=1).ravel()
-        total = len(whole["tree"])
-        self._parts = [whole, self._leaves(self.tree, self._score(children))]
         self._next += 2 * np.bincount(tree, minlength=len(self._next))
-        self._places = total + np.arange(len(self.tree))
+        self._places = len(self._nodes["tree"]) + np.arange(len(self.tree))
+        made = self._leaves(self.tree, self._score(children))
+        self._nodes = {name: np.concatenate([own, made[name]]) for name, own in self._nodes.items()}
         self._depth += 1
         large = children[:, 2] >= 2 * rules.min_data_in_leaf - 0.5
         self.tree, self.node, self._places = self.tree[large], self.node[large], self._places[large]
@@ -379,15 +372,12 @@ class Growth:
 
     def forest(self) -> Arrays:
         """Return the trees so far."""
-        whole = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
-        tree = whole.pop("tree")
-        order = np.argsort(tree, kind="stable")  # a tree's nodes were made in the order of their numbers
-        start = np.searchsorted(tree[order], np.arange(len(self._next)))
-        return {
-            "start": start.astype(np.int32),
-            "output": np.arange(len(self._next), dtype=np.int32),
-            **{name: values[order] for name, values in whole.items()},
-        }
+        outputs, order = np.arange(len(self._next), dtype=np.int32), np.argsort(self._nodes["tree"], kind="stable")
+        nodes = {
+            name: values[order] for name, values in self._nodes.items()
+        }  # a tree's were made in their numbers' order
+        start = np.searchsorted(nodes.pop("tree"), outputs)
+        return {"start": start.astype(np.int32), "output": outputs, **nodes}
 
 
 def grown(growth: Growth, sums: Callable[[Arrays, NDArray, NDArray], Floats]) -> Arrays:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.wire.messages import Arrays
-from fedgraph_flwr.wire.reply_schema import ArrayField, up_to
+from fedgraph_flwr.wire.reply_schema import ArrayField, check, up_to
 
 LARGEST = 1e18
 """Largest magnitude of a threshold or a value; columns are clipped to it, so that a split of missing values only fits."""
@@ -97,63 +97,38 @@ def check_forest(forest: Mapping[str, NDArray], outputs: int, columns: int, tree
     Raises:
         FedGraphError: names the array, its value, and what is accepted.
     """
-    _check_arrays(forest, forest_fields(outputs, columns, trees, nodes), trees, nodes, who)
-    _check_trees(forest, nodes, who)
-    split = forest["feature"] >= 0
-    if np.abs(forest["value"][~split]).max(initial=0) > LEAF:
-        raise FedGraphError(
-            f"{who} with a leaf of {np.abs(forest['value'][~split]).max():g}, expected at most {LEAF:g}"
-        )
-    if forest["value"][split].min(initial=0) < 0:
-        raise FedGraphError(f"{who} with a split of gain {forest['value'][split].min():g}, expected at least 0")
+    check(forest, forest_fields(outputs, columns, trees, nodes), who)
+    if problem := _problem(forest, nodes):
+        raise FedGraphError(f"{who} with {problem}")
 
 
-def _check_arrays(
-    forest: Mapping[str, NDArray], fields: Mapping[str, ArrayField], trees: int, nodes: int, who: str
-) -> None:
-    """Refuse arrays with other names, types, lengths or values than declared."""
-    if forest.keys() != fields.keys():
-        odd = sorted(forest.keys() ^ fields.keys())
-        raise FedGraphError(f"{who} with a forest that differs in the arrays {', '.join(map(str, odd))[:80]}")
-    for name, field in fields.items():
-        array = forest[name]
-        if array.dtype != field.dtype or array.ndim != 1:
-            raise FedGraphError(
-                f"{who} with '{name}' of {array.dtype} {list(array.shape)}, expected {field.dtype}, one axis"
-            )
-    start, size = forest["start"], len(forest["feature"])
-    for name in fields:
-        wanted = len(start) if name in ("start", "output") else size
-        if len(forest[name]) != wanted:
-            raise FedGraphError(f"{who} with {len(forest[name])} values of '{name}', expected {wanted}")
-    if len(start) > trees or size > trees * nodes:
-        raise FedGraphError(f"{who} with {len(start)} trees of {size} nodes, expected at most {trees} of {nodes} each")
-    for name, field in fields.items():
-        array = forest[name]
-        if array.dtype != bool and array.size and not (field.low <= array.min() and array.max() <= field.high):
-            raise FedGraphError(
-                f"{who} with '{name}' from {array.min():g} to {array.max():g}, expected {field.low:g} to {field.high:g}"
-            )
+def _problem(forest: Mapping[str, NDArray], nodes: int) -> str:
+    """Return why a forest of valid arrays cannot be evaluated; empty if it can.
 
-
-def _check_trees(forest: Mapping[str, NDArray], nodes: int, who: str) -> None:
-    """Refuse trees that overlap, or in which a node is not reached once from the root."""
+    Its trees must not overlap, and each node but the roots must have one parent, before it.
+    """
     start, feature, left, right = (forest[name].astype(np.int64) for name in ("start", "feature", "left", "right"))
-    size = len(feature)
+    size, lengths = len(feature), {name: len(array) for name, array in forest.items()}
+    if lengths != {name: len(start) if name in ("start", "output") else size for name in forest}:
+        return f"arrays whose lengths do not fit together: {lengths}"
     ends = np.append(start[1:], size)
     if (len(start) and start[0]) or (not len(start) and size) or (ends <= start).any() or (ends - start > nodes).any():
-        raise FedGraphError(f"{who} with trees that do not lie one after the other, with 1 to {nodes} nodes each")
+        return f"trees that do not lie one after the other, with 1 to {nodes} nodes each"
     tree = np.repeat(np.arange(len(start)), ends - start)
     place, count = np.arange(size) - start[tree], (ends - start)[tree]
     split = feature >= 0
     low, high = np.minimum(left, right)[split], np.maximum(left, right)[split]
     if (low <= place[split]).any() or (high >= count[split]).any() or (low == high).any():
-        raise FedGraphError(f"{who} with a tree whose children do not lie behind their parent in the same tree")
+        return "a tree whose children do not lie behind their parent in the same tree"
     if left[~split].any() or right[~split].any():
-        raise FedGraphError(f"{who} with a leaf that has children: expected left and right to be 0")
+        return "a leaf that has children: expected left and right to be 0"
     parents = np.bincount(np.concatenate([(start[tree] + child)[split] for child in (left, right)]), minlength=size)
     if (parents != (place > 0)).any():
-        raise FedGraphError(f"{who} with a tree in which a node has no parent, or two")
+        return "a tree in which a node has no parent, or two"
+    if (most := np.abs(forest["value"][~split]).max(initial=0)) > LEAF:
+        return f"a leaf of {most:g}, expected at most {LEAF:g}"
+    least = forest["value"][split].min(initial=0)
+    return f"a split of gain {least:g}, expected at least 0" if least < 0 else ""
 
 
 def leaves(forest: Mapping[str, NDArray], x: Floats) -> NDArray[np.int64]:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import boosting
@@ -33,10 +32,8 @@ from fedgraph_flwr.methods.boosting import (
     Edges,
     Growth,
 )
-from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.forest import Forest
 from fedgraph_flwr.numerics.forest import check_forest, constants, empty_forest, forest_fields, joined
-from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.tasks.trees import forest_of, num_columns, objective_of
@@ -55,15 +52,12 @@ class Boosting(GraphStrategy):
     Params: ClassVar[type] = BoostingParams
     uplink = staticmethod(boosting.uplink)
     params: BoostingParams
-
-    def __init__(self, cfg: RunConfig, recorder: Recorder):
-        super().__init__(cfg, recorder)
-        self._growth: Growth | None = None
-        self._counted: Edges = []
+    _counted: Edges  # of the latest counts
+    _growth: Growth  # of the current round, with ``histogram``
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
-    def build_model(self) -> Model:
+    def build_model(self) -> Forest:
         """Return an empty forest."""
         objective = objective_of(self.cfg, self.described.size("num_classes"))
         return forest_of(self.cfg, self.params, objective, self.columns)
@@ -84,7 +78,6 @@ class Boosting(GraphStrategy):
         if not self.cfg.strategy.shared:
             return super().accepted(arrays, where)
         model = self.build_model()
-        assert isinstance(model, Forest)
         model.fit_to(arrays, where)
         return model.arrays
 
@@ -111,40 +104,31 @@ class Boosting(GraphStrategy):
         if not self.cfg.strategy.shared:
             return {}
         bins: Any = {BINS: self.memory[BINS]} if BINS in self.memory else {}
-        self._growth = Growth(len(self.memory[BASE]), self._edges, self.params) if bins else None
+        if bins:
+            edges = boosting.unpacked_edges(self.memory[BINS], self.columns, self.params.bins)
+            self._growth = Growth(len(self.memory[BASE]), edges, self.params)
         return {BASE: {"score": self.memory[BASE]}, **bins}
-
-    @property
-    def _edges(self) -> Edges:
-        return boosting.unpacked_edges(self.memory[BINS], self.columns, self.params.bins)
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
         """Return the schema of trees, of counts by bin, or of the histograms that a level needs."""
         if group == FOREST:
-            model = self.build_model()
-            assert isinstance(model, Forest)
-            return forest_fields(model.outputs, model.columns, model.outputs * self.params.trees, model.nodes)
+            return forest_fields(*self.facts(phase))
         if group == COUNTS:
             return {"count": ArrayField((sum(len(own) + 1 for own in self._counted),), "float64")}
-        growth = self._growth
-        assert growth is not None
-        return {"sums": ArrayField((len(growth.tree), int(growth.held.sum()), 3), "float64")}
+        return {"sums": ArrayField((len(self._growth.tree), int(self._growth.held.sum()), 3), "float64")}
 
     def facts(self, phase: str) -> tuple[int, ...]:
         """Return K, F, the most trees and the most nodes per tree, in phases in which clients send trees."""
         if FOREST not in self.uplink_of.get(phase, {}):
             return ()
         model = self.build_model()
-        assert isinstance(model, Forest)
         return model.outputs, model.columns, model.outputs * self.params.trees, model.nodes
 
     @staticmethod
     def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse trees that cannot be evaluated."""
         if FOREST in reply.groups:
-            who = f"client {reply.client} replied to phase '{phase}'"
-            outputs, columns, trees, nodes = facts
-            check_forest(reply.groups[FOREST], outputs, columns, trees, nodes, who)
+            check_forest(reply.groups[FOREST], *facts, f"client {reply.client} replied to phase '{phase}'")
 
     # --- a round ------------------------------------------------------------------------------------------------------
 
@@ -155,7 +139,6 @@ class Boosting(GraphStrategy):
         base = constants(self.memory[BASE])
         if self.params.mode == "bagging":
             return self._mean(base, reduced)
-        assert self._growth is not None
         roots: list[np.ndarray] = [reduced[HISTOGRAM]["sums"]]
         return joined(
             [arrays if len(arrays["start"]) else base, boosting.grown(self._growth, lambda *at: self._sums(roots, *at))]
@@ -163,7 +146,6 @@ class Boosting(GraphStrategy):
 
     def _sums(self, roots: list[np.ndarray], forest: Arrays, tree: np.ndarray, node: np.ndarray) -> np.ndarray:
         """Return the histograms of nodes: those of the roots came with the replies to ``train``."""
-        assert self._growth is not None
         nodes = {"tree": tree.astype(np.int32), "node": node.astype(np.int32)}
         found = roots.pop() if roots else self.request(GROW, {FOREST: forest, NODES: nodes})[HISTOGRAM]["sums"]
         sums = np.zeros((len(tree), *self._growth.held.shape, 3))
