@@ -109,7 +109,7 @@ FAULTS = (
     # what methods and scores are by hand
     Fault(
         "a mean leaves out the weights",
-        "    shares = factors / total\n",
+        "    shares = factors / positive(factors.sum())\n",
         "    shares = np.full_like(factors, 1 / len(factors))\n",
         ("tests/methods/test_fedavg.py",),
     ),

@@ -217,10 +217,8 @@ def stored_state(context: Context) -> dict[str, torch.Tensor]:
     """Return a node's current private state, for an engine that keeps clients alive and may have to rebuild one."""
     if live := _live.get((context.run_id, context.node_id)):
         return flatten(state_of(live[0]))
-    if STATE not in context.state.array_records:
-        return {}
-    arrays = from_record(context.state.array_records[STATE])
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    found = context.state.array_records.get(STATE)
+    return {name: torch.from_numpy(array) for name, array in from_record(found).items()} if found else {}
 
 
 def store_state(context: Context, state: Mapping[str, torch.Tensor]) -> None:
@@ -252,7 +250,7 @@ def _permitted(message: Message, context: Context) -> Request:
     client, version = _find(cfg, context)
     _check_protocol(config)
     untrained, fresh = _starts(client, context, config)
-    checkpoints = _checkpoint_folder(cfg, context, client, str(config["run"])) if "run" in config else None
+    checkpoints = _folder(context, client, str(config["run"])) if "run" in config else None
     _permit(client, context, config, own, checkpoints)
     if "resume" in config:
         _resume(client, checkpoints, config["resume"])
@@ -329,9 +327,8 @@ def _judge_start(
     ledger, received = _ledger(client, context), groups.get(MODEL, {})
     before = ledger.suspect, ledger.loaded
     try:
-        if (
-            fresh and not received and (ledger.loaded or phase == TRAIN)
-        ):  # an earlier message may have brought parameters
+        # An earlier message may have brought parameters.
+        if fresh and not received and (ledger.loaded or phase == TRAIN):
             received = {name: tensor.detach().cpu().numpy() for name, tensor in client.shared.items()}
         if fresh:
             _check_start(client, received, str(context.node_config.get("state", "")))
@@ -351,7 +348,7 @@ def _store(ledger: Ledger, client: GraphClient, context: Context) -> None:
     """Keep what was requested, in the context and in the node's folder."""
     if not context.node_config.get("live"):
         context.state[ASKED] = ConfigRecord(ledger.record())
-    if folder := _last_folder(context, client):
+    if folder := _folder(context, client):
         folder.write_asked(ledger.record())
 
 
@@ -395,12 +392,10 @@ def _check_variates(received: Mapping[str, Any]) -> None:
     Raises:
         FedGraphError: names the tensor.
     """
-    for name, array in received.items():
-        if np.any(array):
-            raise FedGraphError(
-                f"the server starts this run with a variate of '{sanitize(name, 60)}' that is not zero: this node's policy"
-                " accepts none as a start (check_start)"
-            )
+    if found := [sanitize(name, 60) for name, array in received.items() if np.any(array)]:
+        raise FedGraphError(
+            f"the server starts this run with a variate of '{found[0]}' that is not zero, which this node refuses (check_start)"
+        )
 
 
 def _config(message: Message) -> dict[str, Any]:
@@ -448,7 +443,7 @@ def _simulated(context: Context) -> bool:
 
 def _ledger(client: GraphClient, context: Context) -> Ledger:
     """Return the record of the requests to this node in this run."""
-    folder, live = _last_folder(context, client), context.node_config.get("live")
+    folder, live = _folder(context, client), context.node_config.get("live")
     ledger = _ledgers.get((context.run_id, context.node_id)) if live else None
     if ledger is None:
         record = context.state.config_records.get(ASKED) if not live else None
@@ -530,11 +525,11 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     elif context.node_config.get("state"):
         client.saved_models.what = WHOLE
     if STATE in context.state.array_records:
-        arrays = from_record(context.state.array_records[STATE])
-        restore_state(client, unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
+        _live.pop(key, None)  # a stale one
+        restore_state(client, unflatten(stored_state(context)))
         if context.node_config.get("live"):
             del context.state[STATE]  # the client holds it now
-    elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
+    elif (folder := _folder(context, client)) and (kept := folder.read_last()):
         with folder.reading("last"):
             restore_state(client, unflatten(kept[0]))
         stored = kept[1]
@@ -600,7 +595,7 @@ def _keep(client: GraphClient, version: int, context: Context) -> None:
     state = flatten(state_of(client))
     context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in state.items()})
     context.state[VERSION] = ConfigRecord({"version": version})
-    if folder := _last_folder(context, client):
+    if folder := _folder(context, client):
         folder.write_last(state, version)
 
 
@@ -625,21 +620,17 @@ def _check(node_config: Mapping[str, Any]) -> None:
     if root := node_config.get("state"):
         try:
             Path(str(root)).mkdir(parents=True, exist_ok=True)
+            problem = "" if os.access(str(root), os.W_OK) else "fix its permissions or pass another folder"
         except OSError as error:
-            raise FedGraphError(f"cannot create the folder state={root} of --node-config: {error.strerror}") from error
-        if not os.access(str(root), os.W_OK):
-            raise FedGraphError(
-                f"cannot write to the folder state={root} of --node-config: fix its permissions or pass another folder"
-            )
+            problem = f"{error.strerror}"
+        if problem:
+            raise FedGraphError(f"cannot write to the folder state={root} of --node-config: {problem}")
 
 
 def _malicious(kind: type[GraphClient], cfg: RunConfig, context: Context) -> type[GraphClient]:
     """Return the class of a malicious client; a party's own node refuses to be one."""
-    if "partition-id" not in context.node_config:
-        raise FedGraphError(
-            f"adversary.kind={cfg.adversary.kind} works only in a simulation, and this is a party's own node: set"
-            " adversary.kind=none"
-        )
+    if not _simulated(context):
+        raise FedGraphError(f"a party's own node refuses adversary.kind={cfg.adversary.kind}: set adversary.kind=none")
     from fedgraph_flwr.clients.malicious import malicious
 
     return malicious(kind)
@@ -726,7 +717,7 @@ def _digest(file: Path, modified: int, size: int) -> str:
 def _report_keys(context: Context, client: GraphClient, exchange: str, digits: str, clients: list[int]) -> None:
     line = f"keys of clients {', '.join(map(str, clients))} ({exchange}): {digits}"
     log(INFO, line if client.keyring.pins else f"{line}; none is pinned (peers=): compare this line with another party")
-    if folder := _last_folder(context, client):
+    if folder := _folder(context, client):
         folder.add_fingerprint(exchange, digits, clients)
 
 
@@ -742,8 +733,7 @@ def _graph_file(cfg: RunConfig, context: Context) -> Path | None:
     """Return the client file that the node config names, perhaps by the party's ``party.yaml``."""
     if not (path := context.node_config.get("graph")):
         return None
-    found: Path = function(CLIENT_FILE, "graph")(Path(str(path)), cfg.strategy.client not in OWN_SECTION)
-    return found
+    return Path(function(CLIENT_FILE, "graph")(Path(str(path)), cfg.strategy.client not in OWN_SECTION))
 
 
 def load_graph(cfg: RunConfig, context: Context, file: Path | None) -> Any:
@@ -777,16 +767,17 @@ def device(cfg: RunConfig, context: Context) -> torch.device:
     return torch.device("cuda" if name in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
-def _last_folder(context: Context, client: GraphClient) -> StateFolder | None:
-    """Return the folder for the state of this Flower run, if the SuperNode has a state folder."""
+def _folder(context: Context, client: GraphClient, run: str | None = None) -> StateFolder | None:
+    """Return the folder for the state of this Flower run, or for the checkpoints of ``run``, if there is one.
+
+    It is in the node's ``state`` folder; in a simulation without one, checkpoints are in the run folder.
+    """
     root = context.node_config.get("state")
-    return StateFolder(str(root), str(context.run_id), client.cfg.strategy.name, client.graph.client) if root else None
-
-
-def _checkpoint_folder(cfg: RunConfig, context: Context, client: GraphClient, run: str) -> StateFolder | None:
-    """Return the folder for checkpoints: in the node's ``state`` folder or, in a simulation, in the run folder."""
-    root = context.node_config.get("state") or (f"{cfg.out}/state" if "partition-id" in context.node_config else None)
-    return StateFolder(str(root), run, cfg.strategy.name, client.graph.client) if root else None
+    if run is None:
+        run = str(context.run_id)
+    elif not root and _simulated(context):
+        root = f"{client.cfg.out}/state"
+    return StateFolder(str(root), run, client.cfg.strategy.name, client.graph.client) if root else None
 
 
 def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) -> None:

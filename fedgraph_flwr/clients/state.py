@@ -27,7 +27,7 @@ from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name
 from fedgraph_flwr.secure.secagg import SECAGG
-from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
+from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, unlike
 
 SCHEMA = 1
 """Version of the metadata in a state file."""
@@ -187,11 +187,8 @@ def restore_state(client: GraphClient, tree: Tree) -> None:
     """
     found = tree.get("model", {})
     client.model.fit_to(found, "the state")
-    own = state_of(client)["model"]
-    for name in sorted(own.keys() | found.keys()):
-        expected, got = (_kind(tensors.get(name)) for tensors in (own, found))
-        if expected != got:
-            raise FedGraphError(f"{name} is {got}, but in the model of this run it is {expected}")
+    if problem := unlike(found, state_of(client)["model"]):
+        raise FedGraphError(problem)
     client.model.load_state_dict(found, strict=False)
     if "optimizer" in tree:
         client.optimizer = make_optimizer(client.parameters(), client.cfg.train)
@@ -199,7 +196,3 @@ def restore_state(client: GraphClient, tree: Tree) -> None:
     client.load(tree.get("method", {}))
     client.saved_models.state = tree.get("kept", {})
     client.member.state = as_arrays(tree.get(SECAGG, {}))
-
-
-def _kind(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"

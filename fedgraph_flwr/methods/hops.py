@@ -53,12 +53,6 @@ class Pruning:
     keep: int = 0
     mode: str = "per_row"
 
-    def __post_init__(self) -> None:
-        if self.mode not in ("per_row", "per_block", "global"):
-            raise FedGraphError(f"strategy.prune_mode must be per_row, per_block or global, got '{self.mode}'")
-        if self.keep < 0:
-            raise FedGraphError(f"strategy.prune must be >= 0 (0 keeps every entry), got {self.keep}")
-
     def active(self, mode: str) -> bool:
         """Return whether this mode prunes."""
         return self.keep > 0 and self.mode == mode

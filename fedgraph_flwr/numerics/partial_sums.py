@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.messages import Arrays, positive
 from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 
 HI, LO = 30, 70
@@ -64,8 +64,7 @@ class PartialSum:
             for name, array in arrays.items():
                 if array.size and not np.abs(array).max() < MOST:
                     raise FedGraphError(
-                        f"'{name}' has values of 2^32 or more, which ray.aggregate=true cannot add:"
-                        f" lower train.lr, or set ray.aggregate=false"
+                        f"'{name}' has values of 2^32 or more, which ray.aggregate=true cannot add: lower train.lr, or set false"
                     )
         terms = {
             g: {name: _split(shares[g] * array.astype(np.float64)) for name, array in a.items()}
@@ -103,12 +102,7 @@ class PartialSum:
             if added and group in added:
                 found[group] = {name: np.asarray(total * added[group]) for name, total in totals.items()}
                 continue
-            weight = sum(shares[node][group] for node in sorted(self.nodes))
-            if not weight:
-                raise FedGraphError(
-                    "the aggregation weights of this round's clients sum to 0: none of them has a training node; set"
-                    " strategy.weighting=uniform or raise strategy.fraction"
-                )
+            weight = positive(sum(shares[node][group] for node in sorted(self.nodes)))
             found[group] = {
                 name: np.asarray(total / weight).astype(groups[group][name].dtype) for name, total in totals.items()
             }

@@ -37,7 +37,7 @@ from fedgraph_flwr.strategies.requests import (
 from fedgraph_flwr.strategies.scoring import as_list, confusion_of, counts_of, scores_of, statistics_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, TRAIN, Arrays, Reply, to_record
-from fedgraph_flwr.wire.trees import Tree, as_arrays
+from fedgraph_flwr.wire.trees import Tree, as_arrays, unlike
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,6 @@ class Stage:
     def config(self) -> dict[str, Any]:
         """Return the entries of a message's config; none for the ordinary stage."""
         return ({"stage": self.name} if self.name else {}) | ({} if self.up else {"keep_model": True})
-
-
-_SAME_CONFIGURATION = "resume with the configuration that wrote the checkpoint"
 
 
 class StopRequest:
@@ -133,9 +130,9 @@ class Loop:
         """
         found = self.recorder.earlier_model(key)
         fix = (
-            f"{key} the run with its own strategy, model and schema"
-            if key == "evaluate"
-            else "keep that run's model keys"
+            "keep that run's model keys"
+            if key == "init"
+            else "evaluate the run with its own strategy, model and schema"
         )
         shared = self._fitting(found.arrays, f"{found.path}:", fix)
         return shared, {client: self._fitting(own, f"{found.path}:", fix) for client, own in found.models.items()}
@@ -149,16 +146,14 @@ class Loop:
             log(INFO, "new in this run, and not in %s: %s", self.cfg.init, ", ".join(new))
             start["new"] = new
         if self.cfg.privacy.scores == "exact":
-            method.judges = self._judges()
-            sent = method.configure_evaluate(0, to_record(method.arrays), ConfigRecord(), self.grid)
-            start["metrics"] = self._scores(enough_replies(method, EVALUATE, sent))["metrics"]
+            start["metrics"] = self._scores(self._judged(self._judges()))["metrics"]
         recorder.extra["start"] = start
 
     def _finish(self) -> Result:
         """Score the last model, and end the run."""
         method, recorder = self.strategy, self.recorder
         if recorder.pending and not recorder.should_stop and self._scores_sent:
-            self._evaluate(self._judges())
+            self._scored(self._judged(self._judges()))
         self._keep()
         recorder.extra |= self._spent()
         recorder.finish(method.models)
@@ -261,7 +256,10 @@ class Loop:
             return 0
         done, arrays, tree = found
         self._rule = int(as_arrays(tree).get("cohorts", cohorts.CHOICE))
-        where, fix = f"resume={self.cfg.resume}: in %s of its checkpoint", _SAME_CONFIGURATION
+        fix, where = (
+            "resume with the configuration that wrote the checkpoint",
+            f"resume={self.cfg.resume}: in %s of its checkpoint",
+        )
         method.arrays = self._fitting(arrays, where % "the shared parameters", fix)
         method.models = {
             int(client): self._fitting(own, where % f"the parameters of client {client}", fix)
@@ -272,8 +270,7 @@ class Loop:
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             name = self.cfg.strategy.name
             raise FedGraphError(
-                f"resume={self.cfg.resume} holds no state of strategy={name} ({first_line(error)}): resume with the"
-                " configuration that wrote the checkpoint"
+                f"resume={self.cfg.resume} holds no state of strategy={name} ({first_line(error)}): {fix}"
             ) from error
         if method.privacy:
             method.privacy.load_state(tree.get("privacy", {}))
@@ -287,20 +284,15 @@ class Loop:
             raise RunFailed(
                 f"{len(restored)} of {len(everyone)} clients restored their state of round {done}: {reasons}"
             )
-        self._next_round(
-            done
-        )  # without rounds left, the final scores count as requests of this round, as at the clients
+        # Without rounds left, the final scores count as requests of this round, as at the clients.
+        self._next_round(done)
         return done
 
     def _fitting(self, arrays: Arrays, where: str, fix: str) -> Arrays:
         """Return the arrays of a file in the model's order, which files do not preserve."""
         model = self.strategy.accepted(arrays, where)
-        for name in sorted(model.keys() | arrays.keys()):
-            expected, found = (
-                (a.dtype, a.shape) if (a := of.get(name)) is not None else None for of in (model, arrays)
-            )
-            if expected != found:
-                raise FedGraphError(f"{where} {name} is {_text(found)}, the model's is {_text(expected)}: {fix}")
+        if problem := unlike(arrays, model):
+            raise FedGraphError(f"{where} {problem}: {fix}")
         return {name: arrays[name] for name in model}
 
     # --- a round ------------------------------------------------------------------------------------------------------
@@ -447,7 +439,7 @@ class Loop:
         method, who = self.strategy, self.cfg.evaluation.clients
         judges = method.cohort if who == "cohort" else self._judges()
         if method.scores_due and (method.cohort != judges or method.scores_first):
-            self._evaluate(judges)
+            self._scored(self._judged(judges))
             method.scores_due = False
 
     def _judges(self) -> list[int]:
@@ -457,13 +449,13 @@ class Loop:
             return self._sample(self.strategy.server_round + 1)
         return sorted(self.strategy.clients) if who == "all" else self._drawn(int(who), "judges")
 
-    def _evaluate(self, judges: list[int]) -> None:
-        """Request scores of the model in a separate exchange."""
+    def _judged(self, judges: list[int]) -> list[Reply]:
+        """Request scores of the model in a separate exchange, and return the replies."""
         method = self.strategy
         method.judges = judges
         record = to_record(method.arrays)
         sent = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
-        self._scored(enough_replies(method, EVALUATE, sent))
+        return enough_replies(method, EVALUATE, sent)
 
     def _scores(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the scores in these replies."""
@@ -517,12 +509,8 @@ class Loop:
         if absent := sorted(self._with_state - filed - method.silent):
             failures = collect(method, DESCRIBE, messages(method, DESCRIBE, absent, {}, filing(method))).failures
             if failures:
-                log(
-                    WARNING,
-                    "no checkpoint after round %d: clients %s did not store their state",
-                    server_round,
-                    sorted(failures),
-                )
+                which = sorted(failures)
+                log(WARNING, "no checkpoint after round %d: clients %s did not store their state", server_round, which)
                 return
         self._checkpoint(server_round)
 
@@ -561,7 +549,3 @@ class Loop:
         self.recorder.checkpoint(server_round, method.arrays, tree, descriptions)
         if method.secure:
             method.secure.store.forget(server_round)
-
-
-def _text(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
-    return "missing" if kind is None else f"{kind[0]} {list(kind[1])}"

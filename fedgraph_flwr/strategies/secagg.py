@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
 from fedgraph_flwr.methods.weighting import SIZE_KEYS, in_sum
@@ -45,7 +45,7 @@ from fedgraph_flwr.secure.secagg import (
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME
 from fedgraph_flwr.strategies.opened_store import OpenedStore
 from fedgraph_flwr.strategies.reducing import private_weights
-from fedgraph_flwr.wire.messages import CLIPPED, Arrays, Reply, to_record
+from fedgraph_flwr.wire.messages import CLIPPED, Arrays, Reply, positive, to_record
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, up_to
 
 
@@ -135,15 +135,10 @@ class SecureSums:
             _, shares = in_sum(declared[name], method.cfg, sizes, self.members)
             self.ratios[name] = dict(zip(self.members, shares.tolist(), strict=True))
         places, members = {client: place for place, client in enumerate(self.keys)}, np.array(self.members, np.int64)
-        return {
-            client: {
-                SECAGG: {
-                    MEMBERS: members,
-                    ENVELOPES: np.stack([dealt[peer][places[client]] for peer in self.members]),
-                }
-            }
-            for client in self.members
+        envelopes = {
+            client: np.stack([dealt[peer][place] for peer in self.members]) for client, place in places.items()
         }
+        return {client: {SECAGG: {MEMBERS: members, ENVELOPES: envelopes[client]}} for client in self.members}
 
     def _check_sizes(self, sizes: dict[int, np.ndarray]) -> None:
         """Refuse a client whose published sizes are not those of its description.
@@ -224,13 +219,7 @@ class SecureSums:
             _, size = private_weights(self.strategy, reducer)
             origin = self.strategy.arrays[name] if getattr(reducer, "origin", "") == ARRAYS else 0.0
             return np.asarray(origin + total * (len(self.members) / size) * self._unit(group))
-        weight = sum(self.ratios[group][client] for client in survivors)
-        if not weight:
-            raise FedGraphError(
-                "the aggregation weights of this round's clients sum to 0: none of them has a training node; set"
-                " strategy.weighting=uniform or raise strategy.fraction"
-            )
-        return total / weight
+        return total / positive(sum(self.ratios[group][client] for client in survivors))
 
     def _unit(self, group: str) -> float:
         """Return the unit of a group's values: its adaptive clipping norm."""

@@ -257,14 +257,22 @@ def weighted_mean(groups: Iterable[Arrays], weights: Iterable[float]) -> Arrays:
         FedGraphError: the weights sum to zero.
     """
     members, factors = list(groups), np.asarray(list(weights), dtype=np.float64)
-    total = factors.sum()
-    if not total > 0:
-        raise FedGraphError(
-            "the aggregation weights of this round's clients sum to 0: none of them has a training node; set"
-            " strategy.weighting=uniform or raise strategy.fraction"
-        )
-    shares = factors / total
+    shares = factors / positive(factors.sum())
     return {name: _mixed([member[name] for member in members], shares) for name in members[0]}
+
+
+def positive(total: float) -> float:
+    """Return a sum of aggregation weights, unless it is 0.
+
+    Raises:
+        FedGraphError: with what to set.
+    """
+    if total > 0:
+        return total
+    raise FedGraphError(
+        "the aggregation weights of this round's clients sum to 0: none of them has a training node; set"
+        " strategy.weighting=uniform or raise strategy.fraction"
+    )
 
 
 def _mixed(arrays: list[np.ndarray], shares: np.ndarray) -> np.ndarray:

@@ -62,7 +62,7 @@ def test_the_device_is_that_of_the_node_else_that_of_the_run(nodes, monkeypatch)
         ({"graph": "HERE/none.yaml"}, "<graph> cannot be read as a party's file"),
         ({"graph": "HERE/party.yaml"}, "no such file: <graph>; expected one written by"),
         ({"grpah": "x"}, "key 'grpah' is unknown (in --node-config); did you mean 'graph'?"),
-        ({"state": "HERE/cut/state"}, "cannot create the folder state=<state> of --node-config: Not a directory"),
+        ({"state": "HERE/cut/state"}, "cannot write to the folder state=<state> of --node-config: Not a directory"),
         ({"device": "gpu"}, "device 'gpu' is unknown; its name here is cuda"),
         ({"threads": 0}, "threads=0 of --node-config: expected a whole number from 1 to 256"),
         ({"threads": "two"}, "threads=two of --node-config: expected a whole number"),

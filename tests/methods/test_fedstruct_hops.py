@@ -288,5 +288,3 @@ def test_limits_and_options_are_checked():
         hop_weights([0.5, 0.5], 3)
     with pytest.raises(FedGraphError, match="'first'"):
         hop_weights("first", 3)
-    with pytest.raises(FedGraphError, match="'rows'"):
-        Pruning(3, "rows")
