@@ -80,14 +80,12 @@ class Entry:
         """
         pattern, sign, form = str(text).strip().rpartition(":")
         made = cls(pattern.strip(), form.strip()) if sign else cls(form, BUCKETS)
-        forms, of_edges = (
-            f"{EXACT} or {BUCKETS}",
-            made.pattern.startswith(EDGES),
-        )  # ε of an account would grow by each edge
-        drawn = not of_edges and 0 < made.epsilon <= MOST_EPSILON
+        forms = f"{EXACT}, {BUCKETS} or eps=E with E above 0 and at most {MOST_EPSILON:g}"
+        drawn = 0 < made.epsilon <= MOST_EPSILON
+        if made.pattern.startswith(EDGES):
+            forms, drawn = f"{EXACT} or {BUCKETS}, since ε of an account grows with each edge", False
         if not made.pattern or not (made.form in (EXACT, BUCKETS) or drawn):
-            forms += "" if of_edges else f", or eps=E with E above 0 and at most {MOST_EPSILON:g}"
-            raise FedGraphError(f"share: '{text}' must be COLUMN or COLUMN:FORM with form {forms}")
+            raise FedGraphError(f"share: '{text}' must be COLUMN or COLUMN:FORM with FORM {forms}")
         return made
 
     @property

@@ -268,7 +268,7 @@ def test_the_ledger_adds_epsilon_only_for_other_values(tmp_path):
 
 @pytest.mark.parametrize("form", ["eps=0", "eps=inf", "eps=nan", "eps=-1", "eps=x", "bins", ""])
 def test_a_form_that_is_none_is_refused(form):
-    with pytest.raises(FedGraphError, match="expected exact, buckets or eps=E with E above 0"):
+    with pytest.raises(FedGraphError, match="with FORM exact, buckets or eps=E with E above 0"):
         LinkRules(share=[f"age:{form}"])
 
 

@@ -143,7 +143,7 @@ def test_a_table_of_another_format_is_read_by_its_own_and_keeps_it():
     anyhow = Schema(("a", "b"), {"node": {"v": Column(format="any")}}, scaling="none")
     with pytest.raises(FedGraphError, match="which can mean"):
         made({"v": ["2.317"]}, schema=anyhow, where="s.yaml")
-    with pytest.raises(FedGraphError, match="number format '1;5' is unknown; expected one of: 1234,5"):
+    with pytest.raises(FedGraphError, match=r"number format '1;5' is unknown; expected one of: .*1234,5"):
         Column(format="1;5")
 
 
