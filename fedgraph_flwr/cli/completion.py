@@ -47,9 +47,8 @@ _WITH_KEYS = ("run", "partition")
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``completion``."""
-    parser.add_argument(
-        "shell", choices=[*SCRIPTS, "words"], help="shell, or words: completions of a line (called by the scripts)"
-    )
+    about = "shell, or words: completions of a line (called by the scripts)"
+    parser.add_argument("shell", choices=[*SCRIPTS, "words"], help=about)
     parser.add_argument("line", nargs="?", default="", help=argparse.SUPPRESS)
 
 

@@ -25,17 +25,10 @@ def listing() -> str:
     """Return a table of built-in and imported datasets; edges are counted as stored."""
     rows = [_HEADER, *(_row(name, source) for name, source in SOURCES.items()), *_imported()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if 0 < column < 5 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.append(
-        f"\nroot: {data_root()} (set FEDGRAPH_DATA to change it). Datasets marked 'download' are downloaded on first use."
-    )
-    lines.append("For those marked 'no', place the files there by hand: `datasets NAME` lists them.")
+    line = "  ".join(f"{{:{'>' if 0 < column < 5 else '<'}{width}}}" for column, width in enumerate(widths))
+    lines = [line.format(*row).rstrip() for row in rows]
+    lines += ["", f"root: {data_root()} (set FEDGRAPH_DATA to change it)"]
+    lines.append("download: downloaded on first use; no: place the files there by hand, `datasets NAME` lists them")
     return "\n".join(lines)
 
 

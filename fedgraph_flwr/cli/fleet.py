@@ -66,14 +66,10 @@ _CHECK = """
 def _init(args: argparse.Namespace) -> int:
     places = _places(args)
     make_fleet(args.folder, places, args.host, args.nodes, args.days)
-    print(
-        f"wrote {args.folder}: keys, certificates, fleet.json" + (", server.conf for nginx" if places.guarded else "")
-    )
+    print(f"wrote {args.folder}: keys, certificates, fleet.json{', server.conf for nginx' if places.guarded else ''}")
     print(f"start the server with: fedgraph-flwr server {args.folder}")
-    print(
-        f"send each party {args.folder}/ca.crt and {args.folder}/fleet.json; each sends its KEY.pub (fedgraph-flwr"
-        " fleet join KEY)"
-    )
+    files = f"{args.folder}/ca.crt and {args.folder}/fleet.json"
+    print(f"send each party {files}; each sends its KEY.pub (fedgraph-flwr fleet join KEY)")
     return 0
 
 
@@ -83,9 +79,7 @@ def _places(args: argparse.Namespace) -> Places:
     check_address(args.operator, "--operator")
     behind = args.superlink or (args.listen if _LOOPBACK.fullmatch(host) else "127.0.0.1:9091")
     if not _LOOPBACK.fullmatch(check_address(behind, "--superlink")[0]):
-        raise FedGraphError(
-            f"--superlink {behind}: expected a loopback address; nginx accepts external connections (docs/fleet.md)"
-        )
+        raise FedGraphError(f"--superlink {behind}: expected a loopback address behind nginx (docs/fleet.md)")
     if args.nodes < 0 or args.days < 1:
         raise FedGraphError(f"--nodes {args.nodes} --days {args.days}: expected at least 0 nodes and 1 day")
     address = args.host[-1] if args.host else host
@@ -96,19 +90,15 @@ def _join(args: argparse.Namespace) -> int:
     for path in args.files:
         if path.suffix == ".pub":
             if not path.is_file():
-                raise FedGraphError(
-                    f"{path}: no such file; expected a public key, as `fedgraph-flwr fleet join` writes it"
-                )
+                raise FedGraphError(f"{path}: no such file; expected a public key of `fedgraph-flwr fleet join`")
             check_connection(args.name)
             print(admit(path, args.name))
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        there = path.exists()
+        state = "exists" if path.exists() else "created"
         make_node(path)
         check_key(path)
-        print(
-            f"{path} {'exists' if there else 'created'}: keep it private and send {path}.pub to the operator, who runs"
-        )
+        print(f"{path} {state}: keep it private and send {path}.pub to the operator, who runs")
         print(f"  fedgraph-flwr fleet join {path.name}.pub")
     return 0
 
@@ -121,14 +111,10 @@ def _status(args: argparse.Namespace) -> int:
     for node in found:
         when = node["online-at"] if node["status"] == "online" else node["offline-at"]
         since = f" since {when}" if when not in ("", "N/A") else ""
-        print(
-            f"  node {node['node-id']}: {node['status'] if node['status'] != 'registered' else 'never connected'}{since}"
-        )
-    status_counts = Counter(run["status"] for run in started)
-    print(
-        f"{len(started)} runs"
-        + (f": {', '.join(f'{n} {status}' for status, n in status_counts.items())}" if started else "")
-    )
+        state = node["status"] if node["status"] != "registered" else "never connected"
+        print(f"  node {node['node-id']}: {state}{since}")
+    counts = ", ".join(f"{n} {status}" for status, n in Counter(run["status"] for run in started).items())
+    print(f"{len(started)} runs{f': {counts}' if counts else ''}")
     return 0
 
 

@@ -11,17 +11,14 @@ from fedgraph_flwr.config.key_docs import Key, keys_of, own_keys_of, part_keys, 
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``keys``."""
-    parser.add_argument(
-        "group",
-        nargs="?",
-        help="section such as train, or GROUP=NAME such as strategy=fedspa for its additional keys (default: all)",
-    )
+    about = "section such as train, or GROUP=NAME such as strategy=fedspa for its additional keys (default: all)"
+    parser.add_argument("group", nargs="?", default="", help=about)
     parser.add_argument("--schema", action="store_true", help="print a JSON Schema of configuration files, for editors")
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``keys``."""
-    print(json.dumps(json_schema(), indent=1) if args.schema else text(args.group or ""))
+    print(json.dumps(json_schema(), indent=1) if args.schema else text(args.group))
     return 0
 
 
@@ -33,11 +30,8 @@ def text(requested: str) -> str:
     """
     groups, path = select(requested)
     if path:
-        head = [
-            line.lstrip("# ").rstrip()
-            for line in path.read_text().split("\n\n")[0].splitlines()
-            if line.startswith("#")
-        ]
+        above = path.read_text().split("\n\n")[0].splitlines()
+        head = [line.lstrip("# ").rstrip() for line in above if line.startswith("#")]
         own = own_keys_of(groups[0], path)
         return "\n".join([*head, *map(line, own), *_parts(groups[0], {key.name for key in own})])
     lines = []
@@ -63,7 +57,6 @@ def _names(group: str) -> list[str]:
 def line(key: Key) -> str:
     """Format a key."""
     about = f"{key.kind}, {key.accepted}" if key.accepted and " | " not in key.accepted else key.accepted or key.kind
-    default = {"": "empty", "[]": "empty", "None": "null", "True": "true", "False": "false"}.get(
-        str(key.default), key.default
-    )
+    shown = {"": "empty", "[]": "empty", "None": "null", "True": "true", "False": "false"}
+    default = shown.get(str(key.default), key.default)
     return f"  {key.name} = {default}  ({about})" + (f"\n      {key.meaning}" if key.meaning else "")

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.options import add_options
 
 _TEMPLATE = Path(__file__).parent / "templates" / "method"
 
@@ -28,17 +29,15 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``new``."""
     parser.add_argument("what", choices=["method"], help="kind of package")
     parser.add_argument("name", help="name of the method and the package: a lower-case Python identifier")
-    parser.add_argument(
-        "--dir", type=Path, default=Path(), metavar="DIR", help="parent folder of the package (default: current folder)"
-    )
+    about = "--dir DIR  parent folder of the package (default: current folder)"
+    add_options(parser, about, dir={"default": Path()})
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``new``."""
     folder = write(args.name, args.dir)
-    print(
-        f"wrote {folder}; next:\n  cd {folder} && pip install -e . && pytest\n  fedgraph-flwr run strategy={args.name}"
-    )
+    print(f"wrote {folder}; next:\n  cd {folder} && pip install -e . && pytest")
+    print(f"  fedgraph-flwr run strategy={args.name}")
     return 0
 
 

@@ -66,9 +66,7 @@ def convert(args: argparse.Namespace) -> int:
     from fedgraph_flwr.partition.fedgb import read
 
     if not args.out or args.overrides:
-        raise FedGraphError(
-            "--fedgb FOLDER needs --out DIR and takes no key=value, since the variant fixes clients and splits"
-        )
+        raise FedGraphError("--fedgb DIR needs --out DIR and takes no key=value: the variant fixes clients and splits")
     clients, task = read(args.fedgb)
     check_out(args.out)
     store.write_given(args.out, clients)
@@ -132,13 +130,12 @@ def rows(clients: Sequence[ClientGraph | HeteroClientGraph]) -> list[dict[str, s
     """Return one table row per client, by column; for heterogeneous graphs, type counts replace homophily and cut edges."""
     labels = [torch.bincount(client.y[client.y >= 0], minlength=client.num_classes) for client in clients]
     largest, distance = label_skew(torch.stack(labels))
+    masks = [(client.train_mask, client.val_mask, client.test_mask) for client in clients]
     return [
         {
             "client": str(client.client),
             "nodes": str(client.num_nodes),
-            "train/val/test": "/".join(
-                str(int(mask.sum())) for mask in (client.train_mask, client.val_mask, client.test_mask)
-            ),
+            "train/val/test": "/".join(str(int(mask.sum())) for mask in masks[i]),
             "top class": f"{largest[i]:.1%}",
             "label TV": f"{distance[i]:.3f}",
             **(_edges(client) if isinstance(client, ClientGraph) else _types(client)),

@@ -31,9 +31,8 @@ def main(args: argparse.Namespace) -> int:
 
     first = args.folders[0]
     if len({folder.resolve() for folder in args.folders}) > 1 and not args.out:
-        raise FedGraphError(
-            f"a page of {len(args.folders)} folders would replace {first}'s own report: pass --out FILE"
-        )
+        count = len(args.folders)
+        raise FedGraphError(f"a page of {count} folders would replace {first}'s own report: pass --out FILE")
     out = args.out or first / "report.html"
     tables = [tables_of(folder) for folder in args.folders]
     if all(tables):

@@ -22,6 +22,7 @@ from typing import Any
 from fedgraph_flwr.api import Run, train
 from fedgraph_flwr.config import RunConfig, configuration, group_names
 from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report.as_json import as_json
 
 
@@ -29,17 +30,17 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run``."""
     parser.epilog = (parser.epilog or "") + "\n".join(_names(group) for group in ("strategy", "protocol"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of conf/config.yaml")
-    parser.add_argument("--quiet", action="store_true", help="print only the summary table")
-    parser.add_argument("--verbose", action="store_true", help="print every test score (default: the first four)")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON instead of the table")
-    parser.add_argument("--no-report", action="store_true", help="do not write report.html")
-    parser.add_argument(
-        "--predictions",
-        type=Path,
-        metavar="FILE",
-        help=".csv or .parquet: write the trained model's scores of all clients' items",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the composed configuration and exit")
+    add_options(parser, _OPTIONS)
+
+
+_OPTIONS = """
+--quiet  print only the summary table
+--verbose  print every test score (default: the first four)
+--json  print the summary as JSON instead of the table
+--no-report  do not write report.html
+--predictions FILE  .csv or .parquet: write the trained model's scores of all clients' items
+--dry-run  print the composed configuration and exit
+"""
 
 
 def _names(group: str) -> str:

@@ -12,12 +12,8 @@ from pathlib import Path
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``runs``."""
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="DIR or key=value",
-        help="folder of runs (default: runs), and values of keys, or of state, that select runs",
-    )
+    about = "folder of runs (default: runs), and values of keys, or of state, that select runs"
+    parser.add_argument("overrides", nargs="*", metavar="DIR or key=value", help=about)
     parser.add_argument("--json", action="store_true", help="print JSON, with every key of the configurations")
 
 

@@ -44,18 +44,15 @@ def main(args: argparse.Namespace) -> int:
     places, _ = read_fleet(args.folder)
     plain = args.plain or flower_patches.unmodified(lambda text: say(f"warning: {text}"))
     if places.guarded and not shutil.which("nginx"):
-        raise FedGraphError(
-            f"listening on {places.listen} requires nginx, which is not installed: run apt-get install nginx"
-        )
+        raise FedGraphError(f"listening on {places.listen} requires nginx: install it (apt-get install nginx)")
     processes: list[Process] = []
     try:
         processes += start(args.folder, places, args.database or args.folder / "superlink.db", plain)
         connect(args.name, places.superlink, args.folder / "ca.crt")
         if not args.no_join:
             _join_all(args.folder, args.name)
-        say(
-            f"ready on {places.listen}; start nodes with: fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
-        )
+        command = f"fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
+        say(f"ready on {places.listen}; start nodes with: {command}")
         ended = wait_for_one(processes)
         say(f"{Path(ended.command[0]).name} ended; see its last lines above")
         return 1
@@ -81,9 +78,8 @@ def start(folder: Path, places: Places, database: Path, plain: bool) -> list[Pro
     try:
         _wait_until_it_answers(started[0], places.superlink, folder / "ca.crt")
         if places.guarded:
-            configuration = write_configuration(
-                folder, "server", places
-            )  # the folder may have moved, for example into a container
+            # again, since the folder may have moved, for example into a container
+            configuration = write_configuration(folder, "server", places)
             started.append(Process(["nginx", "-e", "stderr", "-c", str(configuration)]))
     except BaseException:
         started[0].end()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,13 @@ def check(
 
 def reach(host: str, port: int, authority: Path) -> Finding:
     """Check name resolution, connection, TLS and certificate of a server."""
-    where = f"{host}:{port}"
+    where, bare, found = f"{host}:{port}", host.strip("[]"), partial(Finding, "reachable")
     if not authority.is_file():
-        return Finding("reachable", False, f"{authority}: no such file; ask the operator for ca.crt")
+        return found(False, f"{authority}: no such file; ask the operator for ca.crt")
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except ssl.SSLError:
-        return Finding("reachable", False, f"{authority} is not a certificate; ask the operator for ca.crt")
-    bare = host.strip("[]")
+        return found(False, f"{authority} is not a certificate; ask the operator for ca.crt")
     try:
         with socket.create_connection((bare, port), PATIENCE) as plain_socket:
             try:
@@ -82,26 +82,18 @@ def reach(host: str, port: int, authority: Path) -> Finding:
                     until = ssl.cert_time_to_seconds(str((secure.getpeercert() or {})["notAfter"]))
             except ssl.SSLCertVerificationError as error:
                 why = f"{error.verify_message}; check that {authority} is of this server, and {bare} a --host of `fleet init`"
-                return Finding("reachable", False, f"{where} responds, but its certificate is not accepted: {why}")
+                return found(False, f"{where} responds, but its certificate is not accepted: {why}")
             except (ssl.SSLError, ConnectionError) as error:
-                return Finding(
-                    "reachable", False, f"{where} responds, but not with TLS ({first_line(error)}): check the port"
-                )
+                return found(False, f"{where} responds, but not with TLS ({first_line(error)}): check the port")
     except socket.gaierror:
-        return Finding("reachable", False, f"cannot resolve host {bare}: check the name")
+        return found(False, f"cannot resolve host {bare}: check the name")
     except ConnectionRefusedError:
-        return Finding(
-            "reachable",
-            False,
-            f"nothing listens on {where}: check that `fedgraph-flwr server` is running, and the port",
-        )
+        return found(False, f"nothing listens on {where}: check the port, and that `fedgraph-flwr server` is running")
     except (TimeoutError, OSError) as error:
         why = "no response" if isinstance(error, TimeoutError) else first_line(error)
-        return Finding("reachable", False, f"{where}: {why}; check for a firewall in between")
+        return found(False, f"{where}: {why}; check for a firewall in between")
     days = int((until - time.time()) / 86400)
-    return Finding(
-        "reachable", True, f"{where} responds, with a certificate of {authority} that is valid for {days} more days"
-    )
+    return found(True, f"{where} responds, with a certificate of {authority} that is valid for {days} more days")
 
 
 def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
@@ -125,16 +117,15 @@ def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
             seen.append(call_next(context))
             return seen[-1]
 
-    signer = NodeAuthHttpInterceptor(private, private.public_key())
+    found = partial(Finding, "registered")
+    hooks: list[Any] = [Keep(), NodeAuthHttpInterceptor(private, private.public_key())]
     began = time.time()
     try:
-        with FleetHttpClient.from_server_address(
-            address, False, str(authority), interceptors=[Keep(), signer]
-        ) as client:
+        with FleetHttpClient.from_server_address(address, False, str(authority), interceptors=hooks) as client:
             client.ActivateNode(request)
     except (httpx.HTTPError, RuntimeError) as error:
         if not seen:
-            yield Finding("registered", False, f"{address} did not respond to a signed request ({first_line(error)})")
+            yield found(False, f"{address} did not respond to a signed request ({first_line(error)})")
             return
     reply, now = seen[-1], (began + time.time()) / 2
     fast = clock(reply.headers.get("date", ""), now)
@@ -142,18 +133,14 @@ def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
     error_info = FlowerError.from_json(reply.text)
     code = error_info.code if error_info else 0
     if code == _REGISTERED:
-        yield Finding("registered", True, "the server knows this key")
+        yield found(True, "the server knows this key")
     elif code == _NOT_REGISTERED:
-        yield Finding(
-            "registered", False, "the server does not know this key: ask the operator to run `fleet join FILE.pub`"
-        )
+        yield found(False, "the server does not know this key: ask the operator to run `fleet join FILE.pub`")
     elif reply.status_code == 401:
         why = "" if fast.right is False else "; it may not be a SuperLink with --enable-supernode-auth"
-        yield Finding("registered", None, f"the server rejected the signature{why}")
+        yield found(None, f"the server rejected the signature{why}")
     else:
-        yield Finding(
-            "registered", None, f"the server replied with status {reply.status_code}: {sanitize(reply.text, 100)}"
-        )
+        yield found(None, f"the server replied with status {reply.status_code}: {sanitize(reply.text, 100)}")
 
 
 def clock(date: str, now: float) -> Finding:
@@ -173,9 +160,8 @@ def clock(date: str, now: float) -> Finding:
     offset = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's ({_time(now)} here, {_time(there)} there)"
     if -BEHIND < ahead < AHEAD:
         return Finding("clock", True, offset)
-    return Finding(
-        "clock", False, f"{offset}: set it (run timedatectl set-ntp true), or the server rejects this node's signatures"
-    )
+    fix = "set it (run timedatectl set-ntp true), or the server rejects this node's signatures"
+    return Finding("clock", False, f"{offset}: {fix}")
 
 
 def _time(seconds: float) -> str:
@@ -187,16 +173,13 @@ def same_versions(folder: Path) -> Finding:
     local = versions()
     line = ", ".join(f"{name} {number}" for name, number in local.items())
     if not (folder / FLEET).is_file():
-        return Finding(
-            "versions", None, f"{line}; not compared, because {folder / FLEET} is missing: ask the operator for it"
-        )
+        return Finding("versions", None, f"{line}; not compared: ask the operator for the missing {folder / FLEET}")
     remote = read_fleet(folder)[1]
     differ = {name: number for name, number in remote.items() if local.get(name) != number}
     if not differ:
         return Finding("versions", True, f"equal to the server's: {line}")
-    compared = ", ".join(
-        f"{name} {local.get(name, 'not installed')} (server: {sanitize(differ[name], 40)})" for name in differ
-    )
+    pairs = {name: (local.get(name, "not installed"), sanitize(number, 40)) for name, number in differ.items()}
+    compared = ", ".join(f"{name} {own} (server: {server})" for name, (own, server) in pairs.items())
     must = bool(differ.keys() & {"flwr", "fedgraph-flwr"})
     why = "install the server's version" if must else "accepted, but bit-identical parameters need equal versions"
     return Finding("versions", not must, f"{compared}: {why}")
@@ -204,6 +187,7 @@ def same_versions(folder: Path) -> Finding:
 
 def same_schema(graph: Path, agreed: Path | None) -> Finding:
     """Compare a graph's features and classes with the agreed schema."""
+    found = partial(Finding, "schema")
     from fedgraph_flwr.data.graph import read_header
     from fedgraph_flwr.data.schema import Schema, agreed_schema
 
@@ -216,14 +200,12 @@ def same_schema(graph: Path, agreed: Path | None) -> Finding:
         _, meta = read_header(graph)
         own, other = read(graph), read(agreed) if agreed else None
     except FedGraphError as error:
-        return Finding("schema", False, str(error))
+        return found(False, str(error))
     contents = f"{graph}: client {meta.get('client', '?')}, {meta.get('num_classes', '?')} classes"
     if agreed is None:
-        return Finding("schema", None, f"{contents}; pass --schema FILE to compare it with the parties' schema")
+        return found(None, f"{contents}; pass --schema FILE to compare it with the parties' schema")
     if own is None and other is None:
-        return Finding("schema", None, f"{contents}; neither it nor {agreed} has a schema")
+        return found(None, f"{contents}; neither it nor {agreed} has a schema")
     if own == other:
-        return Finding("schema", True, f"{contents}, equal to {agreed}")
-    return Finding(
-        "schema", False, f"{graph} has other columns or classes than {agreed}: import it again with --schema {agreed}"
-    )
+        return found(True, f"{contents}, equal to {agreed}")
+    return found(False, f"{graph} has other columns or classes than {agreed}: import it again with --schema {agreed}")

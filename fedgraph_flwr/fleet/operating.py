@@ -24,17 +24,12 @@ def connect(name: str, address: str, authority: Path) -> None:
     if existing == lines:
         return
     text = path.read_text().rstrip() + "\n\n" if path.is_file() else ""
-    if (
-        existing is not None
-        and existing.keys() == lines.keys()
-        and existing["root-certificates"] == lines["root-certificates"]
-    ):
+    if existing is not None and "address" in existing and existing | {"address": address} == lines:
         path.write_text(re.sub(rf'(\[superlink\.{re.escape(name)}\]\naddress = )"[^"\n]*"', rf'\1"{address}"', text))
         return  # same fleet at a previous address
     if existing is not None:
-        raise FedGraphError(
-            f"{path} has another connection '{name}' (to {existing.get('address')}): pass another --name, or remove it"
-        )
+        other = f"another connection '{name}' (to {existing.get('address')})"
+        raise FedGraphError(f"{path} has {other}: pass another --name, or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
     body = "\n".join(f"{key} = {json.dumps(value)}" for key, value in lines.items())
     path.write_text(f"{text}[superlink.{name}]\n{body}\n")
@@ -70,13 +65,11 @@ def check_connection(name: str, kind: str = "--name", others: Iterable[str] = ()
     Raises:
         FedGraphError: the connection is missing.
     """
-    known = _connections().keys() | set(others)
+    known, writes = _connections().keys() | set(others), "`fedgraph-flwr server` writes one on the server's machine"
     if not known:
-        raise FedGraphError(
-            f"{kind} {name}: {_configuration()} has no connections; `fedgraph-flwr server` writes one on the server's machine"
-        )
+        raise FedGraphError(f"{kind} {name}: {_configuration()} has no connections; {writes}")
     if name not in known:
-        raise unknown(kind, name, known, f"connections of {_configuration()}; `fedgraph-flwr server` writes one")
+        raise unknown(kind, name, known, f"connections of {_configuration()}; {writes}")
 
 
 def admit(public: Path, name: str) -> str:
