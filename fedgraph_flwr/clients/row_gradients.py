@@ -79,9 +79,9 @@ class Rows:
             _check_payments(client.graph, self.y.numel(), self.rules.look_back)
         self.x, self.attr, self.ends = client.graph.x, None, client.train_nodes.cpu()[None]
         if client.task.ITEMS == "edges":
-            places, attr = client.task.training_places()  # type: ignore[attr-defined]
+            places, attr = client.task.train_items  # type: ignore[attr-defined]
             self.ends = client.graph.edge_index[:, places]
-            self.attr = attr[places] if attr.size(1) else None
+            self.attr = attr if attr.size(1) else None
         if self.y.numel() and self.rules.delta > 1 / self.y.numel():
             raise FedGraphError(
                 f"privacy.delta={self.rules.delta:g} would allow publishing one of this party's {self.y.numel()} training rows:"

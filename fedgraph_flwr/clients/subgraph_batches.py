@@ -151,7 +151,9 @@ class EdgeClusterBatches(ClusterBatches):
         held = np.flatnonzero(item >= 0)
         rows = torch.from_numpy(held[np.argsort(item[held])])
         chosen = torch.from_numpy(item)[rows]
-        inputs = replace(inputs, **items_of(graph.edge_index[:, rows], self.attr[chosen], self.device, self.dtype))
+        inputs = replace(
+            inputs, **items_of(graph.edge_index[:, rows], rows_of(self.attr, chosen), self.device, self.dtype)
+        )
         return Batch(inputs, None, self.y[chosen.to(self.device)])
 
 

@@ -6,7 +6,7 @@ every method that trains a network by its loss serves every task.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models.plain import Plain
 
 _NONE = torch.zeros(0)
+
+STAGES = ("train", *metrics.SPLITS)
+"""Splits of items, in the order of their numbers."""
 
 
 class Batch(NamedTuple):
@@ -42,32 +45,23 @@ Stages = list[tuple[Tensor, Any]]
 """Items that a later stage predicts, as rows of all outputs, and the model's inputs for them."""
 
 
-class Scorer(Protocol):
-    """The scored items of a client, prepared once for all models."""
+class SplitScorer:
+    """Scores of items that are kept by part and split, prepared once for all models.
+
+    Args:
+        parts: the scored items of each part, by split.
+        values: returns the number of scored items of a part's split, and their loss and scores under a model's outputs.
+    """
+
+    def __init__(
+        self, parts: Sequence[Mapping[str, Any]], values: Callable[[Tensor, Any], tuple[int, Mapping[str, float]]]
+    ):
+        self.parts, self.values = parts, values
 
     def score(
         self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
     ) -> dict[str, list[float]]:
         """Return ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each with one entry per part."""
-
-
-class SplitScorer:
-    """A `Scorer` of items that are kept by part and split.
-
-    Attributes:
-        parts: the scored items of each part, by split.
-    """
-
-    parts: Sequence[Mapping[str, Any]]
-
-    def values(self, outputs: Tensor, items: Any) -> tuple[int, dict[str, float]]:
-        """Return the number of scored items of a part's split, and their loss and scores under a model's outputs."""
-        raise NotImplementedError
-
-    def score(
-        self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
-    ) -> dict[str, list[float]]:
-        """As `Scorer.score`."""
         outputs = logits.detach().cpu()
         found: dict[str, list[float]] = {}
         for part in self.parts:
@@ -77,6 +71,10 @@ class SplitScorer:
                     value = float(count) if key == "count" else values.get(key, float("nan"))
                     found.setdefault(f"{split}-{key}", []).append(value)
         return found
+
+
+Scorer = SplitScorer | metrics.Scored
+"""The scored items of a client."""
 
 
 class Task:
@@ -92,6 +90,7 @@ class Task:
         CLASSES: key of a schema with the names of the classes.
         KEYS: keys of ``task`` that it reads; other tasks refuse them.
         SPLITS: values of ``split.kind`` that it accepts; empty: all.
+        LOSSES: values of ``task.loss`` that it accepts; empty: it reads none.
         classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
         targets: whether items have several targets each, numbers or yes and no, instead of a class.
         samples: whether its steps can be batches with sampled neighbours.
@@ -109,6 +108,7 @@ class Task:
     CLASSES: ClassVar[str] = "classes"
     KEYS: ClassVar[frozenset[str]] = frozenset()
     SPLITS: ClassVar[tuple[str, ...]] = ()
+    LOSSES: ClassVar[tuple[str, ...]] = ()
     classes: ClassVar[bool] = False
     targets: ClassVar[bool] = False
     samples: ClassVar[bool] = False
@@ -168,6 +168,8 @@ class Task:
 
     def columns(self) -> Tensor:
         """Columns of all items [V, F], NaN where missing: what a model reads of an item without messages."""
+        if self.ITEMS == "nodes":
+            return self.graph.x
         raise FedGraphError(f"items of task={self.cfg.task.name} have no columns of their own")
 
     @classmethod
@@ -279,8 +281,12 @@ class Task:
         """Refuse a configuration that the task cannot serve.
 
         Raises:
-            FedGraphError: a key of another task, or a split that its items do not have.
+            FedGraphError: a loss of another task, or a split that its items do not have.
         """
+        if cfg.task.loss not in (cls.LOSSES or (cfg.task.loss,)):
+            raise FedGraphError(
+                f"task.loss={cfg.task.loss} is not for task={cfg.task.name}: set task.loss to {_either(cls.LOSSES)}"
+            )
         if cfg.split.kind not in (cls.SPLITS or (cfg.split.kind,)):
             kinds = f"={cls.SPLITS[0]}" if len(cls.SPLITS) == 1 else f" to {_either(cls.SPLITS)}"
             raise FedGraphError(

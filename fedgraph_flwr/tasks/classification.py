@@ -1,13 +1,14 @@
 """Tasks with one class per item, scored by what a network says of each."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fedgraph_flwr.config import EvaluationConfig, RunConfig
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.numerics.losses import task_loss
-from fedgraph_flwr.tasks.base import Task
+from fedgraph_flwr.tasks.base import STAGES, Task
 
 
 class Classification(Task):
@@ -24,6 +25,20 @@ class Classification(Task):
     def loss(predictions: Tensor, y: Tensor, cfg: RunConfig, weights: Tensor | None = None) -> Tensor:
         """``train.loss`` of logits [V, C] against classes [V]."""
         return task_loss(predictions, y, cfg.train, weights)
+
+    def masks_of(self, items: Any) -> dict[str, Tensor]:
+        """Return the training, validation and test items with a class, by split.
+
+        Raises:
+            FedGraphError: no item has a class, but they have targets.
+        """
+        known, task = items.y >= 0, self.cfg.task.name
+        if getattr(items, "num_targets", 0) and not bool(known.any()):
+            raise FedGraphError(
+                f"task={task} needs classes, but '{items.name}' has {items.num_targets} targets per {self.ITEMS[:-1]}: set"
+                f" task={task}-regression or task={task}-multilabel"
+            )
+        return {split: getattr(items, f"{split}_mask") & known for split in STAGES}
 
     def scorer(self, floor: int) -> metrics.Scored:
         """Validation and test items, without those of a class that has fewer than the floor."""

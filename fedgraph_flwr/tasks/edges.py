@@ -23,16 +23,14 @@ from torch import Tensor
 from fedgraph_flwr import models
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.far_ends import far_rows, told_places, with_far_ends, without_cut_edges, without_far_columns
-from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.graph import ClientGraph, rows_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
 from fedgraph_flwr.tasks import pairs
-from fedgraph_flwr.tasks.base import Batch, Stages
+from fedgraph_flwr.tasks.base import STAGES, Batch, Stages
 from fedgraph_flwr.tasks.classification import Classification
 from fedgraph_flwr.wire.messages import derive_seed
-
-STAGES = ("train", "val", "test")
 
 ENTERING = "entering"
 """Key of a graph's schema: edges that reach its nodes from others are items, too. In training their owner predicts them."""
@@ -64,11 +62,7 @@ class Edges(Classification):
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         self.cfg = cfg
-        if graph.schema.get("undirected"):
-            raise FedGraphError(
-                "task=edges predicts each edge once, but these tables were imported with --undirected, which lists it twice:"
-                " import them without it, and set model.reverse=true for messages in both directions"
-            )
+        pairs.check_one_way(graph, "edges")
         if not cfg.task.between and graph.part.numel():  # in the pooled graph, edges between clients are inner edges
             own = (graph.part[graph.edge_index[0]] == graph.part[graph.edge_index[1]]) | bool(graph.edge_part.numel())
             kept = own.nonzero().view(-1)
@@ -83,13 +77,12 @@ class Edges(Classification):
             ends = torch.cat([ends, torch.stack([entering[1], graph.node_id[entering[0]]])], dim=1)
         data = {key: own_rows(self.whole, key) for key in ("edge_y", "edge_split", "edge_time")}
         y = data["edge_y"] if data["edge_y"].numel() else torch.full((ends.size(1),), -1)
-        part = graph.part[inner[0]] if graph.part.numel() else graph.part  # the pooled graph has no edges to others
-        if graph.edge_part.numel():
-            part = graph.edge_part
+        # the pooled graph has no edges to others
+        part = graph.edge_part if graph.edge_part.numel() else rows_of(graph.part, inner[0])
         used = self._used(y, ends, part, data["edge_split"])
         self.order = torch.cat([(used == 0).nonzero().view(-1), (used != 0).nonzero().view(-1)])
-        self.y, self.part = y[self.order], part[self.order] if part.numel() else part
-        self.time = data["edge_time"][self.order] if data["edge_time"].numel() else data["edge_time"]
+        self.y, self.part = y[self.order], rows_of(part, self.order)
+        self.time = rows_of(data["edge_time"], self.order)
         stage = data["edge_split"][self.order].long() if data["edge_split"].numel() else torch.zeros_like(self.y)
         self.point, self.points = self._points(stage, self.time)
         self.ends = ends[:, self.order]
@@ -131,11 +124,9 @@ class Edges(Classification):
             )
         owner = part[known].numpy() if part.numel() else np.zeros(known.numel(), dtype=np.int64)
         place = self._hashed(ends[:, known].numpy(), np.stack([owner, y[known].numpy()]))
-        order, owner = known.numpy()[place], owner[place]
         shares = self.cfg.split.train, self.cfg.split.val, self.cfg.split.test
-        for client in np.unique(owner):
-            for number, rows in enumerate(pairs.split_pairs(order[owner == client], shares)):
-                found[torch.from_numpy(rows)] = number
+        for number, rows in enumerate(pairs.split_by_owner(place, owner, shares)):
+            found[known[torch.from_numpy(rows)]] = number
         return found
 
     def _hashed(self, ends: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -158,28 +149,13 @@ class Edges(Classification):
 
     @classmethod
     def num_classes(cls, graph: Any) -> int:
-        """C: classes of edges.
-
-        Raises:
-            FedGraphError: the edges have no labels.
-        """
-        agreed = graph.schema.get("agreed", {}).get("edge_classes", ())
-        found = graph.num_edge_classes or len(agreed)
-        if not found and graph.edge_y.numel():  # a file of an earlier version
-            found = max(int(graph.edge_y.max()) + 1, 2)
-        if not found:
-            where = f"dataset '{graph.name}'" if graph.name else "the graph"
-            raise FedGraphError(
-                f"task=edges needs labels of edges, which {where} does not have: import the tables with --edge-label-column, or"
-                " choose dataset=payments"
-            )
-        return int(found)
+        """C: classes of edges."""
+        return pairs.classes_of_edges(graph, "edges", "payments")
 
     @property
     def day(self) -> Tensor | None:
         """Day of each edge."""
-        time = own_rows(self.whole, "edge_time")
-        return time[self.order] // DAY if time.numel() else None
+        return self.time // DAY if self.time.numel() else None
 
     def columns(self) -> Tensor:
         """Those of the edges, then of their sources and of their targets, without what another client owns and does not share."""
@@ -211,20 +187,15 @@ class Edges(Classification):
         places, key = client.sampled.drawn(client.server_round, client.exchange, index)
         edges = self._train_edges[torch.from_numpy(places)]
         seeds, ends = np.unique(self.graph.edge_index[:, edges].numpy(), return_inverse=True)
-        attr = self._train_attr
-        items = items_of(
-            torch.from_numpy(ends.reshape(2, -1)), attr[edges] if attr.size(1) else attr, client.device, client.dtype
-        )
+        read, attr = torch.from_numpy(ends.reshape(2, -1)), rows_of(self._train_attr, edges)
+        items = items_of(read, attr, client.device, client.dtype)
         around: Any = client.sampled.around(seeds, key)
         return Batch(replace(around, **items), None, whole.y[torch.from_numpy(places).to(client.device)])
 
     @property
     def train_items(self) -> tuple[Tensor, Tensor]:
-        """Places of the training edges in `graph` [V], and their features [V, D]."""
-        attr = self._train_attr
-        return self._train_edges, attr[self._train_edges] if attr.size(1) else attr.new_zeros(
-            self._train_edges.numel(), 0
-        )
+        """Places of the training edges in `graph` [V], and their features [V, D]; [0, 0] without any."""
+        return self._train_edges, rows_of(self._train_attr, self._train_edges)
 
     @cached_property
     def _train_edges(self) -> Tensor:
@@ -235,10 +206,6 @@ class Edges(Classification):
     def _train_attr(self) -> Tensor:
         """Features of the edges that training reads [V', D]."""
         return self.item_attr(0)
-
-    def training_places(self) -> tuple[Tensor, Tensor]:
-        """Return the places of the training edges in `graph` [V], and the features of all edges that training reads [V', D]."""
-        return self._train_edges, self._train_attr
 
     def later(self, client: GraphClient, inputs: Any) -> Stages:
         """All items, each as its stage predicts it."""
@@ -268,8 +235,7 @@ class Edges(Classification):
     def _reading(self, inputs: Any, graph: ClientGraph, point: int, rows: Tensor, client: GraphClient) -> Any:
         """Return inputs with these items, all of which are read at the point."""
         edges = self._places(point, rows)
-        attr = self.item_attr(point)
-        attr = attr[edges] if graph.num_edge_features else attr
+        attr = rows_of(self.item_attr(point), edges)
         return replace(inputs, **items_of(graph.edge_index[:, edges], attr, client.device, client.dtype))
 
     def inputs_of_item(self, row: int, client: GraphClient) -> tuple[ClientGraph, Any, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import TASKS, RunConfig
-from fedgraph_flwr.data.graph import ClientGraph, rows_of
+from fedgraph_flwr.data.graph import ClientGraph, rows_at
 from fedgraph_flwr.data.many_graphs import check_answers, index_of, one_per_graph, selected
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.bases import GraphClient
@@ -52,9 +52,7 @@ class OfGraphs(Task):
         items = one_per_graph(graph)
         train = items.train_mask & self.known(items)
         self.order = torch.cat([train.nonzero().view(-1), (~train).nonzero().view(-1)])
-        held = ("y", "train_mask", "val_mask", "test_mask", "targets", "part")
-        rows: dict[str, Any] = {key: rows_of(getattr(items, key), self.order) for key in held}
-        items = replace(items, **rows)
+        items = replace(items, **rows_at(items, "node", self.order))
         super().__init__(cfg, items)
         self.items, self.graph = items, graph
         self._batches: dict[int, Batch] = {}
@@ -116,11 +114,6 @@ class OfGraphs(Task):
             self._batches[which] = Batch(inputs, None, whole.y[rows.to(whole.y.device)])
         return self._batches[which]
 
-    def part_of(self) -> np.ndarray:
-        """Return the part that each graph belongs to [G]."""
-        part = self.items.part
-        return part.numpy() if part.numel() else np.zeros(self.order.numel(), dtype=np.int64)
-
     def _training(self) -> Tensor:
         """Places of the training items among the client's graphs, ascending [V]."""
         return self.order[: int(self.masks["train"].sum())]
@@ -141,14 +134,7 @@ class Graphs(OfGraphs, Classification):
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         super().__init__(cfg, graph)
         self.y, self.part = self.items.y, self.items.part
-        known = self.known(self.items)
-        if not bool(known.any()) and graph.num_targets:
-            raise FedGraphError(
-                f"task=graphs needs classes, but '{graph.name}' has {graph.num_targets} numbers per graph: set"
-                " task=graphs-regression, or graphs-multilabel for 0 and 1"
-            )
-        masks = {split: getattr(self.items, f"{split}_mask") for split in ("train", "val", "test")}
-        self.masks = {split: mask & known for split, mask in masks.items()}
+        self.masks = self.masks_of(self.items)
 
     @classmethod
     def known(cls, items: ClientGraph) -> Tensor:

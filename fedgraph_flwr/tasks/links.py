@@ -12,7 +12,7 @@ ids, so that a client and the pooled graph agree on it.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -23,13 +23,12 @@ from torch import Tensor
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.curves import Curves
 from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.tasks import pairs, ranking
-from fedgraph_flwr.tasks.base import Batch, SplitScorer, Task
+from fedgraph_flwr.tasks.base import STAGES, Batch, SplitScorer, Task
 from fedgraph_flwr.wire.messages import derive_seed
 
 
@@ -51,15 +50,9 @@ class Links(Task):
         ]  # an edge between two clients belongs to neither
         self.known = joined
         shares = cfg.split.train, cfg.split.val, cfg.split.test
-        ids = graph.node_id.numpy()
-        place = np.sort(ids[inner], axis=0)
-        order = np.lexsort((pairs.keyed(place, derive_seed(cfg.seed, "links")), self.part[inner[0]]))
-        ends = np.bincount(self.part[inner[0]], minlength=int(self.part.max(initial=0)) + 1).cumsum()[:-1]
-        found = [pairs.split_pairs(one, shares) for one in np.split(order, ends)]
-        self.items = {
-            split: inner[:, np.concatenate([one[k] for one in found])]
-            for k, split in enumerate(("train", "val", "test"))
-        }
+        place = pairs.keyed(np.sort(graph.node_id.numpy()[inner], axis=0), derive_seed(cfg.seed, "links"))
+        found = pairs.split_by_owner(np.argsort(place, kind="stable"), self.part[inner[0]], shares)
+        self.items = {split: inner[:, rows] for split, rows in zip(STAGES, found, strict=True)}
         self.y = torch.ones(self.items["train"].shape[1])
         self.masks = {"train": torch.ones(len(self.y), dtype=torch.bool)}
         self.graph = without(graph, np.concatenate([self.items["val"], self.items["test"]], axis=1))
@@ -107,7 +100,7 @@ class Links(Task):
         joined = known[:, taken]
         hides = bool(task.disjoint) and known.shape[1] > 1
         graph = without(self.graph, joined) if hides else self.graph
-        self._check_size(taken.size, "task.negatives")
+        self._check_size(taken.size, "negatives")
         sources = np.repeat(joined[rng.integers(2, size=taken.size), np.arange(taken.size)], task.negatives)
         targets, free = self._corrupted(sources, rng)
         apart = np.stack([sources, targets])[:, free]
@@ -145,9 +138,11 @@ class Links(Task):
         """Mean binary cross entropy of the scores."""
         return F.binary_cross_entropy_with_logits(predictions, y.to(predictions))
 
-    def scorer(self, floor: int) -> "ScoredLinks":
-        """Validation and test pairs; a split of fewer pairs than the floor is not scored."""
-        return ScoredLinks(self, floor)
+    def scorer(self, floor: int) -> SplitScorer:
+        """Validation and test pairs with their negatives; a split of fewer pairs than the floor is not scored."""
+        parts = np.unique(self.part).tolist() or [0]
+        drawn = [{split: self.drawn(split, p) for split in metrics.SPLITS} for p in parts]
+        return SplitScorer(drawn, partial(_scored, floor=floor))
 
     @cached_property
     def _apart(self) -> Mapping[int, pairs.NonEdges]:
@@ -170,24 +165,16 @@ class Links(Task):
         client = part if self.graph.part.numel() else self.graph.client
         rng = np.random.default_rng([self.cfg.seed, client, derive_seed("links", split)])
         draws, count = self._apart[part], self.cfg.task.candidates
-        self._check_size(own.shape[1], "task.candidates")
+        self._check_size(own.shape[1], "candidates")
         sources = own[rng.integers(2, size=own.shape[1]), np.arange(own.shape[1])]
         targets, free = draws.corrupted(np.repeat(sources, count), rng)
         shape = own.shape[1], count
         return Ranked(own, sources, targets.reshape(shape), free.reshape(shape), draws.uniform(own.shape[1], rng))
 
     def _check_size(self, edges: int, key: str) -> None:
-        """Refuse to draw more pairs than fit in memory.
-
-        Raises:
-            FedGraphError: with the client, the number and the key to lower.
-        """
-        each = getattr(self.cfg.task, key.removeprefix("task."))
-        if edges * each > MAX_PAIRS:
-            raise FedGraphError(
-                f"client {self.graph.client} would draw {edges * each} pairs for {edges} edges, at most {MAX_PAIRS} fit:"
-                f" set {key} to at most {MAX_PAIRS // edges}"
-            )
+        """Refuse to draw more pairs than fit in memory, by a key of ``task``."""
+        named, most = f"task.{key}", pairs.MAX_DRAWN // max(edges, 1)
+        pairs.check_drawn(self.graph.client, edges, getattr(self.cfg.task, key), "pairs", named, most)
 
     def _rng(self, *stream: int | str) -> np.random.Generator:
         return np.random.default_rng(derive_seed(self.cfg.seed, self.graph.client, *stream))
@@ -221,9 +208,6 @@ class Ranked(NamedTuple):
     apart: np.ndarray
 
 
-MAX_PAIRS = 2**26
-"""Pairs without an edge that a client holds at once."""
-
 STORED = 8
 """Numbers that a drawn pair needs while others are drawn."""
 
@@ -231,23 +215,10 @@ ROWS = 2**20
 """Negatives that are scored at a time, with outputs of up to 64 numbers; fewer of wider ones."""
 
 
-class ScoredLinks(SplitScorer):
-    """Validation and test pairs of a client with their negatives.
-
-    Args:
-        task: the client's.
-        floor: a split of fewer pairs is not scored.
-    """
-
-    def __init__(self, task: Links, floor: int):
-        parts = np.unique(task.part).tolist() or [0]
-        self.parts = [{split: task.drawn(split, p) for split in metrics.SPLITS} for p in parts]
-        self.floor = floor
-
-    def values(self, outputs: Tensor, items: Ranked) -> tuple[int, dict[str, float]]:
-        """Score pairs."""
-        count = items.pairs.shape[1]
-        return (count, _values(outputs, items)) if count and count >= self.floor else (0, {})
+def _scored(outputs: Tensor, items: Ranked, floor: int) -> tuple[int, dict[str, float]]:
+    """Return the number and the scores of pairs; none if they are fewer than the floor."""
+    count = items.pairs.shape[1]
+    return (count, _values(outputs, items)) if count and count >= floor else (0, {})
 
 
 def _values(z: Tensor, ranked: Ranked) -> dict[str, float]:

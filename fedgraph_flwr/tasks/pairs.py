@@ -2,7 +2,12 @@
 
 import numpy as np
 
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.draws import GOLDEN, mix
+
+MAX_DRAWN = 2**26
+"""Pairs without an edge, or wrong ends of triples, that a client holds at once."""
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
@@ -40,6 +45,76 @@ def split_pairs(order: np.ndarray, shares: tuple[float, float, float]) -> tuple[
     return order[:train], order[train : train + val], order[train + val : train + val + test]
 
 
+def split_by_owner(order: np.ndarray, owner: np.ndarray, shares: tuple[float, float, float]) -> list[np.ndarray]:
+    """Return the positions of training, validation and test items, by owner, each owner's split by `split_pairs`.
+
+    Args:
+        order: positions of all items, in the order of their split [P].
+        owner: of each item [P].
+        shares: as of `split_pairs`.
+    """
+    order = order[np.argsort(owner[order], kind="stable")]
+    owners = np.split(order, np.flatnonzero(np.diff(owner[order])) + 1)
+    return [np.concatenate(rows) for rows in zip(*(split_pairs(one, shares) for one in owners), strict=True)]
+
+
+def check_drawn(client: int, items: int, each: int, named: str, key: str, most: int) -> None:
+    """Refuse to draw more than `MAX_DRAWN` wrong ones at once.
+
+    Args:
+        client: index of the client.
+        items: number of true ones.
+        each: number of wrong ones for each.
+        named: what they are, for the error.
+        key: the key to lower.
+        most: what to lower it to.
+
+    Raises:
+        FedGraphError: they do not fit in memory.
+    """
+    if items * each > MAX_DRAWN:
+        raise FedGraphError(
+            f"client {client} would draw {items * each} {named} for {items} items, at most {MAX_DRAWN} fit: set {key} to at"
+            f" most {most}"
+        )
+
+
+def check_one_way(graph: Graph, task: str) -> None:
+    """Refuse tables that list each edge twice.
+
+    Raises:
+        FedGraphError: they were imported with ``--undirected``.
+    """
+    if graph.schema.get("undirected"):
+        raise FedGraphError(
+            f"task={task} reads each edge once, but these tables were imported with --undirected, which lists it twice: import"
+            " them without it, and set model.reverse=true for messages in both directions"
+        )
+
+
+def classes_of_edges(graph: Graph, task: str, example: str) -> int:
+    """Return the number of classes of a graph's edges, which all clients share.
+
+    Args:
+        graph: a graph.
+        task: the task, for the error.
+        example: a data set with classes, likewise.
+
+    Raises:
+        FedGraphError: the edges have no labels.
+    """
+    found = graph.num_edge_classes or len(graph.schema.get("agreed", {}).get("edge_classes", ()))
+    if not found and graph.edge_y.numel():  # a file of an earlier version
+        found = max(int(graph.edge_y.max()) + 1, 2)
+    if not found:
+        where = f"dataset '{graph.name}'" if graph.name else "the graph"
+        raise FedGraphError(
+            f"task={task} needs a label for each edge, which {where} does not have: import the tables with --edge-label-column"
+            f" NAME, or choose dataset={example}"
+        )
+    return int(found)
+
+
 class NonEdges:
     """Draws pairs of nodes that no known edge joins.
 
@@ -66,16 +141,14 @@ class NonEdges:
 
     def uniform(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Up to ``count`` pairs [2, K], uniform over pairs without an edge."""
-        return self._drawn(rng.choice(self.candidates, (2, count)), rng, [0, 1])
+        pairs = rng.choice(self.candidates, (2, count))
+        return pairs[:, self._redrawn(pairs, rng, [0, 1])]
 
     def corrupted(self, sources: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw for each source [K] a uniform node that is not its neighbour: nodes [K], and which draws succeeded, bool [K]."""
         pairs = np.stack([sources, rng.choice(self.candidates, sources.size)])
         free = self._redrawn(pairs, rng, [1])
         return pairs[1], free
-
-    def _drawn(self, pairs: np.ndarray, rng: np.random.Generator, ends: list[int]) -> np.ndarray:
-        return pairs[:, self._redrawn(pairs, rng, ends)]
 
     def _redrawn(self, pairs: np.ndarray, rng: np.random.Generator, ends: list[int]) -> np.ndarray:
         """Draw the ends of known pairs again, in place; returns which are free in the end, bool [K]."""

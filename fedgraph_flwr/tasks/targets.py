@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,14 +15,18 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics, targets
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.tasks.base import SplitScorer, Task
+from fedgraph_flwr.tasks.base import STAGES, SplitScorer, Task
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "huber": F.huber_loss, "mae": F.l1_loss}
 """Losses of numbers by ``task.loss``."""
 
 
 class Targets(Task):
-    """Targets [N, T] of nodes: outputs are [N, T], the loss is a mean over the known entries of the training nodes."""
+    """Targets [N, T] of nodes: outputs are [N, T], the loss is a mean over the known entries of the training nodes.
+
+    Attributes:
+        part: in the pooled graph of the Central reference, the client of each item [N]; else empty.
+    """
 
     targets: ClassVar = True
     samples: ClassVar = True
@@ -32,7 +37,8 @@ class Targets(Task):
         check_targets(cfg, self.graph)
         self.y = self.entries(self.graph.targets.double())
         known = ~self.y.isnan().all(1)
-        self.masks = {split: getattr(graph, f"{split}_mask") & known for split in ("train", *metrics.SPLITS)}
+        self.masks = {split: getattr(graph, f"{split}_mask") & known for split in STAGES}
+        self.part = graph.part
 
     @classmethod
     def num_classes(cls, graph: Any) -> int:
@@ -73,9 +79,28 @@ class Targets(Task):
         """One per item."""
         return len(self.y)
 
-    def scorer(self, floor: int) -> "ScoredTargets":
+    def scorer(self, floor: int) -> SplitScorer:
         """Return validation and test items without entries that too few items share; see `shown`."""
-        return ScoredTargets(self, floor)
+        part = self.part if self.part.numel() else torch.zeros(len(self.y), dtype=torch.int64)
+        parts: list[dict[str, tuple[Tensor, Tensor]]] = []
+        for p in range(int(part.max()) + 1 if part.numel() else 1):
+            found = {}
+            for split in metrics.SPLITS:
+                rows = (self.masks[split] & (part == p)).nonzero().view(-1)
+                y = self.shown(self.y[rows], floor)
+                kept = ~y.isnan().all(1)
+                found[split] = rows[kept], y[kept]
+            parts.append(found)
+        return SplitScorer(parts, partial(self._scored, floor=floor))
+
+    def _scored(self, outputs: Tensor, items: tuple[Tensor, Tensor], floor: int) -> tuple[int, dict[str, float]]:
+        """Score items by their rows [V] and targets [V, T]."""
+        rows, y = items
+        if not len(rows):
+            return 0, {}
+        read = outputs[rows].double()
+        loss = float(self.loss(read, y, self.cfg))
+        return len(rows), self.values(read.numpy(), y.numpy(), floor) | {"loss": loss}
 
     def shown(self, y: Tensor, floor: int) -> Tensor:
         """Return scored targets [V, T] without columns that have fewer known entries than the floor."""
@@ -86,21 +111,13 @@ class Targets(Task):
         """Add the unit of the data."""
         return plain if plain.readout[0] else plain.with_readout("nodes", {}, {})
 
-    def columns(self) -> Tensor:
-        """Those of the nodes."""
-        return self.graph.x
-
-    def part_of(self) -> np.ndarray:
-        """Return the part that each item belongs to [V]; one part, except in the pooled graph of Central."""
-        part = self.graph.part
-        return part.numpy() if part.numel() else np.zeros(len(self.y), dtype=np.int64)
-
 
 class Regression(Targets):
     """Numbers, in training standardised by statistics that all clients share; scores are in the unit of the data."""
 
     METRICS: ClassVar = TASKS["nodes-regression"]
     KEYS: ClassVar = frozenset({"loss"})
+    LOSSES: ClassVar = tuple(LOSSES)
 
     @property
     def scale(self) -> Tensor:
@@ -116,14 +133,6 @@ class Regression(Targets):
         """Return ``task.loss``, averaged over the known entries."""
         known = ~y.isnan()
         return LOSSES[cfg.task.loss](predictions[known], y[known].to(predictions))
-
-    @classmethod
-    def check(cls, cfg: RunConfig) -> None:
-        """Refuse losses of other tasks."""
-        if cfg.task.loss not in LOSSES:
-            raise FedGraphError(
-                f"task.loss={cfg.task.loss} does not compare numbers: set task.loss to one of {', '.join(LOSSES)}"
-            )
 
     def values(self, outputs: np.ndarray, y: np.ndarray, floor: int = 0) -> dict[str, float]:
         """Return RMSE, MAE and R² in the unit of the data."""
@@ -191,37 +200,6 @@ class MultiLabel(Targets):
         """Return scored targets without the entries of a class that has fewer of them in its column than the floor."""
         few = [(y == value) & ((y == value).sum(0) < floor) for value in (0, 1)]
         return y.masked_fill(few[0] | few[1], torch.nan)
-
-
-class ScoredTargets(SplitScorer):
-    """Validation and test items of a client, prepared once for all models.
-
-    Args:
-        task: the client's.
-        floor: smallest number of items behind a score.
-    """
-
-    def __init__(self, task: Targets, floor: int):
-        self.task, self.floor = task, floor
-        self.parts: list[dict[str, tuple[Tensor, Tensor]]] = []
-        part = torch.from_numpy(task.part_of())
-        for p in range(int(part.max()) + 1 if part.numel() else 1):
-            found = {}
-            for split in metrics.SPLITS:
-                rows = (task.masks[split] & (part == p)).nonzero().view(-1)
-                y = task.shown(task.y[rows], floor)
-                kept = ~y.isnan().all(1)
-                found[split] = rows[kept], y[kept]
-            self.parts.append(found)
-
-    def values(self, outputs: Tensor, items: tuple[Tensor, Tensor]) -> tuple[int, dict[str, float]]:
-        """Score items by their rows [V] and targets [V, T]."""
-        rows, y = items
-        if not len(rows):
-            return 0, {}
-        read = outputs[rows].double()
-        loss = float(self.task.loss(read, y, self.task.cfg))
-        return len(rows), self.task.values(read.numpy(), y.numpy(), self.floor) | {"loss": loss}
 
 
 def scale_of(graph: Any) -> Tensor:

@@ -15,6 +15,7 @@ Each triple belongs to one client. The split follows from a keyed hash of global
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -30,17 +31,12 @@ from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models.readout import RelationRows, attach
 from fedgraph_flwr.tasks import pairs, ranking
-from fedgraph_flwr.tasks.base import Batch, SplitScorer, Stages, Task
+from fedgraph_flwr.tasks.base import STAGES, Batch, SplitScorer, Stages, Task
 from fedgraph_flwr.tasks.decoders import DECODERS
 from fedgraph_flwr.wire.messages import derive_seed
 
-SPLITS = ("train", "val", "test")
-
 TRIES = 32
 """Redraws of a replacement that completes a training triple; one that does even then is left out of the loss."""
-
-MAX_ITEMS = 2**26
-"""Entities that a step compares at most, over all of its triples."""
 
 CELLS = 2**22
 """Scores of queries and candidates that are ranked at a time."""
@@ -70,14 +66,11 @@ class Triples(Task):
     CLASSES: ClassVar = "edge_classes"
     KEYS: ClassVar = frozenset({"loss", "negatives", "decoder", "batch_size", "margin", "temperature"})
     SPLITS: ClassVar = ("ratio", "public")
+    LOSSES: ClassVar = ("softmax", "log_sigmoid")
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         self.cfg = cfg
-        if graph.schema.get("undirected"):
-            raise FedGraphError(
-                "task=triples reads each edge as one triple, but these tables were imported with --undirected, which lists it"
-                " twice: import them without it"
-            )
+        pairs.check_one_way(graph, "triples")
         self.num_nodes, self.num_relations = graph.num_nodes, self.num_classes(graph)
         if self.num_nodes**2 * self.num_relations >= 2**63:
             raise FedGraphError(
@@ -90,11 +83,11 @@ class Triples(Task):
         split = self._split(graph, triples[:, rows], owner[rows], rows)
         self.parties = [
             Party(
-                entities, {name: triples[:, rows[(owner[rows] == p) & (split == k)]] for k, name in enumerate(SPLITS)}
+                entities, {name: triples[:, rows[(owner[rows] == p) & (split == k)]] for k, name in enumerate(STAGES)}
             )
             for p, entities in _entities(graph, owner).items()
         ]
-        self.items = {name: np.concatenate([party.items[name] for party in self.parties], axis=1) for name in SPLITS}
+        self.items = {name: np.concatenate([party.items[name] for party in self.parties], axis=1) for name in STAGES}
         self.owner = np.repeat(np.arange(len(self.parties)), [p.items["train"].shape[1] for p in self.parties])
         self.known = np.sort(self._codes(*self.items["train"]))
         self.y = torch.ones(self.items["train"].shape[1])
@@ -114,12 +107,10 @@ class Triples(Task):
         key = derive_seed(self.cfg.seed, "triples")
         ends = graph.node_id.numpy()[triples[[0, 2]]]
         place = pairs.mixed(pairs.keyed(ends, key) + pairs.mixed(triples[1].astype(np.uint64) + np.uint64(key)))
-        order = np.lexsort((place, owner))
         found = np.full(len(rows), -1)
         shares = self.cfg.split.train, self.cfg.split.val, self.cfg.split.test
-        for one in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
-            for number, taken in enumerate(pairs.split_pairs(one, shares)):
-                found[taken] = number
+        for number, taken in enumerate(pairs.split_by_owner(np.argsort(place, kind="stable"), owner, shares)):
+            found[taken] = number
         return found
 
     def _codes(self, heads: np.ndarray, relations: np.ndarray, tails: np.ndarray) -> np.ndarray:
@@ -134,19 +125,8 @@ class Triples(Task):
 
     @classmethod
     def num_classes(cls, graph: Any) -> int:
-        """R, the number of relations that all clients share.
-
-        Raises:
-            FedGraphError: the edges have no labels.
-        """
-        found = graph.num_edge_classes or len(graph.schema.get("agreed", {}).get(cls.CLASSES, ()))
-        if not found:
-            where = f"dataset '{graph.name}'" if graph.name else "the graph"
-            raise FedGraphError(
-                f"task=triples needs a relation for each edge, which {where} does not have: import the tables with"
-                " --edge-label-column RELATION, or choose dataset=planted-triples"
-            )
-        return int(found)
+        """R, the number of relations that all clients share."""
+        return pairs.classes_of_edges(graph, "triples", "planted-triples")
 
     @property
     def variant(self) -> dict[str, Any]:
@@ -165,11 +145,8 @@ class Triples(Task):
             derive_seed(self.cfg.seed, self.graph.client, client.server_round, client.exchange, index, "negatives")
         )
         size = min(task.batch_size or train.shape[1], train.shape[1])
-        if size * task.negatives > MAX_ITEMS:
-            raise FedGraphError(
-                f"client {self.graph.client} would draw {size * task.negatives} entities for {size} triples, at most {MAX_ITEMS}"
-                f" fit: set task.batch_size to at most {MAX_ITEMS // task.negatives}"
-            )
+        most = pairs.MAX_DRAWN // task.negatives
+        pairs.check_drawn(self.graph.client, size, task.negatives, "entities", "task.batch_size", most)
         taken = np.sort(rng.permutation(train.shape[1])[:size])
         taken = taken[frequent(train[1, taken], client.policy.min_nodes)]
         size = taken.size
@@ -246,9 +223,16 @@ class Triples(Task):
         """Entities and relations."""
         return self.num_nodes + self.num_relations
 
-    def scorer(self, floor: int) -> "ScoredTriples":
+    def scorer(self, floor: int) -> SplitScorer:
         """Validation and test triples, without those of a relation that has fewer of them in a split than the floor."""
-        return ScoredTriples(self, floor)
+        parts = [{split: (party, split) for split in metrics.SPLITS} for party in self.parties]
+        return SplitScorer(parts, partial(self._scored, floor=floor))
+
+    def _scored(self, outputs: Tensor, items: tuple[Party, str], floor: int) -> tuple[int, dict[str, float]]:
+        """Return the number and the scores of the triples of a party's split."""
+        party, split = items
+        shown = int(frequent(party.items[split][1], floor).sum())
+        return shown, values_of(self.ranked(outputs, party, split, floor=floor)) if shown else {}
 
     def ranked(self, outputs: Tensor, party: Party, split: str, filtered: bool = True, floor: int = 0) -> "Ranks":
         """Rank the heads, then the tails of a split's triples among the party's entities.
@@ -260,7 +244,7 @@ class Triples(Task):
             filtered: whether candidates that complete another known triple are left out.
             floor: triples of a relation with fewer of them are left out.
         """
-        every = np.concatenate([party.items[name] for name in SPLITS], axis=1)
+        every = np.concatenate([party.items[name] for name in STAGES], axis=1)
         scored = party.items[split][:, frequent(party.items[split][1], floor)]
         found = [self._ranked_side(outputs, party.entities, scored, every, side, filtered) for side in (0, 2)]
         return Ranks(*(np.concatenate(values) for values in zip(*found, strict=True)))
@@ -299,20 +283,13 @@ class Triples(Task):
 
     @classmethod
     def check(cls, cfg: RunConfig) -> None:
-        """Refuse other losses and splits, and an odd width of complex numbers."""
+        """Refuse an odd width of complex numbers, too."""
         super().check(cfg)
-        if cfg.task.loss not in LOSSES:
-            raise FedGraphError(
-                f"task.loss={cfg.task.loss} is for numbers, and task=triples has none: set task.loss to {' or '.join(LOSSES)}"
-            )
         if cfg.task.decoder == "rotate" and cfg.model.hidden % 2:
             raise FedGraphError(
                 f"task.decoder=rotate reads complex numbers as two halves of a vector, got model.hidden={cfg.model.hidden}: set"
                 " an even number"
             )
-
-
-LOSSES = ("softmax", "log_sigmoid")
 
 
 class Ranks(NamedTuple):
@@ -327,25 +304,6 @@ class Ranks(NamedTuple):
     ranks: np.ndarray
     wrong: np.ndarray
     losses: np.ndarray
-
-
-class ScoredTriples(SplitScorer):
-    """Validation and test triples of a client.
-
-    Args:
-        task: the client's.
-        floor: triples of a relation with fewer of them in a split are not scored.
-    """
-
-    def __init__(self, task: Triples, floor: int):
-        self.task, self.floor = task, floor
-        self.parts = [{split: (party, split) for split in metrics.SPLITS} for party in task.parties]
-
-    def values(self, outputs: Tensor, items: tuple[Party, str]) -> tuple[int, dict[str, float]]:
-        """Score the triples of a party's split."""
-        party, split = items
-        shown = int(frequent(party.items[split][1], self.floor).sum())
-        return shown, values_of(self.task.ranked(outputs, party, split, floor=self.floor)) if shown else {}
 
 
 def frequent(relations: np.ndarray, floor: int) -> np.ndarray:

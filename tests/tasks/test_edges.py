@@ -474,7 +474,7 @@ def test_what_does_not_fit_is_refused_before_the_run(overrides, match):
 
 def test_graphs_that_do_not_fit_are_refused():
     graph = random_graph()
-    with pytest.raises(FedGraphError, match="task=edges needs labels of edges, which the graph does not have"):
+    with pytest.raises(FedGraphError, match="task=edges needs a label for each edge, which the graph does not have"):
         client(replace(graph, edge_y=torch.zeros(0, dtype=torch.int64), num_edge_classes=0))
     with pytest.raises(FedGraphError, match="imported with --undirected, which lists it twice"):
         client(replace(graph, schema={"undirected": True}))

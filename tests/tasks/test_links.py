@@ -282,9 +282,9 @@ def test_a_score_of_another_task_is_refused():
 
 
 def test_more_pairs_than_fit_are_refused(monkeypatch):
-    monkeypatch.setattr(links, "MAX_PAIRS", 1000)
+    monkeypatch.setattr(pairs, "MAX_DRAWN", 1000)
     with pytest.raises(
-        FedGraphError, match=r"client 0 would draw 4400 pairs for 44 edges, .* set task.candidates to at most 22"
+        FedGraphError, match=r"client 0 would draw 4400 pairs for 44 items, .* set task.candidates to at most 22"
     ):
         scores_of(client(random_graph()))
     with pytest.raises(FedGraphError, match=r"set task.negatives to at most"):

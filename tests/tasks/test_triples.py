@@ -19,7 +19,8 @@ from fedgraph_flwr.partition.clients import cut, pool
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.sweeps.runs import majority
-from fedgraph_flwr.tasks import triples
+from fedgraph_flwr.tasks import pairs, triples
+from fedgraph_flwr.tasks.base import STAGES
 from fedgraph_flwr.tasks.decoders import DECODERS
 from fedgraph_flwr.testing import assert_same_arrays
 from tests.methods.small_runs import serving
@@ -212,7 +213,7 @@ def test_clients_and_the_pooled_graph_split_the_same_triples():
     z = torch.randn(23, 8, generator=torch.Generator().manual_seed(0))
     for p, (own, task) in enumerate(zip(clients, parts, strict=True)):
         assert (whole.parties[p].entities == own.node_id.numpy()).all()
-        for split in triples.SPLITS:
+        for split in STAGES:
             head, relation, tail = task.items[split]
             names = own.node_id.numpy()
             assert as_set(np.stack([names[head], relation, names[tail]])) == as_set(whole.parties[p].items[split])
@@ -362,7 +363,7 @@ def test_every_method_that_serves_triples_is_scored(strategy, tmp_path):
         (["strategy=fedproto"], "strategy=fedproto does not serve task=triples: set task to nodes"),
         (["train.loss=weighted"], r"train.loss=weighted needs classes of nodes, and task=triples has none"),
         (["split.kind=kfold"], "got split.kind=kfold: set split.kind to ratio or public"),
-        (["task.loss=huber"], "task.loss=huber is for numbers, .*: set task.loss to softmax or log_sigmoid"),
+        (["task.loss=huber"], "task.loss=huber is not for task=triples: set task.loss to softmax or log_sigmoid"),
         (["model.hidden=7"], "task.decoder=rotate reads complex numbers .*, got model.hidden=7: set an even number"),
         (["task=nodes", "model=embedding"], "learns a vector of each training node and predicts no others"),
         (["task.disjoint=0.5"], "task=triples does not read task.disjoint=0.5"),
@@ -390,7 +391,7 @@ def test_scores_without_a_bound_are_not_noised():
 def test_data_without_relations_or_split_are_refused():
     graph = random_graph()
     graph.edge_y, graph.num_edge_classes = torch.zeros(0, dtype=torch.int64), 0
-    with pytest.raises(FedGraphError, match=r"needs a relation for each edge, .* --edge-label-column RELATION"):
+    with pytest.raises(FedGraphError, match=r"task=triples needs a label for each edge, .* --edge-label-column NAME"):
         client(graph)
     graph = random_graph()
     graph.edge_split = torch.zeros(0, dtype=torch.int8)
@@ -399,8 +400,6 @@ def test_data_without_relations_or_split_are_refused():
 
 
 def test_more_entities_than_fit_are_refused(monkeypatch):
-    monkeypatch.setattr(triples, "MAX_ITEMS", 100)
-    with pytest.raises(
-        FedGraphError, match=r"would draw 216 entities for 54 triples, .* task.batch_size to at most 25"
-    ):
+    monkeypatch.setattr(pairs, "MAX_DRAWN", 100)
+    with pytest.raises(FedGraphError, match=r"would draw 216 entities for 54 items, .* task.batch_size to at most 25"):
         client(random_graph(), "task.negatives=4").train()
