@@ -13,6 +13,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -106,14 +107,10 @@ class Treatment:
         """
         agreed = self.schema.scaling if self.schema else ""
         if self.scaling and agreed and self.scaling != agreed:
-            raise FedGraphError(
-                f"--scaling {self.scaling} conflicts with scaling {agreed} of {self.where}: leave the option out, or"
-                " edit the schema"
-            )
+            raise conflict(f"--scaling {self.scaling}", f"scaling {agreed}", self.where)
         if self.scaling == "federated" and not agreed:
             raise FedGraphError(
-                "--scaling federated needs --schema FILE with the parties' statistics: write each party's with --statistics,"
-                " then `fedgraph-flwr schema merge`"
+                "--scaling federated needs --schema FILE with statistics by `fedgraph-flwr schema merge`"
             )
         return agreed or self.scaling or default
 
@@ -141,16 +138,14 @@ class Treatment:
 
     def roles(self, tables: Types, names: Mapping[str, Sequence[str]]) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Return the schema's roles with the party's, from the columns of all roles and those of its tables, by type."""
+        agreed = self.schema.roles if self.schema else {}
         if not self.new_role:
-            return self.schema.roles if self.schema else {}
+            return agreed
         own = {
             kind: tuple(name for name, c in found.items() if c.kind != "ignored" and name in names.get(kind, ()))
             for kind, found in tables.items()
         }
-        return {
-            **(self.schema.roles if self.schema else {}),
-            self.role: {k: found for k, found in own.items() if found},
-        }
+        return {**agreed, self.role: {kind: found for kind, found in own.items() if found}}
 
     @property
     def options(self) -> dict[str, Mapping[str, str]]:
@@ -214,12 +209,10 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
     agreed = columns(kind, table, names, where, treatment)
     used = {name: column for name, column in agreed.items() if column.kind != "ignored"}
     missing = treatment.missing(kind, agreed, names)
-    present = [name for name in used if name not in missing]
     if treatment.schema:
-        decimals = _decimals_of(kind, table, [n for n in present if used[n].kind == "number"], treatment)
-        for name in present:
-            column = used[name]
-            used[name] = as_written(kind, column, table[name], name, where, treatment, decimals)
+        parts = {name: _Written(kind, name, table[name], where, treatment) for name in used if name not in missing}
+        decimals = {part.decimal for name, part in parts.items() if used[name].kind == "number"} - {""}
+        used |= {name: part.by_schema(used[name], decimals) for name, part in parts.items()}
     fitted, blocks, filled = dict(agreed), [np.zeros((len(table), 0))], []
     for name, column in used.items():
         if name in missing:
@@ -230,10 +223,7 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
         read = values(table[name], column, name, where)
         _report_others(name, column, read, where, treatment)
         if scaling == "federated" and "fill" not in column.statistics:
-            raise FedGraphError(
-                f"{treatment.where} has scaling federated but no statistics of column '{name}': create it with"
-                " `fedgraph-flwr schema merge`"
-            )
+            raise FedGraphError(f"{treatment.where} has no statistics of column '{name}': create it by `schema merge`")
         fitted[name] = fit(column, read, scaling)
         blocks.append(encode(fitted[name], read))
         if gaps := int(absent(read).sum()):
@@ -264,34 +254,29 @@ def _report(
 def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: Treatment) -> dict[str, Column]:
     """Return the columns of one node table: the schema's in its order, or those detected.
 
+    A detected column gets an indicator of missing values if parties have roles: others do not have it.
+
     Raises:
         FedGraphError: a column of the schema is missing, or an option contradicts the schema.
     """
-    if treatment.schema is None:
-        decimals = _decimals_of(kind, table, names, treatment)
-        found = {name: _found(kind, table[name], name, where, treatment, decimals) for name in names}
-        dropped = [f"{name} ({why})" for name, (_, why) in found.items() if why]
-        agreed = {name: _gaps(column, treatment) for name, (column, _) in found.items()}
-    else:
-        agreed = dict(treatment.schema.nodes.get(kind, {}))
-        if treatment.new_role and (fresh := [name for name in names if name not in agreed]):
-            decimals = _decimals_of(kind, table, fresh, treatment)
-            for name in fresh:
-                agreed[name] = _gaps(_found(kind, table[name], name, where, treatment, decimals)[0], treatment)
+    schema = treatment.schema
+    agreed = dict(schema.nodes.get(kind, {})) if schema else {}
+    fresh = [name for name in names if name not in agreed] if schema is None or treatment.new_role else []
+    parts = [_Written(kind, name, table[name], where, treatment) for name in fresh]
+    decimals = {part.decimal for part in parts} - {""}
+    found = {part.name: part.detected(decimals) for part in parts}
+    for name, (column, _) in found.items():
+        gaps = bool(treatment.role) and column.kind != "ignored"
+        agreed[name] = replace(column, missing=True) if gaps else column
+    dropped = [f"{name} ({why})" for name, (_, why) in found.items() if why]
+    if schema:
         missing = treatment.missing(kind, agreed, names)
         wanted = _wanted(kind, {n: c for n, c in agreed.items() if n not in missing}, names, where, treatment)
-        dropped = [
-            f"{name} ({'not in the schema' if name not in agreed else 'ignored by the schema'})" for name in names
-        ]
-        dropped = [entry for name, entry in zip(names, dropped, strict=True) if name not in wanted]
+        why = {name: "not in the schema" if name not in agreed else "ignored by the schema" for name in names}
+        dropped = [f"{name} ({why[name]})" for name in names if name not in wanted]
     if dropped:
         treatment.say(f"{where}: ignored: {', '.join(dropped)}")
     return agreed
-
-
-def _gaps(column: Column, treatment: Treatment) -> Column:
-    """Return a detected column, which gets an indicator of missing values if parties have roles: others do not have it."""
-    return replace(column, missing=True) if treatment.role and column.kind != "ignored" else column
 
 
 def _wanted(
@@ -305,227 +290,213 @@ def _wanted(
     wanted = {name: column for name, column in agreed.items() if column.kind != "ignored"}
     for name, column in wanted.items():
         if name not in names:
-            raise FedGraphError(
-                f"{where} has no column '{name}' ({column.kind}) of {treatment.where}; its columns are {', '.join(names)}"
-            )
-        its = {"kind": column.kind, "scale": column.scale, "unit": column.unit}
+            known = f"of {treatment.where}; its columns are {', '.join(names)}"
+            raise FedGraphError(f"{where} has no column '{name}' ({column.kind}) {known}")
         for option, options in treatment.options.items():
-            if (given := treatment.option(options, kind, name)) not in ("", its[option]):
-                raise FedGraphError(
-                    f"--{option} {name}={given} conflicts with {its[option] or 'none'} in {treatment.where}: leave"
-                    " the option out,"
-                    " or edit the schema"
-                )
+            its = getattr(column, option)
+            if (given := treatment.option(options, kind, name)) not in ("", its):
+                raise conflict(f"--{option} {name}={given}", its or "none", treatment.where)
     if list(wanted) != (own := [name for name in names if name in wanted]):
         treatment.say(f"{where}: columns reordered as in {treatment.where} ({', '.join(own)} here)")
     return wanted
 
 
-def _found(
-    kind: str, column: Any, name: str, where: str, treatment: Treatment, decimals: set[str]
-) -> tuple[Column, str]:
-    """Return a column by its values and the user's options, and why it is ignored ("" if it is used)."""
-    given, scale = (treatment.option(options, kind, name) for options in (treatment.kinds, treatment.scales))
-    form = treatment.option(treatment.date_formats, kind, name)
-    if form and given not in ("", "date"):
-        raise FedGraphError(f"--date-format {name}={form} conflicts with --kind {name}={given}: leave one of them out")
-    given = "date" if form else given
-    accepted = treatment.number_formats(kind, name)
-    detected = given in ("", "date", "number") and not (form or (given == "number" and column.dtype.kind in "biuf"))
-    found, detail = (given, form)
-    if detected:
-        found, detail = _kind(column, name, where, accepted, decimals, treatment, given)
-    if given == "date" and found != "date":
-        raise FedGraphError(
-            f"{where}: column '{name}' has no dates such as 2026-01-31 or 31.01.2026: pass --date-format {name}=FORMAT, such"
-            " as %d %b %Y"
-        )
-    if found == "ignored":
-        return Column("ignored"), detail or "by --kind"
-    unit = treatment.option(treatment.units, kind, name)
-    found, detail = ("number", "") if given == "number" and found != "number" else (found, detail)
-    _check_scale(scale, found, name, where)
-    spec = Column(found, unit=unit, scale=scale or "standard", format=detail if found in ("date", "number") else "")
-    if found == "category":
-        spec = replace(spec, categories=frequent(counts(values(column, spec, name, where)), treatment.floor))
-        if not spec.categories:
-            return Column("ignored"), f"no value has {treatment.floor} rows"
-    return replace(spec, missing=bool(absent(values(column, spec, name, where)).any())), ""
+def conflict(option: str, value: str, schema: str) -> FedGraphError:
+    """Return the error for an option that contradicts the file of a schema."""
+    return FedGraphError(f"{option} conflicts with {value} in {schema}: leave the option out, or edit the schema")
 
 
-def _check_scale(scale: str, kind: str, name: str, where: str) -> None:
-    if scale and kind not in ("number", "date"):
-        raise FedGraphError(
-            f"{where}: --scale {name}={scale} has no effect on a {kind}: leave it out, or pass --kind {name}=number"
-        )
+@dataclass(frozen=True)
+class _Written:
+    """Column as one table writes it, with the user's options for it.
 
-
-def _known(column: Any) -> list[str]:
-    """Return the distinct values of a column as text, without markers of missing values."""
-    return [str(word) for word in np.unique(as_words(column.drop_duplicates())) if word.strip().lower() not in NOTHING]
-
-
-def _decimals_of(kind: str, table: Any, names: Sequence[str], treatment: Treatment) -> set[str]:
-    """Return the decimal separators of unambiguous columns; they resolve the ambiguous ones."""
-    found = set()
-    for name in names:
-        if table[name].dtype.kind in "biufM" or treatment.option(treatment.kinds, kind, name) not in ("", "number"):
-            continue
-        texts = _known(table[name])
-        if not texts or number_like(texts[:20]).sum() < len(texts[:20]):  # a cheap test that skips text columns
-            continue
-        forms = readings(texts, treatment.number_formats(kind, name) or FORMATS)
-        if len(forms) == 1 and (forms[0].thousands in (",", ".") or any(forms[0].decimal in word for word in texts)):
-            found.add(forms[0].decimal)
-    return found
-
-
-def _number_format(
-    texts: Sequence[str], name: str, where: str, accepted: Sequence[NumberFormat] | None, decimals: set[str]
-) -> NumberFormat | None:
-    """Return the format by which all texts are numbers; None if some text is not a number.
-
-    Raises:
-        FedGraphError: two formats fit, and neither the options nor the other columns decide.
+    Attributes:
+        type: type of the nodes or edges.
+        name: name of the column.
+        column: its values [N].
+        where: the file, for errors.
+        treatment: column options and schema.
     """
-    forms = readings(texts, FORMATS if accepted is None else accepted)
-    if len(forms) > 1 and len(fitting := [form for form in forms if form.decimal in decimals]) == 1:
-        forms = fitting
-    if len(forms) > 1:
-        which = next(i for i in range(len(texts)) if len({float(form.read([texts[i]])[0]) for form in forms}) > 1)
-        meanings = " or ".join(
-            f"{form.read([texts[which]])[0]:.15g} (--decimal {name}={form.decimal})" for form in forms
-        )
-        raise FedGraphError(
-            f"{where}: column '{name}' has '{texts[which]}', which can mean {meanings}: pass one of these options"
-        )
-    return forms[0] if forms else None
 
+    type: str
+    name: str
+    column: Any
+    where: str
+    treatment: Treatment
 
-def _kind(
-    column: Any,
-    name: str,
-    where: str,
-    accepted: Sequence[NumberFormat] | None,
-    decimals: set[str],
-    treatment: Treatment,
-    given: str = "",
-) -> tuple[str, str]:
-    """Return the kind of a column, and its format (date or number) or why it is ignored.
+    @property
+    def here(self) -> str:
+        """File and column, for errors."""
+        return f"{self.where}: column '{self.name}'"
 
-    Raises:
-        FedGraphError: most of its values are numbers or dates, but not all, or two formats fit.
-    """
-    if not len(column):
-        return "number", ""
-    if column.dtype.kind == "M":
-        return "date", "ISO8601"
-    if column.dtype.kind in "biuf":
-        known = set(column.dropna().unique())
-        kind = "flag" if column.dtype.kind == "b" or known == {0, 1} else "number"
-        return (kind, "") if known else ("ignored", "empty")
-    distinct = _known(column)
-    low = {word.lower() for word in distinct}
-    if not distinct:
-        return "ignored", "empty"
-    if given != "number":
-        if low <= TRUE | FALSE and (len(low) == 2 or not low <= {"0", "1"}):
-            return "flag", ""
-        if "train" in low and low <= SPLITS.keys():
-            return "ignored", f"looks like a split: pass --split-column {name} to use it"
-    if (form := _number_format(distinct, name, where, accepted, decimals)) is not None:
-        return "number", str(form)
-    number, date = number_like(distinct), date_like(distinct)
-    if number.mean() > 0.5:
-        raise FedGraphError(_unlike(column, distinct, number, name, where, accepted))
-    if date.all():
-        return "date", date_format(distinct, name, where)
-    if date.mean() > 0.5:
-        wrong, right = distinct[int((~date).argmax())], distinct[int(date.argmax())]
-        raise FedGraphError(
-            f"{where}: column '{name}' has '{sanitize(wrong, 40)}' in row {_row(column, wrong)}, and dates such as '{right}':"
-            f" correct the value, or pass --date-format {name}=FORMAT (several separated by |), or --kind {name}=ignored"
-        )
-    return _words(distinct, len(column), name, where, treatment)
+    def option(self, given: Mapping[str, str]) -> str:
+        """Return the user's value for the column; "" if there is none."""
+        return self.treatment.option(given, self.type, self.name)
 
+    @cached_property
+    def texts(self) -> list[str]:
+        """Distinct values as text, without markers of missing values."""
+        distinct = np.unique(as_words(self.column.drop_duplicates()))
+        return [str(word) for word in distinct if word.strip().lower() not in NOTHING]
 
-def _words(distinct: Sequence[str], rows: int, name: str, where: str, treatment: Treatment) -> tuple[str, str]:
-    """Return the kind of a column of words: a category, or ignored with too many different values."""
-    if len(distinct) > max(20, 0.5 * rows):
-        what, alike = looks_like(distinct)
-        if alike:
-            fix = "remove units from its values" if what == "numbers" else f"pass --date-format {name}=FORMAT"
-            treatment.warn(
-                f"{where}: column '{name}' is ignored, but {len(alike)} of its {len(distinct)} different values look like {what},"
-                f" such as '{sanitize(alike[0], 40)}': {fix}, or pass --kind {name}=ignored"
+    @cached_property
+    def accepted(self) -> list[NumberFormat] | None:
+        """Formats of numbers that the user's options permit; None without an option."""
+        return self.treatment.number_formats(self.type, self.name)
+
+    @property
+    def decimal(self) -> str:
+        """Decimal separator if the values show it without doubt, which resolves ambiguous columns; "" otherwise."""
+        if self.column.dtype.kind in "biufM" or self.option(self.treatment.kinds) not in ("", "number"):
+            return ""
+        first = self.texts[:20]
+        if not first or number_like(first).sum() < len(first):  # a cheap test that skips text columns
+            return ""
+        forms = readings(self.texts, self.accepted or FORMATS)
+        sure = len(forms) == 1 and (forms[0].thousands in (",", ".") or forms[0].decimal in "".join(self.texts))
+        return forms[0].decimal if sure else ""
+
+    def detected(self, decimals: set[str]) -> tuple[Column, str]:
+        """Return the column by its values and the user's options, and why it is ignored ("" if it is used)."""
+        name, given, scale = self.name, self.option(self.treatment.kinds), self.option(self.treatment.scales)
+        if (form := self.option(self.treatment.date_formats)) and given not in ("", "date"):
+            raise FedGraphError(f"--date-format {name}={form} conflicts with --kind {name}={given}: leave one out")
+        kind, detail = ("date", form) if form else (given, "")
+        given = kind
+        if not form and given in ("", "date", "number") and (given != "number" or self.column.dtype.kind not in "biuf"):
+            kind, detail = self.kind(given, decimals)
+        if given == "date" and kind != "date":
+            raise FedGraphError(f"{self.here} has no dates such as 2026-01-31: pass --date-format {name}='%d %b %Y'")
+        if kind == "ignored":
+            return Column("ignored"), detail or "by --kind"
+        kind, detail = ("number", "") if given == "number" and kind != "number" else (kind, detail)
+        if scale and kind not in ("number", "date"):
+            fix = f"leave it out, or pass --kind {name}=number"
+            raise FedGraphError(f"{self.where}: --scale {name}={scale} has no effect on a {kind}: {fix}")
+        form = detail if kind in ("date", "number") else ""
+        spec = Column(kind, unit=self.option(self.treatment.units), scale=scale or "standard", format=form)
+        read = values(self.column, spec, name, self.where)
+        if kind == "category":
+            spec = replace(spec, categories=frequent(counts(read), self.treatment.floor))
+            if not spec.categories:
+                return Column("ignored"), f"no value has {self.treatment.floor} rows"
+        return replace(spec, missing=bool(absent(read).any())), ""
+
+    def kind(self, given: str, decimals: set[str]) -> tuple[str, str]:
+        """Return the kind of the column, and its format (date or number) or why it is ignored.
+
+        Raises:
+            FedGraphError: most of its values are numbers or dates, but not all, or two formats fit.
+        """
+        column, name = self.column, self.name
+        if not len(column):
+            return "number", ""
+        if column.dtype.kind == "M":
+            return "date", "ISO8601"
+        if column.dtype.kind in "biuf":
+            known = set(column.dropna().unique())
+            kind = "flag" if column.dtype.kind == "b" or known == {0, 1} else "number"
+            return (kind, "") if known else ("ignored", "empty")
+        low = {word.lower() for word in self.texts}
+        if not low:
+            return "ignored", "empty"
+        if given != "number":
+            if low <= TRUE | FALSE and (len(low) == 2 or not low <= {"0", "1"}):
+                return "flag", ""
+            if "train" in low and low <= SPLITS.keys():
+                return "ignored", f"looks like a split: pass --split-column {name} to use it"
+        if (form := self.number_format(decimals)) is not None:
+            return "number", str(form)
+        number, date = number_like(self.texts), date_like(self.texts)
+        if number.mean() > 0.5:
+            raise self.unlike(number)
+        if date.all():
+            return "date", date_format(self.texts, name, self.where)
+        if date.mean() > 0.5:
+            wrong, right = self.texts[int((~date).argmax())], self.texts[int(date.argmax())]
+            raise FedGraphError(
+                f"{self.here} has {self.at(wrong)}, and dates such as '{right}': correct the value, or pass --date-format"
+                f" {name}=FORMAT (several separated by |), or --kind {name}=ignored"
             )
-        return "ignored", f"{len(distinct)} different values in {rows} rows"
-    return "category", ""
+        return self.words()
 
+    def words(self) -> tuple[str, str]:
+        """Return the kind of a column of words: a category, or ignored with too many different values."""
+        count, rows = len(self.texts), len(self.column)
+        if count <= max(20, 0.5 * rows):
+            return "category", ""
+        what, alike = looks_like(self.texts)
+        if alike:
+            fix = "remove units from its values" if what == "numbers" else f"pass --date-format {self.name}=FORMAT"
+            self.treatment.warn(
+                f"{self.here} is ignored, but {len(alike)} of its {count} different values look like {what}, such as"
+                f" '{sanitize(alike[0], 40)}': {fix}, or pass --kind {self.name}=ignored"
+            )
+        return "ignored", f"{count} different values in {rows} rows"
 
-def _row(column: Any, word: str) -> int:
-    """Return the first row with a value, counted from 1."""
-    return first_row(as_words(column) == word)
+    def number_format(self, decimals: set[str]) -> NumberFormat | None:
+        """Return the format by which all texts are numbers; None if some text is not a number.
 
+        Raises:
+            FedGraphError: two formats fit, and neither the options nor the other columns decide.
+        """
+        forms = readings(self.texts, FORMATS if self.accepted is None else self.accepted)
+        if len(forms) > 1 and len(fitting := [form for form in forms if form.decimal in decimals]) == 1:
+            forms = fitting
+        if len(forms) > 1:
+            text = next(t for t in self.texts if len({float(form.read([t])[0]) for form in forms}) > 1)
+            meant = [f"{form.read([text])[0]:.15g} (--decimal {self.name}={form.decimal})" for form in forms]
+            raise FedGraphError(
+                f"{self.here} has '{text}', which can mean {' or '.join(meant)}: pass one of these options"
+            )
+        return forms[0] if forms else None
 
-def _unlike(
-    column: Any,
-    distinct: Sequence[str],
-    number: np.ndarray,
-    name: str,
-    where: str,
-    accepted: Sequence[NumberFormat] | None,
-) -> str:
-    """Return the error message for a column of mostly numbers, but not all, or not in one format."""
-    remedy = f"correct the value, or pass --kind {name}=category or --kind {name}=ignored"
-    if number.all():
-        forms = [max(FORMATS, key=lambda form: int((~np.isnan(form.read(distinct))).sum()))]
-        if accepted is not None:
-            forms = list(accepted)
-        unread = (word for word in distinct if all(np.isnan(form.read([word])[0]) for form in forms))
-        wrong = next(unread, max(distinct, key=len))  # else a long number without the thousands separator of others
-        why = "by its --decimal and --thousands" if accepted is not None else f"like '{str(forms[0]) or '1234.5'}'"
-        return (
-            f"{where}: column '{name}' has '{wrong}' in row {_row(column, wrong)}, which is not a number {why}: pass --decimal"
-            f" {name}=SIGN or --thousands {name}=SIGN, or {remedy}"
-        )
-    wrong = distinct[int((~number).argmax())]
-    value = f"'{sanitize(wrong, 40)}' in row {_row(column, wrong)}"
-    return f"{where}: features must be finite numbers; column '{name}' has {value}: {remedy}"
+    def at(self, word: str) -> str:
+        """Return a value and its first row, for errors."""
+        return f"'{sanitize(word, 40)}' in row {first_row(as_words(self.column) == word)}"
 
+    def unlike(self, number: np.ndarray) -> FedGraphError:
+        """Return the error for a column whose texts are mostly numbers [N], but not all, or not in one format."""
+        remedy = f"correct the value, or pass --kind {self.name}=category or --kind {self.name}=ignored"
+        if not number.all():
+            wrong = self.texts[int((~number).argmax())]
+            what = f"features must be finite numbers; column '{self.name}' has {self.at(wrong)}"
+            return FedGraphError(f"{self.where}: {what}: {remedy}")
+        forms = [max(FORMATS, key=lambda form: int((~np.isnan(form.read(self.texts))).sum()))]
+        if self.accepted is not None:
+            forms = list(self.accepted)
+        unread = (word for word in self.texts if all(np.isnan(form.read([word])[0]) for form in forms))
+        wrong = next(unread, max(self.texts, key=len))  # else a long number without the thousands separator of others
+        why = f"like '{str(forms[0]) or '1234.5'}'" if self.accepted is None else "by its --decimal and --thousands"
+        fix = f"pass --decimal {self.name}=SIGN or --thousands {self.name}=SIGN, or {remedy}"
+        return FedGraphError(f"{self.here} has {self.at(wrong)}, which is not a number {why}: {fix}")
 
-def as_written(
-    kind: str, column: Column, series: Any, name: str, where: str, treatment: Treatment, decimals: set[str]
-) -> Column:
-    """Return a column of the schema with the format that this table uses.
+    def by_schema(self, column: Column, decimals: set[str]) -> Column:
+        """Return a column of the schema with the format that this table uses.
 
-    The user's options take precedence, then the schema's format. The format is detected if the schema's does not fit, or if
-    the table's other columns use another decimal separator.
+        The user's options take precedence, then the schema's format. The format is detected if the schema's does not fit, or
+        if the table's other columns use another decimal separator.
 
-    Raises:
-        FedGraphError: the options do not fit the column, or two formats fit.
-    """
-    accepted, form = treatment.number_formats(kind, name), treatment.option(treatment.date_formats, kind, name)
-    if form and column.kind != "date":
-        raise FedGraphError(
-            f"--date-format {name}={form} conflicts with kind {column.kind} in {treatment.where}: leave the option out"
-        )
-    if series.dtype.kind in "biufM" or column.kind not in ("number", "date"):
-        return column
-    texts = _known(series)
-    if column.kind == "date":
-        if not form and texts and read_dates(_series(texts), column.format).isna().any():
-            form = date_format(texts, name, where)
-    elif texts:
-        stored = NumberFormat.parse(column.format)
+        Raises:
+            FedGraphError: the options do not fit the column, or two formats fit.
+        """
+        form = self.option(self.treatment.date_formats)
+        if form and column.kind != "date":
+            raise conflict(f"--date-format {self.name}={form}", f"kind {column.kind}", self.treatment.where)
+        if self.column.dtype.kind in "biufM" or column.kind not in ("number", "date") or not self.texts:
+            return replace(column, format=form) if form else column
+        if column.kind == "date":
+            if not form and read_dates(_series(self.texts), column.format).isna().any():
+                form = date_format(self.texts, self.name, self.where)
+            return replace(column, format=form) if form else column
+        stored, texts = NumberFormat.parse(column.format), self.texts
         doubtful = column.format == ANY or (decimals and stored.decimal not in decimals and len(readings(texts)) > 1)
-        if accepted is not None or doubtful or np.isnan(stored.read(texts)).any():
-            found = _number_format(texts, name, where, accepted, decimals)
-            if found is None and accepted is not None:
-                raise FedGraphError(_unlike(series, texts, np.ones(len(texts), bool), name, where, accepted))
-            if found is not None:
-                return replace(column, format=str(found))
-    return replace(column, format=form) if form else column
+        if self.accepted is None and not doubtful and not np.isnan(stored.read(texts)).any():
+            return column
+        found = self.number_format(decimals)
+        if found is None and self.accepted is not None:
+            raise self.unlike(np.ones(len(texts), bool))
+        return column if found is None else replace(column, format=str(found))
 
 
 def _series(texts: Any) -> Any:
@@ -629,17 +600,15 @@ def values(column: Any, spec: Column, name: str, where: str) -> np.ndarray:
     texts = np.char.lower(as_words(column.iloc[doubtful])) if doubtful.size else np.zeros(0, str)
     wrong = doubtful[~np.isin(texts, list(NOTHING))]
     if wrong.size:
-        kind = {"number": "finite numbers", "date": "dates", "flag": "yes or no"}[spec.kind]
-        value = sanitize(column.iloc[wrong[0]], 40)
+        kind, row = {"number": "finite numbers", "date": "dates", "flag": "yes or no"}[spec.kind], wrong[0]
+        value = sanitize(column.iloc[row], 40)
         fix = f": pass --date-format {name}=FORMAT" if spec.kind == "date" else ""
-        if np.abs(known[wrong[0]]) > 0:  # read, but infinite or too large
+        if np.abs(known[row]) > 0:  # read, but infinite or too large
             largest = np.finfo(np.float32).max
             fix = f": correct it, or leave the cell empty if it is unknown (the largest number is {largest:.2g})"
         elif spec.kind == "number" and number_like([value]).any():
             fix = f": pass --decimal {name}=SIGN or --thousands {name}=SIGN"
-        raise FedGraphError(
-            f"{where}: features must be {kind}; column '{name}' has '{value}' in row {wrong[0] + 1}{fix}"
-        )
+        raise FedGraphError(f"{where}: features must be {kind}; column '{name}' has '{value}' in row {row + 1}{fix}")
     return known
 
 

@@ -41,7 +41,7 @@ from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.secret import party_secret
-from fedgraph_flwr.party.tables.columns import FLOOR, Treatment
+from fedgraph_flwr.party.tables.columns import FLOOR, Treatment, conflict
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
 from fedgraph_flwr.party.tables.reading import read_table
@@ -434,10 +434,7 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
     for key, value in given.to_dict().items():
         if key in ("recipe", "windows") and stored.get(key, "") != value and (stored.get("recipe") or key == "recipe"):
             option = "features" if key == "recipe" else key
-            raise FedGraphError(
-                f"--{option} {value} differs from {stored.get(key, 'none')} in {treatment.where}, which all parties share: leave"
-                " the option out, or edit the schema"
-            )
+            raise conflict(f"--{option} {value}", stored.get(key, "none"), treatment.where)
         if key in stored and stored[key] != value:
             whole = key in ("separator", "encoding") or key.startswith(("party", "match", "id_"))
             option = key.replace("_", "-") if whole else f"{key.replace('_', '-')}-column"

@@ -10,7 +10,7 @@ from fedgraph_flwr.data.features import ALIKE, Recipe
 from fedgraph_flwr.data.hetero import EdgeType
 from fedgraph_flwr.data.schema import EDGE, NODE, TableLayout
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.party.tables.columns import Treatment
+from fedgraph_flwr.party.tables.columns import Treatment, conflict
 from fedgraph_flwr.party.tables.parties import PartyRule
 
 BOUND = f"{ALIKE:.4f}"
@@ -150,11 +150,7 @@ def check_roles(columns: Columns, kind: str, treatment: Treatment) -> None:
     for role in ("id", "label", "split", "client", "graph"):
         name = getattr(columns, role)
         if name in agreed and agreed[name].kind != "ignored":
-            raise FedGraphError(
-                f"--{role}-column {name} conflicts with {treatment.where}, which lists '{name}' as a feature"
-                f" ({agreed[name].kind}):"
-                " choose another column, or edit the schema"
-            )
+            raise conflict(f"--{role}-column {name}", f"its feature '{name}' ({agreed[name].kind})", treatment.where)
 
 
 def check_unknown_at_prediction(columns: Columns, nodes: Sequence[str], edges: Sequence[str], where: str) -> None:

@@ -312,7 +312,7 @@ def test_the_schema_holds_the_recipe(tmp_path, capsys):
     graph = ClientGraph.load(tmp_path / "b.safetensors")
     assert graph.own_columns["edges"] == len(Recipe(windows=(1.0,), without=("flow_*",)).edge_columns)
     assert cli.main([str(arg) for arg in [*args, "--windows", "2"]]) != 0
-    assert "--windows 2 differs from 1" in capsys.readouterr().err
+    assert "--windows 2 conflicts with 1" in capsys.readouterr().err
 
 
 def test_a_damaged_book_is_refused(made):

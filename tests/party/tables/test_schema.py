@@ -105,7 +105,7 @@ def test_a_file_without_a_schema_is_refused_beside_one_with(tables, tmp_path):
     [
         (("--classes", "ok,fraud,maybe"), "--classes ok,fraud,maybe differ from those of schema.yaml, ok,fraud: leave"),
         (("--kind", "age=category"), "--kind age=category conflicts with number in schema.yaml"),
-        (("--scaling", "none"), "--scaling none conflicts with scaling local of schema.yaml"),
+        (("--scaling", "none"), "--scaling none conflicts with scaling local in schema.yaml"),
         (("--feature-columns", "age,income"), "has no column 'balance' (number) of schema.yaml"),
         (("--kind", "agee=category"), "did you mean 'age'"),
         (("--kind", "age=words"), "--kind age 'words' is unknown"),
