@@ -11,6 +11,7 @@ With ``key`` a client signs (ECDSA, SHA-384) the keys it publishes, together wit
 a fingerprint: parties with equal fingerprints of an exchange received the same keys, including each other's.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -48,10 +49,8 @@ SIGNATURES = "signatures"
 SIGNATURE_FIELD = {SIGNATURE: ArrayField((96,), "uint8", optional=True)}
 
 _HALF = 48  # bytes of r, and of s
-_DIGITS, _GROUP = (
-    40,
-    5,
-)  # a fingerprint has 132 bits; two lists of keys with the same fingerprint take 2^66 hashes to find
+_DIGITS, _GROUP = 40, 5
+"""A fingerprint has 132 bits; two lists of keys with the same fingerprint take 2^66 hashes to find."""
 
 
 class Keyring:
@@ -113,28 +112,26 @@ class Keyring:
             )
         if self.report:
             self.report(exchange, fingerprint(self.run, exchange, keys), sorted(keys))
-        if self.pins is not None:
-            for peer in sorted(set(keys) - {self.client}):
-                self._check(exchange, peer, keys[peer], signatures.get(str(peer)))
+        for peer in sorted(set(keys) - {self.client}) if self.pins is not None else ():
+            if problem := self._unproven(exchange, peer, keys[peer], signatures.get(str(peer))):
+                raise RunFailed(f"client {self.client} received a public key of client {peer} ({exchange}) {problem}")
 
-    def _check(self, exchange: str, peer: int, key: bytes, signature: NDArray[np.uint8] | None) -> None:
-        received = f"client {self.client} received a public key of client {peer} ({exchange})"
-        pinned = (self.pins or {}).get(peer)
-        if pinned is None:
-            raise RunFailed(
-                f"{received}, which peers= of its --node-config does not pin: expected a file node_{peer}.pub"
-            )
+    def _unproven(self, exchange: str, peer: int, key: bytes, signature: NDArray[np.uint8] | None) -> str:
+        """Return why a relayed key is not provably its owner's, as the end of an error; empty if it is."""
+        if (pinned := self.key_of(peer)) is None:
+            return f"that peers= of its --node-config does not pin: expected a file node_{peer}.pub"
         if signature is None:
-            raise RunFailed(f"{received} that is not signed: start that party's node with key= in its --node-config")
+            return "that is not signed: start that party's node with key= in its --node-config"
         raw = signature.tobytes()
         dss = encode_dss_signature(int.from_bytes(raw[:_HALF], "big"), int.from_bytes(raw[_HALF:], "big"))
         try:
             pinned.verify(dss, self._statement(exchange, peer, key), ECDSA(SHA384()))
-        except InvalidSignature as error:
-            raise RunFailed(
-                f"{received} without a valid signature of the pinned key for this run: the server, or whoever replies as"
-                f" client {peer}, replaced it"
-            ) from error
+        except InvalidSignature:
+            return (
+                "without a valid signature of the pinned key for this run: the server, or whoever replies as client"
+                f" {peer}, replaced it"
+            )
+        return ""
 
     def _statement(self, exchange: str, client: int, key: bytes) -> bytes:
         return f"fedgraph key\n{self.run}\n{exchange}\n{client}\n".encode() + key
@@ -160,9 +157,8 @@ def read_key(path: str) -> EllipticCurvePrivateKey:
     Raises:
         FedGraphError: the file does not exist, or contains no EC P-384 key in OpenSSH's format.
     """
-    key = _load(Path(path).expanduser(), load_ssh_private_key, f"key={path} of --node-config", None)
-    if not (isinstance(key, EllipticCurvePrivateKey) and isinstance(key.curve, SECP384R1)):
-        raise FedGraphError(f"key={path} of --node-config is not a private EC P-384 key in OpenSSH's format")
+    where = f"key={path} of --node-config"
+    key: EllipticCurvePrivateKey = _load(Path(path).expanduser(), EllipticCurvePrivateKey, where)
     return key
 
 
@@ -176,9 +172,7 @@ def read_pins(path: str) -> dict[int, EllipticCurvePublicKey]:
     for file in sorted(Path(path).expanduser().glob("*.pub")):
         if not (found := re.search(r"(\d+)$", file.stem)):
             continue
-        key = _load(file, load_ssh_public_key, f"{file.name} in peers={path} of --node-config")
-        if not (isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP384R1)):
-            raise FedGraphError(f"{file.name} in peers={path} of --node-config is not a public EC P-384 key")
+        key = _load(file, EllipticCurvePublicKey, f"{file.name} in peers={path} of --node-config")
         if pins.setdefault(int(found[1]), key) is not key:
             raise FedGraphError(f"peers={path} of --node-config has two keys of client {int(found[1])}: remove one")
     if not pins:
@@ -186,10 +180,18 @@ def read_pins(path: str) -> dict[int, EllipticCurvePublicKey]:
     return pins
 
 
-def _load(path: Path, read: Callable[..., Any], what: str, *more: Any) -> Any:
+def _load(path: Path, kind: type[EllipticCurvePrivateKey | EllipticCurvePublicKey], what: str) -> Any:
+    key: Any = None
+    private = kind is EllipticCurvePrivateKey
     try:
-        return read(path.read_bytes(), *more)
+        raw = path.read_bytes()
+        with contextlib.suppress(
+            Exception
+        ):  # of the parser: ValueError, UnsupportedAlgorithm, TypeError for a passphrase
+            key = load_ssh_private_key(raw, None) if private else load_ssh_public_key(raw)
     except OSError as error:
         raise FedGraphError(f"{what} cannot be read: {error.strerror}") from error
-    except Exception as error:  # from the parser: ValueError, UnsupportedAlgorithm, TypeError for a passphrase
-        raise FedGraphError(f"{what} is not an EC P-384 key in OpenSSH's format without a passphrase") from error
+    if not (isinstance(key, kind) and isinstance(key.curve, SECP384R1)):
+        which = "private" if private else "public"
+        raise FedGraphError(f"{what} is not a {which} EC P-384 key in OpenSSH's format without a passphrase")
+    return key

@@ -65,87 +65,65 @@ def check(cfg: RunConfig, uplink: Uplink) -> None:
     Raises:
         FedGraphError: names the protection, and what it does not cover.
     """
-    rules, privacy = cfg.strategy, cfg.privacy
-    _check_reveal(cfg, uplink)
+    rules, privacy, method = cfg.strategy, cfg.privacy, f"strategy={cfg.strategy.name}"
+    late = [group for _, group, reducer in shown(uplink) if not reducer.early]
+    check_names(privacy.reveal, {*late}, f"privacy.reveal: group of {method}")
+    single = [g for _, g, r in shown(uplink) if isinstance(r, Individual) or (isinstance(r, Relay) and not r.sealed)]
+    revealing = f", or accept that the server sees them: privacy.reveal=[{','.join(dict.fromkeys(single))}]"
+    seen = not_secure(cfg, uplink)
+    for chosen, promise, reason, advice in (
+        (
+            privacy.dp != "none",
+            f"privacy.dp={privacy.dp} covers means and sums of clipped values",
+            not_private(cfg, uplink),
+            "another strategy, or privacy.dp=none",
+        ),
+        (
+            privacy.secagg,
+            "privacy.secagg=true shows the server only sums of clients' values",
+            seen,
+            f"privacy.secagg=false{revealing if 'values of' in seen else ''}",
+        ),
+        (
+            cfg.ray.aggregate,
+            "ray.aggregate=true sums training replies before the server sees them",
+            not_added(cfg, uplink),
+            "ray.aggregate=false",
+        ),
+        (
+            rules.aggregator != "mean",
+            f"strategy.aggregator={rules.aggregator} combines clients' models",
+            not_robust(cfg, uplink),
+            "strategy.aggregator=mean",
+        ),
+    ):
+        if chosen and reason:
+            raise FedGraphError(f"{promise}, but {method} {reason}; set {advice}")
     if privacy.dp != "none":
         _check_privacy(cfg, uplink)
-    if privacy.secagg and (needs := not_secure(cfg, uplink)):
-        lost = (
-            f", or accept that the server sees them: privacy.reveal=[{_first_group(cfg, uplink)}]"
-            if "values of" in needs
-            else ""
-        )
+    mean = uplink[TRAIN].get(MODEL)
+    averaged = isinstance(mean, LateMean) or (isinstance(mean, Mean) and mean.weight == "weighting")
+    if rules.max_share < 1 and (rules.aggregator != "mean" or not averaged):
+        what = f"aggregator={rules.aggregator} uses no weights" if averaged else f"{method} has no weighted mean"
         raise FedGraphError(
-            f"privacy.secagg=true shows the server only sums of clients' values, but strategy={rules.name} {needs};"
-            f" set privacy.secagg=false{lost}"
+            f"strategy.max_share={rules.max_share:g} caps a weight, but {what}: set strategy.max_share=1"
         )
-    if cfg.ray.aggregate and (needs := not_added(cfg, uplink)):
-        raise FedGraphError(
-            f"ray.aggregate=true sums training replies before the server sees them, but strategy={rules.name} {needs};"
-            " set ray.aggregate=false"
-        )
-    _check_rule(cfg, uplink)
-
-
-def _first_group(cfg: RunConfig, uplink: Uplink) -> str:
-    """Return the groups that would have to be revealed."""
-    return ",".join(
-        dict.fromkeys(
-            group
-            for _, group, reducer in shown(uplink)
-            if isinstance(reducer, Individual) or (isinstance(reducer, Relay) and not reducer.sealed)
-        )
-    )
-
-
-def _check_reveal(cfg: RunConfig, uplink: Uplink) -> None:
-    known = sorted({group for _, group, reducer in shown(uplink) if not reducer.early})
-    check_names(cfg.privacy.reveal, known, f"privacy.reveal: group of strategy={cfg.strategy.name}")
 
 
 def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
     rules, privacy = cfg.strategy, cfg.privacy
-    if needs := not_private(cfg, uplink):
-        raise FedGraphError(
-            f"privacy.dp={privacy.dp} covers means and sums of clipped values, but strategy={rules.name} {needs}: set another"
-            " strategy, or privacy.dp=none"
-        )
-    if rules.weighting == "nodes":  # a method's default, so after what the method needs
-        raise FedGraphError(
-            f"strategy.weighting=nodes uploads each client's number of nodes, which privacy.dp={privacy.dp} does not cover: set"
-            " strategy.weighting=uniform, or privacy.dp=none"
-        )
     weighted = any(isinstance(r, Mean) and r.weight in ("weighting", "shares") for _, _, r in shown(uplink))
-    if weighted and rules.weighting != "uniform":
+    if rules.weighting == "nodes" or (weighted and rules.weighting != "uniform"):
+        nodes = " uploads each client's number of nodes and" if rules.weighting == "nodes" else ""
         raise FedGraphError(
-            f"privacy.dp={privacy.dp} bounds each client's share by 1/n: set strategy.weighting=uniform, not"
-            f" {rules.weighting}"
+            f"strategy.weighting={rules.weighting}{nodes} gives clients shares above 1/n, which privacy.dp={privacy.dp} does not"
+            " cover: set strategy.weighting=uniform, or privacy.dp=none"
         )
     for groups in uplink.values():
         if count := len(set(sums(groups)) - {CLIPPED}):
             value_multiplier(privacy, count, rules.cohort_size(cfg.num_clients))
     known = sorted({g for _, g, r in shown(uplink) if r.early} - {CLIPPED})
-    what = f"privacy.clipping_norms: group of strategy={rules.name}"
-    check_names(sorted(privacy.clipping_norms), known, what)
-
-
-def _check_rule(cfg: RunConfig, uplink: Uplink) -> None:
-    rules, mean = cfg.strategy, uplink[TRAIN].get(MODEL)
-    averaged = isinstance(mean, LateMean) or (isinstance(mean, Mean) and mean.weight == "weighting")
-    if rules.max_share < 1 and (rules.aggregator != "mean" or not averaged):
-        what = (
-            f"aggregator={rules.aggregator} uses no weights"
-            if averaged
-            else f"strategy={rules.name} has no weighted mean"
-        )
-        raise FedGraphError(
-            f"strategy.max_share={rules.max_share:g} caps a weight, but {what}: set strategy.max_share=1"
-        )
-    if rules.aggregator != "mean" and (reason := not_robust(cfg, uplink)):
-        raise FedGraphError(
-            f"strategy.aggregator={rules.aggregator} combines clients' models, but strategy={rules.name} {reason}: set"
-            " strategy.aggregator=mean"
-        )
+    check_names(sorted(privacy.clipping_norms), known, f"privacy.clipping_norms: group of strategy={rules.name}")
 
 
 def check_sent(cfg: RunConfig, uplink: Uplink, phase: str, groups: object, numbers: object, allowed: set[str]) -> None:
@@ -163,18 +141,18 @@ def check_sent(cfg: RunConfig, uplink: Uplink, phase: str, groups: object, numbe
         FedGraphError: names the first group or number that is not declared.
     """
     known = uplink.get(phase, {})
-    if odd := sorted(set(groups) - known.keys()):  # type: ignore[call-overload]
-        raise FedGraphError(
-            f"strategy={cfg.strategy.name}: the client's reply to '{phase}' holds group '{odd[0]}', which its uplink does not"
-            " declare: declare it in `uplink`, as Mean, Sum, LateMean, Relay, Individual or Public; declared:"
-            f" {', '.join(sorted(known)) or 'none'}"
-        )
     reducer = known.get(METRICS)
     fields = reducer.fields if reducer else {}
-    sent = set(numbers) - allowed - ({"client"})  # type: ignore[call-overload]
-    odd = sorted(sent - set(fields if isinstance(fields, dict) else {})) if fields is not None else []
-    if odd:
-        raise FedGraphError(
-            f"strategy={cfg.strategy.name}: the client's reply to '{phase}' holds number '{odd[0]}', which its uplink does not"
-            f" declare: declare it in `uplink`: {{'{phase}': {{METRICS: Individual({{'{odd[0]}': NumberField()}}, why='...')}}}}"
-        )
+    declared = set(fields if isinstance(fields, dict) else {})
+    if odd := sorted(set(groups) - known.keys()):  # type: ignore[call-overload]
+        what, listing = f"group '{odd[0]}'", ", ".join(sorted(known)) or "none"
+        how = f", as Mean, Sum, LateMean, Relay, Individual or Public; declared: {listing}"
+    elif fields is not None and (odd := sorted(set(numbers) - allowed - {"client"} - declared)):  # type: ignore[call-overload]
+        what = f"number '{odd[0]}'"
+        how = f": {{'{phase}': {{METRICS: Individual({{'{odd[0]}': NumberField()}}, why='...')}}}}"
+    else:
+        return
+    raise FedGraphError(
+        f"strategy={cfg.strategy.name}: the client's reply to '{phase}' holds {what}, which its uplink does not declare: declare"
+        f" it in `uplink`{how}"
+    )

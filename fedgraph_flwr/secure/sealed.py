@@ -48,9 +48,8 @@ class Sealer:
         self.client = client
         self._key = X25519PrivateKey.from_private_bytes(private) if private else X25519PrivateKey.generate()
         self.peers: dict[int, bytes] = {}
-        self._agreed: dict[
-            int, bytes
-        ] = {}  # secrets shared with peers: a key agreement costs as much as many envelopes
+        # secrets shared with peers: a key agreement costs as much as many envelopes
+        self._agreed: dict[int, bytes] = {}
         self._opened: set[tuple[int, str]] = set()
 
     @property
@@ -85,10 +84,8 @@ class Sealer:
             raise RunFailed(f"client {self.client} received a second envelope of client {sender} for step '{step}'")
         raw = envelope.tobytes()
         try:
-            content = self._cipher(sender, self.client).decrypt(
-                raw[:NONCE], raw[NONCE:], _bound(sender, self.client, step)
-            )
-            arrays = load(content)
+            bound = _bound(sender, self.client, step)
+            arrays = load(self._cipher(sender, self.client).decrypt(raw[:NONCE], raw[NONCE:], bound))
         except (InvalidTag, ValueError, SafetensorError) as error:
             raise RunFailed(
                 f"client {self.client} cannot open the envelope of client {sender} for step '{step}':"

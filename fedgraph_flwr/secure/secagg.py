@@ -56,9 +56,8 @@ from fedgraph_flwr.secure.shamir import LIMBS, PRIME, combine, random_elements, 
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import ArrayField, check
 
-HEADROOM = (
-    8  # bits: a sum of random integers, the result of wrong masks, passes for valid with probability 2^-8 per value
-)
+HEADROOM = 8
+"""Bits: a sum of random integers, the result of wrong masks, passes for valid with probability 2^-8 per value."""
 MIN_CLIENTS = 3  # in a sum of two clients, each knows the other's term
 CLIENTS, KEYS, SIZES, ENVELOPES, SHARES = "clients", "keys", "sizes", "envelopes", "shares"
 MEMBERS, WEIGHTS, AGREED, SURVIVORS, CONSENT, REPORT = "members", "weights", "agreed", "survivors", "consent", "report"
@@ -220,11 +219,8 @@ class Member:
             )
         places = {int(client): place for place, client in enumerate(clients)}
         own = places.get(self.client, 0)
-        if (
-            not np.array_equal(self.published, keys[own])
-            or not np.array_equal(self.state[SIZES], sizes[own])
-            or len(places) < len(clients)
-        ):
+        same = np.array_equal(self.published, keys[own]) and np.array_equal(self.state[SIZES], sizes[own])
+        if not same or len(places) < len(clients):
             raise RunFailed(
                 f"client {self.client} received a list of keys in which its own differ from those it published"
             )
@@ -240,11 +236,12 @@ class Member:
         shares = split(np.stack([self.state["mask"], self.state["self"]]), needed, len(clients))  # [n, 2, LIMBS]
         self.state["kept"] = shares[places[self.client]]
         self._envelopes, step = self._sealer(0), _step(server_round)
-        rows = {
-            c: self._envelopes.seal(c, step, {SHARES: shares[place]}) for c, place in places.items() if c != self.client
-        }
-        empty = np.zeros_like(next(iter(rows.values())))
-        return {ENVELOPES: np.stack([rows.get(client, empty) for client in places])}
+        empty = np.zeros(envelope_size(), np.uint8)
+        seal, others = (
+            self._envelopes.seal,
+            {c: {SHARES: shares[place]} for c, place in places.items() if c != self.client},
+        )
+        return {ENVELOPES: np.stack([seal(c, step, others[c]) if c in others else empty for c in places])}
 
     def sizes_of(self, members: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
         """Return the sizes that members published, [2] by client.
@@ -252,8 +249,7 @@ class Member:
         Raises:
             RunFailed: no keys were dealt, or a member has published none.
         """
-        known = zip(self.state.get(CLIENTS, np.empty(0, int)).tolist(), self.state.get(SIZES, ()), strict=False)
-        sizes = dict(known)
+        sizes = dict(zip(self.state.get(CLIENTS, np.empty(0, int)).tolist(), self.state.get(SIZES, ()), strict=False))
         if absent := sorted(set(members.tolist()) - sizes.keys()):
             raise RunFailed(
                 f"client {self.client} should add its values to those of client {absent[0]}, which published no keys for this sum"
@@ -290,10 +286,7 @@ class Member:
         ratios = {group: shares for group, (_, shares) in weights.items()}
         for own in ratios.values():
             self._check_weights(own, own > 0)
-        held, step = (
-            self._dealt_shares(dict(zip(members.tolist(), envelopes, strict=True)), server_round),
-            _step(server_round),
-        )
+        held = self._dealt_shares(dict(zip(members.tolist(), envelopes, strict=True)), server_round)
         clients, keys = self.state[CLIENTS], self.state[KEYS]
         inputs = {
             CLIENTS: clients,
@@ -313,7 +306,7 @@ class Member:
         if self.noise:
             needed = threshold(self.share, len(self.state[CLIENTS]))
             total = self.noise.terms(values, own_ratios, len(members), needed).view(np.uint64)
-        total = total + self_stream(self.state["self"].tobytes(), step, total.size)
+        total = total + self_stream(self.state["self"].tobytes(), _step(server_round), total.size)
         total = total + pairwise(self._sealer(1), members.tolist(), _step(server_round, agreed), total.size)
         names = [(kinds or {}).get(group, group) for group in weights]
         self.state = {
@@ -513,9 +506,8 @@ def unmasked(
             sealer = mask_sealer(client, secret)
             true = sealer.public == keys[client][1].tobytes()
             sealer.meet({peer: keys[peer][1].tobytes() for peer in masked})
-            mask = -pairwise(
-                sealer, list(masked), _step(server_round, agreed), total.size
-            )  # the survivors' masks for this client
+            # the survivors' masks for this client
+            mask = -pairwise(sealer, list(masked), _step(server_round, agreed), total.size)
         if not true:
             raise RunFailed(
                 f"round {server_round}, unmask: the shares of clients {used} do not give the secret that client {client} "

@@ -96,7 +96,7 @@ def test_what_a_signature_binds():
 def test_who_is_not_pinned_does_not_sign_or_is_not_oneself():
     keys, signatures = exchange()
     with pytest.raises(
-        RunFailed, match=r"client 2 \(announce\), which peers= of its --node-config does not pin: expected"
+        RunFailed, match=r"client 2 \(announce\) that peers= of its --node-config does not pin: expected"
     ):
         check(0, keys, signatures, pins={1: PINS[1]})
     with pytest.raises(
@@ -149,7 +149,7 @@ def test_wrong_files_are_a_sentence(files, tmp_path):
     public = ed25519.Ed25519PrivateKey.generate().public_key()
     other = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     for content, message in (
-        (b"x", "node_1.pub in peers=.* is not an EC P-384 key in"),
+        (b"x", "node_1.pub in peers=.* is not a public EC P-384 key in"),
         (other, "is not a public EC P-384 key"),
     ):
         (tmp_path / "node_1.pub").write_bytes(content)
