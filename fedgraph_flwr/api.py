@@ -13,14 +13,14 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configuration, described
 from fedgraph_flwr.config.run_keys import RunKeys
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.runs.interrupt import after_the_round
 from fedgraph_flwr.runs.progress import Shown
 from fedgraph_flwr.runs.progress import progress as shown_progress
@@ -113,9 +113,7 @@ class Run:
 
         return write_report([self.path], Path(path) if path else self.path / "report.html", load=load_predictor)
 
-    def predict_pairs(
-        self, pairs: Sequence[Sequence[Any]], graph: Any = None, client: int | None = None
-    ) -> "PairPredictions":
+    def predict_pairs(self, pairs: Sequence[Any], graph: Any = None, client: int | None = None) -> "PairPredictions":
         """Score pairs of nodes, for ``task=links``: ids [K, 2]; the other arguments are those of `predict`.
 
         Raises:
@@ -180,8 +178,10 @@ class Run:
     def _repr_html_(self) -> str:
         import html
 
-        label = html.escape(self._label())
-        return f"<p>{label}</p>{self.table().to_html(float_format='%.4f', border=0) if self._finished() else ''}"
+        shown = f"<p>{html.escape(self._label())}</p>"
+        with suppress(FedGraphError):  # not finished, or not a run
+            shown += self.table().to_html(float_format="%.4f", border=0)
+        return shown
 
     def _label(self) -> str:
         from fedgraph_flwr.runs.folder import headline_score
@@ -193,12 +193,6 @@ class Run:
         result = f"{summary['headline']} = {headline_score(summary):.4f}" if summary else "not finished"
         return f"{label}: {result}, {self.path}"
 
-    def _finished(self) -> bool:
-        try:
-            return bool(self.summary)
-        except FedGraphError:
-            return False
-
     def _ended(self) -> dict[str, Any]:
         if not self.summary:
             raise FedGraphError(f"{self.path} is not finished; resume it with resume={self.path}")
@@ -209,10 +203,8 @@ class Run:
 
         cfg = self.config
         if cfg.on_fleet and not cfg.graph:
-            raise FedGraphError(
-                f"{self.path} is a run of the fleet '{cfg.engine}', so the graph of client {client} is not on this machine: pass"
-                " graph=, or run `fedgraph-flwr predict` at the party"
-            )
+            where = f"{self.path} is a run of the fleet '{cfg.engine}', whose graphs are not on this machine"
+            raise FedGraphError(f"{where}: pass graph=, or run `fedgraph-flwr predict` at the party")
         return partition.load_client(cfg, client)
 
     def _predictor(self, client: int | None) -> "Predictor":
@@ -273,15 +265,12 @@ def run(
         KeyboardInterrupt: Ctrl-C; its note says how to resume.
     """
     if data is not None and graphs is not None:
-        raise FedGraphError(
-            "data= is one graph to partition, and graphs=[...] has one per client: pass only one of them"
-        )
+        raise FedGraphError("data= is one graph to partition, graphs=[...] has one per client: pass only one of them")
     if data is not None or graphs is not None:
         return train(_with_graphs(overrides, keys, data, graphs, classes, target), progress)
     if classes or target:
-        raise FedGraphError(
-            f"{'classes=' if classes else 'target='} applies only to data= and graphs=[...]: pass one of them, or leave it out"
-        )
+        key = "classes=" if classes else "target="
+        raise FedGraphError(f"{key} applies only to data= and graphs=[...]: pass one of them, or leave it out")
     return train(configuration(overrides, keys), progress)
 
 
@@ -302,11 +291,8 @@ def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
         with after_the_round(), shown_progress(cfg, progress) as (on_round, on_wait):
             start(cfg, on_round, on_wait)
     except KeyboardInterrupt as error:
-        error.add_note(
-            f"to resume: fedgraph_flwr.load_run({cfg.out!r}).resume()"
-            if done.resumable
-            else "no checkpoint was saved, so the run cannot be resumed"
-        )
+        how = f"to resume: fedgraph_flwr.load_run({cfg.out!r}).resume()"
+        error.add_note(how if done.resumable else "no checkpoint was saved, so the run cannot be resumed")
         raise
     return done
 
@@ -440,11 +426,8 @@ def plot(runs: Iterable[Run | str | os.PathLike[str]], metric: str = "accuracy")
 
     read = [_run(one)._read for one in runs]
     for one in read:
-        known = {
-            key.removeprefix("test_") for record in one.rounds for key in record["metrics"] if key.startswith("test_")
-        }
-        if metric not in known:
-            raise unknown("metric", metric, known, str(one.folder))
+        scores = {key for record in one.rounds for key in record["metrics"] if key.startswith("test_")}
+        check_names([metric], {key.removeprefix("test_") for key in scores}, "metric", str(one.folder))
     return curve(read, metric)
 
 
@@ -499,23 +482,20 @@ def _with_graphs(
     from fedgraph_flwr.runs.prepare import check_unused, here, with_folder
 
     keys = dict(keys)
-    option, held = ("data=", [data]) if graphs is None else ("graphs=[...]", graphs)
-    name = keys.pop("dataset", "graphs" if graphs is not None else "data")
+    option, held, replaced = "graphs=[...]", graphs, ["dataset", "graph", "resume", "partition"]
+    if held is None:
+        option, held, replaced = "data=", [data], replaced[:-1]
+    name = keys.pop("dataset", option.partition("=")[0])
     if not (isinstance(name, str) and re.fullmatch(NAME, name)):
         raise FedGraphError(f"dataset={name} names {option}: expected lower-case letters, digits, - and _")
     for key in (*keys, *overrides):
-        if key.startswith(("dataset", "graph", "resume", *(() if graphs is None else ("partition",)))):
-            raise FedGraphError(
-                f"{key} cannot be combined with {option}, which define{'' if graphs is not None else 's'} the"
-                f" {'clients' if graphs is not None else 'data'}: remove one of them"
-            )
+        if key.startswith(tuple(replaced)):
+            raise FedGraphError(f"{key} cannot be combined with {option}, which replaces it: remove one of them")
     given = [*objects.defaults(held, target), *([f"num_clients={len(graphs)}"] if graphs is not None else [])]
     cfg = configuration(overrides, keys, given)
     if not here(cfg):
-        raise FedGraphError(
-            f"{option} requires a simulation, but engine={cfg.engine} is a fleet, whose nodes have their own"
-            " graphs: set engine=inline or ray, or leave it out"
-        )
+        why = f"engine={cfg.engine} is a fleet, whose nodes have their own graphs"
+        raise FedGraphError(f"{option} requires a simulation, but {why}: set engine=inline or ray, or leave it out")
     if graphs is None:
         made = objects.partitioned(data, cfg, name, classes, target)
     elif cfg.num_clients != len(graphs):

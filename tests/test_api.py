@@ -477,7 +477,7 @@ def test_one_graph_is_partitioned_and_trained_on_as_its_parts_are(folder):
     )
     with pytest.raises(fg.FedGraphError, match=r"pass only one of them"):
         fg.run(data=data, graphs=parts)
-    with pytest.raises(fg.FedGraphError, match=r"dataset.mu cannot be combined with data=, which defines the data"):
+    with pytest.raises(fg.FedGraphError, match=r"dataset.mu cannot be combined with data=, which replaces it"):
         fg.run(data=data, **{"dataset.mu": 3})
 
 

@@ -69,11 +69,9 @@ def own_conf_dirs() -> list[Path]:
         FedGraphError: a folder is missing.
     """
     folders = [Path(word).expanduser().absolute() for word in os.environ.get(CONF, "").split(os.pathsep) if word]
-    for folder in folders:
-        if not folder.is_dir():
-            raise FedGraphError(
-                f"config folder {folder} (--conf or {CONF}) does not exist: expected a folder with strategy/NAME.yaml"
-            )
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        what = f"config folder {missing[0]} (--conf or {CONF})"
+        raise FedGraphError(f"{what} does not exist: expected a folder with strategy/NAME.yaml")
     return folders
 
 
@@ -118,10 +116,8 @@ def compose(
     """
     given = _named(choices(_parse(overrides) | _values(keys or {}), {}))
     if base and str(base).startswith("{"):
-        chosen = not foreign and _chooses(given)
-        return _build(
-            _upon(_from_json(str(base)), "config", given), chosen=chosen
-        )  # sent by a server, whose files are not on this machine
+        chosen = not foreign and _chooses(given)  # sent by a server, whose files are not on this machine
+        return _build(_upon(_from_json(str(base)), "config", given), chosen=chosen)
     file = config_file.read(Path(base)) if base else ConfigFile()
     places = {key: place for key, place in file.places.items() if key not in given}
     given = _named(laid_over(file.overrides, given))
@@ -146,10 +142,8 @@ def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     """
     found = len(list(Path(cfg.graph).expanduser().glob("client_*.safetensors"))) if cfg.graph else 0
     if found and "num_clients" in given and cfg.num_clients != found:
-        raise FedGraphError(
-            f"num_clients={cfg.num_clients}, but graph={cfg.graph} holds {found} client files: leave num_clients out, or pass"
-            f" num_clients={found}"
-        )
+        held = f"graph={cfg.graph} holds {found} client files"
+        raise FedGraphError(f"num_clients={cfg.num_clients}, but {held}: leave num_clients out, or set it to {found}")
     return cfg
 
 
@@ -192,9 +186,7 @@ def configuration(
     key = next((key for key in named[1:] if given.get(key)), "")
     earlier = given.get(key)
     if earlier and not (Path(earlier) / "config.yaml").is_file():
-        raise FedGraphError(
-            f"{key}={earlier} holds no run: expected a folder with config.yaml, as `run out=DIR` writes it"
-        )
+        raise FedGraphError(f"{key}={earlier} holds no run: expected a folder with config.yaml, as of `run out=DIR`")
     base = given.get("config") or (str(Path(earlier) / "config.yaml") if earlier else None)
     overrides = [word for word in overrides if not word.startswith("config=")]
     cfg = compose(overrides, base, defaults, {key: value for key, value in keys.items() if key != "config"})
@@ -225,23 +217,14 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
         given = shlex.split(overrides)
     except ValueError as error:
         raise FedGraphError(f"cannot split overrides into key=value ({error})") from error
-    if foreign and (dataset := _parse([*plain, *given]).get("dataset")) is not None:
-        _check_known(str(dataset))
-    clients = [f"num_clients={run_config['num-clients']}"] if "num-clients" in run_config else []
-    return compose([*plain, *given], base or None, clients, foreign=foreign)
-
-
-def _check_known(dataset: str) -> None:
-    """Refuse a dataset that only a file of this machine could define: neither its content nor its existence is for a server.
-
-    Raises:
-        FedGraphError: without the names that this machine has.
-    """
-    if not is_own(dataset) and group_path("dataset", dataset) is None:
+    dataset = str(_parse([*plain, *given]).get("dataset", RunConfig().dataset.name)) if foreign else ""
+    if foreign and not is_own(dataset) and group_path("dataset", dataset) is None:  # nor whether this machine has one
         raise FedGraphError(
             f"the server's dataset={sanitize(dataset, 80)} has no file in conf/dataset: a node opens no imported graph for a"
             " server"
         )
+    clients = [f"num_clients={run_config['num-clients']}"] if "num-clients" in run_config else []
+    return compose([*plain, *given], base or None, clients, foreign=foreign)
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # without the C library, slower
@@ -346,10 +329,8 @@ def _resolved(body: dict[str, Any]) -> dict[str, Any]:
         return resolved(body)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         key = getattr(error, "full_key", None) or "a value"
-        raise FedGraphError(
-            f"{key}: cannot resolve its '${{...}}' ({first_line(error)}): refer to another key that you set in the same place,"
-            " or to an environment variable as ${oc.env:NAME}"
-        ) from error
+        fix = "refer to another key that you set in the same place, or to an environment variable as ${oc.env:NAME}"
+        raise FedGraphError(f"{key}: cannot resolve its '${{...}}' ({first_line(error)}): {fix}") from error
 
 
 def described(group: str) -> dict[str, dict[str, Any]]:
@@ -453,10 +434,7 @@ def _own_defaults(path: Path) -> dict[str, Any]:
     from fedgraph_flwr.data.graph import clients_of, has_split
 
     clients = clients_of(path)
-    return {
-        **({"split": {"kind": "public"}} if has_split(path) else {}),
-        **({"num_clients": clients} if clients else {}),
-    }
+    return ({"split": {"kind": "public"}} if has_split(path) else {}) | ({"num_clients": clients} if clients else {})
 
 
 def _own_wishes(path: Path) -> dict[str, str]:
@@ -472,11 +450,6 @@ def _own_wishes(path: Path) -> dict[str, str]:
 _RECIPE = "model_with_recipe"
 _WISHES = {"strategy": ("model",), "task": ("model", _RECIPE), "dataset": ("partition", "model")}
 _BY_TASK = "tasks"
-
-
-def _recipe_wishes(of_task: Mapping[str, str], dataset: str, given: Mapping[str, Any]) -> dict[str, str]:
-    """Return a task's default model for nodes with columns of their own records."""
-    return {"model": of_task[_RECIPE]} if _RECIPE in of_task and _has_recipe(dataset, given) else {}
 
 
 def _has_recipe(dataset: str, given: Mapping[str, Any]) -> bool:
@@ -516,10 +489,6 @@ def _by_task(dataset: str, task: str, given: Mapping[str, Any], chosen: Mapping[
     return [(f"{path} ({_BY_TASK}.{task})", found)] if found else []
 
 
-def _wished(wishes: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
-    return [wish.get(key) for wish in wishes]
-
-
 def _layers(given: dict[str, Any]) -> list[Layer]:
     """Return the layers of files in order, and remove the group selections from ``given``."""
     roots = [root for folder in [conf_dir(), *reversed(own_conf_dirs())] if (root := folder / "config.yaml").is_file()]
@@ -554,11 +523,13 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     if file.is_file():
         own.append(_own_wishes(file))
     wishes = [*chosen_below, by_protocol, *own]
-    partition = choose("partition", *_wished(wishes, "partition"))
+    partition = choose("partition", *(wish.get("partition") for wish in wishes))
     task = choose("task", by_protocol.get("task"))
     of_task = _wishes("task", task)
-    by_recipe = _recipe_wishes(of_task, dataset, given)
-    model = choose("model", *_wished([*chosen_below, *own, by_protocol, by_recipe, of_task], "model"))
+    wished = [wish.get("model") for wish in (*chosen_below, *own, by_protocol, of_task)]
+    if _RECIPE in of_task and _has_recipe(dataset, given):
+        wished.insert(-1, of_task[_RECIPE])
+    model = choose("model", *wished)
 
     layers += [selected, _group("partition", partition), _group("model", model), _group("task", task)]
     layers += _by_task(dataset, task, given, chosen)
@@ -665,7 +636,10 @@ def _select(
     own, name = set(body.get("params") or {}), str(body.get("name", before))
     new = own - accepted
     if source == "override" and group not in ("strategy", "attack") and not _is_code(group, name, merged):
-        _check_own(group, own, accepted, places)
+        for key in new:
+            known = {f.name for f in dataclasses.fields(_LIFTED[group])} - {"params"}
+            where = places.get(f"{group}.{key}", f"override {group}.{key}")
+            raise unknown(f"{group} key", key, known | accepted, where)
     accepted |= own
     if "name" in body and (source != "override" or (group == "model" and name != before)):
         merged[group] = {**merged.get(group, {}), "params": {}}  # another selection starts from its own keys
@@ -678,14 +652,6 @@ def _check_sections(node: Mapping[str, Any], source: str, places: Mapping[str, s
         if not isinstance(node.get(section, {}), dict):
             got = f"got {node[section]!r} ({places.get(section, source)})"
             raise FedGraphError(f"{section} must contain keys with values, such as {section}.{keys[0]}, {got}")
-
-
-def _check_own(group: str, own: set[str], accepted: set[str], places: Mapping[str, str]) -> None:
-    """Refuse an additional key that the selection of a group does not have."""
-    for key in own - accepted:
-        known = {f.name for f in dataclasses.fields(_LIFTED[group])} - {"params"}
-        where = places.get(f"{group}.{key}", f"override {group}.{key}")
-        raise unknown(f"{group} key", key, known | accepted, where)
 
 
 def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
@@ -727,9 +693,9 @@ def _is_code(group: str, name: str, merged: Mapping[str, Any]) -> bool:
 
 def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str]) -> None:
     """Check keys in a file that a method's YAML does not define; only here is the line known."""
-    written_down = {key for key in doubtful if f"strategy.{key}" in places}
-    for key in sorted(written_down - own_keys(cfg)) if written_down else ():
-        raise unknown_method_key(cfg, key, places[f"strategy.{key}"])
+    written_down = sorted(key for key in doubtful if f"strategy.{key}" in places)
+    if unread := [key for key in written_down if key not in own_keys(cfg)]:
+        raise unknown_method_key(cfg, unread[0], places[f"strategy.{unread[0]}"])
 
 
 def unknown_method_key(cfg: RunConfig, key: str, where: str = "") -> FedGraphError:

@@ -21,13 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 from fedgraph_flwr.config.schema import DatasetConfig, ModelConfig, PartitionConfig, StrategyConfig, TaskConfig
 from fedgraph_flwr.errors import FedGraphError, first_line, no_yaml
 
-CHOICES = {
-    "strategy": StrategyConfig,
-    "model": ModelConfig,
-    "dataset": DatasetConfig,
-    "partition": PartitionConfig,
-    "task": TaskConfig,
-}
+_CHOSEN = (StrategyConfig, ModelConfig, DatasetConfig, PartitionConfig, TaskConfig)
+CHOICES: dict[str, Any] = {cls.group: cls for cls in _CHOSEN}
 """The groups of which a file is chosen by name."""
 
 EXTENSIBLE = {group: cls for group, cls in CHOICES.items() if "params" in {f.name for f in fields(cls)}}
@@ -77,9 +72,8 @@ def choices(overrides: Mapping[str, Any], places: Mapping[str, str]) -> dict[str
             if overrides.get(group, value) == value:
                 key = group
             elif group != "dataset":  # `dataset=tu dataset.name=PROTEINS` selects from a collection
-                raise FedGraphError(
-                    f"{group}={overrides[group]} and {key}={value} select different names: leave one out"
-                )
+                named = f"{group}={overrides[group]} and {key}={value}"
+                raise FedGraphError(f"{named} select different names: leave one out")
         elif group in CHOICES and rest.startswith("params."):
             key = f"{group}.{rest.removeprefix('params.')}"
         elif key == "attack":
@@ -109,17 +103,15 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
     chain = (*seen, path.resolve())
     others = content.pop("extends", None) or []
     others = [others] if isinstance(others, str) else others
+    where, below = f"{path}, line {lines.get('extends')}: extends:", ConfigFile()
     if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
-        raise FedGraphError(
-            f"{path}, line {lines['extends']}: extends: must be a file or a list of files, got {others!r}"
-        )
-    below = ConfigFile()
+        raise FedGraphError(f"{where} must be a file or a list of files, got {others!r}")
     for other in others:
         file = path.parent / Path(other).expanduser()
         if file.resolve() in chain:
-            raise FedGraphError(f"{path}: extends: {other} is circular: remove it")
+            raise FedGraphError(f"{where} {other} is circular: remove it")
         if not file.is_file():
-            raise FedGraphError(f"{path}, line {lines['extends']}: extends: {other}, but {file} does not exist")
+            raise FedGraphError(f"{where} {other}, but {file} does not exist")
         below = read(file, chain).upon(below)
     content_keys = flat(content)
     places = {key: f"{path}, line {line}" for key, line in lines.items()}
