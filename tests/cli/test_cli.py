@@ -286,7 +286,11 @@ def test_a_run_writes_the_scores_of_all_clients(clients, tmp_path, capsys):
     [
         ([], "scored.txt", "unknown suffix: expected .csv or .parquet"),
         (["task=links"], "scored.csv", "task=links predicts pairs: run `fedgraph-flwr predict RUN --pairs FILE`"),
-        (["engine=banks"], "scored.csv", "engine=banks leaves at the parties: run `fedgraph-flwr predict --node DIR`"),
+        (
+            ["engine=banks"],
+            "scored.csv",
+            "engine=banks leaves them at the parties: run `fedgraph-flwr predict --node DIR`",
+        ),
     ],
 )
 def test_predictions_that_cannot_be_written_are_refused_before_the_run(

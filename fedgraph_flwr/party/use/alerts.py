@@ -68,9 +68,8 @@ def calibrate(margin: Floats, y: Ints, kind: str = "auto") -> Calibration:
         FedGraphError: all items are of one class.
     """
     if not 0 < y.sum() < len(y):
-        raise FedGraphError(
-            f"a calibration needs validation items of both classes, got {int(y.sum())} of {len(y)} positive"
-        )
+        what = f"{int(y.sum())} of {len(y)} positive"
+        raise FedGraphError(f"a calibration needs validation items of both classes, got {what}")
     if kind == "isotonic" or (kind == "auto" and min(y.sum(), len(y) - y.sum()) >= ISOTONIC_FROM):
         from sklearn.isotonic import IsotonicRegression
 
@@ -102,9 +101,8 @@ class Rule:
         if bool(self.budget) + bool(self.precision) + any(self.cost) != 1:
             raise FedGraphError("alerts need one rule: pass --budget K, --precision P or --cost MISS,ALERT")
         if not (0 <= self.budget < np.inf and 0 <= self.precision <= 1):
-            raise FedGraphError(
-                f"--budget must be alerts per day above 0 and --precision in (0, 1], got {self.budget:g} and {self.precision:g}"
-            )
+            got = f"{self.budget:g} and {self.precision:g}"
+            raise FedGraphError(f"--budget must be alerts per day above 0 and --precision in (0, 1], got {got}")
         if any(self.cost) and not all(0 < cost < np.inf for cost in self.cost):
             raise FedGraphError(f"--cost must be two numbers above 0, a miss and an alert, got {self.cost}")
 
@@ -119,28 +117,19 @@ class Rule:
         Raises:
             FedGraphError: a budget without days, or a precision that no threshold reaches.
         """
-        order = np.argsort(-margin, kind="stable")
-        score, hits = margin[order], np.cumsum(y[order])
-        ends = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)  # equal scores are alerts together
-        count, found = ends + 1, hits[ends]
-        if self.budget:
-            if not days:
-                raise FedGraphError(
-                    "--budget counts alerts per day, and these items carry no time: pass --precision or --cost"
-                )
-            good = np.flatnonzero(count <= self.budget * days)
-            return float(score[ends[good[-1]]]) if good.size else float("inf")
-        if self.precision:
-            good = np.flatnonzero(found / count >= self.precision - 1e-12)
-            if not good.size:
-                raise FedGraphError(
-                    f"no threshold reaches a precision of {self.precision:g} on the validation items: the best is"
-                    f" {(found / count).max():.3g}"
-                )
-            return float(score[ends[good[-1]]])
-        miss, alert = self.cost
-        cost = miss * (y.sum() - found) + alert * count
-        return float(score[ends[cost.argmin()]]) if cost.min() < miss * y.sum() else float("inf")
+        curve = curves.Curves(margin, y == 1)  # equal scores are alerts together
+        count, found = curve.taken, curve.hits
+        if self.cost != (0.0, 0.0):
+            miss, alert = self.cost
+            cost = miss * (y.sum() - found) + alert * count
+            return float(curve.scores[cost.argmin()]) if cost.min() < miss * y.sum() else float("inf")
+        if self.budget and not days:
+            raise FedGraphError("--budget counts alerts per day, and these items carry no time: pass another rule")
+        kept = count <= self.budget * days if self.budget else found / count >= self.precision - 1e-12
+        if self.precision and not kept.any():
+            what = f"no threshold reaches a precision of {self.precision:g} on the validation items"
+            raise FedGraphError(f"{what}: the best is {(found / count).max():.3g}")
+        return float(curve.scores[kept].min(initial=np.inf))
 
 
 def figures(margin: Floats, y: Ints, day: Ints | None, threshold: float) -> dict[str, Any]:
@@ -234,9 +223,8 @@ class Choice:
                 raise ValueError("its calibration or threshold is not valid")
             found = cls(**values | {"rule": Rule(**values["rule"]), "calibration": calibration})
         except FileNotFoundError:
-            raise FedGraphError(
-                f"{path.parent} has no threshold for alerts: choose one by --budget K, --precision P or --cost MISS,ALERT"
-            ) from None
+            rules = "--budget K, --precision P or --cost MISS,ALERT"
+            raise FedGraphError(f"{path.parent} has no threshold for alerts: choose one by {rules}") from None
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise FedGraphError(f"{path} is damaged ({first_line(error)}): choose the threshold again") from error
         if found.model != digest_of(predictor):
@@ -264,11 +252,8 @@ def margins(predictor: Any, graph: Any) -> tuple[Floats, Any]:
     Raises:
         FedGraphError: the model does not predict two classes.
     """
-    if not predictor.task.classes or len(predictor.input_spec.classes) != 2:
-        raise FedGraphError(
-            f"alerts need a model of two classes, the second of which raises them; {predictor.source} has"
-            f" {len(predictor.input_spec.classes)} (task={predictor.cfg.task.name})"
-        )
+    of_two = predictor.task.classes and len(predictor.input_spec.classes) == 2
+    predictor.check_task(of_two, f"alerts need two classes, and it has {len(predictor.input_spec.classes)}")
     logits, task = predictor.items(graph)
     return curves.margin(logits.numpy()), task
 
@@ -285,11 +270,7 @@ def choose(predictor: Any, rule: Rule, kind: str = "auto") -> Choice:
     Raises:
         FedGraphError: no graph, no validation items of both classes, or a rule that cannot be met.
     """
-    if predictor.own is None:
-        raise FedGraphError(
-            f"{predictor.source}: a threshold is chosen on a party's own graph: pass --client I or --node DIR"
-        )
-    margin, task = margins(predictor, predictor.own)
+    margin, task = margins(predictor, predictor.party_graph())
     y = task.y.numpy()
     rows = {split: np.flatnonzero(task.masks[split].numpy() & (y >= 0)) for split in ("val", "test")}
     val, test = rows["val"], rows["test"]

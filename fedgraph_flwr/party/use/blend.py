@@ -93,17 +93,15 @@ def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
     Raises:
         FedGraphError: fewer than two runs, a task without classes, or runs that score other items.
     """
-    first = _of_classes(load_predictor(_several(runs)[0], 0), runs[0])
+    first = _first([load_predictor(run, 0) for run in runs])
     if first.cfg.on_fleet:
-        raise FedGraphError(
-            f"{runs[0]} is a run of the fleet '{first.cfg.engine}', so the items are not on this machine: run"
-            " `fedgraph-flwr blend --node STATE STATE --out DIR` at each party"
-        )
+        where = f"{runs[0]} is a run of the fleet '{first.cfg.engine}', whose parties hold the items"
+        raise FedGraphError(f"{where}: run `fedgraph-flwr blend --node STATE STATE --out DIR` at each party")
     cfg = replace(first.cfg, out=str(out.absolute()), rounds=1, resume="", evaluate="", tracking=[])
     cfg = replace(cfg, strategy=replace(cfg.strategy, name="blend", personal=False))
     check_unused(cfg)
     parties = range(1 if cfg.strategy.pooled else cfg.num_clients)
-    found = [_outputs([load_predictor(run, party) for run in runs], runs) for party in parties]
+    found = [_outputs([load_predictor(run, party) for run in runs]) for party in parties]
     weights, scores, nodes = _fitted(found), dict[str, list[float]](), list[float]()
     for logits, task in found:
         nodes += task.graph.part.bincount().tolist() if task.graph.part.numel() else [task.graph.num_nodes]
@@ -132,9 +130,9 @@ def blend_node(states: Sequence[Path], out: Path) -> dict[str, float]:
     """
     if out.exists():
         raise FedGraphError(f"--out {out} exists: pass a new folder")
-    predictors = [load_node(state) for state in _several(states)]
-    first = _of_classes(predictors[0], states[0])
-    logits, task = _outputs(predictors, states)
+    predictors = [load_node(state) for state in states]
+    first = _first(predictors)
+    logits, task = _outputs(predictors)
     weights = _fitted([(logits, task)])
     blended = torch.from_numpy(weights.apply(logits))
     place = task.order.argsort() if hasattr(task, "order") else slice(None)
@@ -149,19 +147,12 @@ PREDICTIONS = "predictions.csv"
 """File of a party's blend."""
 
 
-def _several(runs: Sequence[Path]) -> Sequence[Path]:
-    if len(runs) < 2:
-        raise FedGraphError(f"blend needs at least two runs, got {len(runs)}: pass two run folders or more")
-    return runs
-
-
-def _of_classes(first: Predictor, run: Path) -> Predictor:
-    if not first.task.classes:
-        raise FedGraphError(
-            f"{run} was trained for task={first.cfg.task.name}, and blend weighs logits of classes: pass runs with task=nodes"
-            " or task=edges"
-        )
-    return first
+def _first(predictors: Sequence[Predictor]) -> Predictor:
+    """Return the first of two models of classes or more."""
+    if len(predictors) < 2:
+        raise FedGraphError(f"blend needs at least two runs, got {len(predictors)}: pass two run folders or more")
+    predictors[0].check_task(predictors[0].task.classes, "blend weighs logits of classes (task=nodes or edges)")
+    return predictors[0]
 
 
 def _fitted(found: Sequence[tuple[list[NDArray], Task]]) -> Weights:
@@ -184,29 +175,18 @@ def _write(out: Path, runs: Sequence[Path], weights: Weights) -> None:
     write_bytes(out / BLEND, json.dumps(held, indent=1).encode())
 
 
-def _outputs(predictors: Sequence[Predictor], runs: Sequence[Path]) -> tuple[list[NDArray], Task]:
-    """Return the logits of a party's own items by each run, and the task of the first."""
-    logits: list[NDArray] = []
-    known: Task | None = None
-    for predictor, run in zip(predictors, runs, strict=True):
-        party = predictor.client
-        if predictor.own is None:
-            raise FedGraphError(f"{run}: the graph of client {party} is missing: restore the folder of client files")
-        found, task = predictor.items(predictor.own)
-        if known is not None and not same_items(known, task):
-            raise FedGraphError(
-                f"{runs[0]} and {run} score other items of client {party}: blend runs with the same dataset, partition, split,"
-                " seed and task"
-            )
-        known = known or task
-        logits.append(found.numpy())
-    assert known is not None
-    return logits, known
+def _outputs(predictors: Sequence[Predictor]) -> tuple[list[NDArray], Task]:
+    """Return the logits of a party's own items by each model, and the task of the first."""
+    found = [predictor.items(predictor.party_graph()) for predictor in predictors]
+    for predictor, (_, task) in zip(predictors, found, strict=True):
+        check_same_items(found[0][1], task, f"{predictors[0].source} and {predictor.source}")
+    return [logits.numpy() for logits, _ in found], found[0][1]
 
 
-def same_items(one: Task, other: Task) -> bool:
-    """Return whether two tasks have the same items in the same order, as far as classes, splits and ends of edges show."""
+def check_same_items(one: Task, other: Task, runs: str) -> None:
+    """Refuse runs whose items differ or have another order, as far as classes, splits and ends of edges show."""
     pairs = [(one.y, other.y), *((one.masks[split], other.masks[split]) for split in one.masks)]
     ends = getattr(one, "ends", None), getattr(other, "ends", None)
     pairs += [ends] if ends[0] is not None and ends[1] is not None else []  # type: ignore[list-item]
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+    if not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
+        raise FedGraphError(f"{runs} score other items: pass runs with the same data, partition, split, seed and task")

@@ -148,11 +148,9 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any, tables: Mapping[st
     """
     import pandas as pd
 
-    own = predictor.own
+    own = predictor.party_graph()
     if not isinstance(own, Graph) or not isinstance(graph, Graph):
-        missing = "the party's stored graph: pass --client I or --node DIR"
-        known = missing if own is None else "graphs with one type of nodes"
-        raise FedGraphError(f"{predictor.source}: drift compares {known}")
+        raise FedGraphError(f"{predictor.source}: drift compares graphs with one type of nodes")
     if graph.schema.get(ENTERING):  # payments from other parties are items of the new tables
         own = replace(own, schema={**own.schema, ENTERING: True})
     names = dict(zip((NODE, EDGE), predictor.feature_names(own), strict=True))

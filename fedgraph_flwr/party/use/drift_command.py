@@ -32,16 +32,13 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.use.drift import drift
     from fedgraph_flwr.party.use.pages import drift_page, write_outputs
 
-    predictor = predict_command.opened(args, own="drift compares with")
+    predictor = predict_command.opened(args, own=True)
     if not (args.nodes or args.graph):
-        raise FedGraphError(
-            "drift compares new items with the stored ones: pass --nodes FILE and --edges FILE, or --graph FILE"
-        )
+        raise FedGraphError("drift compares new items with stored ones: pass --nodes FILE and --edges FILE, or --graph")
     predictor, graph, ids, read = predict_command.chosen_input(args, predictor)
     layout = layout_of(args).over(predictor.input_spec.tables)
-    tables = {
-        kind: read_table(path, layout) for kind, path in ((NODE, args.nodes), (EDGE, args.edges)) if path and read
-    }
+    paths = {NODE: args.nodes, EDGE: args.edges} if read else {}
+    tables = {kind: read_table(path, layout) for kind, path in paths.items() if path}
     found = drift(predictor, graph, read, predict_command.predicted_from(args, predictor, graph, ids, read), tables)
     shown = found.assign(**{name: found[name].map(sanitize) for name in ("column", "what")})
     print(shown.to_string(index=False, float_format="{:.3g}".format))

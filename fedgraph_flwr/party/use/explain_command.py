@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     items = [item.strip() for item in next(csv.reader([args.items], skipinitialspace=True), []) if item.strip()]
     if not items or args.top < 1:
         raise FedGraphError(f"--items needs ids and --top a number above 0, got '{args.items}' and {args.top}")
-    predictor = opened(args, own="explain reads")
+    predictor = opened(args, own=True)
     found = explain(*chosen_input(args, predictor), items)
     frames = [reasons.to_frame(args.top) for reasons in found]
     for reasons, frame in zip(found, frames, strict=True):

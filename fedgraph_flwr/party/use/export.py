@@ -251,10 +251,10 @@ class Exported(TaskPredictor):
         prediction_task: keys of its task.
         threshold: as of `Predictor`; likewise ``target_stats``.
         step: ``split.step`` of the run; None if its data assign items to stages.
+        own: None; it has no graph of a party.
     """
 
     name: ClassVar[str] = "exported network"
-    own: ClassVar[None] = None
 
     plain: Plain
     dtype: str
@@ -265,6 +265,7 @@ class Exported(TaskPredictor):
     threshold: float | None
     target_stats: Tensor
     step: str | None = None
+    own: None = None
 
     @property
     def cfg(self) -> RunConfig:  # type: ignore[override]

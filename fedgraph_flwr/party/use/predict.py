@@ -191,6 +191,9 @@ class PairPredictions:
         write_frame(self.to_frame(), path, keep_formulas)
 
 
+RANKED = "its model predicts nothing after the run, whose scores are the ranks of triples"
+
+
 class TaskPredictor(ABC):
     """Predictions of a task from a model's outputs.
 
@@ -200,6 +203,7 @@ class TaskPredictor(ABC):
         input_spec: features and classes that the model expects.
         threshold: of the second of two classes; None if unknown.
         target_stats: mean and standard deviation by which the run standardised its targets, float64 [2, T].
+        own: the client's graph; None without a client or its file.
     """
 
     cfg: RunConfig
@@ -207,6 +211,7 @@ class TaskPredictor(ABC):
     input_spec: InputSpec
     threshold: float | None
     target_stats: Tensor
+    own: Any
 
     @abstractmethod
     def outputs(self, graph: Any) -> tuple[Tensor, Task]:
@@ -216,6 +221,18 @@ class TaskPredictor(ABC):
     def source(self) -> str:
         """Origin of the model, for errors."""
         return self.input_spec.where
+
+    def party_graph(self) -> Any:
+        """Return the client's graph.
+
+        Raises:
+            FedGraphError: there is no client, or its file is not on this machine.
+        """
+        if self.own is None:
+            lost = f"client {self.client}'s graph is not in {self.cfg.graph or 'the cache'}: restore its file"
+            reason = lost if self.client is not None else "no party is chosen: pass --client I or --node DIR"
+            raise FedGraphError(f"{self.source}: {reason}")
+        return self.own
 
     def predict(self, graph: Any, ids: Sequence[Any] | np.ndarray | None = None) -> Predictions | TargetPredictions:
         """Predict all nodes of a graph, or all labelled-type nodes of a heterogeneous graph.
@@ -229,14 +246,11 @@ class TaskPredictor(ABC):
         Raises:
             FedGraphError: another number of features or kind of graph, or a method that cannot predict here.
         """
-        self._refuse_triples()
+        self.check_task(self.task is not Triples, RANKED)
         graph = self.as_graph(graph)
         if self.task.targets:
             return self._predict_targets(graph, ids)
-        if not self.task.classes:
-            raise FedGraphError(
-                f"{self.source} was trained for task={self.cfg.task.name}: pass pairs of nodes (--pairs)"
-            )
+        self.check_task(self.task.classes, "pass pairs of nodes (--pairs)")
         logits, task = self.items(graph)
         if isinstance(task, OfGraphs):
             names, place = _names_of_graphs(graph, ids), task.order.argsort()
@@ -258,12 +272,10 @@ class TaskPredictor(ABC):
             time=(task.time[place] if task.time.numel() else task.time).numpy(),
         )
 
-    def _refuse_triples(self) -> None:
-        if self.task is Triples:
-            raise FedGraphError(
-                f"{self.source} was trained for task=triples, whose model predicts nothing after the run: the ranks of its"
-                " triples are scores of the run"
-            )
+    def check_task(self, fits: bool, reason: str) -> None:
+        """Refuse a model of another task, with the reason."""
+        if not fits:
+            raise FedGraphError(f"{self.source} was trained for task={self.cfg.task.name}: {reason}")
 
     def _predict_targets(self, graph: Any, ids: Any) -> TargetPredictions:
         stats = self.target_stats
@@ -305,12 +317,9 @@ class TaskPredictor(ABC):
         Args:
             found: the table, as `prediction_input.new_nodes` reads it.
         """
-        every = self.predict(found.graph, found.ids)
-        if not isinstance(every, EdgePredictions):
-            raise FedGraphError(
-                f"{self.source} was trained for task={self.cfg.task.name}, which predicts nodes: call predict()"
-            )
-        listed = every.at(found.edges)
+        every: Any = self.predict(found.graph, found.ids)
+        self.check_task(isinstance(every, EdgePredictions), "it predicts no edges: call predict()")
+        listed: EdgePredictions = every.at(found.edges)
         return replace(listed, ids=found.edge_ids, ends=found.ends if found.ends.size else listed.ends)
 
     def predict_pairs(self, graph: Any, pairs: Sequence[Sequence[Any]], ids: Any = None) -> PairPredictions:
@@ -324,19 +333,16 @@ class TaskPredictor(ABC):
         Raises:
             FedGraphError: another task, or an id that the graph does not have.
         """
-        self._refuse_triples()
-        if self.task.classes or self.task.targets:
-            raise FedGraphError(
-                f"{self.source} was trained for task={self.cfg.task.name}, which predicts no pairs of nodes: leave --pairs out"
-            )
+        self.check_task(self.task is not Triples, RANKED)
+        self.check_task(
+            not (self.task.classes or self.task.targets), "it predicts no pairs of nodes: leave --pairs out"
+        )
         graph = self.as_graph(graph)
         place = {str(name): row for row, name in enumerate(names_of(graph, ids))}
         named = np.asarray([[str(end) for end in pair] for pair in pairs], dtype=object).reshape(-1, 2)
-        if unknown_ids := [end for end in named.ravel() if end not in place]:
-            raise FedGraphError(
-                f"{len(unknown_ids)} ends of pairs are not nodes of the graph, such as '{unknown_ids[0]}': add them to the"
-                " node table, or leave their pairs out"
-            )
+        if missing := [end for end in named.ravel() if end not in place]:
+            what = f"{len(missing)} ends of pairs are not nodes of the graph, such as '{missing[0]}'"
+            raise FedGraphError(f"{what}: add them to the node table, or leave their pairs out")
         rows = torch.tensor([[place[end] for end in pair] for pair in named]).reshape(-1, 2).T
         return PairPredictions(named.T, self.task.read(self.outputs(graph)[0], rows).numpy())
 
@@ -400,13 +406,7 @@ class Predictor(TaskPredictor):
         Raises:
             FedGraphError: no client's graph of the run is on this machine.
         """
-        graph = self._example
-        if graph is None:
-            raise FedGraphError(
-                f"{self.source}: the unit of the predictions is in the clients' files, and none is here: predict with --node at"
-                " a party, or restore the client files"
-            )
-        return scale_of(graph)
+        return scale_of(self._of_run("the unit of its predictions"))
 
     def network(self, graph: Any) -> models.Model:
         """Return the trained model for graphs with the features of this one."""
@@ -429,6 +429,14 @@ class Predictor(TaskPredictor):
                 self.input_spec.warn_of_bound(schema.tables.alike, f"client {self.client}'s file has")
             return graph
         return None
+
+    def _of_run(self, what: str) -> Any:
+        """Return a graph of the run, which has the number or names that ``what`` describes."""
+        if self._example is None:
+            raise FedGraphError(
+                f"{self.source}: only clients' files have {what}: restore one, or pass --node at a party"
+            )
+        return self._example
 
     @cached_property
     def _example(self) -> Any:
@@ -480,12 +488,7 @@ class Predictor(TaskPredictor):
         Raises:
             FedGraphError: no client's graph of the run is on this machine.
         """
-        graph = self._example
-        if graph is None:
-            raise FedGraphError(
-                f"{self.source}: the columns are those of the clients' files, and none is here: restore them"
-            )
-        nodes, edges = self.feature_names(graph)
+        nodes, edges = self.feature_names(self._of_run("its columns"))
         ends = [f"{end} {name}" for end in ("source", "target") for name in nodes]
         found = [*edges, *ends] if self.predicts_edges else nodes
         if self.cfg.strategy.params.get("neighbours"):
@@ -519,16 +522,11 @@ class Predictor(TaskPredictor):
         Raises:
             FedGraphError: it is of another kind or task, or the method cannot predict here.
         """
-        if self.task is Triples:
-            raise FedGraphError(
-                f"{self.source} cannot be exported: the model of task=triples predicts nothing after the run, whose scores are"
-                " ranks of triples"
-            )
+        self.check_task(self.task is not Triples, RANKED)
         with same_process_state():
             if needed := client_class(self.cfg).needs_others(self.cfg):
-                raise FedGraphError(
-                    f"{self.source} cannot be exported: a client of strategy={self.name} cannot predict new graphs: {needed}"
-                )
+                who = f"a client of strategy={self.name}"
+                raise FedGraphError(f"{self.source} cannot be exported: {who} cannot predict new graphs: {needed}")
             client = self._ready(self.own if self.own is not None else self.probe())
             client.model.eval()
             if self.client is not None:
@@ -544,9 +542,8 @@ class Predictor(TaskPredictor):
         """
         rng, nodes, features = torch.Generator().manual_seed(0), 24, self.input_spec.num_features
         if not isinstance(features, int):
-            raise FedGraphError(
-                f"{self.source} is a model for heterogeneous graphs, which cannot be exported yet: use `fedgraph-flwr predict`"
-            )
+            what = "a model for heterogeneous graphs, which cannot be exported yet"
+            raise FedGraphError(f"{self.source} is {what}: use `fedgraph-flwr predict`")
         size = 8 if issubclass(self.task, OfGraphs) else nodes  # nodes of a graph
         item = torch.arange(nodes) // size if size < nodes else torch.arange(nodes)
         mask = (torch.rand(nodes, generator=rng) < 0.5)[item]
@@ -574,12 +571,7 @@ class Predictor(TaskPredictor):
         """D of the run's graphs; 0 if neither model nor task reads edge features."""
         if not (models.network(self.cfg.model).reads_edges or self.task.reads_edges):
             return 0
-        if self._example is None:
-            raise FedGraphError(
-                f"{self.source} reads edge features, whose number is in the clients' files, and none is here: export with --node"
-                " at a party, or restore the client files"
-            )
-        return int(self._example.num_edge_features)
+        return int(self._of_run("the number of its edge features").num_edge_features)
 
     def _ready(self, graph: Any) -> GraphClient:
         """Return a client that is ready to predict a graph, with threads and random state as in the run."""
@@ -591,16 +583,10 @@ class Predictor(TaskPredictor):
     def _client(self, graph: Any) -> GraphClient:
         """Return a client of the run's method with these parameters; one that tunes itself stays on its graph."""
         kind = client_class(self.cfg)
-        name = self.cfg.strategy.name
         if needed := kind.needs_others(self.cfg):
             self._check_own(graph, needed)
         tunes = Parts(self.cfg.strategy).tunes and self.client is not None
-        if tunes and self.own is None:
-            raise FedGraphError(
-                f"{self.source}: a client of strategy={name} trains on its own nodes before it predicts, but its graph is"
-                " missing: restore the folder of client files"
-            )
-        client = self._with_parameters(kind, self.own if tunes else graph)
+        client = self._with_parameters(kind, self.party_graph() if tunes else graph)
         if tunes and graph is not self.own:
             client.inputs = client.model.prepare(as_client(graph, client.graph), client.device, client.dtype)
             client.later = []
@@ -612,27 +598,21 @@ class Predictor(TaskPredictor):
         Raises:
             FedGraphError: the client cannot predict; names the reason and the fix.
         """
-        who = f"{self.source}: a client of strategy={self.cfg.strategy.name}"
-        if self.client is None:
-            raise FedGraphError(
-                f"{who} cannot predict without the other clients: {needed}: pass --client I to predict client I's own nodes"
-            )
-        if GRAPH not in self.memory:
-            raise FedGraphError(
-                f"{who} cannot predict without the other clients: {needed}, and its run stored no results of them: repeat the run"
-                " with this release"
-            )
-        if isinstance(graph, ClientGraph) and torch.equal(self.memory[GRAPH], graph_digest(graph)):
+        known = self.memory.get(GRAPH)
+        if known is not None and isinstance(graph, ClientGraph) and torch.equal(known, graph_digest(graph)):
             return
-        if graph is self.own:
-            raise FedGraphError(
-                f"{who} has another graph file than in its run, whose results it stored: restore the file, or repeat the run"
-            )
-        again = "evaluate the run (`run evaluate=RUN`)" if rebuilds(self.cfg) else "repeat the run"
-        raise FedGraphError(
-            f"{who} cannot predict new nodes without the other clients: {needed}: {again} on client files that contain the new"
-            " nodes, then predict without --nodes, --edges and --graph"
-        )
+        what, again = "", "evaluate the run (`run evaluate=RUN`)" if rebuilds(self.cfg) else "repeat the run"
+        if self.client is None:
+            remedy = "pass --client I to predict client I's own nodes"
+        elif known is None:
+            remedy = "its run stored no results of them, so repeat it"
+        elif graph is self.own:
+            remedy = "it has another graph file than in its run: restore the file, or repeat the run"
+        else:
+            what = " new nodes"
+            remedy = f"{again} on client files that contain them, then predict without --nodes, --edges and --graph"
+        who = f"{self.source}: a client of strategy={self.name}"
+        raise FedGraphError(f"{who} cannot predict{what} without the other clients: {needed}: {remedy}")
 
     def _with_parameters(self, kind: type[GraphClient], graph: Any) -> GraphClient:
         own = as_client(graph, self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
@@ -665,10 +645,8 @@ class Predictor(TaskPredictor):
         wanted, found = (sizes[first:] or none for sizes in (known, graph.num_features))
         for (edge, index), width, own in zip(graph.edges.items(), wanted, found, strict=False):
             if index.size(1) and width != own:
-                raise FedGraphError(
-                    f"{self.source} reads {width} features of each edge '{':'.join(edge)}', but this graph has {own}: pass the"
-                    " edge columns of the run"
-                )
+                what = f"reads {width} features of each edge '{':'.join(edge)}', but this graph has {own}"
+                raise FedGraphError(f"{self.source} {what}: pass the edge columns of the run")
 
     def _fitting(self, model: models.Model, graph: Any) -> dict[str, Tensor]:
         """Return the parameters if they fit this model.
@@ -681,14 +659,15 @@ class Predictor(TaskPredictor):
             given = self.tensors.get(name)
             if given is None and tensor.is_floating_point():
                 whose = (
-                    f"pass --client 0..{self.cfg.num_clients - 1}" if self.client is None else "it is not stored here"
+                    "it is not stored here"
+                    if self.client is not None
+                    else f"pass --client 0..{self.cfg.num_clients - 1}"
                 )
                 raise FedGraphError(f"{self.source} has no {name}, which each client keeps private: {whose}")
             if given is not None and given.shape != tensor.shape:
-                raise FedGraphError(
-                    f"{self.source} does not fit this graph of {graph.num_features} features and {graph.num_classes} classes:"
-                    f" {name} is {list(given.shape)} there and {list(tensor.shape)} here"
-                )
+                what = f"this graph of {graph.num_features} features and {graph.num_classes} classes"
+                shapes = f"{list(given.shape)} there and {list(tensor.shape)} here"
+                raise FedGraphError(f"{self.source} does not fit {what}: {name} is {shapes}")
         return dict(self.tensors)
 
 
@@ -739,15 +718,13 @@ def check_predictable(cfg: RunConfig, out: Path) -> None:
         FedGraphError: the suffix is unknown, or the run predicts no items on this machine.
     """
     check_suffix(out)
+    reason = ""
     if cfg.on_fleet:
-        raise FedGraphError(
-            f"--predictions needs the clients' items, which engine={cfg.engine} leaves at the parties: run `fedgraph-flwr predict"
-            " --node DIR` at each party"
-        )
-    if not (kind_of(cfg).classes or kind_of(cfg).targets):
-        raise FedGraphError(
-            f"--predictions lists items, and task={cfg.task.name} predicts pairs: run `fedgraph-flwr predict RUN --pairs FILE`"
-        )
+        reason = f"engine={cfg.engine} leaves them at the parties: run `fedgraph-flwr predict --node DIR` at each"
+    elif not (kind_of(cfg).classes or kind_of(cfg).targets):
+        reason = f"task={cfg.task.name} predicts pairs: run `fedgraph-flwr predict RUN --pairs FILE`"
+    if reason:
+        raise FedGraphError(f"--predictions lists the clients' items, and {reason}")
 
 
 def predict_clients(run: Path, out: Path) -> int:
@@ -767,9 +744,7 @@ def predict_clients(run: Path, out: Path) -> int:
     frames = []
     for client in range(clients):
         predictor = load_predictor(run, client) if client else first
-        if predictor.own is None:
-            raise FedGraphError(f"{run}: the graph of client {client} is missing: restore the folder of client files")
-        frame = predictor.predict(predictor.own).to_frame()
+        frame = predictor.predict(predictor.party_graph()).to_frame()
         if clients > 1:
             frame.insert(0, "client", client)
         frames.append(frame)
@@ -789,9 +764,7 @@ def load_node(state: Path, at: str = "") -> Predictor:
     """
     path = StateFolder.find_model(state, LAST)
     if path is None:
-        raise FedGraphError(
-            f"{state} holds no model of a finished run: expected a run folder, or the state folder of a node"
-        )
+        raise FedGraphError(f"{state} holds no model of a finished run: pass a run folder or a node's state folder")
     _, values = read_tensors(path)
     if "config" not in values:
         raise FedGraphError(f"{path} belongs to a simulation: pass its run folder and --client instead")
@@ -814,9 +787,8 @@ def _blamed(path: Path) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FedGraphError(
-            f"{path} is not a valid stored model ({type(error).__name__}: {first_line(error)})"
-        ) from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise FedGraphError(f"{path} is not a valid stored model ({reason})") from error
 
 
 def _which(at: str, cfg: RunConfig) -> str:
@@ -840,13 +812,9 @@ BLEND = "blend.json"
 def finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Read configuration and summary of a finished run."""
     if (run / BLEND).is_file():
-        raise FedGraphError(
-            f"{run} is a blend of other runs and holds no model: pass one of the runs that {BLEND} names"
-        )
+        raise FedGraphError(f"{run} is a blend of other runs and holds no model: pass one that {BLEND} names")
     if not (run / CONFIG).is_file() or not (run / SUMMARY).is_file():
-        raise FedGraphError(
-            f"{run} holds no finished run: expected {CONFIG} and {SUMMARY}, as `fedgraph-flwr run` writes them"
-        )
+        raise FedGraphError(f"{run} holds no finished run: expected {CONFIG} and {SUMMARY} of `fedgraph-flwr run`")
     return compose([], run / CONFIG), read_summary(run, ["rounds", "best_round"])
 
 
@@ -862,9 +830,8 @@ def _input_spec(run: Path) -> InputSpec:
         schema = Schema.from_dict(content["schema"], str(path)) if content["schema"] else None
         return InputSpec(tuple(map(str, classes)), width, schema, undirected, str(run))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FedGraphError(
-            f"{path} does not define features and classes ({first_line(error)}): repeat the run"
-        ) from error
+        reason = first_line(error)
+        raise FedGraphError(f"{path} does not define features and classes ({reason}): repeat the run") from error
 
 
 def as_client(graph: Any, client: Any, edge_classes: int = 0) -> Any:

@@ -74,16 +74,16 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _MODEL)
 
 
-def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), own: str = "") -> Any:
+def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), own: bool = False) -> Any:
     """Complete the options by the party's file, check the outputs, and load the predictor that the options select.
 
     Args:
         args: the options.
         outputs: names of options for output files.
-        own: what needs the file of a party, for errors; "" if nothing does.
+        own: whether the command reads the file of a party.
 
     Raises:
-        FedGraphError: an output is the file of an input or has another suffix, the party's file is missing, or as `load_chosen`.
+        FedGraphError: an output is the file of an input or has another suffix, or as `load_chosen`.
     """
     from fedgraph_flwr.party.use.frames import check_written
 
@@ -93,8 +93,8 @@ def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), o
     )
     check_written(args)
     predictor = load_chosen(args)
-    if own and (predictor.client is None or predictor.own is None):
-        raise FedGraphError(f"{own} the file of a party: pass --client I or --node DIR, and restore its file")
+    if own:
+        predictor.party_graph()
     return predictor
 
 
@@ -115,10 +115,7 @@ def load_chosen(args: argparse.Namespace) -> Any:
         return load_predictor(args.run, args.client, args.round)
     found = load_node(args.node, args.round)
     if args.client not in (None, found.client):
-        raise FedGraphError(
-            f"--client {args.client} conflicts with --node {args.node}, which belongs to client {found.client}: leave"
-            " --client out"
-        )
+        raise FedGraphError(f"--client {args.client}: {args.node} belongs to client {found.client}: leave --client out")
     return found
 
 
@@ -173,9 +170,8 @@ def _set_threshold(found: Any, threshold: float | None) -> None:
     classes = getattr(found, "classes", ())
     if threshold is not None:
         if not (0 <= threshold <= 1 and len(classes) == 2):
-            raise FedGraphError(
-                f"--threshold must be in [0, 1] and needs two classes, got {threshold:g} for {len(classes)} classes"
-            )
+            got = f"{threshold:g} for {len(classes)} classes"
+            raise FedGraphError(f"--threshold must be in [0, 1] and needs two classes, got {got}")
         found.threshold = threshold
 
 
@@ -227,10 +223,8 @@ def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace)
     ends = [layout.source or "source", layout.target or "target"]
     table = read_table(args.pairs, layout)
     if missing := [name for name in ends if name not in table.columns]:
-        raise FedGraphError(
-            f"{args.pairs} has no column '{missing[0]}': expected {' and '.join(ends)}, or name them by --source-column and"
-            " --target-column"
-        )
+        expected = f"{' and '.join(ends)}, or pass --source-column and --target-column"
+        raise FedGraphError(f"{args.pairs} has no column '{missing[0]}': expected {expected}")
     found = predictor.predict_pairs(graph, table[ends].astype(str).to_numpy().tolist(), ids)
     if args.out is None:
         print(as_csv(found.to_frame(), args.keep_formulas), end="")
@@ -249,10 +243,8 @@ def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
     spec = predictor.input_spec
     if args.schema:
         schema = Schema.load(args.schema)
-        if len(schema.classes) != len(spec.classes):
-            raise FedGraphError(
-                f"{args.schema} names {len(schema.classes)} classes, but {spec.where} has {len(spec.classes)}"
-            )
+        if (named := len(schema.classes)) != len(spec.classes):
+            raise FedGraphError(f"{args.schema} names {named} classes, but {spec.where} has {len(spec.classes)}")
         undirected = spec.undirected or schema.undirected
         spec = replace(spec, schema=schema, classes=schema.classes, where=str(args.schema), undirected=undirected)
     elif args.graph and spec.schema is None:
@@ -287,9 +279,7 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     single = own_nodes is not None and own_edges is not None and len(nodes) == len(edges) == 1
     if nodes and not single:
         if args.graph:
-            raise FedGraphError(
-                "tables of several types make a new graph: pass --node-table and --edge-table, or --graph"
-            )
+            raise FedGraphError("tables of several types make a new graph: leave --graph out")
         return typed_tables(nodes, edges, args.target, Columns.of(layout), spec, options), None, None
     stored = graph_file(args.graph, spec) if args.graph else None
     if not nodes and not by_role and stored is not None:
@@ -302,10 +292,6 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
         if found.note:
             print(found.note, file=sys.stderr)
         return found.graph, found.ids, found
-    if predictor.own is None:
-        lost = f"client {predictor.client}'s graph is not in {predictor.cfg.graph or 'the cache'}"
-        raise FedGraphError(
-            f"{'no input' if predictor.client is None else lost}: pass --nodes FILE and --edges FILE, --graph FILE, or --client I"
-            " to predict its stored graph"
-        )
-    return predictor.own, None, None
+    if predictor.client is None:
+        raise FedGraphError("no input: pass --nodes FILE and --edges FILE, --graph FILE, or --client I")
+    return predictor.party_graph(), None, None

@@ -27,7 +27,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.curves import OF_RANKS, chances, margin, means_of_rows, ratio
 from fedgraph_flwr.party.use.alerts import days_of
-from fedgraph_flwr.party.use.blend import same_items
+from fedgraph_flwr.party.use.blend import check_same_items
 from fedgraph_flwr.party.use.predict import Predictor, load_node, load_predictor
 from fedgraph_flwr.report.runs import load_run, method_name
 from fedgraph_flwr.runs.folder import CONFIG, FREE, as_number, flat_keys
@@ -220,12 +220,7 @@ def _grouped(runs: Sequence[Path], client: int | None) -> list[_Group]:
         if is_run and client is None:
             raise FedGraphError(f"{path} is a run folder: pass --client I, the party that asks")
         model = load_predictor(path, client) if is_run else load_node(path)
-        if not model.task.classes:
-            raise FedGraphError(
-                f"{path} was trained for task={model.cfg.task.name}: worth compares scores of classes (task=nodes or edges)"
-            )
-        if model.own is None:
-            raise FedGraphError(f"{path}: the graph of client {model.client} is missing: restore its file")
+        model.check_task(model.task.classes, "worth compares scores of classes (task=nodes or edges)")
         keys = {key: value for key, value in flat_keys(model.cfg).items() if key not in {*FREE, "seed"} - {"rounds"}}
         name = method_name(model.cfg.strategy.name)
         if (key := repr(sorted(keys.items()))) not in found:
@@ -308,7 +303,7 @@ def _read(groups: Sequence[_Group], metric: str, clusters: str) -> _Read:
         FedGraphError: runs score other items, or the items allow no interval.
     """
     path, first = groups[0].runs[0]
-    logits, known = first.items(first.own)
+    logits, known = first.items(first.party_graph())
     rows = np.flatnonzero((known.masks["test"] & (known.y >= 0)).numpy())
     y = known.y.numpy()[rows]
     if len(np.unique(y)) < 2:
@@ -326,11 +321,8 @@ def _read(groups: Sequence[_Group], metric: str, clusters: str) -> _Read:
     for group in groups:
         read.measures.append([])
         for other, model in group.runs:
-            logits, task = model.items(model.own)
-            if not same_items(known, task):
-                raise FedGraphError(
-                    f"{path} and {other} score other items: pass runs with the same data, partition, split and task"
-                )
+            logits, task = model.items(model.party_graph())
+            check_same_items(known, task, f"{path} and {other}")
             chance = metrics.threshold(logits, task.y, task.masks["val"]) if metric == metrics.AT_THRESHOLD else None
             cut = 0.0 if chance is None else float(np.log(chance) - np.log1p(-chance)) - 1e-12
             outputs = logits.numpy()[rows]

@@ -138,7 +138,7 @@ def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, c
 
 def test_what_cannot_be_blended_is_named(runs, run, tmp_path, monkeypatch):
     other = run("rounds=1", sizes=(60, 60, 60), seed=5)
-    with pytest.raises(FedGraphError, match="score other items of client 0"):
+    with pytest.raises(FedGraphError, match="score other items: pass runs"):
         blend([runs[0].out, other.out], tmp_path / "no")
     read = load_predictor(runs[0].out, 0)
     of_fleet = replace(read, cfg=replace(read.cfg, engine="banks"))

@@ -186,7 +186,7 @@ def test_a_run_whose_client_files_have_moved_says_where_it_looked(imported, tmp_
     config = tmp_path / "run" / "config.yaml"
     config.write_text(re.sub("(?m)^graph: .*$", "graph: moved", config.read_text()))
     assert cli.main(["predict", str(tmp_path / "run"), "--client", "0"]) == 2
-    assert "client 0's graph is not in moved: pass --nodes FILE" in capsys.readouterr().err
+    assert "client 0's graph is not in moved: restore its file" in capsys.readouterr().err
 
 
 def test_another_number_of_features_is_named(imported):
