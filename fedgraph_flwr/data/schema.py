@@ -352,18 +352,6 @@ class Schema:
             "the bound of alike amounts of own columns is": own.alike,
         }
 
-    def classes_in_order(self, given: Sequence[str], where: str) -> tuple[str, ...]:
-        """Return the schema's classes if the given ones are the same in any order.
-
-        Raises:
-            FedGraphError: the given classes differ.
-        """
-        if given and set(given) != set(self.classes):
-            raise FedGraphError(
-                f"--classes {','.join(given)} differ from those of {where}, {','.join(self.classes)}: leave the option out"
-            )
-        return self.classes
-
 
 def _used(columns: Mapping[str, Column]) -> dict[str, Column]:
     """Return the columns that become features, without fields that do not affect them."""

@@ -333,7 +333,7 @@ def test_tables_with_yes_and_no_become_probabilities(tmp_path, monkeypatch):
     [
         ("wealth", "wealth"),
         ("income,income", "--predict-columns names 'income' twice"),
-        ("name", "row 1: 'n0' in column 'name' is not a number"),
+        ("name", "row 1 has 'n0' in column 'name', expected a number"),
     ],
 )
 def test_targets_that_are_no_numbers_are_refused(tmp_path, capsys, columns, message):

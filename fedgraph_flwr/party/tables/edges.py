@@ -15,9 +15,9 @@ from fedgraph_flwr.data.graph import pack_words
 from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE
 from fedgraph_flwr.data.value_formats import PLAIN, date_format, read_dates, since_1970
-from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.party.tables.columns import Treatment, as_words, features, first_row
-from fedgraph_flwr.party.tables.nodes import Ids, column_of, label_codes
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.tables.columns import Treatment, features
+from fedgraph_flwr.party.tables.nodes import Ids, agreed_classes, check_rows, column_of, label_codes
 from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, amount_format, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns
 
@@ -134,12 +134,8 @@ def edge_data(
         FedGraphError: a value does not match its column's kind, or a time is missing.
     """
     schema = treatment.schema
-    classes: Sequence[str] = (schema.edge_classes if schema else ()) or edge_classes
-    if edge_classes and tuple(edge_classes) != tuple(classes):
-        raise FedGraphError(
-            f"--edge-classes {','.join(edge_classes)} differ from those of {treatment.where}, {','.join(classes)}: leave the"
-            " option out"
-        )
+    agreed = (schema and schema.edge_classes) or None
+    classes = agreed_classes(edge_classes, agreed, treatment, "--edge-classes")
     encoded = names or (schema and schema.nodes.get(kind))
     made = features(kind, table, names, where, treatment) if encoded else None
     made = made if made and made.x.size(1) else None
@@ -223,11 +219,9 @@ def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:
         if form and form != PLAIN:
             known = dict(zip(texts, form.read(texts).tolist(), strict=True))
             values = column.map(known).to_numpy(dtype=np.float64, na_value=np.nan)
-    if (wrong := np.flatnonzero(~np.isfinite(values))).size:
-        raise FedGraphError(
-            f"{where}: row {wrong[0] + 1} has '{sanitize(column.iloc[wrong[0]], 40)}' in column '{name}' of amounts, expected a"
-            f" number in each row ({wrong.size} rows): correct them, or pass --amount-column NAME"
-        )
+    check_rows(
+        ~np.isfinite(values), column, where, "expected an amount in each row: correct it, or pass --amount-column NAME"
+    )
     cents, odd = cents_of(values, where)
     if odd:
         treatment.say(
@@ -261,17 +255,13 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
         if bool(numbers.isna().any()) and column not in treatment.date_formats:
             form = date_format([str(word) for word in read.dropna().unique()], column, where)
             numbers = pd.Series(since_1970(read_dates(read, form), 1))
-    if row := first_row(numbers.isna().to_numpy()):
-        raise FedGraphError(
-            f"{where}: row {row} has '{as_words(read)[row - 1]}' in column '{column}', which is neither a number of seconds nor a"
-            f" date: pass --date-format {column}=FORMAT"
-        )
+    neither = f"which is neither a number of seconds nor a date: pass --date-format {column}=FORMAT"
+    check_rows(numbers.isna(), read, where, neither)
     seconds = np.floor(numbers.to_numpy(dtype=np.float64))
-    if row := first_row(np.abs(seconds) >= MAX_SECONDS):
-        raise FedGraphError(
-            f"{where}: row {row} has '{read.iloc[row - 1]}' in column '{column}', expected seconds below {MAX_SECONDS:,} (the"
-            " year 10000) or a date: correct it, or divide milliseconds by 1000"
-        )
+    fix = "or a date: correct it, or divide milliseconds by 1000"
+    check_rows(
+        np.abs(seconds) >= MAX_SECONDS, read, where, f"expected seconds below {MAX_SECONDS:,} (the year 10000) {fix}"
+    )
     return torch.from_numpy(seconds.astype(np.int64))
 
 

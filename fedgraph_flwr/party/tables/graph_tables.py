@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedgraph_flwr.data.schema import TableLayout
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.columns import as_words, first_row
-from fedgraph_flwr.party.tables.nodes import column_of
+from fedgraph_flwr.party.tables.columns import as_words
+from fedgraph_flwr.party.tables.nodes import check_rows, column_of
 from fedgraph_flwr.party.tables.reading import read_table
 
 
@@ -38,9 +38,9 @@ def joined(
     """
     import pandas as pd
 
-    of = as_words(column_of(table, columns.graph, where[0], "graph"))
-    if row := first_row(np.char.strip(of) == ""):
-        raise FedGraphError(f"{where[0]}, row {row}: column '{columns.graph}' is empty, expected the node's graph")
+    read = column_of(table, columns.graph, where[0], "graph")
+    of = as_words(read)
+    check_rows(np.char.strip(of) == "", read, where[0], "expected the graph of the node")
     names = pd.unique(of)
     if graphs is not None:
         rows = read_table(graphs, layout)
@@ -68,9 +68,7 @@ def _check(names: np.ndarray, of: np.ndarray, graphs: str, nodes: str) -> None:
     if missing := sorted(set(of) - set(names)):
         raise FedGraphError(f"{nodes} has nodes of graph '{missing[0]}', which {graphs} does not list: add its row")
     if alone := sorted(set(names) - set(of)):
-        raise FedGraphError(
-            f"{graphs} lists graph '{alone[0]}', of which {nodes} has no node: every graph needs at least one"
-        )
+        raise FedGraphError(f"{graphs} lists graph '{alone[0]}', of which {nodes} has no node: add one")
 
 
 def _within(table: Any, ends: tuple[str, ...], graph: str) -> Any:

@@ -280,7 +280,8 @@ def _check_ends(nodes: Nodes, edges: Edges) -> None:
 def _target_nodes(tables: Tables, classes: Sequence[str], treatment: Treatment) -> tuple[dict[str, Any], list[str]]:
     """Return labels and masks of the target nodes as fields of a graph, and the class names."""
     table, columns, where = tables.nodes[tables.target], tables.columns, tables.files[tables.target]
-    y, names = torch.full((len(table),), -1), list(agreed_classes(classes, treatment))
+    agreed = treatment.schema.classes if treatment.schema else None
+    y, names = torch.full((len(table),), -1), list(agreed_classes(classes, agreed, treatment))
     if columns.label:
         y, names = label_codes(table, columns.label, where, names, treatment)
     fields: dict[str, Any] = {"y": y}
@@ -432,7 +433,7 @@ def from_saved(
         FedGraphError: the file is invalid (`read_saved`), a tensor is missing, or the graph is invalid.
     """
     shared: dict[str, Any] = {
-        "classes": agreed_classes(classes, treatment),
+        "classes": agreed_classes(classes, treatment.schema.classes if treatment.schema else None, treatment),
         "scaling": treatment.settled_scaling("none"),
         "encode": partial(saved_features, treatment),
     }

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.party.tables.columns import AS_FOUND, MAX_TEXT, SPLITS, Treatment, as_words, first_row, natural
 
 
@@ -26,9 +26,8 @@ class Ids:
         if not self.index.is_unique:
             second = int(self.index.duplicated().argmax())
             first = int((texts == texts[second]).argmax())
-            raise FedGraphError(
-                f"{where}: id '{texts[second]}' is repeated in rows {first + 1} and {second + 1}; each node needs its own"
-            )
+            rows = f"rows {first + 1} and {second + 1}"
+            raise FedGraphError(f"{where}: id '{texts[second]}' is repeated in {rows}; each node needs its own")
         self.where = where
 
     @classmethod
@@ -39,11 +38,10 @@ class Ids:
             FedGraphError: an id is missing or repeated.
         """
         read = column_of(table, column, where, "id")
-        if read.dtype.kind not in "biuf" and (row := first_row((read.astype(str).str.len() > MAX_TEXT).to_numpy())):
-            raise FedGraphError(f"{where}: the id of row {row} has more than {MAX_TEXT} characters: shorten it")
+        if read.dtype.kind not in "biuf":
+            check_rows(read.astype(str).str.len() > MAX_TEXT, read, where, f"expected at most {MAX_TEXT} characters")
         texts = as_words(read)
-        if row := first_row(texts == ""):
-            raise FedGraphError(f"{where}: row {row} has no id in column '{column}'; every node needs one")
+        check_rows(texts == "", read, where, "expected an id in each row")
         return cls(texts, where)
 
     def positions(self, table: Any, column: str, where: str, first: int = 0) -> np.ndarray:
@@ -54,14 +52,12 @@ class Ids:
         """
         import pandas as pd
 
-        codes, distinct = pd.factorize(column_of(table, column, where, "end of edges"))  # -1 where missing
-        texts = np.append(as_words(pd.Series(distinct)), "")
-        found = self.index.get_indexer(texts)[codes]
-        if row := first_row(found < 0):
-            raise FedGraphError(
-                f"{where}: row {first + row} names '{texts[codes[row - 1]]}' in column '{column}', which is not an id of"
-                f" {self.where}: add the node, or remove the row"
-            )
+        read = column_of(table, column, where, "end of edges")
+        codes, distinct = pd.factorize(read)  # -1 where missing
+        found = self.index.get_indexer(np.append(as_words(pd.Series(distinct)), ""))[codes]
+        check_rows(
+            found < 0, read, where, f"which is not an id of {self.where}: add the node, or remove the row", first
+        )
         return found.astype(np.int64)
 
 
@@ -73,13 +69,14 @@ def label_codes(
     Raises:
         FedGraphError: a label is not in ``classes``, and the data are not to be predicted.
     """
-    texts = np.char.strip(as_words(column_of(table, column, where, "label")))
+    read = column_of(table, column, where, "label")
+    texts = np.char.strip(as_words(read))
     names = list(classes) or sorted(set(texts) - {""}, key=natural)
     code = {"": -1} | {name: number for number, name in enumerate(names)}
     other = ~np.isin(texts, list(code))
-    if row := first_row(other):
-        if treatment.labelled:
-            raise FedGraphError(f"{where}: row {row} has label '{texts[row - 1]}', expected one of: {', '.join(names)}")
+    if treatment.labelled:
+        check_rows(other, read, where, f"expected one of: {', '.join(names)}")
+    elif row := first_row(other):
         treatment.warn(
             f"{where}: {int(other.sum())} rows have a label that the model does not know, such as '{texts[row - 1]}' in row"
             f" {row}: they are predicted as one of {', '.join(names)}"
@@ -105,11 +102,8 @@ def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
         values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         values = np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan)
         filled = ~(texts.isna() | texts.str.lower().isin(["", "nan", "na", "null"])).to_numpy(dtype=bool)
-        if (wrong := np.flatnonzero(np.isnan(values) & filled)).size:
-            raise FedGraphError(
-                f"{where} row {wrong[0] + 1}: '{column.iloc[wrong[0]]}' in column '{name}' is not a number of at most"
-                f" {np.finfo(np.float32).max:.2g}: expected numbers to predict, or empty cells where they are unknown"
-            )
+        expected = f"expected a number of at most {np.finfo(np.float32).max:.2g}, or an empty cell where it is unknown"
+        check_rows(np.isnan(values) & filled, column, where, expected)
         found.append(values)
     return torch.from_numpy(np.stack(found, axis=1).astype(np.float32)) if found else torch.zeros(0, 0)
 
@@ -124,9 +118,9 @@ def agreed_targets(names: Sequence[str], treatment: Treatment) -> Tensor:
     if not agreed:
         return torch.zeros(0, 0, dtype=torch.float64)
     if list(agreed) != list(names):
+        fix = f"pass --predict-columns {','.join(agreed)}"
         raise FedGraphError(
-            f"{treatment.where} has the targets {', '.join(agreed)}, got {', '.join(names) or 'none'}: pass --predict-columns"
-            f" {','.join(agreed)}"
+            f"{treatment.where} has the targets {', '.join(agreed)}, got {', '.join(names) or 'none'}: {fix}"
         )
     return torch.tensor([*agreed.values()], dtype=torch.float64).T.contiguous()
 
@@ -139,11 +133,9 @@ def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Te
     """
     part = np.full(len(table), -1)
     if column:
-        texts = np.char.strip(np.char.lower(as_words(column_of(table, column, where, "split"))))
-        if row := first_row(~np.isin(texts, ["", *SPLITS])):
-            raise FedGraphError(
-                f"{where}: row {row} has '{texts[row - 1]}' in column '{column}', expected train, val, test or empty"
-            )
+        read = column_of(table, column, where, "split")
+        texts = np.char.strip(np.char.lower(as_words(read)))
+        check_rows(~np.isin(texts, ["", *SPLITS]), read, where, "expected train, val, test or empty")
         for word, number in SPLITS.items():
             part[texts == word] = number
     train, val, test = (torch.from_numpy(part == number) for number in range(3))
@@ -154,12 +146,30 @@ def group_codes(table: Any, column: str, where: str) -> Tensor:
     """Return each node's client, 0..M-1 in sorted order of the column's values, int64 [N]; empty without a column."""
     if not column:
         return torch.zeros(0, dtype=torch.int64)
-    texts = np.char.strip(as_words(column_of(table, column, where, "client")))
-    if row := first_row(texts == ""):
-        raise FedGraphError(f"{where}: row {row} has no client in column '{column}': assign every node to a client")
+    read = column_of(table, column, where, "client")
+    texts = np.char.strip(as_words(read))
+    check_rows(texts == "", read, where, "expected the client of the node")
     distinct, inverse = np.unique(texts, return_inverse=True)
     rank = {name: number for number, name in enumerate(sorted(map(str, distinct), key=natural))}
     return torch.from_numpy(np.array([rank[str(name)] for name in distinct], dtype=np.int64)[inverse])
+
+
+def check_rows(wrong: Any, column: Any, where: str, expected: str, before: int = 0) -> None:
+    """Check the values of a column of a table.
+
+    Args:
+        wrong: mask of the rows that are not accepted [N].
+        column: the values, as a pandas column [N].
+        where: the file, for errors.
+        expected: what is accepted.
+        before: number of rows before these.
+
+    Raises:
+        FedGraphError: a row is wrong; names the first one.
+    """
+    if row := first_row(np.asarray(wrong)):
+        value = sanitize(as_words(column.iloc[row - 1 : row])[0], 40)
+        raise FedGraphError(f"{where}: row {before + row} has '{value}' in column '{column.name}', {expected}")
 
 
 def column_of(table: Any, name: str, where: str, what: str) -> Any:
@@ -178,15 +188,19 @@ _OPTIONS = {"end of edges": "--source-column and --target-column", "targets": "-
 _OPTIONS |= {"party": "--party-columns", "match": "--match-columns"}
 
 
-def agreed_classes(given: Sequence[str], treatment: Treatment) -> Sequence[str]:
-    """Return the classes in label order: the schema's if there is one, else those given.
+def agreed_classes(
+    given: Sequence[str], agreed: Sequence[str] | None, treatment: Treatment, option: str = "--classes"
+) -> Sequence[str]:
+    """Return classes in label order: those that the schema agrees on, if not None, else those given.
 
     Raises:
         FedGraphError: the given classes differ from the schema's.
     """
-    if treatment.schema is None:
+    if agreed is None:
         return given
-    classes = treatment.schema.classes_in_order(given, treatment.where)
-    if given and tuple(given) != classes:
-        treatment.say(f"classes reordered as in {treatment.where}: {', '.join(classes)}")
-    return classes
+    if given and set(given) != set(agreed):
+        theirs = f"{treatment.where}, {','.join(agreed)}"
+        raise FedGraphError(f"{option} {','.join(given)} differ from those of {theirs}: leave the option out")
+    if given and tuple(given) != tuple(agreed):
+        treatment.say(f"classes reordered as in {treatment.where}: {', '.join(agreed)}")
+    return agreed

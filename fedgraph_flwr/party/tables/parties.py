@@ -26,7 +26,7 @@ from fedgraph_flwr.data.schema import EDGE
 from fedgraph_flwr.data.value_formats import FORMATS, NumberFormat, date_format, read_dates, readings
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
-from fedgraph_flwr.party.tables.nodes import column_of
+from fedgraph_flwr.party.tables.nodes import check_rows, column_of
 
 ID_FORMS = ("text", "number")
 KEY_KINDS = ("text", "amount", "date")
@@ -85,15 +85,11 @@ class PartyRule:
                 raise FedGraphError(f"--own-party {own} needs --party-columns SOURCE,TARGET or --party-prefix SIGN")
             return None
         if not own.strip():
-            raise FedGraphError(
-                "--party-columns and --party-prefix need --own-party NAME: this party's name as the edge table writes it"
-            )
+            raise FedGraphError("--party-columns and --party-prefix need --own-party NAME, as the edge table writes it")
         names = tuple(word.strip() for word in columns.split(",") if word.strip())
         if names and (len(names) != 2 or prefix):
-            raise FedGraphError(
-                f"--party-columns {columns}: expected two columns, those with the parties of source and target, such as"
-                " from_bank,to_bank, and no --party-prefix"
-            )
+            two = "expected two columns, the parties of source and target, and no --party-prefix"
+            raise FedGraphError(f"--party-columns {columns}: {two}")
         key = []
         for word in filter(None, (word.strip() for word in match.split(","))):
             name, _, kind = word.rpartition(":") if word.rpartition(":")[2] in KEY_KINDS else (word, "", "text")
@@ -161,10 +157,8 @@ def divide(
     _report_spellings(named, folded, where[0], treatment)
     own = [names == own_name for names in folded]
     if len(links) and not (own[0] | own[1]).any():
-        raise FedGraphError(
-            f"no row of {where[0]} names --own-party '{rule.own}' as a party: expected one of"
-            f" {', '.join(sorted({*folded[0], *folded[1]} - {''})[:10]) or 'its names'}"
-        )
+        names = ", ".join(sorted({*folded[0], *folded[1]} - {""})[:10]) or "its names"
+        raise FedGraphError(f"no row of {where[0]} names --own-party '{rule.own}' as a party: expected one of {names}")
     foreign = own[0] ^ own[1]
     known = [(names != "") & (ids != "") for names, ids in zip(folded, texts, strict=True)]
     for mask, what in (
@@ -174,7 +168,7 @@ def divide(
         if count := int(mask.sum()):
             treatment.say(f"{where[0]}: {count} of {len(links)} rows {what}: left out")
     foreign &= known[0] & known[1]
-    positions = _own_positions(texts, own, index, rule, ends, where, treatment)
+    positions = _own_positions(links, texts, own, index, rule, ends, where, treatment)
     _report_own_accounts(texts, [k & ~mine for k, mine in zip(known, own, strict=True)], folded, index, rule, treatment)
     rows = np.flatnonzero(foreign)
     both = _booked_once(links, np.flatnonzero(own[0] & own[1]), positions, rule, where[0], treatment)
@@ -291,6 +285,7 @@ def _report_spellings(
 
 
 def _own_positions(
+    links: Any,
     texts: Sequence[np.ndarray],
     own: Sequence[np.ndarray],
     index: Any,
@@ -311,10 +306,10 @@ def _own_positions(
         second = int(forms.duplicated().argmax())
         first = int((forms == forms[second]).argmax())
         zeros = " and leading zeros" if rule.id_form == "number" else ""
+        rows = f"ids '{index[first]}' (row {first + 1}) and '{index[second]}' (row {second + 1})"
+        fix = "rename one" + (", or pass --id-form text" if zeros else "")
         raise FedGraphError(
-            f"{where[1]}: ids '{index[first]}' (row {first + 1}) and '{index[second]}' (row {second + 1}) are the same without"
-            f" spaces, case{zeros}, so other parties cannot distinguish them: rename one"
-            + (", or pass --id-form text" if zeros else "")
+            f"{where[1]}: {rows} are the same without spaces, case{zeros}, as parties compare them: {fix}"
         )
     found, adjusted, example = [], 0, ""
     for ids, mask, column in zip(texts, own, ends, strict=True):
@@ -322,7 +317,8 @@ def _own_positions(
         if (odd := mask & (places < 0)).any():
             places[odd] = forms.get_indexer(normal_ids(ids[odd], rule.id_form))
             if (lost := mask & (places < 0)).any():
-                raise _unknown_account(ids, lost, forms, column, where, rule)
+                unknown = f"an account of '{rule.own}' that is not an id of {where[1]} ({int(lost.sum())} rows)"
+                check_rows(lost, links[column], where[0], unknown + _about_zeros(ids[lost][0], forms, rule))
             row = int(odd.argmax())
             example = example or f"'{ids[row]}' for '{index[places[row]]}'"
             adjusted += int(odd.sum())
@@ -332,18 +328,12 @@ def _own_positions(
     return found
 
 
-def _unknown_account(
-    ids: np.ndarray, lost: np.ndarray, forms: Any, column: str, where: tuple[str, str], rule: PartyRule
-) -> FedGraphError:
-    row = int(lost.argmax())
+def _about_zeros(account: str, forms: Any, rule: PartyRule) -> str:
+    """Return a hint if an unknown account is an own one without leading zeros; "" otherwise."""
     bare = {re.sub(r"^0+(?=\d)", "", str(form)) for form in forms}
-    hint = ""
-    if rule.id_form == "text" and re.sub(r"^0+(?=\d)", "", str(fold([ids[row]])[0])) in bare:
-        hint = "; it is one without leading zeros: pass --id-form number"
-    return FedGraphError(
-        f"{where[0]}: row {row + 1} names '{ids[row]}' in column '{column}', an account of '{rule.own}' that is not an id of"
-        f" {where[1]} ({int(lost.sum())} rows){hint}"
-    )
+    if rule.id_form == "number" or re.sub(r"^0+(?=\d)", "", str(fold([account])[0])) not in bare:
+        return ""
+    return "; it is one without leading zeros: pass --id-form number"
 
 
 def _keys(links: Any, rows: np.ndarray, rule: PartyRule, where: str, treatment: Treatment) -> np.ndarray:
@@ -352,19 +342,15 @@ def _keys(links: Any, rows: np.ndarray, rule: PartyRule, where: str, treatment: 
     Raises:
         FedGraphError: a column is missing, or a value has no reading of its kind.
     """
-    columns = []
-    for name, kind in rule.key:
-        column = column_of(links, name, where, "match")
-        columns.append(_normal(as_words(column)[rows], kind, name, rows, where, treatment))
+    columns = [_normal(column_of(links, name, where, "match"), kind, rows, where, treatment) for name, kind in rule.key]
     return np.array([BETWEEN.join(values) for values in zip(*columns, strict=True)] or [""] * rows.size, dtype=str)
 
 
-def _normal(
-    written: np.ndarray, kind: str, name: str, rows: np.ndarray, where: str, treatment: Treatment
-) -> np.ndarray:
-    """Return one column's values in normal form; "" where missing."""
+def _normal(column: Any, kind: str, rows: np.ndarray, where: str, treatment: Treatment) -> np.ndarray:
+    """Return a column's values of some rows in normal form [R]; "" where missing."""
     import pandas as pd
 
+    written, name = as_words(column)[rows], str(column.name)
     if kind == "text" or not written.size:
         return fold(written)
     known = np.array([word.strip() != "" for word in written], dtype=bool)
@@ -384,11 +370,9 @@ def _normal(
             accepted = treatment.number_formats(EDGE, name) or FORMATS
             unread = np.logical_and.reduce([np.isnan(form.read(texts)) for form in accepted])
             wrong = unread if unread.any() else wrong
-        first = np.flatnonzero(known)[int(wrong[inverse].argmax())]
-        raise FedGraphError(
-            f"{where}: row {int(rows[first]) + 1} has '{written[first]}' in column '{name}', expected kind {kind}: correct it, or"
-            f" pass --match-columns with {name}:text"
-        )
+        mask = np.zeros(len(column), dtype=bool)
+        mask[rows[known][wrong[inverse]]] = True
+        check_rows(mask, column, where, f"expected kind {kind}: correct it, or pass --match-columns with {name}:text")
     found = np.full(written.size, "", dtype=object)
     found[known] = np.array(normal, dtype=object)[inverse]
     return found.astype(str)
@@ -402,9 +386,8 @@ def amount_format(texts: Sequence[str], name: str, where: str, treatment: Treatm
     """
     forms = readings(texts, treatment.number_formats(EDGE, name) or FORMATS)
     if len(forms) > 1:
-        raise FedGraphError(
-            f"{where}: column '{name}' has amounts such as '{texts[0]}' with two possible readings: pass --decimal {name}=SIGN"
-        )
+        what = f"column '{name}' has amounts such as '{texts[0]}' with two possible readings"
+        raise FedGraphError(f"{where}: {what}: pass --decimal {name}=SIGN")
     return forms[0] if forms else None
 
 

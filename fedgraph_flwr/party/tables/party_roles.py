@@ -39,10 +39,8 @@ def complete(
 
     schema = treatment.schema
     if schema and not schema.roles and any(schema.nodes.values()):
-        raise FedGraphError(
-            f"{treatment.where} has no roles, so --role {treatment.role} cannot say which of its columns this party has: create"
-            " it again with --role in the first import"
-        )
+        why = f"so --role {treatment.role} cannot say which of its columns this party has"
+        raise FedGraphError(f"{treatment.where} has no roles, {why}: create it again with --role in the first import")
     if NODE not in nodes:
         nodes[NODE], files[NODE] = _ends(edges[EDGE_TYPE], columns, files[EDGE]), files[EDGE]
     if EDGE_TYPE not in edges:
@@ -71,10 +69,8 @@ def nodes_of_role(links: Any, columns: Columns, stored: Any, where: str, treatme
     """
     role = getattr(stored, "linking", {}).get("role", "")
     if NAMED not in (treatment.schema.roles.get(role, {}) if treatment.schema else {}).get(NODE, ()):
-        raise FedGraphError(
-            f"{where} needs --nodes FILE: the graph of {f'role {role}' if role else 'this party'} was imported from a table of"
-            " nodes"
-        )
+        whose = f"role {role}" if role else "this party"
+        raise FedGraphError(f"{where} needs --nodes FILE: the graph of {whose} was imported from a table of nodes")
     table = _ends(links, columns, where)
     known = np.isin(as_words(table[columns.id]), unpack_words(stored.ids))
     return table[~known].reset_index(drop=True).assign(**{NAMED: "yes"}), replace(treatment, role=role)
@@ -112,9 +108,9 @@ def with_role(
         accounts, first, code = np.unique(np.concatenate(texts), return_index=True, return_inverse=True)
         if (odd := np.flatnonzero(group != group[first][code])).size:
             account = accounts[code[odd[0]]]
+            two = f"'{names[group[first][code[odd[0]]]]}' and '{names[group[odd[0]]]}'"
             raise FedGraphError(
-                f"{where}: account '{sanitize(account, 40)}' is named with two parties, '{names[group[first][code[odd[0]]]]}' and"
-                f" '{names[group[odd[0]]]}': ids must differ between parties, such as the party's name before the id"
+                f"{where}: account '{sanitize(account, 40)}' is named with two parties, {two}: begin ids with the party's name"
             )
         linking["parties"] = names.tolist()
         made.group = torch.from_numpy(group[first][np.searchsorted(accounts, ids.astype(str))].astype(np.int64))

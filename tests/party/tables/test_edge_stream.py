@@ -63,7 +63,7 @@ def test_an_unknown_id_is_named_with_its_row_in_the_file(tables, monkeypatch):
     edges = pd.read_csv(tables / "edges.csv")
     edges.loc[200, "target"] = "nobody"
     edges.to_csv(tables / "edges.csv", index=False)
-    with pytest.raises(FedGraphError, match="row 201 names 'nobody' in column 'target'"):
+    with pytest.raises(FedGraphError, match="row 201 has 'nobody' in column 'target'"):
         from_tables(tables / "nodes.csv", tables / "edges.csv")
     with pytest.raises(FedGraphError, match="end of edges column"):
         from_tables(tables / "nodes.csv", tables / "edges.csv", Columns(source="from"))

@@ -65,7 +65,7 @@ def test_numbers_of_graphs_are_targets(tables):
         ),
         (2, GRAPHS.replace("molecule", "name"), r"graph column 'molecule' is unknown \(.*molecules\.csv\)"),
         (2, GRAPHS.replace("weight", "size"), "column 'size' is in both"),
-        (0, ATOMS.replace("m3", ""), r"atoms\.csv, row 4: column 'molecule' is empty"),
+        (0, ATOMS.replace("m3", ""), r"atoms\.csv: row 4 has '' in column 'molecule', expected the graph"),
         (1, BONDS.replace("m2,2,1", "m2,2,9"), r"bonds\.csv.*m2/9"),
         (1, "source,target\n1,2\n", "id '1' .*twice|repeated"),
     ],

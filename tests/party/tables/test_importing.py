@@ -96,18 +96,18 @@ def test_parquet_with_other_types_and_names(tmp_path):
     ("nodes", "edges", "columns", "classes", "message"),
     [
         (NODES + "ann,1,1,no,,north\n", EDGES, FULL, (), "id 'ann' is repeated in rows 1 and 5"),
-        (NODES + ",1,1,no,,north\n", EDGES, FULL, (), "row 5 has no id in column 'id'"),
+        (NODES + ",1,1,no,,north\n", EDGES, FULL, (), "row 5 has '' in column 'id', expected an id"),
         (
             NODES,
             EDGES + "bob,eve\n",
             FULL,
             (),
-            r"edges.csv: row 5 names 'eve' in column 'target', which is not an id of .*nodes.csv",
+            r"edges.csv: row 5 has 'eve' in column 'target', which is not an id of .*nodes.csv",
         ),
         (NODES.replace("cat,3", "cat,three"), EDGES, FULL, (), "column 'x_a' has 'three' in row 3"),
         (NODES.replace("1e3", "inf"), EDGES, FULL, (), "column 'x_b' has 'inf' in row 4"),
         (NODES.replace("1e3", "1e39"), EDGES, FULL, (), "column 'x_b' has '1e39' in row 4"),  # infinite in float32
-        (NODES, EDGES, FULL, ("no",), "row 1 has label 'yes', expected one of: no"),
+        (NODES, EDGES, FULL, ("no",), "row 1 has 'yes' in column 'label', expected one of: no"),
         (
             NODES,
             EDGES,
@@ -145,7 +145,7 @@ def test_parquet_with_other_types_and_names(tmp_path):
             (),
             "row 2 has 'dev' in column 'part', expected train, val, test or empty",
         ),
-        (NODES.replace("no,,north", "no,,"), EDGES, FULL, (), "row 4 has no client in column 'bank'"),
+        (NODES.replace("no,,north", "no,,"), EDGES, FULL, (), "row 4 has '' in column 'bank', expected the client"),
         ("id,label\na,1\n", "source,target\n", Columns(), (), "has no feature column; its other columns: none"),
         ("id,f,label\na,1,\n", "source,target\n", Columns(), (), "no labelled node"),
         (

@@ -104,7 +104,7 @@ def test_saved_heterodata(words, tmp_path):
     [
         (
             {"writes": "source,target\nann,p1\neve,p2\n"},
-            "row 2 names 'eve' in column 'source', which is not an id of .*authors",
+            "row 2 has 'eve' in column 'source', which is not an id of .*authors",
         ),
         ({"authors": "id\nann\nann\n"}, "id 'ann' is repeated in rows 1 and 2"),
         ({"papers": "id,part,x\np1,train,1\np2,val,1\np4,test,1\n"}, "label column 'label' is unknown"),

@@ -218,7 +218,7 @@ def test_overlapping_tables_are_counted(tmp_path, capsys, caplog):
         ({}, ["--features", "paymnts"], "recipe of features 'paymnts'"),
         ({}, ["--features", "payments,flow_*"], "expected NAME, NAME,-PATTERN or NAME,last=R"),
         ({}, ["--time-column", ""], "--features payments reads the times of edges"),
-        ({"amount": "n/a"}, [], "row 1 has 'n/a' in column 'amount' of amounts"),
+        ({"amount": "n/a"}, [], "row 1 has 'n/a' in column 'amount', expected an amount"),
         ({"amount": "2,317"}, [], "two possible readings: pass --decimal amount=SIGN"),
         (
             {"time": "1e30"},

@@ -84,7 +84,7 @@ def test_a_prefix_names_the_party(read):
 def test_leading_zeros_count_unless_ids_are_numbers(read):
     nodes = NODES.replace("A00", "00")
     edges = "from_bank,source,to_bank,target\nA,1,B,007\n"
-    with pytest.raises(FedGraphError, match=r"row 1 names '1'.*not an id.*\(1 rows\); .*pass --id-form number"):
+    with pytest.raises(FedGraphError, match=r"row 1 has '1'.*not an id.*\(1 rows\); .*pass --id-form number"):
         read(edges, nodes, replace(COLUMNS, match_columns=""))
     graph, said = read(edges, nodes, replace(COLUMNS, match_columns="", id_form="number"))
     assert graph.foreign.tolist() == [[0], [0]]
@@ -106,7 +106,7 @@ def test_leading_zeros_count_unless_ids_are_numbers(read):
         (("", ""), replace(COLUMNS, match_columns="ref:amount"), "A", "row 1 has 'r1' in column 'ref', expected kind amount"),
         (("", ""), replace(COLUMNS, match_columns="ref:date"), "A", "expected kind date: correct it"),
         (("7.25", '"7,250"'), COLUMNS, "A", "column 'amount' has amounts such as .* with two possible readings: pass --decimal"),
-        (("A,A003,X", "A,A009,X"), COLUMNS, "A", r"row 8 names 'A009' in column 'source', an account of 'A' that is not"),
+        (("A,A003,X", "A,A009,X"), COLUMNS, "A", r"row 8 has 'A009' in column 'source', an account of 'A' that is not"),
     ],
 )  # fmt: skip
 def test_wrong_rows_are_one_error(read, change, columns, own, message):
