@@ -7,7 +7,7 @@ With these, the linked files equal `partition.cut` of the whole graph, whose nod
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -125,6 +125,23 @@ class Edges:
     data: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+def concatenated(parts: Sequence[Edges]) -> Edges:
+    """Return edges one after the other."""
+    zero = np.zeros(0, dtype=np.int64)
+    none = Edges(zero, zero > 0, zero, np.zeros(0, dtype=str))
+    columns = ("node", "outgoing", "far", "name")
+    node, outgoing, far, name = (np.concatenate([getattr(part, key) for part in (none, *parts)]) for key in columns)
+    data = {key: torch.cat([part.data[key] for part in parts]) for key in (parts[0].data if parts else ())}
+    return Edges(node, outgoing, far, name, data)
+
+
+def both_ways(edges: Edges) -> Edges:
+    """Return edges and their reverses."""
+    data = {key: torch.cat([values, values]) for key, values in edges.data.items()}
+    directions = np.repeat([True, False], edges.node.size)
+    return Edges(np.tile(edges.node, 2), directions, np.tile(edges.far, 2), np.tile(edges.name, 2), data)
+
+
 def linked(graph: ClientGraph, ids: Ints, total: int, edges: Mapping[int, Edges]) -> ClientGraph:
     """Return the client's graph with global ids and cut edges, nodes and edges in their common order.
 
@@ -133,9 +150,6 @@ def linked(graph: ClientGraph, ids: Ints, total: int, edges: Mapping[int, Edges]
         ids: global ids of its nodes [N].
         total: number of nodes of all parties.
         edges: matched edges by client at the other end.
-
-    Raises:
-        FedGraphError: edges of the parties carry different data.
     """
     by_id = np.argsort(ids, kind="stable")
     place = np.empty_like(by_id)
@@ -144,9 +158,12 @@ def linked(graph: ClientGraph, ids: Ints, total: int, edges: Mapping[int, Edges]
     gid = torch.from_numpy(ids)[order]
     own = graph.with_edges(new[graph.edge_index], torch.arange(graph.edge_index.size(1)))
     own = canonical(replace(own, num_global_nodes=total))  # local rows ascend with global ids
+    between = concatenated([edges[client] for client in sorted(edges)])
+    owners = (np.full(edges[client].far.size, client) for client in sorted(edges))
+    owner = np.concatenate([np.zeros(0, dtype=np.int64), *owners])
     fields: dict[str, Any] = {}
     for cut, outgoing in (("cut_out", True), ("cut_in", False)):
-        fields |= _cut(graph, cut, outgoing, ids, place, edges)
+        fields |= _cut(graph, cut, outgoing, ids, place, between, owner)
     rows = {key: getattr(graph, key)[order] for key in ("x", "y", *MASKS)}
     rows |= {key: rows_of(getattr(graph, key), order) for key in ("targets", "graph_id")}
     rows["group"] = graph.group[:0]
@@ -154,10 +171,9 @@ def linked(graph: ClientGraph, ids: Ints, total: int, edges: Mapping[int, Edges]
     rows["book"] = renumbered(graph.book, new, graph.num_nodes)
     made = replace(own, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=total)
     far = far_ends(made)
-    ends = np.concatenate([far[:0].numpy(), *(found.far for found in edges.values())])
-    names = np.concatenate([np.zeros(0, dtype=str), *(found.name for found in edges.values())])
-    known = np.zeros(far.numel(), dtype=names.dtype)
-    known[np.searchsorted(far.numpy(), ends[names != ""])] = names[names != ""]
+    named = between.name != ""
+    known = np.zeros(far.numel(), dtype=between.name.dtype)
+    known[np.searchsorted(far.numpy(), between.far[named])] = between.name[named]
     return replace(made, far_id=far, far_name=pack_words(known)) if len(far) else made
 
 
@@ -169,28 +185,13 @@ def _no_records() -> dict[str, Any]:
 
 
 def _cut(
-    graph: ClientGraph, cut: str, outgoing: bool, ids: Ints, place: Ints, edges: Mapping[int, Edges]
+    graph: ClientGraph, cut: str, outgoing: bool, ids: Ints, place: Ints, edges: Edges, owner: Ints
 ) -> dict[str, Any]:
     """Return one kind of cut edges in the common order, with owners and data."""
-    near, far, owner = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    data: dict[str, list[Tensor]] = {key: [] for key in DATA if getattr(graph, key).numel() or _held(edges, key)}
-    for client in sorted(edges):
-        found = edges[client]
-        chosen = np.flatnonzero(found.outgoing == outgoing)
-        near.append(found.node[chosen])
-        far.append(found.far[chosen])
-        owner.append(np.full(chosen.size, client))
-        for key in data:
-            if key not in found.data and chosen.size:
-                raise FedGraphError(
-                    f"edges of client {graph.client} and client {client} carry different data ({key}): import both with"
-                    " one --schema FILE"
-                )
-            if chosen.size:
-                data[key].append(found.data[key][torch.from_numpy(chosen)])
-    ends, other = np.concatenate(near), torch.from_numpy(np.concatenate(far))
-    gid, local, who = torch.from_numpy(ids[ends]), place[ends], torch.from_numpy(np.concatenate(owner))
-    values = {key: torch.cat(parts) for key, parts in data.items() if parts}
+    chosen = np.flatnonzero(edges.outgoing == outgoing)
+    ends, other, who = edges.node[chosen], torch.from_numpy(edges.far[chosen]), torch.from_numpy(owner[chosen])
+    gid, local = torch.from_numpy(ids[ends]), place[ends]
+    values = {key: held[torch.from_numpy(chosen)] for key, held in edges.data.items() if chosen.size}
     if graph.edge_split.numel() and "edge_time" in values:
         values["edge_split"] = _stages(graph, values["edge_time"])
     empty = {key: getattr(graph, key)[:0] for key in EDGE_FIELDS}
@@ -215,10 +216,6 @@ def _stages(graph: ClientGraph, time: Tensor) -> Tensor:
 def record_columns(graph: ClientGraph, key: str, values: Any) -> Any:
     """Return the part of edge data that both parties have alike: of features, without the columns of own records."""
     return values[:, : graph.num_shared_edge_features] if key == "edge_attr" else values
-
-
-def _held(edges: Mapping[int, Edges], key: str) -> bool:
-    return any(key in found.data for found in edges.values())
 
 
 def cut_digest(graph: ClientGraph, client: int) -> bytes:
@@ -254,8 +251,8 @@ def told_rows(graph: ClientGraph, client: int) -> Ints:
     return torch.cat(ends).unique().numpy()
 
 
-def with_stubs(graph: ClientGraph, rows: Ints) -> tuple[ClientGraph, int]:
-    """Return a graph in which unmatched records lead to nodes without features or labels, and the number of these.
+def with_stubs(graph: ClientGraph, rows: Ints) -> ClientGraph:
+    """Return a graph in which unmatched records lead to nodes without features or labels.
 
     Only this party has them. Each foreign account is one node.
 
@@ -266,7 +263,7 @@ def with_stubs(graph: ClientGraph, rows: Ints) -> tuple[ClientGraph, int]:
     if graph.graph_id.numel():
         raise FedGraphError("one_sided=stub does not apply to many graphs side by side: pass --one-sided drop")
     if not rows.size:
-        return graph, 0
+        return graph
     chosen = torch.from_numpy(rows)
     ids = normal_ids(unpack_words(graph.foreign_id)[rows], id_form(graph))
     names = [f"{party}{BETWEEN}{name}" for party, name in zip(graph.foreign[1, chosen].tolist(), ids, strict=True)]
@@ -289,4 +286,4 @@ def with_stubs(graph: ClientGraph, rows: Ints) -> tuple[ClientGraph, int]:
     labels = [name.partition(BETWEEN)[2] for name in distinct.tolist()]
     texts = [*unpack_words(graph.ids).tolist(), *labels]
     book = renumbered(graph.book, torch.arange(n), n + more)
-    return replace(graph, edge_index=edges, ids=pack_words(texts), book=book, **grown(graph, more), **data), more
+    return replace(graph, edge_index=edges, ids=pack_words(texts), book=book, **grown(graph, more), **data)

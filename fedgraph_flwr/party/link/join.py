@@ -97,22 +97,21 @@ class JoinParty(LinkParty):
         place = parties.index(self.names[peer]) if self.names[peer] in parties else -1
         return nodes[homes[nodes] == place]
 
+    @property
+    def told_of(self) -> tuple[ClientGraph, list[Column]]:
+        """The party's file and the columns that its role has."""
+        return self.graph, [self.columns[number] for number in self.held(self.client)]
+
     def told_to(self, peer: int) -> list[Column]:
         """Return the columns of its role, if both have an account."""
-        return [self.columns[number] for number in self.held(self.client)] if self._ordered(peer).size else []
+        return self.told_of[1] if self._ordered(peer).size else []
 
     def told(self, peer: int) -> tuple[Ints, list[NDArray[Any]], list[bytes]]:
         """Return what this party tells a peer: rows of its file [K], codes or values by column, and the accounts' ids."""
         rows = self.values(peer)[0][self._by_mask(peer)[0]]
         names = [str(name).encode() for name in normal_ids(unpack_words(self.graph.ids)[rows], id_form(self.graph))]
-        columns = [self.columns[number] for number in self.held(self.client)]
-        _, codes = encoded(self.graph, columns, 0, self.secret, names, rows)
+        _, codes = encoded(*self.told_of, 0, self.secret, names, rows)
         return rows, codes, names
-
-    def told_digest(self, peer: int) -> tuple[str, int]:
-        """As `LinkParty.told_digest`, of the columns that the party has."""
-        rows, _, names = self.told(peer)
-        return self.digest_of(self.graph, rows, names, self.held(self.client)), rows.size
 
     def _make_share(self, peer: int) -> Arrays:
         rows, codes, _ = self.told(peer)

@@ -28,7 +28,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -636,7 +636,7 @@ class LinkParty:
         """The graph with stubs, the place of each node among the party's own (-1: a lower client's), and their number."""
         graph = self.graph
         if self.rules.one_sided == "stub":
-            graph, _ = files.with_stubs(graph, self._unmatched())
+            graph = files.with_stubs(graph, self._unmatched())
         order = files.own_order(graph, self.secret).numpy()
         owned = np.ones(graph.num_nodes, dtype=bool)
         if self._overlaps:
@@ -756,29 +756,29 @@ class LinkParty:
         """All columns that the parties tell each other."""
         return [*self.columns, *(source for source, _ in self.records)]
 
+    @property
+    def told_of(self) -> tuple[ClientGraph, list[Column]]:
+        """The graph and its columns of accounts that this party tells others."""
+        return self.linked, self.columns
+
     def told_to(self, peer: int) -> list[Column]:
         """Return the columns of accounts that this party tells a peer, which its ledger books."""
         return self.told_columns
 
     def told(self, peer: int) -> tuple[Ints, list[NDArray[Any]], list[bytes]]:
         """Return what this party tells a peer: rows of the linked graph [K], codes or values by column, and the accounts' ids."""
-        graph = self.linked
+        graph, columns = self.told_of
         rows = told_rows(graph, peer)
         names = [str(name).encode() for name in normal_ids(unpack_words(graph.ids)[rows], id_form(self.graph))]
-        kept, codes = encoded(graph, self.columns, self.rules.min_records, self.secret, names, rows)
+        kept, codes = encoded(graph, columns, self.rules.min_records, self.secret, names, rows)
         return rows[kept], codes, [name for name, told in zip(names, kept.tolist(), strict=True) if told]
 
     def told_digest(self, peer: int) -> tuple[str, int]:
         """Return a keyed hash of the accounts of which a peer is told and their values, and their number."""
-        rows, _, names = self.told(peer)
-        return self.digest_of(self.linked, rows, names, range(len(self.columns))), rows.size
-
-    def digest_of(self, graph: ClientGraph, rows: Ints, names: Sequence[bytes], numbers: Iterable[int]) -> str:
-        """Return a keyed hash of accounts and their values of some of `columns`."""
-        values = graph.x.numpy()[rows][:, [self.columns[number].place for number in numbers]]
-        return hashlib.sha256(
-            b"fedgraph told" + self.secret + BETWEEN.encode().join(names) + values.tobytes()
-        ).hexdigest()
+        (graph, columns), (rows, _, names) = self.told_of, self.told(peer)
+        values = graph.x.numpy()[rows][:, [column.place for column in columns]]
+        content = b"fedgraph told" + self.secret + BETWEEN.encode().join(names) + values.tobytes()
+        return hashlib.sha256(content).hexdigest(), rows.size
 
     def _make_share(self, peer: int) -> Arrays:
         rows, codes, _ = self.told(peer)
@@ -895,7 +895,7 @@ class LinkParty:
                 "edges of these files carry data, but the edges that link equal identities have none: pass --entities overlap"
             )
         names = self._names(peer, normal_ids(unpack_words(self.graph.ids)[own], id_form(self.graph)))
-        return Edges(np.tile(own, 2), np.repeat([True, False], own.size), np.tile(far, 2), np.tile(names, 2))
+        return files.both_ways(Edges(own, np.ones(own.size, dtype=bool), far, names))
 
     def _names(self, peer: int, ids: NDArray[Any]) -> NDArray[np.str_]:
         """Return party and id of accounts of a peer, as the own tables name them [E]."""
@@ -935,12 +935,8 @@ class LinkParty:
         parts = [Edges(node, outgoing, start + far, self._names_at(peer, rows), data)]
         if self.rules.discloses:
             parts += self._disclosed(peer, start)
-        joined = _joined(parts)
-        if not undirected(graph):
-            return joined
-        both = {key: torch.cat([values, values]) for key, values in joined.data.items()}
-        directions = np.repeat([True, False], joined.node.size)
-        return Edges(np.tile(joined.node, 2), directions, np.tile(joined.far, 2), np.tile(joined.name, 2), both)
+        joined = files.concatenated(parts)
+        return files.both_ways(joined) if undirected(graph) else joined
 
     def _names_at(self, peer: int, rows: Ints) -> NDArray[np.str_]:
         """Return party and id of the far ends of records [E]."""
@@ -988,9 +984,9 @@ class LinkParty:
         if len(self._files) < graph.num_clients:
             return
         name = hashlib.sha256(b"".join(self._files[k] for k in sorted(self._files))).hexdigest()
-        role = {"role": self.graph.linking["role"]} if self.graph.linking.get("role") else {}
-        form = {"form": self.graph.linking["form"]} if "form" in self.graph.linking else {}
-        graph.linking = {"party": self.graph.linking.get("party", ""), "link": name, **form, **role}
+        own = self.graph.linking
+        kept = {key: own[key] for key in ("form", "role") if own.get(key)}
+        graph.linking = {"party": own.get("party", ""), "link": name, **kept}
 
     # --- report -------------------------------------------------------------------------------------------------------
 
@@ -1090,14 +1086,6 @@ def _array(
 
 def _has(graph: ClientGraph, key: str) -> bool:
     return bool(getattr(graph, key).numel() or getattr(graph, f"foreign_{key}").numel())
-
-
-def _joined(parts: Sequence[Edges]) -> Edges:
-    keys = {key for part in parts for key in part.data}
-    data = {key: torch.cat([part.data[key] for part in parts if key in part.data]) for key in keys}
-    rows = ("node", "outgoing", "far", "name")
-    node, outgoing, far, name = (np.concatenate([getattr(part, key) for part in parts]) for key in rows)
-    return Edges(node, outgoing, far, name, data)
 
 
 def _text(value: object) -> str:
