@@ -19,7 +19,7 @@ from fedgraph_flwr.data.checks import check_graph
 from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
-from fedgraph_flwr.data.many_graphs import MASKS
+from fedgraph_flwr.data.many_graphs import MASKS, from_graphs
 from fedgraph_flwr.data.own_columns import with_node_columns
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
 from fedgraph_flwr.data.split import split_graph, split_targets
@@ -145,6 +145,54 @@ def from_data(
         setattr(graph, key, getattr(graph, key) & graph.labelled)
     check_graph(graph, where)
     return both_directions(graph) if undirected else graph
+
+
+def from_list(graphs: Sequence[Any], where: str) -> Graph:
+    """Return one or more ``Data`` side by side, each with an integer class ``y``, or numbers, unknown where not ``y_mask``.
+
+    Raises:
+        FedGraphError: a graph lacks a tensor, or differs from the first in its columns or targets.
+    """
+    forms = [_form(data, f"{where}[{place}]") for place, data in enumerate(graphs)]
+    for place, form in enumerate(forms):
+        for key, value in form.items():
+            if value != forms[0][key]:
+                raise FedGraphError(
+                    f"{where}[{place}] has {key} {value}, and {where}[0] {forms[0][key]}: expected the same in all graphs"
+                )
+    width = forms[0]["columns of edge_attr"]
+    attr = None if width is None else [data.edge_attr.view(len(data.edge_attr), width) for data in graphs]
+    y = torch.stack([data.y.view(-1) for data in graphs])
+    if not y.is_floating_point():
+        answers = {"y": y.view(-1)}
+    else:
+        known = [getattr(data, "y_mask", torch.ones_like(data.y, dtype=torch.bool)).view(-1) for data in graphs]
+        answers = {"targets": y.to(torch.float32).masked_fill(~torch.stack(known), torch.nan)}
+    return from_graphs([(data.x, data.edge_index) for data in graphs], edge_attr=attr, name=where, **answers)
+
+
+def _form(data: Any, where: str) -> dict[str, Any]:
+    """Return what graphs side by side must have alike: their columns, and the kind and number of their answers."""
+    held: dict[str, Any] = {key: getattr(data, key, None) for key in ("x", "edge_index", "y", "edge_attr", "y_mask")}
+    if hasattr(data, "node_types") or not all(isinstance(held[key], Tensor) for key in ("x", "edge_index", "y")):
+        raise FedGraphError(f"{where} must be a PyG Data with tensors x, edge_index and y, got {str(data)[:100]}")
+    x, index, y, attr, mask = held.values()
+    if y.is_floating_point():
+        marks = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == y.numel())
+        fits = marks and not index.is_floating_point()
+    else:
+        check_dtypes(data, where)
+        fits = y.numel() == 1
+    if x.dim() != 2 or not fits or (index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x)):
+        raise FedGraphError(
+            f"{where} must have x [n, F], edges between its n nodes, and as y one integer class, or numbers with a bool for each"
+            f" in y_mask, got {str(data)[:200]}"
+        )
+    return {
+        "columns of x": x.size(1),
+        "columns of edge_attr": None if attr is None else attr.shape[1:].numel(),
+        "y": f"{y.numel()} numbers" if y.is_floating_point() else "a class",
+    }
 
 
 def check_data(data: Any, where: str) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.checks import check_file
+from fedgraph_flwr.data.checks import check_file, check_graph
 from fedgraph_flwr.data.cleaning import both_directions, without_loops
-from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph
+from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, unsplit
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
-from fedgraph_flwr.data.many_graphs import from_graphs
-from fedgraph_flwr.data.pyg import read_pickled
+from fedgraph_flwr.data.many_graphs import index_of
+from fedgraph_flwr.data.pyg import check_data, from_list, read_pickled
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.partition.clients import with_target_stats
 from fedgraph_flwr.partition.hetero import share_schema
@@ -147,43 +147,29 @@ def _data(path: Path) -> Any:
     return data
 
 
-def _integers(data: Any, key: str, size: int | None, path: Path) -> Tensor:
-    """Return a field of integers, flat if it has a size."""
+def _integers(data: Any, key: str, size: int, path: Path) -> Tensor:
+    """Return a field of as many integers [size]."""
     values = getattr(data, key, None)
-    if (
-        not isinstance(values, Tensor)
-        or values.is_floating_point()
-        or values.is_complex()
-        or values.dtype == torch.bool
-    ):
-        raise FedGraphError(f"{path}: {key} must be a tensor of integers, got {_kind(values)}")
-    if size is not None and values.numel() != size:
-        raise FedGraphError(f"{path}: {key} has {values.numel()} entries, expected {size}")
-    return values.to(torch.int64) if size is None else values.reshape(-1).to(torch.int64)
+    if not isinstance(values, Tensor) or values.is_floating_point() or values.numel() != size:
+        raise FedGraphError(f"{path}: {key} must be a tensor of {size} integers, got {_kind(values)}")
+    return values.reshape(-1).to(torch.int64)
 
 
-def _features(data: Any, path: Path) -> Tensor:
-    x = getattr(data, "x", None)
-    if not isinstance(x, Tensor) or x.dim() != 2 or x.is_complex():
-        raise FedGraphError(f"{path}: x must be a tensor of real numbers [n, F], got {_kind(x)}")
-    return x.to(torch.float32)
+def _plain(data: Any, path: Path) -> Graph:
+    """Return the nodes and edges of a ``Data`` with numbers of classes, without edge features and masks."""
+    check_data(data, str(path))
+    y = data.y.reshape(-1).to(torch.int64)
+    edges = data.edge_index.to(torch.int64)
+    graph = Graph(x=data.x.to(torch.float32), edge_index=edges, y=y, **unsplit(len(y)), num_classes=_classes(data, y))
+    return check_graph(graph, str(path), labelled=False)
 
 
 def _nodes(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) -> ClientGraph:
     """Return a client of an untyped node task."""
     data = _data(path)
-    x = _features(data, path)
-    y = _integers(data, "y", len(x), path)
-    graph = Graph(
-        x=x,
-        edge_index=_integers(data, "edge_index", None, path),
-        y=y,
-        **_named(_fitting(masks, len(x), path)),
-        num_classes=_classes(data, y),
-    )
-    graph = check_file(graph, str(path))
-    graph = both_directions(without_loops(graph))
-    return ClientGraph(**vars(graph), node_id=_global_ids(data, len(x), path))
+    graph = both_directions(without_loops(_plain(data, path)))
+    own = vars(graph) | _named(_fitting(masks, graph.num_nodes, path))
+    return ClientGraph(**own, node_id=_global_ids(data, graph.num_nodes, path))
 
 
 def _classes(data: Any, y: Tensor) -> int:
@@ -237,13 +223,9 @@ def _of_types(data: Any, path: Path, masks: Sequence[Tensor]) -> HeteroClientGra
 
 def _of_numbers(data: Any, path: Path, masks: Sequence[Tensor]) -> HeteroClientGraph:
     """Return a ``Data`` whose nodes and edges have numbers of types."""
-    x = _features(data, path)
-    kind, index = _integers(data, "node_type", len(x), path), _integers(data, "edge_index", None, path)
-    relation, y = _integers(data, "edge_type", index.size(1), path), _integers(data, "y", len(x), path)
-    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x):
-        raise FedGraphError(
-            f"{path}: edge_index names nodes {int(index.min())}..{int(index.max())}, expected 0..{len(x) - 1}"
-        )
+    graph = _plain(data, path)
+    x, index, y = graph.x, graph.edge_index, graph.y
+    kind, relation = _integers(data, "node_type", len(x), path), _integers(data, "edge_type", index.size(1), path)
     names = _names(data, "hetero_node_types", kind, path)
     relations = _names(data, "hetero_edge_types", relation, path)
     target = str(getattr(data, "target_node_type", ""))
@@ -288,58 +270,16 @@ def _graphs(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) ->
     graphs = getattr(held, "graphs", None)
     if not isinstance(graphs, list) or not graphs:
         raise FedGraphError(f"{path} must hold FedGB's list of at least one graph, got graphs={graphs!r:.60}")
-    attr = [getattr(graph, "edge_attr", None) for graph in graphs]
-    if any(own is None for own in attr) and not all(own is None for own in attr):
-        without = next(place for place, own in enumerate(attr) if own is None)
-        raise FedGraphError(
-            f"{path}: graph {without} has no edge_attr, but others have: expected it in all graphs or none"
-        )
-    answers: dict[str, Any]
-    if manifest["task"] == "graph_reg":
-        targets = torch.cat([_targets(graph, path) for graph in graphs])
-        answers, known = {"targets": targets}, ~targets.isnan().all(1)
-    else:
-        y = torch.cat([_integers(graph, "y", 1, path) for graph in graphs])
-        answers, known = {"y": y, "num_classes": _classes(held, y)}, y >= 0
-    pairs = _pairs(graphs, path)
-    graph = from_graphs(
-        pairs,
-        edge_attr=[own.view(len(own), -1) for own in attr if own is not None] or None,
-        name=str(path),
-        masks=[mask & known for mask in _fitting(masks, len(graphs), path)],
-        **answers,
-    )
-    return ClientGraph(**vars(graph), node_id=torch.arange(graph.num_nodes))
-
-
-def _pairs(graphs: Sequence[Any], path: Path) -> list[tuple[Tensor, Tensor]]:
-    """Return features [n, F] and edges [2, E] of each graph."""
-    pairs = [(_features(graph, path), _integers(graph, "edge_index", None, path)) for graph in graphs]
-    for place, (x, index) in enumerate(pairs):
-        if x.size(1) != pairs[0][0].size(1) or (
-            index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x)
-        ):
-            raise FedGraphError(
-                f"{path}: graph {place} has {len(x)} nodes of {x.size(1)} features and edges of nodes"
-                f" {index.flatten().tolist()[:6]}, expected {pairs[0][0].size(1)} features as in graph 0, and nodes in"
-                f" 0..{len(x) - 1}"
-            )
-    return pairs
-
-
-def _targets(graph: Any, path: Path) -> Tensor:
-    """Return the numbers of a graph [1, T], NaN where it has none."""
-    y, mask = getattr(graph, "y", None), getattr(graph, "y_mask", None)
-    if not isinstance(y, Tensor) or not y.is_floating_point():
-        raise FedGraphError(f"{path}: y of graph_reg must be a tensor of floats, got {_kind(y)}")
-    y = y.reshape(1, -1).to(torch.float32)
-    if mask is None:
-        return y
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.numel() != y.numel():
-        raise FedGraphError(
-            f"{path}: y_mask must hold one bool for each of {y.numel()} numbers in y, got {_kind(mask)}"
-        )
-    return y.masked_fill(~mask.reshape(1, -1), torch.nan)
+    graph = from_list(graphs, str(path))
+    answers: dict[str, Any] = {}
+    if bool(graph.num_targets) != (manifest["task"] == "graph_reg"):
+        raise FedGraphError(f"{path}: y must be floats for graph_reg, integers for graph_cls, got {_kind(graphs[0].y)}")
+    if not graph.num_targets:
+        answers["num_classes"] = _classes(held, graph.y)
+    of = index_of(graph)
+    for key, mask in _named(_fitting(masks, len(graphs), path)).items():
+        answers[key] = mask[of] & graph.labelled
+    return ClientGraph(**vars(graph) | answers, node_id=torch.arange(graph.num_nodes))
 
 
 def _numbered(clients: Sequence[Any]) -> list[Any]:
@@ -352,13 +292,10 @@ def _numbered(clients: Sequence[Any]) -> list[Any]:
             ids = client.node_id or {k: torch.arange(n) + before[k] for k, n in client.counts.items()}
             named.append(replace(client, client=index, num_clients=count, node_id=ids))
         return [*share_schema(named)]
-    if clients[0].graph_id.numel():
-        return [
-            replace(client, client=index, num_clients=count, num_global_nodes=client.num_nodes)
-            for index, client in enumerate(clients)
-        ]
-    whole = 1 + max(int(client.node_id.max()) for client in clients)
+    place: dict[str, Any] = {"num_clients": count}
+    if not clients[0].graph_id.numel():
+        place |= {"num_global_nodes": 1 + max(int(client.node_id.max()) for client in clients), "shared": True}
     return [
-        replace(client, client=index, num_clients=count, num_global_nodes=whole, shared=True)
+        replace(client, client=index, **{"num_global_nodes": client.num_nodes} | place)
         for index, client in enumerate(clients)
     ]

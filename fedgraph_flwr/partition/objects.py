@@ -12,8 +12,15 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.graph import ClientGraph, Graph, unsplit
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
-from fedgraph_flwr.data.many_graphs import from_graphs
-from fedgraph_flwr.data.pyg import client_graph, from_data, from_hetero_data, in_order, numbered_classes, typed_client
+from fedgraph_flwr.data.pyg import (
+    client_graph,
+    from_data,
+    from_hetero_data,
+    from_list,
+    in_order,
+    numbered_classes,
+    typed_client,
+)
 from fedgraph_flwr.data.split import split_graph, split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.logs import log
@@ -94,53 +101,13 @@ def _clients_of_many(graphs: Sequence[Any], cfg: RunConfig, name: str, classes: 
                 f"graphs[{index}] must be a list of PyG Data like the others, one per graph of the client, got"
                 f" {'an empty list' if isinstance(own, list | tuple) else type(own).__name__}"
             )
-    whole = [_many(own, f"graphs[{index}]") for index, own in enumerate(graphs)]
+    whole = [from_list(own, f"graphs[{index}]") for index, own in enumerate(graphs)]
     names = list(classes) or numbered_classes(torch.cat([graph.y for graph in whole]), "graphs=[...]")
     made = []
     for index, graph in enumerate(whole):
         named = check_file(replace(graph, num_classes=max(len(names), 1), name=name), f"graphs[{index}]")
         made.append(client_graph(named, index, len(graphs), cfg.split, cfg.seed))
     return with_target_stats(made)
-
-
-def _many(graphs: Sequence[Any], where: str) -> Graph:
-    """Return a client's graphs side by side.
-
-    Raises:
-        FedGraphError: a graph lacks a tensor, or differs from the others in its features or targets.
-    """
-    for place, data in enumerate(graphs):
-        _check_like(graphs[0], data, place, where)
-    held = [getattr(data, "edge_attr", None) for data in graphs]
-    if any(attr is None for attr in held) and not all(attr is None for attr in held):
-        raise FedGraphError(
-            f"{where}: only some of its graphs have edge_attr: give all of them the same columns, or none"
-        )
-    attr = [own.view(len(own), -1) for own in held if own is not None] or None
-    y = torch.stack([data.y.view(-1) for data in graphs])
-    answers: dict[str, Any] = {"targets": y} if y.is_floating_point() else {"y": y.view(-1)}
-    return from_graphs([(data.x, data.edge_index) for data in graphs], edge_attr=attr, name=where, **answers)
-
-
-def _check_like(first: Any, data: Any, place: int, where: str) -> None:
-    """Refuse a graph that lacks a tensor, or differs from the first in its features or targets."""
-    if _typed(data) or any(not isinstance(getattr(data, key, None), Tensor) for key in ("x", "edge_index", "y")):
-        raise FedGraphError(
-            f"{where}[{place}] must be a PyG Data with tensors x, edge_index and y, got {str(data)[:100]}"
-        )
-    y = data.y
-    if y.is_floating_point() != first.y.is_floating_point() or y.numel() != first.y.numel():
-        raise FedGraphError(
-            f"{where}[{place}] has y {y.dtype} {list(y.shape)}, and {where}[0] {first.y.dtype} {list(first.y.shape)}:"
-            " expected one integer class, or as many numbers, for each graph"
-        )
-    if not y.is_floating_point() and y.numel() != 1:
-        raise FedGraphError(f"{where}[{place}] has {y.numel()} labels: expected one integer class for each graph")
-    if data.x.dim() != 2 or data.x.size(1) != first.x.size(1):
-        raise FedGraphError(
-            f"{where}[{place}] has x {list(data.x.shape)}, and {where}[0] {list(first.x.shape)}: expected [n, F] with the"
-            " same F"
-        )
 
 
 def defaults(graphs: Sequence[Any], target: str = "") -> list[str]:

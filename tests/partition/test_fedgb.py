@@ -242,3 +242,22 @@ def test_another_folder_is_refused(tmp_path, change, reason):
     change(tmp_path)
     with pytest.raises(FedGraphError, match=reason):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"y": torch.tensor(1)}, r"data_1\.pt\[3\] has y a class, and .* 3 numbers"),
+        ({"y_mask": torch.ones(1, 2) > 0}, r"data_1\.pt\[3\] must have .* a bool for each"),
+        ({"edge_attr": None}, r"data_1\.pt\[3\] has columns of edge_attr None, and .* 2"),
+        ({"edge_index": torch.tensor([[0], [99]])}, r"data_1\.pt\[3\] must have .* edges between its n nodes"),
+    ],
+)
+def test_graphs_that_differ_are_refused(tmp_path, fedgb, change, reason):
+    path = graphs(tmp_path, fedgb, "graph_reg") / "distrib/natural/data_1.pt"
+    held = torch.load(path, weights_only=False)
+    for key, value in change.items():
+        held.graphs[3][key] = value
+    torch.save(held, path)
+    with pytest.raises(FedGraphError, match=reason):
+        read(tmp_path)

@@ -382,8 +382,14 @@ def test_lists_of_data_are_clients_with_many_graphs(numbers, tmp_path):
         ),
         (lambda given: [given[0], []], r"graphs\[1\] must be a list of PyG Data like the others.*got an empty list"),
         (lambda given: [given[0], [*given[1], Data(x=torch.ones(2, 2))]], r"graphs\[1\]\[12\] must be a PyG Data with"),
-        (lambda given: [[*given[0][:-1], _wide(given[0][-1])], given[1]], r"graphs\[0\]\[11\] has x \[5, 3\].*same F"),
-        (lambda given: [[*given[0][:-1], _doubled(given[0][-1])], given[1]], r"graphs\[0\]\[11\] has y"),
+        (
+            lambda given: [[*given[0][:-1], _wide(given[0][-1])], given[1]],
+            r"graphs\[0\]\[11\] has columns of x 3, and graphs\[0\]\[0\] 2",
+        ),
+        (
+            lambda given: [[*given[0][:-1], _doubled(given[0][-1])], given[1]],
+            r"graphs\[0\]\[11\] must have .* as y one integer class",
+        ),
     ],
 )
 def test_lists_that_do_not_fit_are_refused(change, match, tmp_path):
