@@ -123,10 +123,8 @@ def _roles(tables: Mapping[str, Any], made: Guess) -> tuple[str, str]:
                 score += (_named(name, "id") / 10) * bool(score)
                 best = max(best, (score, nodes, edges, name, ends), key=lambda found: found[0])
     if not best[1]:
-        raise FedGraphError(
-            f"no column of {' or '.join(tables)} lists ids that two columns of the other table name: pass --id-column,"
-            " --source-column and --target-column"
-        )
+        fix = "pass --id-column, --source-column and --target-column"
+        raise FedGraphError(f"no column of {' or '.join(tables)} lists ids that two columns of the other name: {fix}")
     _, nodes, edges, name, ends = best
     ends.sort(key=lambda c: (_named(c, "target"), list(tables[edges].columns).index(c)))
     made.add("columns.id", name, "differs in each row, and the other table names its values")

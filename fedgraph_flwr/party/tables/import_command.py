@@ -114,10 +114,9 @@ _OUTPUT = """
 def main(args: argparse.Namespace) -> int:
     """Handle ``import``."""
     if args.more or (args.party_file and args.party_file.suffix not in (".yaml", ".yml")):
-        raise FedGraphError(
-            f"{' '.join([str(args.party_file), *args.more])}: expected one party's file, such as bank.yaml; pass tables as"
-            " --nodes FILE --edges FILE, or a saved PyG object as --data FILE"
-        )
+        given = " ".join([str(args.party_file), *args.more])
+        tables = "pass tables as --nodes FILE --edges FILE, or a saved PyG object as --data FILE"
+        raise FedGraphError(f"{given}: expected one party's file, such as bank.yaml; {tables}")
     fill(args)
     check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table"))
     known = args.schema is not None and args.schema.is_file()
@@ -150,29 +149,16 @@ def _check(args: argparse.Namespace) -> None:
     if args.until and args.split != "temporal":
         raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
     if args.client is None and (args.split, args.ratio) != ("ratio", _RATIO):
-        raise FedGraphError(
-            f"--split {args.split} --ratio {args.ratio} has no effect without --client I: runs split a dataset (keys split.*)"
-        )
+        split = f"--split {args.split} --ratio {args.ratio}"
+        raise FedGraphError(f"{split} has no effect without --client I: runs split a dataset (keys split.*)")
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
         raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
-    _check_range("--client", args.client, 0)
-    _check_range("--num-clients", args.num_clients, 1)
-    named = args.classes or args.edge_classes or args.schema
-    if args.client is not None and (args.out is None or not named):
-        raise FedGraphError(
-            "--client requires --out FILE, and --classes A,B,C, --edge-classes A,B,C or --schema FILE, so that all clients use"
-            " the same class order"
-        )
-
-
-def _check_range(option: str, number: int | None, low: int) -> None:
-    """Check a number of clients, or of one of them.
-
-    Raises:
-        FedGraphError: it is out of range.
-    """
-    if number is not None and not low <= number < low + MAX_CLIENTS:
-        raise FedGraphError(f"{option} must be in {low}..{low + MAX_CLIENTS - 1}, got {number}")
+    for option, number, low in (("--client", args.client, 0), ("--num-clients", args.num_clients, 1)):
+        if number is not None and not low <= number < low + MAX_CLIENTS:
+            raise FedGraphError(f"{option} must be in {low}..{low + MAX_CLIENTS - 1}, got {number}")
+    if args.client is not None and not (args.out and (args.classes or args.edge_classes or args.schema)):
+        classes = "--classes A,B,C, --edge-classes A,B,C or --schema FILE"
+        raise FedGraphError(f"--client requires --out FILE, and {classes}, so that all clients use one class order")
 
 
 def _names(args: argparse.Namespace, option: str) -> list[str]:
@@ -357,10 +343,8 @@ def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph
     kind, column = args.split, graph.schema["fitted"].get("tables", {}).get("split", "")
     if kind == "temporal" and column and bool((graph.train_mask | graph.val_mask | graph.test_mask).any()):
         if isinstance(graph, Graph) and graph.edge_y.numel():
-            raise FedGraphError(
-                f"--split temporal splits labelled edges by time, and the column '{column}' splits nodes: leave out --split"
-                " temporal to classify nodes, or the split column to classify edges"
-            )
+            two = f"--split temporal splits labelled edges, and the column '{column}' splits nodes"
+            raise FedGraphError(f"{two}: leave one out, the first to classify nodes, the second to classify edges")
         print(f"split by column '{column}': --split temporal applies only without one")
         kind = "ratio"
     split = replace(_ratio(args.ratio), kind=kind, until=_until(args.until))
@@ -378,9 +362,8 @@ def _of_role(args: argparse.Namespace, treatment: Treatment) -> tuple[dict[Any, 
     """
     nodes, edges = typed_files(args)
     if treatment.schema and treatment.schema.roles and not args.role:
-        raise FedGraphError(
-            f"{args.schema} has roles ({', '.join(treatment.schema.roles)}): pass --role with one of them, or a new name"
-        )
+        roles = ", ".join(treatment.schema.roles)
+        raise FedGraphError(f"{args.schema} has roles ({roles}): pass --role with one of them, or a new name")
     if args.role and (nodes or edges) and not args.data and not args.node_table and not args.edge_table:
         nodes, edges = {NODE: None, **nodes}, {EDGE_TYPE: None, **edges}
     elif args.role:
@@ -389,10 +372,8 @@ def _of_role(args: argparse.Namespace, treatment: Treatment) -> tuple[dict[Any, 
         raise FedGraphError(f"--data {args.data} is a whole graph: leave out the options for tables")
     if not args.data and not (nodes and edges):
         lacks = "edge table" if nodes else "node table" if edges else "input"
-        raise FedGraphError(
-            f"no {lacks}: pass both --nodes FILE and --edges FILE (or one of them with --role NAME), or --data FILE, or"
-            " --node-table and --edge-table per type"
-        )
+        both = "both --nodes FILE and --edges FILE (or one of them with --role NAME)"
+        raise FedGraphError(f"no {lacks}: pass {both}, or --data FILE, or --node-table and --edge-table per type")
     return nodes, edges
 
 
@@ -450,16 +431,13 @@ def _until(text: str) -> list[int]:
     """
     import pandas as pd
 
+    def seconds(word: str) -> int:
+        return int(word) if word.lstrip("-").isdecimal() else int(pd.Timestamp(word, tz="UTC").timestamp())
+
     try:
-        texts = [word.strip() for word in text.split(",") if word.strip()]
-        return [
-            int(word) if word.lstrip("-").isdecimal() else int(pd.Timestamp(word, tz="UTC").timestamp())
-            for word in texts
-        ]
+        return [seconds(word.strip()) for word in text.split(",") if word.strip()]
     except ValueError as error:
-        raise FedGraphError(
-            f"--until must be two times in seconds or dates, such as 2026-03-31, got '{text}'"
-        ) from error
+        raise FedGraphError(f"--until must be two times in seconds or dates, got '{text}'") from error
 
 
 _RATIO = "0.6,0.2,0.2"

@@ -213,9 +213,7 @@ def _join_graphs(tables: Tables, graphs: Path | str | None) -> None:
     """Give the nodes of many graphs, if they are many, the columns of the table of graphs, in the order of the graphs."""
     if not tables.columns.graph:
         if graphs is not None:
-            raise FedGraphError(
-                f"--graph-table {graphs} needs --graph-column NAME, the column with the graph of each node"
-            )
+            raise FedGraphError(f"--graph-table {graphs} needs --graph-column NAME, with the graph of each node")
         return
     where, layout = (tables.files[NODE], tables.files[EDGE]), tables.columns.layout
     tables.nodes[NODE], tables.edges[EDGE_TYPE], place, named = graph_tables.joined(
@@ -272,9 +270,8 @@ def _check_ends(nodes: Nodes, edges: Edges) -> None:
             if end not in nodes:
                 raise unknown(f"node type of the edges '{relation}'", end, nodes, "--edge-table")
         if path is not None and (missing := [end for end in (a, b) if nodes[end] is None]):
-            raise FedGraphError(
-                f"{path} has edges of '{relation}', but node type '{missing[0]}' has no table: pass --node-table"
-            )
+            what = f"{path} has edges of '{relation}'"
+            raise FedGraphError(f"{what}, but node type '{missing[0]}' has no table: pass --node-table")
 
 
 def _target_nodes(tables: Tables, classes: Sequence[str], treatment: Treatment) -> tuple[dict[str, Any], list[str]]:
@@ -322,10 +319,9 @@ def _graph(tables: Tables, common: dict[str, Any], edges: TableEdges, made: Mapp
     """
     if (NODE not in made or not made[NODE].x.size(1)) and not tables.columns.recipe:
         others = [name for name in map(str, tables.nodes[NODE].columns) if name not in tables.columns.others]
-        raise FedGraphError(
-            f"{tables.files[NODE]} has no feature column; its other columns: {', '.join(others) or 'none'}. If other parties"
-            " have columns of these nodes, pass --role NAME"
-        )
+        held = f"its other columns: {', '.join(others) or 'none'}"
+        role = "If other parties have columns of these nodes, pass --role NAME"
+        raise FedGraphError(f"{tables.files[NODE]} has no feature column; {held}. {role}")
     graph = Graph(
         x=made[NODE].x if NODE in made else torch.zeros(len(tables.nodes[NODE]), 0),
         edge_index=edges.index,
@@ -460,9 +456,8 @@ def saved_features(treatment: Treatment, kind: str, x: Tensor, where: str) -> Fe
     agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else columns
     if dict(agreed) != columns:
         expected = f"{agreed['x'].width} columns x" if "x" in agreed else f"columns {', '.join(agreed) or 'none'}"
-        raise FedGraphError(
-            f"{where} has {x.size(1)} columns x, but {treatment.where} has {expected}: save the object with those columns"
-        )
+        fix = f"{treatment.where} has {expected}: save the object with those columns"
+        raise FedGraphError(f"{where} has {x.size(1)} columns x, but {fix}")
     warn_unscaled(x, names, treatment.say)
     return Features(columns, columns, x)
 

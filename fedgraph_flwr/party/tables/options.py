@@ -69,14 +69,15 @@ def check_outputs(args: argparse.Namespace, outputs: Sequence[str], inputs: Sequ
         files |= {f"{option} {word}": Path(word.rpartition("=")[2]) for word in getattr(args, option)}
     for name in outputs:
         path: Path | None = getattr(args, name)
-        if path is None:
-            continue
         for other, held in files.items():
-            if held and (
-                path.absolute() == held.absolute() or (path.exists() and held.exists() and path.samefile(held))
+            if (
+                path
+                and held
+                and (path.resolve() == held.resolve() or (path.exists() and held.exists() and path.samefile(held)))
             ):
+                option = f"--{other.replace('_', '-')}"
                 raise FedGraphError(
-                    f"--{name} {path} is the file of --{other.replace('_', '-')}: choose another path, or it would be lost"
+                    f"--{name} {path} is the file of {option}: choose another path, or it would be lost"
                 )
         files[name] = path
 
@@ -101,18 +102,14 @@ def formats_of(args: argparse.Namespace) -> dict[str, Any]:
     from fedgraph_flwr.data.value_formats import NAMED
 
     found: dict[str, dict[str, str]] = {"decimals": {}, "thousands": {}, "date_formats": {}}
-    accepted = {"decimal": (".", ","), "thousands": (",", ".", " ", "'", "")}
-    for option, signs in accepted.items():
+    signs = {".": ".", ",": ","}
+    for option, field, accepted in (("decimal", "decimals", signs), ("thousands", "thousands", signs | NAMED)):
         for word in getattr(args, option):
             name, _, sign = word.rpartition("=")
-            sign = NAMED.get(sign, sign)
-            if sign not in signs:
-                raise FedGraphError(
-                    f"--{option} {word}: expected SIGN or COLUMN=SIGN, where SIGN is one of: "
-                    + ", ".join(repr(s) for s in signs if s)
-                    + (f"; or {', '.join(NAMED)}" if option == "thousands" else "")
-                )
-            found["thousands" if option == "thousands" else "decimals"][name] = sign
+            if sign not in {*accepted, *accepted.values()}:
+                names = " ".join(accepted)
+                raise FedGraphError(f"--{option} {word}: expected SIGN or COLUMN=SIGN, where SIGN is one of: {names}")
+            found[field][name] = accepted.get(sign, sign)
     for word in args.date_format:
         name, sign, form = word.partition("=")
         if not (sign and name and form):

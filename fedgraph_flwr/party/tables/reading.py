@@ -8,6 +8,7 @@ import csv
 import gzip
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,17 @@ def silent(text: str) -> None:
     """Report nothing."""
 
 
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Name the file in the errors of readers: pandas and pyarrow raise many kinds."""
+    try:
+        yield
+    except FedGraphError:
+        raise
+    except Exception as error:
+        raise FedGraphError(f"{path} cannot be read as a table ({first_line(error)})") from error
+
+
 def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Say = silent) -> Any:
     """Read a ``.csv``, ``.tsv`` or ``.txt`` file (optionally ``.gz``) or a ``.parquet`` file as a pandas table.
 
@@ -49,16 +61,12 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Say = s
     if not path.is_file():
         what = "a folder, not a table" if path.is_dir() else "no such table"
         raise FedGraphError(f"{what}: {path}; expected a .csv, .tsv, .txt or .parquet file")
-    try:
+    with _errors_of(path):
         if path.suffix == ".parquet":
             table = pd.read_parquet(path)
             return table if table.index.names == [None] else table.reset_index()  # such as ids, by `set_index`
         if path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
             return _read_csv(path, layout, say)
-    except FedGraphError:
-        raise
-    except Exception as error:  # pandas and pyarrow raise many kinds
-        raise FedGraphError(f"{path} cannot be read as a table ({first_line(error)})") from error
     raise FedGraphError(f"{path} has an unknown suffix: expected .csv, .tsv or .txt (also with .gz), or .parquet")
 
 
@@ -84,7 +92,7 @@ def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], row
         FedGraphError: as `read_table`.
     """
     path = Path(path)
-    try:
+    with _errors_of(path):
         if path.suffix == ".parquet":
             from pyarrow import parquet
 
@@ -94,10 +102,6 @@ def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], row
         encoding = layout.encoding or _encoding(path)
         for table in _by_pandas(path, layout.separator or _separator(path, encoding), encoding, chunksize=rows):
             yield table[list(names)]
-    except FedGraphError:
-        raise
-    except Exception as error:  # pandas and pyarrow raise many kinds
-        raise FedGraphError(f"{path} cannot be read as a table ({first_line(error)})") from error
 
 
 def read_columns(path: Path | str, layout: TableLayout, say: Say = silent) -> Any:
@@ -151,11 +155,9 @@ def _check_lengths(path: Path, separator: str, encoding: str) -> None:
         number = len(next((row for row in rows if not _blank(row)), []))
         found = next(((rows.line_num, len(row)) for row in rows if len(row) != number and not _blank(row)), None)
     if found:
-        less = "fewer" if found[1] < number else "more"
-        raise FedGraphError(
-            f"{path}, line {found[0]}: {found[1]} fields, {less} than the {number} of the header: give every row one field per"
-            " column (empty where unknown), quote values that contain the separator, and remove separators at the end of lines"
-        )
+        wrong = f"{found[1]} fields, {'fewer' if found[1] < number else 'more'} than the {number} of the header"
+        fix = "give every row one field per column (empty where unknown), and quote values that contain the separator"
+        raise FedGraphError(f"{path}, line {found[0]}: {wrong}: {fix}")
 
 
 def _blank(row: Sequence[str]) -> bool:

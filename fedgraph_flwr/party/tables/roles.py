@@ -86,9 +86,9 @@ class Columns(TableLayout):
             "--client-column": self.client,
         }
         if named := [option for option, value in given.items() if value]:
+            several = "but this graph has several or named ones"
             raise FedGraphError(
-                f"{named[0]} needs nodes and edges of one type (--nodes and --edges), but this graph has several or named ones:"
-                " leave it out"
+                f"{named[0]} needs nodes and edges of one type (--nodes and --edges), {several}: leave it out"
             )
 
     @property
@@ -167,9 +167,8 @@ def check_unknown_at_prediction(columns: Columns, nodes: Sequence[str], edges: S
     ]
     if twice:
         name, role = twice[0]
-        raise FedGraphError(
-            f"{where}: column '{name}' of {role} also has another role: leave it out of the features, or of {role}"
-        )
+        fix = f"leave it out of the features, or of {role}"
+        raise FedGraphError(f"{where}: column '{name}' of {role} also has another role: {fix}")
 
 
 def feature_columns(
@@ -267,8 +266,6 @@ def edge_types(named: Mapping[str, Path | None]) -> dict[EdgeType, Path | None]:
     for name, path in named.items():
         parts = name.split(":")
         if len(parts) != 3 or not all(parts):
-            raise FedGraphError(
-                f"--edge-table {name}: expected SOURCE:RELATION:TARGET=FILE, such as author:writes:paper=w.csv"
-            )
+            raise FedGraphError(f"--edge-table {name}: expected SOURCE:RELATION:TARGET=FILE, such as a:writes:b=w.csv")
         found[parts[0], parts[1], parts[2]] = path
     return found

@@ -26,7 +26,7 @@ import numpy as np
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.data.schema import Column, Schema, TableLayout
 from fedgraph_flwr.data.value_formats import ANY
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.party.tables.columns import absent, counts, frequent, moved, named_counts, natural, scale_of, values
 from fedgraph_flwr.party.tables.reading import Say, silent
 
@@ -199,17 +199,13 @@ def read_sums(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_text())
         if report["format"] != FORMAT:
-            raise FedGraphError(
-                f"{path} has format {report['format']}, expected {FORMAT}: write it again with `fedgraph-flwr import --statistics"
-                f" {path}`"
-            )
+            raise ValueError(f"format {report['format']}, expected {FORMAT}")
         report["schema"] = Schema.from_dict(report["schema"], str(path))
         report["sums"] = dict(report["sums"])
         return report
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedGraphError(
-            f"{path} holds no statistics; create it with `fedgraph-flwr import --statistics {path}`"
-        ) from error
+        why = f"{path} holds no statistics of this release ({first_line(error)})"
+        raise FedGraphError(f"{why}: create it with `fedgraph-flwr import --statistics {path}`") from error
 
 
 def write_sums(path: Path, report: Mapping[str, Any]) -> None:
@@ -263,16 +259,14 @@ def _merged_targets(parties: Reports) -> dict[str, tuple[float, float]]:
     for other, its in others:
         if list(its.get("targets", {})) != names:
             ours, theirs = (", ".join(r.get("targets", {})) or "none" for r in (report, its))
-            raise FedGraphError(
-                f"the targets are {ours} in {first} and {theirs} in {other}: pass the same --predict-columns in both"
-            )
+            fix = "pass the same --predict-columns in both"
+            raise FedGraphError(f"the targets are {ours} in {first} and {theirs} in {other}: {fix}")
     found = {}
     for name in names:
         known = [its["targets"][name] for _, its in parties if its["targets"][name]["count"]]
         if not known:
-            raise FedGraphError(
-                f"no party has {report['floor']} rows with a value in the target '{name}': leave it out"
-            )
+            floor = report["floor"]
+            raise FedGraphError(f"no party has {floor} rows with a value in the target '{name}': leave it out")
         mean, variance = _pooled(known)
         found[name] = (mean, float(np.sqrt(variance)) or 1.0)
     return found
@@ -346,17 +340,13 @@ def _check_columns(ours: Mapping[str, Column], theirs: Mapping[str, Column], fir
     for column in dict.fromkeys([*ours, *theirs]):
         if column not in ours or column not in theirs:
             has, lacks = (first, name) if column in ours else (name, first)
-            raise FedGraphError(
-                f"column '{column}' is used in {has} and not in {lacks}: import both with one --schema FILE, or pass"
-                f" --kind {column}=ignored"
-            )
+            fix = f"import both with one --schema FILE, or pass --kind {column}=ignored"
+            raise FedGraphError(f"column '{column}' is used in {has} and not in {lacks}: {fix}")
         for what in ("kind", "scale"):
             a, b = getattr(ours[column], what), getattr(theirs[column], what)
             if a != b:
-                raise FedGraphError(
-                    f"column '{column}' has {what} {a} in {first} and {b} in {name}: pass --{what} {column}={what.upper()} in"
-                    " both"
-                )
+                fix = f"pass --{what} {column}={what.upper()} in both"
+                raise FedGraphError(f"column '{column}' has {what} {a} in {first} and {b} in {name}: {fix}")
 
 
 def _report_values(
