@@ -111,9 +111,12 @@ def is_own(value: object) -> bool:
     return isinstance(value, str) and bool(_OWN.fullmatch(value))
 
 
-def _is_count(text: str, low: int) -> bool:
-    """Return whether a text is a number of clients, from ``low`` on."""
-    return text.isdecimal() and len(text) < 8 and low <= int(text) <= MAX_CLIENTS
+def _is_count(text: str, low: int, *words: str) -> bool:
+    """Return whether a text is a number of clients, from ``low`` on, or one of the words."""
+    return text in words or (text.isdecimal() and len(text) < 8 and low <= int(text) <= MAX_CLIENTS)
+
+
+_STEP = re.compile(r"[1-9]\d{0,3}[hd]")
 
 
 def _full(group: str, key: str) -> str:
@@ -176,11 +179,13 @@ class Section:
         clashes: pairs of terms that must not hold together, and why: a text in which ``{}`` is the second key with its value.
             Terms are ``key=value`` or ``key!=value``: ``a|b`` are two values, ``a*`` those that begin with a, and ``key!=``
             excludes the default.
+        limits: key, the condition under which its value is wrong, and what it must be, in which ``{c}`` is the section.
         refusals: other values that do not go together: the condition, and the error message, in which ``{c}`` is the section.
     """
 
     group: ClassVar[str]
     clashes: ClassVar[Sequence[tuple[str, str, str]]] = ()
+    limits: ClassVar[Sequence[tuple[str, Callable[[Any], object], str]]] = ()
     refusals: ClassVar[Sequence[tuple[Callable[[Any], object], str]]] = ()
 
     def __init_subclass__(cls, group: str = "") -> None:
@@ -192,6 +197,10 @@ class Section:
             if (one := self._holding(first)) and (other := self._holding(second)):
                 remedies = f"set {self._without(second)}, or {self._without(first)}"
                 raise FedGraphError(f"{one} {why.format(other)}: {remedies}")
+        for key, wrong, accepted in self.limits:
+            if wrong(self):
+                value = attrgetter(key)(self)
+                raise FedGraphError(f"{_full(self.group, key)} must be {accepted.format(c=self)}, got {value!r}")
         for holds, message in self.refusals:
             if holds(self):
                 raise FedGraphError(message.format(c=self))
@@ -267,16 +276,14 @@ class SplitConfig(Section, group="split"):
     stratify: bool = False  # ratio: apply the ratios within each class
     min_train: int = 0  # minimum training nodes per client, filled from its unused nodes
 
-    refusals = (
-        (lambda c: c.share > 1 + 1e-9, "split.train + val + test must be <= 1, got {c.share:g}"),
-        (lambda c: c.kind == "kfold" and c.folds < 3, "split.folds must be >= 3, got {c.folds}"),
+    limits = (
+        ("train", lambda c: c.share > 1 + 1e-9, "at most 1 together with split.val and split.test"),
+        ("folds", lambda c: c.kind == "kfold" and c.folds < 3, ">= 3"),
+        ("until", lambda c: len(c.until) not in (0, 2) or c.until != sorted(c.until), "two ascending times in seconds"),
         (
-            lambda c: c.until and (len(c.until) != 2 or c.until[0] > c.until[1]),
-            "split.until must be two ascending times in seconds, got {c.until}",
-        ),
-        (
-            lambda c: c.step is not None and not re.fullmatch(r"[1-9]\d{0,3}[hd]", c.step),
-            "split.step must be hours or days such as 6h or 1d, or null, got {c.step}",
+            "step",
+            lambda c: c.step is not None and not _STEP.fullmatch(c.step),
+            "hours or days such as 6h or 1d, or null",
         ),
     )
 
@@ -371,17 +378,10 @@ class TrainConfig(Section, group="train"):
         ("local_epochs!=0", "local_steps_by_client!=[]", "and {} both set a round's steps"),
         ("class_weights=federated", "loss!=weighted", NO_EFFECT),
     )
-    refusals = (
-        (lambda c: 0 in c.fanout, "train.fanout must list numbers >= 1, or -1 for all neighbours, got {c.fanout}"),
-        (
-            lambda c: 0 in c.fanout_back,
-            "train.fanout_back must list numbers >= 1, or -1 for all neighbours, got {c.fanout_back}",
-        ),
-        (
-            lambda c: c.clusters_per_batch > c.clusters,
-            "train.clusters_per_batch={c.clusters_per_batch} is more than train.clusters={c.clusters}: set it to at most"
-            " {c.clusters}",
-        ),
+    limits = (
+        ("fanout", lambda c: 0 in c.fanout, "numbers >= 1, or -1 for all neighbours"),
+        ("fanout_back", lambda c: 0 in c.fanout_back, "numbers >= 1, or -1 for all neighbours"),
+        ("clusters_per_batch", lambda c: c.clusters_per_batch > c.clusters, "at most train.clusters={c.clusters}"),
     )
 
     @property
@@ -474,12 +474,7 @@ class EvaluationConfig(Section, group="evaluation"):
             "needs scores of the same clients in each round, but {} changes them",
         ),
     )
-    refusals = (
-        (
-            lambda c: c.clients not in ("all", "cohort") and not _is_count(c.clients, 1),
-            "evaluation.clients must be all, cohort or an integer >= 1, got '{c.clients}'",
-        ),
-    )
+    limits = (("clients", lambda c: not _is_count(c.clients, 1, "all", "cohort"), "all, cohort or an integer >= 1"),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -551,8 +546,13 @@ class TaskConfig(Section, group="task"):
 
     @property
     def scores(self) -> str:
-        """Names of the task's scores, for error messages."""
-        return ", ".join(TASKS[self.name])
+        """The accepted metrics, for error messages."""
+        return f"{', '.join(TASKS[self.name])} or module:name for task={self.name}"
+
+    def accepts(self, metric: str) -> bool:
+        """Return whether a metric is available for the task."""
+        scores = TASKS[self.name]
+        return metric in scores or is_own(metric) or (METRICS[0] in scores and point(metric) is not None)
 
 
 @dataclass
@@ -726,9 +726,7 @@ class StrategyConfig(Section, group="strategy"):
     adagrad: AdagradKeys = field(default_factory=AdagradKeys)
     params: dict[str, Any] = field(default_factory=dict)
 
-    clashes = (
-        ("variates=feddyn|feddc", "server_optimizer!=average", "sets the next model itself, and {} would change it"),
-    )
+    clashes = (("variates=feddyn|feddc", "server_optimizer!=average", "sets the next model, which {} would change"),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -832,31 +830,16 @@ class PrivacyConfig(Section, group="privacy"):
         ("clipping_count_noise!=0", "dp!=server_adaptive|client_adaptive|distributed_adaptive", NO_EFFECT),
         ("clipping_count_noise!=0", "noise_multiplier=0", NO_EFFECT),
     )
-    refusals = (
+    limits = (
+        ("batch", lambda c: c.batch > c.rows, "at most privacy.rows={c.rows}, or 0 for all"),
+        ("delta", lambda c: c.rows and c.delta > 1 / c.rows, "at most 1 / privacy.rows, or a row may be published"),
+        ("rows", lambda c: c.unit == "payment" and c.rows < LEAST_PAYMENTS, f"at least {LEAST_PAYMENTS} for payments"),
+        ("noise_multiplier", lambda c: 0 < c.noise_multiplier < LEAST_NOISE, f"0 or at least {LEAST_NOISE:g}"),
+        ("clipping_norms", lambda c: not all(0 < n < math.inf for n in c.clipping_norms.values()), "> 0 and finite"),
         (
-            lambda c: c.batch > c.rows,
-            "privacy.batch={c.batch} is larger than privacy.rows={c.rows}: set at most the number of rows, or 0 for all",
-        ),
-        (
-            lambda c: c.rows and c.delta > 1 / c.rows,
-            "privacy.delta={c.delta:g} would allow publishing one of privacy.rows={c.rows} rows: set at most 1 / privacy.rows",
-        ),
-        (
-            lambda c: c.unit == "payment" and c.rows < LEAST_PAYMENTS,
-            f"privacy.unit=payment needs at least {LEAST_PAYMENTS} payments per party, got privacy.rows={{c.rows}}: with fewer,"
-            " the noise outweighs what a model learns",
-        ),
-        (
-            lambda c: 0 < c.noise_multiplier < LEAST_NOISE,
-            f"privacy.noise_multiplier must be 0 or at least {LEAST_NOISE:g}, got {{c.noise_multiplier:g}}: its ε is too large",
-        ),
-        (
-            lambda c: not all(0 < norm < math.inf for norm in c.clipping_norms.values()),
-            "privacy.clipping_norms must be > 0 and finite, got {c.clipping_norms}",
-        ),
-        (
+            "secagg_bits",
             lambda c: c.side == "distributed" and c.secagg_bits > MAX_NOISE_BITS,
-            f"privacy.dp=distributed needs privacy.secagg_bits <= {MAX_NOISE_BITS} for accurate noise, got {{c.secagg_bits}}",
+            f"at most {MAX_NOISE_BITS} with privacy.dp=distributed, for accurate noise",
         ),
     )
 
@@ -935,14 +918,12 @@ class AdversaryConfig(Section, group="adversary"):
     rate: float = number(0.5, high=1)
     trigger: int = number(4, low=1)  # backdoors: number of nodes of the whole trigger
 
-    refusals = (
+    limits = (
+        ("clients", lambda c: len(set(c.clients)) < len(c.clients), "distinct integers >= 0"),
         (
-            lambda c: min(c.clients, default=0) < 0 or len(set(c.clients)) < len(c.clients),
-            "adversary.clients must be distinct integers >= 0, got {c.clients}",
-        ),
-        (
-            lambda c: c.kind == "backdoor_distributed" and len(c.clients) > c.trigger,
-            "adversary.trigger={c.trigger} nodes cannot be divided among the clients {c.clients}: set at least one per client",
+            "trigger",
+            lambda c: c.kind == "backdoor_distributed" and c.trigger < len(c.clients),
+            "at least one per client",
         ),
     )
 
@@ -968,12 +949,7 @@ class RayConfig(Section, group="ray"):
     # each process sums its clients' updates and sends one sum, for very many clients per round; equal up to rounding
     aggregate: bool = False
 
-    refusals = (
-        (
-            lambda c: c.address not in ("", "auto") and not re.fullmatch(r"[^\s/:]+:\d+", c.address),
-            "ray.address must be auto, HOST:PORT or empty, got '{c.address}'",
-        ),
-    )
+    limits = (("address", lambda c: not re.fullmatch(r"(auto|[^\s/:]+:\d+)?", c.address), "auto, HOST:PORT or empty"),)
 
 
 NEED_SCORES = ("evaluation.trained=true", "evaluation.confusion=true", "evaluation.patience!=0")
@@ -1046,20 +1022,9 @@ class RunConfig(Section):
         *((key, "privacy.scores=none", "needs scores, which {} keeps at the clients") for key in NEED_SCORES),
         *((key, "privacy.scores=noised", "needs more than the mean scores that {} releases") for key in NEED_MORE),
     )
-    refusals = (
-        (
-            lambda c: c.stack != AUTO and not _is_count(c.stack, 0),
-            f"stack must be {AUTO} or an integer in [0, {MAX_CLIENTS}], got '{{c.stack}}'",
-        ),
-        (
-            lambda c: (
-                c.evaluation.metric not in TASKS[c.task.name]
-                and not is_own(c.evaluation.metric)
-                and not (point(c.evaluation.metric) and METRICS[0] in TASKS[c.task.name])
-            ),
-            "evaluation.metric={c.evaluation.metric} is not available for task={c.task.name}, expected {c.task.scores} or"
-            " module:name",
-        ),
+    limits = (
+        ("stack", lambda c: not _is_count(c.stack, 0, AUTO), f"{AUTO} or an integer in [0, {MAX_CLIENTS}]"),
+        ("evaluation.metric", lambda c: not c.task.accepts(c.evaluation.metric), "{c.task.scores}"),
     )
 
     def __post_init__(self) -> None:

@@ -141,10 +141,11 @@ class Policy(Section, group="policy"):
     required_config: dict[str, Any] = field(default_factory=dict)
     link: dict[str, Any] = field(default_factory=dict)
 
-    refusals = (
+    limits = (
         (
+            "start_models",
             lambda c: not all(re.fullmatch("[0-9a-f]{64}", model) for model in c.start_models),
-            "policy.start_models must list digests of 64 hexadecimal digits, got {c.start_models}",
+            "digests of 64 hexadecimal digits",
         ),
     )
 

@@ -129,7 +129,7 @@ def test_parts_are_computed_once_per_client_and_seed(graph, tmp_path, monkeypatc
         ([*CLUSTERS, "train.fanout=[5,5]"], r"train\.fanout=\[5, 5\] has no effect with train\.sampler=clusters"),
         (
             [*CLUSTERS, "train.clusters_per_batch=7"],
-            r"clusters_per_batch=7 is more than train\.clusters=6: set it to at most 6",
+            r"clusters_per_batch must be at most train\.clusters=6, got 7",
         ),
         ([*CLUSTERS, "train.clusters=0"], r"train\.clusters must be >= 1, got 0"),
         (

@@ -143,7 +143,7 @@ WRONG = {
     "train.lr=inf": "train.lr must be > 0 and finite, got inf",
     "model.dropout=1.5": "model.dropout must be in [0, 1), got 1.5",
     "model.foo=3": "override model.foo",
-    "split.train=0.9": "split.train + val + test must be <= 1",
+    "split.train=0.9": "split.train must be at most 1 together with split.val and split.test, got 0.9",
     "strategy.fraction=0": "strategy.fraction must be in (0, 1], got 0",
     "evaluation.metric=f1": "evaluation.metric 'f1' is unknown",
     "word": "not of the form key=value",

@@ -191,6 +191,9 @@ def test_each_refusal_is_reached_and_fills_in_its_values():
         for _, message in section.refusals
     }
     for section in sections:
+        for key, _, expected in section.limits:
+            expected = re.sub(r"\\\{c\\\.[^}]*\\\}", "(.+)", re.escape(expected))
+            rows.add(rf"{'.'.join(filter(None, [section.group, key]))} must be {expected}, got .+")
         for *terms, why in section.clashes:
             first, second = (re.escape(".".join(filter(None, [section.group, re.split("!?=", t)[0]]))) for t in terms)
             rows.add(f"{first}=.+ {why.format(f'{second}=.+')}: set .*{second}.*, or .*{first}.*")

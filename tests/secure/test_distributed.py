@@ -183,7 +183,7 @@ def test_the_record_says_who_adds_the_noise_and_the_budget_ends_the_run(run):
             [*NOISY, "privacy.secagg=false"],
             "each client adds only a share of the noise, but privacy.secagg=false: set privacy.secagg=true",
         ),
-        ([*NOISY, "privacy.secagg_bits=24"], "privacy.secagg_bits <= 20 for accurate noise, got 24"),
+        ([*NOISY, "privacy.secagg_bits=24"], "privacy.secagg_bits must be at most 20 with privacy.dp=distributed"),
         (
             [*NOISY, "privacy.scores=noised"],
             "privacy.scores=noised shows it each client's scores: set privacy.scores=none or exact",

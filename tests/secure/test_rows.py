@@ -224,13 +224,13 @@ PAYMENT = ["privacy.unit=payment", "task=edges", "dataset=payments", "privacy.ro
         ),
         (["privacy.secagg=true"], "hides the updates that privacy.dp=local clips or accounts for: set privacy.dp=none"),
         (["privacy.rows=0"], "such as 100000, but privacy.rows=0: set another privacy.rows"),
-        (["privacy.batch=9"], "privacy.batch=9 is larger than privacy.rows=8"),
-        (["privacy.delta=0.2"], "would allow publishing one of privacy.rows=8 rows"),
+        (["privacy.batch=9"], "privacy.batch must be at most privacy.rows=8, or 0 for all, got 9"),
+        (["privacy.delta=0.2"], "privacy.delta must be at most 1 / privacy.rows"),
         (["privacy.unit=client"], "privacy.dp=local adds noise to sums over rows"),
         (["privacy.look_back=8"], "privacy.look_back=8 has no effect with privacy.unit=row"),
         (
             ["privacy.unit=payment", "privacy.look_back=8"],
-            "needs at least 500000 payments per party, got privacy.rows=8",
+            "privacy.rows must be at least 500000 for payments, got 8",
         ),
         (
             [*PAYMENT, "privacy.look_back=8", "privacy.batch=9"],

@@ -275,9 +275,7 @@ def test_what_does_not_fit_is_refused_before_the_run(overrides, match):
 
 
 def test_a_score_of_another_task_is_refused():
-    with pytest.raises(
-        FedGraphError, match=r"evaluation.metric=accuracy is not available for task=links, expected mrr, hits_1"
-    ):
+    with pytest.raises(FedGraphError, match=r"evaluation.metric must be mrr, hits_1.* for task=links, got 'accuracy'"):
         compose([*WORDS, "evaluation.metric=accuracy"])
 
 

@@ -203,7 +203,10 @@ def test_targets_run_under_protections_and_references(task, keys, tmp_path):
         (["train.loss=weighted"], "train.loss=weighted needs classes of nodes, and task=nodes-regression has none"),
         (["evaluation.confusion=true"], "evaluation.confusion=true needs classes of nodes"),
         (["strategy=fedproto"], "strategy=fedproto does not serve task=nodes-regression"),
-        (["evaluation.metric=accuracy"], "is not available for task=nodes-regression, expected rmse, mae, r2"),
+        (
+            ["evaluation.metric=accuracy"],
+            "must be rmse, mae, r2 or module:name for task=nodes-regression, got 'accuracy'",
+        ),
         (["dataset=mutag"], "is for graphs with one node type, but model="),
     ],
 )
