@@ -24,7 +24,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.party.forget import held_files, without
 from fedgraph_flwr.party.use.predict import finished, load_predictor
-from fedgraph_flwr.party.use.worth import METRICS, Floats, measure
+from fedgraph_flwr.party.use.worth import Floats, check_metric, measure
 from fedgraph_flwr.runs.runner import run
 
 EXACT = 5
@@ -72,7 +72,7 @@ def contribution(folder: Path, out: Path, metric: str = "", orders: int = 20) ->
     Args:
         folder: a finished simulation of a method with a shared model.
         out: new folder for the runs of coalitions.
-        metric: one of `METRICS`; default: the headline of the run.
+        metric: one of `worth.METRICS`; default: the headline of the run.
         orders: as in `shapley`.
 
     Raises:
@@ -82,23 +82,15 @@ def contribution(folder: Path, out: Path, metric: str = "", orders: int = 20) ->
 
     cfg, _ = finished(folder)
     if cfg.on_fleet:
-        raise FedGraphError(
-            f"{folder} is a run of the fleet '{cfg.engine}': contribution trains on the files of coalitions, which its parties"
-            " hold; simulate the run with files that they agree to show"
-        )
+        where = f"{folder} is a run of the fleet '{cfg.engine}', whose parties hold the files to train on"
+        raise FedGraphError(f"{where}: simulate the run with files that they agree to show")
     if cfg.strategy.personal or cfg.strategy.pooled or cfg.strategy.shared != [""]:
-        raise FedGraphError(
-            f"contribution scores a shared model, and strategy={cfg.strategy.name} has none that predicts: choose another run"
-        )
-    metric = metric or cfg.evaluation.headline
-    if metric not in METRICS or metric == metrics.AT_THRESHOLD:
-        listing = ", ".join(name for name in METRICS if name != metrics.AT_THRESHOLD)
-        raise FedGraphError(f"contribution cannot recompute metric '{metric}': pass --metric, one of {listing}")
+        raise FedGraphError(f"strategy={cfg.strategy.name} has no shared model that predicts: pass another run")
+    metric = check_metric("contribution", metric or cfg.evaluation.headline, metrics.AT_THRESHOLD)
     held, scores = held_files(cfg), dict[Members, float]()
     if len(held) < 2 or orders < 2 or out.exists():
-        raise FedGraphError(
-            f"contribution needs two parties, --orders of at least 2 and a new folder, got {len(held)}, {orders} and {out}"
-        )
+        got = f"{len(held)}, {orders} and {out}"
+        raise FedGraphError(f"contribution needs two parties, --orders of at least 2 and a new folder, got {got}")
 
     def value(members: Members) -> float:
         if members not in scores:

@@ -141,12 +141,11 @@ def explain(
         FedGraphError: an id is unknown, or the task, the method or the model has no scores of single items that follow from the
             party's own data.
     """
-    if not isinstance(predictor, Predictor) or predictor.task.ITEMS not in ("nodes", "edges"):
-        raise FedGraphError(
-            f"{predictor.source}: explain needs the folder of a run or a node, of a task that scores nodes or edges"
-        )
-    if (predictor.task.targets and predictor.width > 1) or not (predictor.task.classes or predictor.task.targets):
-        raise FedGraphError(f"{predictor.source}: explain needs classes or one target (task={predictor.cfg.task.name})")
+    if not isinstance(predictor, Predictor):
+        raise FedGraphError(f"{predictor.source}: explain needs the folder of a run or a node")
+    scored = predictor.task.classes or (predictor.task.targets and predictor.width == 1)
+    fits = scored and predictor.task.ITEMS in ("nodes", "edges")
+    predictor.check_task(fits, "explain needs classes or one target of nodes or edges")
     graph = predictor.as_graph(graph)
     if not isinstance(graph, Graph):
         raise FedGraphError(f"{predictor.source}: explain reads graphs with one type of nodes")
@@ -157,11 +156,9 @@ def explain(
     names = names_of(graph, ids)
     numbers = _numbered(task, names, read)
     known = {str(name): row for row, name in zip(*numbers, strict=True)}
-    if unknown := [item for item in items if item not in known]:
-        raise FedGraphError(
-            f"--items names '{sanitize(unknown[0], 60)}', which is not among the {len(known)} {task.ITEMS}: expected ids as"
-            " `predict` lists them"
-        )
+    if missing := [item for item in items if item not in known]:
+        what = f"--items names '{sanitize(missing[0], 60)}', which is not among the {len(known)} {task.ITEMS}"
+        raise FedGraphError(f"{what}: expected ids as `predict` lists them")
     rows = np.array([known[item] for item in items])
     chosen = _classes(predictor, outputs[torch.from_numpy(rows)])
     wanted = list(zip(items, rows.tolist(), chosen, strict=True))
@@ -356,9 +353,9 @@ def _of_network(
             score, base = (float(made(*given)) for given in (actual, start))
         expected = float(_margin(outputs[row : row + 1].double(), which))
         if abs(score - expected) > 1e-3 * max(1.0, abs(expected)):
+            what = f"which gives item '{sanitize(item, 40)}' a score of {score:.4g} and not {expected:.4g}"
             raise FedGraphError(
-                f"strategy={predictor.name} cannot be explained: it predicts with more than its model, which gives item"
-                f" '{sanitize(item, 40)}' a score of {score:.4g} and not {expected:.4g}"
+                f"strategy={predictor.name} cannot be explained: it predicts with more than its model, {what}"
             )
         found = made.contributions()
         other = (

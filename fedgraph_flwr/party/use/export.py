@@ -29,13 +29,13 @@ from fedgraph_flwr.config import RunConfig, TaskConfig, compose, is_own, typed
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import ClientGraph, write_bytes
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema
-from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
+from fedgraph_flwr.errors import FedGraphError, check_names, first_line, sanitize, unknown
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.party.use.card import model_card, scores
 from fedgraph_flwr.party.use.plain.items import READOUTS, Items
 from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, as_client, as_scored
 from fedgraph_flwr.party.use.prediction_input import InputSpec
-from fedgraph_flwr.party.use.trees import export_trees, refuse_loading
+from fedgraph_flwr.party.use.trees import export_trees
 from fedgraph_flwr.runs.checks import client_class
 from fedgraph_flwr.tasks import Task, task_class
 from fedgraph_flwr.tasks.edges import Edges
@@ -167,10 +167,8 @@ def _source(plain: Plain) -> str:
         for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
     if not text or PACKAGE in names:
-        raise FedGraphError(
-            f"plain() names {plain.module}, whose file {path} imports {PACKAGE}: put the class into a file that imports torch"
-            " and PyG only"
-        )
+        what = f"plain() names {plain.module}, whose file {path} imports {PACKAGE}"
+        raise FedGraphError(f"{what}: put the class into a file that imports torch and PyG only")
     return text
 
 
@@ -183,15 +181,11 @@ def _check(made: "Exported", predictor: Predictor) -> None:
     graph = predictor.probe()
     ours, theirs = predictor.outputs(graph)[0], made.outputs(graph)[0]
     if not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
+        what = f"model={predictor.cfg.model.name} cannot be exported: its description differs from it"
         if client_class(predictor.cfg).predict is not GraphClient.predict:
-            raise FedGraphError(
-                f"strategy={predictor.cfg.strategy.name} cannot be exported: it predicts with more than its model,"
-                f" whose logits differ on a test graph by up to {float((ours - theirs).abs().max()):.2g}"
-            )
-        raise FedGraphError(
-            f"model={predictor.cfg.model.name} cannot be exported: on a test graph its description gives other logits,"
-            f" by up to {float((ours - theirs).abs().max()):.2g}"
-        )
+            what = f"strategy={predictor.name} cannot be exported: it predicts with more than its model"
+        apart = float((ours - theirs).abs().max())
+        raise FedGraphError(f"{what}; on a test graph, logits differ by up to {apart:.2g}")
 
 
 def module_of(plain: Plain, dtype: str) -> torch.nn.Module:
@@ -201,9 +195,7 @@ def module_of(plain: Plain, dtype: str) -> torch.nn.Module:
     elif plain.module in NAMES:
         kind = importlib.import_module(f"fedgraph_flwr.party.use.plain.{plain.module}").Net
     else:
-        raise FedGraphError(
-            f"{INDEX} names the module '{plain.module}', expected one of: {', '.join(NAMES)}; export the run again"
-        )
+        raise unknown("module", plain.module, NAMES, INDEX, "export the run again")
     net: torch.nn.Module = kind(**plain.arguments)
     if plain.readout[0]:
         net = Items(net, *plain.readout)
@@ -312,20 +304,18 @@ def load_export(folder: Path) -> Exported:
     try:
         index = json.loads((folder / INDEX).read_bytes())
         if index["module"] == "forest":
-            raise refuse_loading(folder)
+            use = "predict with model.py (load, predict) or LightGBM (model.txt)"
+            raise FedGraphError(f"{folder} holds exported trees: {use}, or with the run's folder")
         if is_own(str(index["module"])):  # whose code is not run because a folder names it
-            raise FedGraphError(
-                f"{folder} holds the custom model {sanitize(index['module'], 60)}: predict with its model.py (load) and"
-                " preprocess.py (read), or with the run's folder"
-            )
+            use = "predict with its model.py (load) and preprocess.py (read)"
+            name = sanitize(index["module"], 60)
+            raise FedGraphError(f"{folder} holds the custom model {name}: {use}, or with the run's folder")
         weights = load_file(folder / WEIGHTS)
         schema = Schema.from_dict(index["schema"], str(folder)) if index["schema"] else None
         spec = InputSpec(tuple(index["classes"]), index["num_features"], schema, index["undirected"], str(folder))
         readout, arguments = index.get("readout", ("", {}))
-        if readout and readout not in READOUTS:
-            raise FedGraphError(
-                f"{INDEX} names the readout '{sanitize(readout, 40)}', expected one of: {', '.join(READOUTS)}"
-            )
+        if readout:
+            check_names([sanitize(readout, 40)], READOUTS, "readout", INDEX)
         given = index["module"], index["arguments"], weights, index["labels"], index.get("reads_edges", False)
         plain = Plain(*given, (readout, arguments))
         task = TaskConfig(**vars(typed(TaskConfig, index.get("task", {"name": "nodes"}), f"{folder / INDEX}: task")))

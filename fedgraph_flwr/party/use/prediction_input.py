@@ -92,10 +92,8 @@ class InputSpec:
         """
         schema, columns = self.named_schema(kind), self.columns(kind)
         if missing := [name for name, column in columns.items() if "fill" not in column.statistics]:
-            raise FedGraphError(
-                f"{self.where} has no shared statistics of column '{missing[0]}': each party used its own (scaling"
-                f" {schema.scaling}). Pass --client I to use those of party I"
-            )
+            what = f"has no shared statistics of column '{missing[0]}' (scaling {schema.scaling})"
+            raise FedGraphError(f"{self.where} {what}: pass --client I to use those of party I")
         self.warn_of_bound(BOUND, "this release computes")
         return Treatment(schema=schema, where=self.where, labelled=False)
 
@@ -115,7 +113,7 @@ class InputSpec:
         """
         if self.schema is None or (kind and not self.columns(kind) and not self.tables.recipe):
             raise FedGraphError(
-                f"{self.where} has no schema of table columns: pass --graph FILE with features as in training"
+                f"{self.where} has no schema of columns: pass --graph FILE with features as in training"
             )
         return self.schema
 
@@ -236,12 +234,9 @@ def new_nodes(
         _, order = arranged(ends, len(ids), False, str(edges), treatment or spec.treatment(), True)
         return replace(found, edges=order.argsort().numpy(), edge_ids=_edge_ids(links, columns, str(edges)))
     if not isinstance(stored, Graph) or not len(stored.ids):
-        missing = (
-            "pass --client I or --graph FILE to name the graph that contains it"
-            if stored is None
-            else f"{where} does not store node ids: import it again"
-        )
-        raise FedGraphError(f"{edges} names '{outside[0]}', which is not an id of {nodes}: {missing}")
+        remedy = f"{where} does not store node ids: import it again"
+        remedy = "pass --client I or --graph FILE to name the graph that contains it" if stored is None else remedy
+        raise FedGraphError(f"{edges} names '{outside[0]}', which is not an id of {nodes}: {remedy}")
     return _joined(table, links, own, columns, spec, stored, (str(nodes), str(edges), where), treatment)
 
 
@@ -259,10 +254,8 @@ def _table_columns(
     x = features(NODE, table, names, where[0], treatment).x if names or not made else torch.zeros(len(table), 0)
     x = torch.cat([x, x.new_zeros(len(x), MARKS if getattr(stored, "far", None) else 0)], dim=1)
     if x.size(1) != stored.num_features - made:
-        raise FedGraphError(
-            f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features - made}: pass the table columns of"
-            " the run"
-        )
+        what = f"{where[0]} gives {x.size(1)} features, but {where[2]} has {stored.num_features - made}"
+        raise FedGraphError(f"{what}: pass the table columns of the run")
     return x
 
 
@@ -530,11 +523,9 @@ def from_pyg(data: Any, spec: InputSpec, where: str = "the graph") -> Graph | He
     """
     if hasattr(data, "node_types"):
         return _typed(data, spec, where)
-    for key in ("x", "edge_index"):
-        if not isinstance(getattr(data, key, None), Tensor):
-            raise FedGraphError(
-                f"{where} has no tensor '{key}': expected a PyG Data with x and edge_index, a Graph or a HeteroGraph"
-            )
+    if missing := [key for key in ("x", "edge_index") if not isinstance(getattr(data, key, None), Tensor)]:
+        expected = "a PyG Data with x and edge_index, a Graph or a HeteroGraph"
+        raise FedGraphError(f"{where} has no tensor '{missing[0]}': expected {expected}")
     check_dtypes(data, where)
     data = data.clone()
     if not isinstance(getattr(data, "y", None), Tensor):
@@ -551,10 +542,8 @@ def _typed(data: Any, spec: InputSpec, where: str) -> HeteroGraph:
 
     labelled = [kind for kind in data.node_types if isinstance(getattr(data[kind], "y", None), Tensor)]
     if len(labelled) != 1:
-        raise FedGraphError(
-            f"{where}: exactly one node type, the one to predict, must have y (-1 where unknown), got"
-            f" {', '.join(labelled) or 'none'}"
-        )
+        got = ", ".join(labelled) or "none"
+        raise FedGraphError(f"{where}: only the node type to predict must have y (-1 where unknown), got {got}")
     data = data.clone()
     for kind in data.node_types:
         if isinstance(getattr(data[kind], "x", None), Tensor):

@@ -203,10 +203,3 @@ def _block(number: int, tree: Mapping[str, NDArray] | None) -> str:
     lines |= {"is_linear": [0], "shrinkage": [1]}
     text = "\n".join(f"{key}={' '.join(map(str, values))}" for key, values in lines.items())
     return f"Tree={number}\n{text}\n\n\n"
-
-
-def refuse_loading(folder: Path) -> FedGraphError:
-    """Return the error of a command that reads an export of trees back."""
-    return FedGraphError(
-        f"{folder} holds exported trees, which predict in model.py (load, predict) or LightGBM (model.txt): pass the run folder"
-    )

@@ -67,6 +67,14 @@ METRICS = (*OF_RANKS, *OF_COUNTS)
 """Scores that can be recomputed in each bootstrap sample."""
 
 
+def check_metric(command: str, metric: str, *but: str) -> str:
+    """Return one of `METRICS`, ``but`` some; other names are refused."""
+    known = [name for name in METRICS if name not in but]
+    if metric not in known:
+        raise FedGraphError(f"{command} cannot recompute metric '{metric}': pass --metric, one of {', '.join(known)}")
+    return metric
+
+
 def measure(metric: str, logits: Floats, y: Ints, cluster: Ints, threshold: float = np.nan) -> Measure:
     """Return a function that scores bootstrap samples of items.
 
@@ -255,11 +263,9 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
     groups = _grouped(runs, client)
     if len(groups) < 2:
         raise FedGraphError(
-            f"worth compares at least two methods, got {len(groups)}: pass the run of a local model first"
+            f"worth compares two methods or more, got {len(groups)}: pass the run of a local model first"
         )
-    metric = metric or groups[0].runs[0][1].cfg.evaluation.headline
-    if metric not in METRICS:
-        raise FedGraphError(f"worth cannot recompute metric '{metric}': pass --metric, one of {', '.join(METRICS)}")
+    metric = check_metric("worth", metric or groups[0].runs[0][1].cfg.evaluation.headline)
     read = _read(groups, metric, clusters)
     number, size = int(read.cluster.max()) + 1, effective(metric, read.y, read.cluster)
     found = scored(read.measures, len(read.y), number, size)
@@ -312,11 +318,11 @@ def _read(groups: Sequence[_Group], metric: str, clusters: str) -> _Read:
         raise FedGraphError(f"{metric} needs two classes, got {logits.shape[1]}: pass another --metric")
     by, cluster = clusters_of(clusters, known, rows)
     if (size := effective(metric, y, cluster)) < MIN_CLUSTERS:
-        instead = "" if by == "item" else ", or pass --clusters item if items of one are independent"
-        raise FedGraphError(
-            f"the test items have {size:.1f} effective clusters ({by}), and an interval needs at least {MIN_CLUSTERS}: score"
-            f" more items{instead}"
+        what = (
+            f"the test items have {size:.1f} effective clusters ({by}), and an interval needs at least {MIN_CLUSTERS}"
         )
+        instead = "" if by == "item" else ", or pass --clusters item if items of one are independent"
+        raise FedGraphError(f"{what}: score more items{instead}")
     read = _Read(y, by, cluster, [], [])
     for group in groups:
         read.measures.append([])

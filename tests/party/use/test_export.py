@@ -122,7 +122,7 @@ class Doubled(GCN):
 
 def test_a_network_that_says_of_itself_what_it_does_not_compute_is_refused(go, tmp_path):
     finished = go("fedavg", "rounds=1", "model=tests.party.use.test_export:Doubled")
-    with pytest.raises(FedGraphError, match="on a test graph its description gives other logits"):
+    with pytest.raises(FedGraphError, match="its description differs from it; on a test graph, logits differ"):
         export(load_predictor(finished.out), tmp_path / "out")
 
 

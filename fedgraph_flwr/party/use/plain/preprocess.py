@@ -41,9 +41,7 @@ def read(
     ends = np.stack([place.get_indexer(as_text(links[column])) for column in named])
     if (ends < 0).any():
         missing = as_text(links[named[0]])[ends[0] < 0].tolist() + as_text(links[named[1]])[ends[1] < 0].tolist()
-        raise ValueError(
-            f"{edges} names nodes that are not in {nodes}, such as '{missing[0]}'; add them or remove the edges"
-        )
+        raise ValueError(f"{edges} names nodes that are not in {nodes}, such as '{missing[0]}': add or remove them")
     x, rows = features(table, spec["columns"]), np.arange(ends.shape[1])
     if spec["undirected"]:
         proper = np.flatnonzero(ends[0] != ends[1])
