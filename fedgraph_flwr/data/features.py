@@ -787,16 +787,14 @@ def _common(index: _Index, paid: tuple[Ints, list[Ints]], received: tuple[Ints, 
     looks = _Lookup(index.out), _Lookup(index.into)
     ranges = []
     for asked, (last, first) in ((index.out, paid), (index.into, received)):
-        low = np.maximum(first[-1], last - LAST)
         both = np.empty((2, size), dtype=np.int64)
-        both[:, asked.order] = low, last
+        both[:, asked.order] = np.maximum(first[-1], last - LAST), last
         ranges.append(both)
     lengths = np.stack([high - low for low, high in ranges])
-    for side in (0, 1):  # the end with fewer records lists its partners, which are looked up at the other end
-        fewer = lengths[0] <= lengths[1] if not side else lengths[1] < lengths[0]
-        rows = np.flatnonzero(fewer & (lengths.min(axis=0) > 0))
-        events, others = (index.out, index.into) if not side else (index.into, index.out)
-        far = book.target if not side else book.source
+    sides = (index.out, index.into, book.target), (index.into, index.out, book.source)
+    shorter = np.where(lengths.min(axis=0) > 0, lengths.argmin(axis=0), -1)
+    for side, (events, others, far) in enumerate(sides):  # the end with fewer records lists its partners
+        rows = np.flatnonzero(shorter == side)
         parts = np.concatenate([[0], np.cumsum(lengths[side][rows])])
         cuts = np.append(np.unique(np.searchsorted(parts, np.arange(0, parts[-1], CHUNK))), rows.size)
         for start, stop in itertools.pairwise(cuts.tolist()):
@@ -805,10 +803,8 @@ def _common(index: _Index, paid: tuple[Ints, list[Ints]], received: tuple[Ints, 
             row = np.repeat(part, count)
             within = np.arange(row.size) - np.repeat(np.cumsum(count) - count, count)
             position = ranges[side][0][row] + within
-            again = looks[side].following[
-                position
-            ]  # the same account later in the range counts once, by its last record
-            fresh = again >= ranges[side][1][row]
+            # the same account later in the range counts once, by its last record
+            fresh = looks[side].following[position] >= ranges[side][1][row]
             row, position = row[fresh], position[fresh]
             met, place = looks[1 - side].find(far[row], events.other[position], ranges[1 - side][1][row])
             met &= place >= ranges[1 - side][0][row]

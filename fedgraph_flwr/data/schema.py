@@ -23,6 +23,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -363,12 +364,9 @@ def _used(columns: Mapping[str, Column]) -> dict[str, Column]:
 
 
 def _columns_differ(local: Mapping[str, Column], remote: Mapping[str, Column]) -> str:
-    for name in local:
-        if name not in remote:
-            return f"column '{name}' is here and not there"
-    for name in remote:
-        if name not in local:
-            return f"column '{name}' is there and not here"
+    for name in (*local, *remote):
+        if name not in local or name not in remote:
+            return f"column '{name}' is {'here and not there' if name in local else 'there and not here'}"
     for place, (name, other) in enumerate(zip(local, remote, strict=True), 1):
         if name != other:
             return f"column {place} is '{name}' here and '{other}' there"
@@ -502,8 +500,7 @@ def check_fingerprints(fingerprints: Mapping[int, Sequence[int]]) -> None:
         local, remote = list(fingerprints[client]), list(fingerprints[first])
         if local == remote:
             continue
-        length = min(len(local), len(remote))
-        place = next((i for i in range(length) if local[i] != remote[i]), length)
+        place = next(i for i, (ours, theirs) in enumerate(zip_longest(local, remote)) if ours != theirs)
         what = ("the scaling", "the classes")[place] if place < 2 else f"column {place - 1}"
         if [0] in (local, remote):
             what = "one of them has none"

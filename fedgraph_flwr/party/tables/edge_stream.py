@@ -52,10 +52,8 @@ def read_edges(
             rows, width = _spool(path, layout, ends, ids, undirected, treatment, folder)
             return _sorted(folder, nodes, width, rows, undirected, str(path), treatment)
         except OSError as error:
-            raise FedGraphError(
-                f"cannot write temporary files of {path} to {folder.parent}: {error.strerror or error}; set TMPDIR to a folder"
-                " with more free space"
-            ) from error
+            what = f"cannot write temporary files of {path} to {folder.parent}: {error.strerror or error}"
+            raise FedGraphError(f"{what}; set TMPDIR to a folder with more free space") from error
 
 
 def _spool(

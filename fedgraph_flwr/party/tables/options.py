@@ -70,16 +70,15 @@ def check_outputs(args: argparse.Namespace, outputs: Sequence[str], inputs: Sequ
     for name in outputs:
         path: Path | None = getattr(args, name)
         for other, held in files.items():
-            if (
-                path
-                and held
-                and (path.resolve() == held.resolve() or (path.exists() and held.exists() and path.samefile(held)))
-            ):
-                option = f"--{other.replace('_', '-')}"
-                raise FedGraphError(
-                    f"--{name} {path} is the file of {option}: choose another path, or it would be lost"
-                )
+            if path and held and _same_file(path, held):
+                lost = f"--{other.replace('_', '-')}: choose another path, or it would be lost"
+                raise FedGraphError(f"--{name} {path} is the file of {lost}")
         files[name] = path
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    """Return whether two paths are of one file, which need not exist."""
+    return a.absolute() == b.absolute() or (a.exists() and b.exists() and a.samefile(b))
 
 
 def layout_of(args: argparse.Namespace) -> "TableLayout":
