@@ -41,6 +41,7 @@ from fedgraph_flwr.methods.side import Side, refuse_overrides
 from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer
+from fedgraph_flwr.numerics.sparse import Device
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.keyring import Keyring
@@ -130,7 +131,7 @@ class GraphClient(Side, NumPyClient):
             cls.serves = frozenset({"nodes"})
         cls.samples = vars(cls).get("samples", "")
 
-    def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
+    def __init__(self, cfg: RunConfig, graph: Any, device: Device = "cpu", file: Path | None = None):
         self.cfg = cfg
         self.file = file
         self.params = method_params(type(self), cfg)

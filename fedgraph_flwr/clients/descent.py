@@ -37,14 +37,9 @@ def written_out(client: GraphClient) -> tuple[Tensor, dict[str, Tensor]] | None:
     if not writes_out(client) or client.batch.shares is not None:
         return None
     with torch.no_grad():
-        cost = partial(
-            task_grad,
-            nodes=client.batch.nodes,
-            y=client.batch.y,
-            cfg=client.cfg.train,
-            weights=client.class_weights,
-        )
-        return client.model.grads(client.batch.inputs, client.model.tensors, cost)
+        batch = client.batch
+        cost = partial(task_grad, nodes=batch.nodes, y=batch.y, cfg=client.cfg.train, weights=client.class_weights)
+        return client.model.grads(batch.inputs, client.model.tensors, cost)
 
 
 @seam

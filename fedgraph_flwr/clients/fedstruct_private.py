@@ -44,10 +44,7 @@ class PrivateFedStructClient(FedStructClient):
 
     uplink = staticmethod(fedstruct.private_uplink)
 
-    repeats: ClassVar[Mapping[str, int]] = {
-        **FedStructClient.repeats,
-        "embed": 4,
-    }  # once per model that is scored separately
+    repeats: ClassVar[Mapping[str, int]] = {**FedStructClient.repeats, "embed": 4}  # once per model scored separately
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

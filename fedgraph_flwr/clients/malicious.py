@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.replies import plain_reply
 from fedgraph_flwr.config import RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.poisoning import Trigger, with_flipped_labels
+from fedgraph_flwr.numerics.sparse import Device
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays, derive_seed
 
 
@@ -59,7 +59,7 @@ def poisoned(cfg: RunConfig, graph: Any) -> Any:
 class MaliciousClient(GraphClient):
     """Mixin in front of the class of a method's client."""
 
-    def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
+    def __init__(self, cfg: RunConfig, graph: Any, device: Device = "cpu", file: Path | None = None):
         super().__init__(cfg, poisoned(cfg, graph), device, None)
 
 

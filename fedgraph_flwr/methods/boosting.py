@@ -373,9 +373,7 @@ class Growth:
     def forest(self) -> Arrays:
         """Return the trees so far."""
         outputs, order = np.arange(len(self._next), dtype=np.int32), np.argsort(self._nodes["tree"], kind="stable")
-        nodes = {
-            name: values[order] for name, values in self._nodes.items()
-        }  # a tree's were made in their numbers' order
+        nodes = {name: values[order] for name, values in self._nodes.items()}  # in the order of a tree's numbers
         start = np.searchsorted(nodes.pop("tree"), outputs)
         return {"start": start.astype(np.int32), "output": outputs, **nodes}
 

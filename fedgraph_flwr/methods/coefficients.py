@@ -46,9 +46,8 @@ def alignment(own: Tensor, pool: Tensor) -> Tensor:
     """
     if not pool.size(0) or not own.size(0):
         return own.sum() * 0.0
-    distance = torch.cdist(
-        own.detach(), pool, compute_mode="donot_use_mm_for_euclid_dist"
-    )  # the other mode loses digits
+    # The other mode loses digits.
+    distance = torch.cdist(own.detach(), pool, compute_mode="donot_use_mm_for_euclid_dist")
     return (own - pool[distance.argmin(1)]).pow(2).sum()
 
 

@@ -96,12 +96,5 @@ def _acquisition(first: Mapping[str, Reducer]) -> dict[str, Groups]:
     done = {"done": NumberField(0, 1, whole=True)}
     return {
         "announce": Once({"identity": Individual(why=why)}),
-        "acquire": Once(
-            {
-                ENVELOPES: Relay(sealed=True),
-                "rows": Individual(why=why),
-                METRICS: Public(done),
-                **first,
-            }
-        ),
+        "acquire": Once({ENVELOPES: Relay(sealed=True), "rows": Individual(why=why), METRICS: Public(done), **first}),
     }

@@ -1,8 +1,7 @@
 """Central moments of hidden features held by many clients, and the discrepancy that compares them (FedOMD, CMD).
 
 One array [H, 5, D] holds the moments for H layers of width D: row 0 is the mean, rows 1 to 4 the central moments of orders 2
-to 5. Pooling is exact: the moments of a union follow from those of the clients. These are taken about the pooled mean
-(:func:`mean_over_nodes`) or about each client's mean (:func:`pool`).
+to 5. Pooling is exact: the moments of a union are means over clients of moments about one point, the pooled mean or any other.
 
 Source: Tang et al., ICPP Workshops 2024, Eq. 10-11; Zellinger et al., ICLR 2017 (CMD).
 """
@@ -87,26 +86,6 @@ def central(powers: NDArray[Any], point: NDArray[Any]) -> NDArray[np.float64]:
     delta = powers[:, 0]
     shifted = [sum(comb(j, k) * raw[k] * (-delta) ** (j - k) for k in range(j + 1)) for j in ORDERS]
     return np.stack([point + delta, *map(np.asarray, shifted)], axis=1)
-
-
-def mean_over_nodes(values: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Compute Σ_i n_i v_i / Σ_i n_i (Eq. 10) of values [M, ...] with node counts [M], in float64."""
-    weight = counts.astype(np.float64) / counts.sum(dtype=np.float64)
-    return np.tensordot(weight, values.astype(np.float64), axes=1)
-
-
-def pool(moments: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Compute the moments of the union from each client's own, [M, H, 5, D] and node counts [M] → [H, 5, D], in float64.
-
-    With δ_i = m_i − m the binomial theorem moves client i's moments to the pooled mean m exactly:
-    S_{i,j} = Σ_k (j choose k) C_{i,k} δ_i^{j−k},  C_{i,0} = 1, C_{i,1} = 0.
-    """
-    own = moments.astype(np.float64)
-    mean = mean_over_nodes(own[:, :, 0], counts)
-    delta = own[:, :, 0] - mean  # [M, H, D]
-    central = [np.ones_like(delta), np.zeros_like(delta), *(own[:, :, j - 1] for j in ORDERS)]
-    shifted = [sum(comb(j, k) * central[k] * delta ** (j - k) for k in range(j + 1)) for j in ORDERS]
-    return np.stack([mean, *(mean_over_nodes(np.asarray(s), counts) for s in shifted)], axis=1)
 
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -36,10 +36,6 @@ Fields = Mapping[str, ArrayField | NumberField]
 ARRAYS = "arrays"
 """As `origin`: the group is an update of the shared parameters; as `fields`: it has their names and shapes."""
 
-WEIGHTS = ("weighting", "shares", "uniform", "train", "nodes")
-"""Weights of a mean: ``strategy.weighting`` with ``strategy.max_share`` of its clients, or of all clients (``shares``); equal
-weights; training nodes; nodes."""
-
 
 @dataclass(frozen=True)
 class Reducer:
@@ -63,7 +59,8 @@ class Mean(Reducer):
     """Weighted mean, Σ w y / Σ w.
 
     Attributes:
-        weight: one of `WEIGHTS`; under differential privacy the last two count as ``uniform``.
+        weight: ``weighting``, by ``strategy.weighting`` with ``strategy.max_share`` of its clients; ``shares``, the same of all
+            clients; ``uniform``; ``train``, training nodes; ``nodes``. Under differential privacy the last two count as uniform.
         origin: start of the updates that clipping and robust rules measure: `ARRAYS`, or empty for 0.
         scale: factor of a client's weight, by its index; it must follow from the configuration. A robust rule has no weights, and
             multiplies the updates of trained parameters by it.

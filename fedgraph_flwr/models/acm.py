@@ -22,6 +22,7 @@ from fedgraph_flwr.models.layers import glorot, random_walk_adjacency
 from fedgraph_flwr.models.plain import Plain, of_modules
 from fedgraph_flwr.models.stack import Normed, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.sparse import Device
 
 
 def smoothed(inputs: Inputs, width: int) -> Inputs:
@@ -81,7 +82,7 @@ class ACMGCN(Stack):
         super().__init__(num_features, num_classes, ACMLayer, **common)
         self.width = common["hidden"] if self.layers else num_classes
 
-    def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Prepare features, P, and P X for narrow features."""
         return smoothed(super().prepare(graph, "cpu", dtype), self.width).to(device)
 

@@ -17,7 +17,7 @@ from fedgraph_flwr.models.layers import SCALINGS, gcn_adjacency
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.blocks import GraphInputs, MatrixNeighbours, Neighbours, ScaledNeighbours
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import Device, SparseMatrix
 
 __all__ = ["HEAD", "SPARSE_BELOW", "Inputs", "Model"]
 
@@ -89,12 +89,12 @@ class Model(nn.Module):
             FedGraphError: they are not a state of this model.
         """
 
-    def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Prepare the inputs of a graph: features in their fastest form, and the normalised adjacency."""
         adj = self.adjacency(graph.edge_index, graph.num_nodes)
         return Inputs(x=self.features(graph.x, dtype), adj=SparseMatrix(adj, dtype)).to(device)
 
-    def with_edges(self, inputs: Any, graph: Graph, device: torch.device | str, dtype: torch.dtype) -> Any:
+    def with_edges(self, inputs: Any, graph: Graph, device: Device, dtype: torch.dtype) -> Any:
         """Prepare a graph with other edges between the same nodes; their features are taken from ``inputs``."""
         return self.prepare(dataclasses.replace(graph, x=inputs.x), device, dtype)
 
@@ -159,9 +159,7 @@ class Model(nn.Module):
         """Whether it can train on a part of a graph: it reads features of nodes, and edges between them, and nothing else."""
         return False
 
-    def neighbours(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> Neighbours:
+    def neighbours(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Neighbours:
         """Return the neighbours that batches are sampled from; by default the entries of `adjacency`."""
         device = torch.device(device)
         if self.adjacency not in SCALINGS:
@@ -173,9 +171,7 @@ class Model(nn.Module):
             indices = indices[np.lexsort((indices, row))]
         return ScaledNeighbours(indptr, indices, SCALINGS[self.adjacency], device, dtype)
 
-    def graph_inputs(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> GraphInputs:
+    def graph_inputs(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> GraphInputs:
         """Return a graph as batches and passes in blocks read it. Features of a mapped file stay there."""
         x = graph.x if graph.stored_edges is not None else self.features(graph.x, dtype)
         return GraphInputs(x, self.neighbours(graph, device, dtype), torch.device(device), dtype)

@@ -22,9 +22,10 @@ Shapes: X [N, F], e [E, D] → logits [N, C].
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -44,6 +45,7 @@ from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ, BatchInputs, Edge
 from fedgraph_flwr.numerics.draws import Entries
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sampler import Csr
+from fedgraph_flwr.numerics.sparse import Device
 
 
 @dataclass
@@ -131,12 +133,14 @@ class EdgeNetwork(Stack):
     Attributes:
         loops: whether each node also sends itself a message, with edge features of zero.
         exported_as: kind of its convolutions in `party.use.plain.edge_network`.
+        exported_options: further arguments of the exported convolutions.
     """
 
     reads_edges = True
     adjacency = staticmethod(no_adjacency)
     loops: bool = False
     exported_as: str = ""
+    exported_options: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -173,9 +177,7 @@ class EdgeNetwork(Stack):
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
         """Return a layer called with (H [N, a], edge_index [2, E], e [E, D] or None) → [N, b]."""
 
-    def prepare(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> EdgeFeatureInputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> EdgeFeatureInputs:
         """Features, edges and edge features.
 
         Raises:
@@ -215,14 +217,14 @@ class EdgeNetwork(Stack):
         found, h, own = list[Tensor](), self.embed(inputs.x), self.layers if layers is None else layers
         parts = [self.at(inputs, index) for index in range(len(own))]
         lists = parts[::-1] if isinstance(inputs, BatchInputs) else parts[:1]
-        e = self.first_edges(lists)
+        # What the first convolution reads, if edges are updated.
+        e = torch.cat([self.embedded_edges(each) for each in lists]) if self.edge_updates else None
         for index, (layer, part) in enumerate(zip(own, parts, strict=True)):
             read = part.edge_attr
             if e is not None:
                 edge_index = torch.cat([each.edge_index for each in lists[: len(own) - index]], dim=1)
-                e = (
-                    e if len(e) == edge_index.size(1) else e[: edge_index.size(1)]
-                )  # a view sums gradients in another order
+                # A view sums gradients in another order.
+                e = e if len(e) == edge_index.size(1) else e[: edge_index.size(1)]
                 e = self.updated(e, h, edge_index, index) if index else e
                 first = len(e) - part.edge_index.size(1)
                 read = e[first:] if first else e
@@ -256,18 +258,8 @@ class EdgeNetwork(Stack):
         return [
             Step(False, lambda x, inputs: self.embed(x)),
             *(Step(True, apply, index if self.edge_updates else 0) for index, apply in enumerate(applied)),
-            Step(False, self.classify_hidden),
+            Step(False, partial(EdgeNetwork.classify, self)),
         ]
-
-    def classify_hidden(self, h: Tensor, inputs: Any) -> Tensor:
-        """Apply the head: [N, H] → [N, C]."""
-        return self.head(self.dropped(h))
-
-    def first_edges(self, lists: Sequence[EdgeFeatureInputs]) -> Tensor | None:
-        """Return features of the edges in these lists as the first convolution reads them, [E, H]; None if it updates none."""
-        if not self.edge_updates:
-            return None
-        return torch.cat([self.embedded_edges(each) for each in lists])
 
     def embedded_edges(self, inputs: EdgeFeatureInputs) -> Tensor:
         """Embed edge features [E, H]; zeros without any."""
@@ -309,7 +301,7 @@ class EdgeNetwork(Stack):
         return not (self.reverse or self.edge_updates)
 
     def neighbours(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32
     ) -> EdgeFeatureNeighbours:
         """Return the edges of the graph."""
         self.check_edges(graph)
@@ -317,7 +309,7 @@ class EdgeNetwork(Stack):
 
     def classify(self, h: Tensor, inputs: Any) -> Tensor:
         """Compute logits [N, C]."""
-        return self.classify_hidden(h, inputs)
+        return self.head(self.dropped(h))
 
     def plain(self, layers: Any = None) -> Plain:
         """Export the model; subclasses add arguments of their convolutions."""
@@ -335,11 +327,7 @@ class EdgeNetwork(Stack):
             "edge_updates": self.edge_updates,
         }
         weights = {name: w for name, w in torch_layout(self).items() if not name.startswith(READOUT)}
-        return Plain("edge_network", arguments | self.exported_options(), weights, reads_edges=True)
-
-    def exported_options(self) -> dict[str, Any]:
-        """Return further arguments of the exported convolutions."""
-        return {}
+        return Plain("edge_network", {**arguments, **self.exported_options}, weights, reads_edges=True)
 
 
 def mlp(num_in: int, num_out: int) -> nn.Module:
@@ -442,16 +430,12 @@ class PNA(EdgeNetwork):
         delta: Annotated[float, Range(0, without_low=True)] = 1.5,
         **common: Any,
     ):
-        self.delta = delta
+        self.delta, self.exported_options = delta, {"delta": delta}
         super().__init__(*sizes, **common)
 
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
         """`PNAConv`."""
         return PNAConv(num_in, num_out, num_edge_features, self.delta)
-
-    def exported_options(self) -> dict[str, Any]:
-        """δ."""
-        return {"delta": self.delta}
 
 
 class Attention(EdgeNetwork):
@@ -471,11 +455,8 @@ class Attention(EdgeNetwork):
         if heads < 1 or common["hidden"] % heads:
             raise FedGraphError(f"model.heads must divide model.hidden ({common['hidden']}), got {heads}")
         self.attention: dict[str, Any] = {"heads": heads, "dropout": common["dropout"]}
+        self.exported_options = {"heads": heads}
         super().__init__(*sizes, **common)
-
-    def exported_options(self) -> dict[str, Any]:
-        """Number of heads."""
-        return {"heads": self.attention["heads"]}
 
 
 class GATv2(Attention):

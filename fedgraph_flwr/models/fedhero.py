@@ -24,7 +24,7 @@ from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, adjacency, dropout
 from fedgraph_flwr.models.structure_learner import EdgeWeight, Latent, LatentGraph, MetricName, StructureLearner
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.sparse import Pattern
+from fedgraph_flwr.numerics.sparse import Device, Pattern
 
 
 @dataclass
@@ -103,9 +103,7 @@ class FedHERO(Model):
         self.classifier = Linear(num_features + (layers + 1) * hidden, num_classes)
         self.dropout, self.alpha = dropout, alpha
 
-    def prepare(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> DualInputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> DualInputs:
         """Prepare also the edges as a pattern, and distances between features for the smoothness loss."""
         inputs = super().prepare(graph, device, dtype)
         plain = adjacency(graph.edge_index, graph.num_nodes)

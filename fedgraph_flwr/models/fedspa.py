@@ -60,7 +60,7 @@ from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ
 from fedgraph_flwr.numerics.draws import Entries
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sampler import Csr
-from fedgraph_flwr.numerics.sparse import BlockMatrix, SparseMatrix
+from fedgraph_flwr.numerics.sparse import BlockMatrix, Device, SparseMatrix
 
 FISHER = "fisher"  # the group of arrays with the channels' Fisher diagonals
 HOM, HET, UNK = range(3)
@@ -93,9 +93,8 @@ def typed_operators(graph: Graph, normalization: str = "sym", sfpd: bool = True)
     edges = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
     types = edge_types(edges, graph.y, graph.train_mask) if sfpd else torch.full_like(edges[0], HOM)
     counts = adjacency(edges, graph.num_nodes)
-    degrees = [
-        np.maximum(np.asarray(counts.sum(axis=axis)).ravel(), 1) for axis in (1, 0)
-    ]  # d_v incoming, d_u outgoing
+    # d_v incoming, d_u outgoing
+    degrees = [np.maximum(np.asarray(counts.sum(axis=axis)).ravel(), 1) for axis in (1, 0)]
     left, right = (sp.diags(d**power) for d, power in zip(degrees, NORMALIZATIONS[normalization], strict=True))
     return [sp.csr_matrix(left @ adjacency(edges[:, types == t], graph.num_nodes) @ right) for t in (HOM, HET, UNK)]
 
@@ -322,9 +321,7 @@ class FedSPANet(Stack):
         """One per layer of the profile ``plain``; in others, a layer reads two hops."""
         return super().sampled_hops if self.profile is PlainLayer else None
 
-    def neighbours(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> TypedNeighbours:
+    def neighbours(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> TypedNeighbours:
         """Return the neighbours of any type."""
         operators = typed_operators(graph, self.normalization, self.sfpd)
         return TypedNeighbours(SparseMatrix(self.profile.blocks(*operators), dtype).to(device))
@@ -345,9 +342,7 @@ class FedSPANet(Stack):
         arguments = {"widths": widths, "normalization": self.normalization, "typed": self.sfpd}
         return Plain("fedspa", arguments, weights, labels=self.sfpd)
 
-    def prepare(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> TypedInputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> TypedInputs:
         """Prepare features, the layers' P, the operators of the edge types, and narrow features propagated."""
         operators = typed_operators(graph, self.normalization, self.sfpd)
         base = self.profile.propagated(super().prepare(graph, "cpu", dtype), self.width, *operators)

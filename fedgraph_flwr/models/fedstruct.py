@@ -29,7 +29,7 @@ from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Dropout, propagate
 from fedgraph_flwr.numerics.hops import hop_weights, row_normalized, with_loops
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import Device, SparseMatrix
 
 
 @dataclass
@@ -148,9 +148,7 @@ class FedStruct(Model):
             self.feature_beta = nn.Parameter(torch.full((hops,), 1 / hops))
             self.structure_beta = nn.Parameter(torch.full((structure_hops,), 1 / structure_hops))
 
-    def prepare(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> StructureInputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> StructureInputs:
         """Prepare features and Â^(i); the structure branch is left out until its rows are known."""
         source, target = graph.edge_index.cpu().numpy()
         own = np.arange(graph.num_nodes)

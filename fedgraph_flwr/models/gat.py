@@ -23,6 +23,7 @@ from fedgraph_flwr.models.stack import Common, Stack
 from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ, EdgeNeighbours, without_loops
 from fedgraph_flwr.numerics.draws import Entries
 from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.sparse import Device
 
 
 @dataclass
@@ -83,18 +84,14 @@ class GAT(Stack):
             **common,
         )
 
-    def prepare(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> EdgeInputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> EdgeInputs:
         """Prepare features, and edges with one loop per node."""
         base = super().prepare(graph, device, dtype)
         loops = torch.arange(graph.num_nodes).expand(2, -1)
         proper = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
         return EdgeInputs(base.x, base.adj, torch.cat([proper, loops], dim=1).to(device))
 
-    def neighbours(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> GATNeighbours:
+    def neighbours(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> GATNeighbours:
         """Return the proper edges."""
         indptr, indices, _ = without_loops(*graph.in_neighbours())
         return GATNeighbours(indptr, indices, torch.device(device))

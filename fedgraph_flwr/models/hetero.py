@@ -36,7 +36,7 @@ from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.numerics.draws import Entries, mix
 from fedgraph_flwr.numerics.sampler import backend_of
-from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import Device, SparseMatrix
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -219,30 +219,29 @@ class TypedSum:
         row: row of the means that each edge belongs to, [e].
     """
 
-    def __init__(self, block: Block, kinds: np.ndarray, device: torch.device | str, dtype: torch.dtype):
+    def __init__(self, block: Block, kinds: np.ndarray, device: Device, dtype: torch.dtype):
         row = np.zeros(block.target.size, dtype=np.int64)
-        self.groups: list[tuple[slice, Tensor]] = []  # rows of the means, their edges' kinds
+        self.groups: list[tuple[int, slice, Tensor]] = []  # number of outputs, rows of the means, their edges' kinds
         start = 0
         for _, nodes in block.of_type():
             first, last = np.searchsorted(block.target, [nodes.start, nodes.stop])
             types, place = np.unique(block.relation[first:last], return_inverse=True)
             row[first:last] = start + (block.target[first:last] - nodes.start) * types.size + place
-            rows = slice(start, start + (nodes.stop - nodes.start) * types.size)
-            self.groups.append((rows, torch.from_numpy(kinds[types]).to(device)))
-            start = rows.stop
-        self.sizes = [nodes.stop - nodes.start for _, nodes in block.of_type()]
+            count = nodes.stop - nodes.start
+            self.groups.append(
+                (count, slice(start, start + count * types.size), torch.from_numpy(kinds[types]).to(device))
+            )
+            start += count * types.size
         means = sp.csr_matrix((block.mean_weights(), (row, block.source)), shape=(start, block.inputs.size))
         self.means, self.row = SparseMatrix(means, dtype).to(device), row
 
     def __call__(self, means: Tensor, weight: "TypeWeight") -> Tensor:
         """Compute sums [O, H'] for the outputs from the means [Σ n R', H] of their messages."""
-        parts = []
-        for n, (rows, types) in zip(self.sizes, self.groups, strict=True):
-            parts.append(weight.times(means[rows].view(n, types.numel(), means.size(1)), types))
-        return torch.cat(parts)
+        shaped = ((means[rows].view(n, types.numel(), means.size(1)), types) for n, rows, types in self.groups)
+        return torch.cat([weight.times(part, types) for part, types in shaped])
 
 
-def plain_sum(block: Block, device: torch.device | str, dtype: torch.dtype) -> SparseMatrix:
+def plain_sum(block: Block, device: Device, dtype: torch.dtype) -> SparseMatrix:
     """Return Σ_r mean_{u ∈ N_v^r} h_u as one sparse matrix [O, I]."""
     shape = (block.outputs.size, block.inputs.size)
     return SparseMatrix(sp.csr_matrix((block.mean_weights(), (block.target, block.source)), shape), dtype).to(device)
@@ -378,7 +377,7 @@ class HeteroModel(Model):
 
     # --- hooks of a model ---------------------------------------------------------------------------------------------------
 
-    def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Any:
+    def prepare_layer(self, layer: int, block: Block, device: Device, dtype: torch.dtype) -> Any:
         """Prepare a layer's edges."""
         raise NotImplementedError
 
@@ -389,7 +388,7 @@ class HeteroModel(Model):
     # --- the pass -----------------------------------------------------------------------------------------------------
 
     def prepare(  # type: ignore[override]
-        self, graph: HeteroGraph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        self, graph: HeteroGraph, device: Device = "cpu", dtype: torch.dtype = torch.float32
     ) -> HeteroInputs:
         """Take a graph: draw its private parameters, and prepare the pass over all its target nodes."""
         self.graph, self.edges, self.offsets = graph, InEdges(graph), graph.offsets()
@@ -399,7 +398,7 @@ class HeteroModel(Model):
         return self.inputs_for(np.arange(graph.counts[graph.target]))
 
     def edge_states(
-        self, block: Block, device: torch.device | str, dtype: torch.dtype, row: np.ndarray | None = None
+        self, block: Block, device: Device, dtype: torch.dtype, row: np.ndarray | None = None
     ) -> list[EdgeStates]:
         """Return the features of a layer's edges by type, for those types that have some.
 

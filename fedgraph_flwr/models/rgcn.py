@@ -27,7 +27,7 @@ from fedgraph_flwr.models.hetero import (
     plain_sum,
 )
 from fedgraph_flwr.models.layers import dropout
-from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import Device, SparseMatrix
 
 
 @dataclass
@@ -73,7 +73,7 @@ class RGCN(HeteroModel):
             self.common.loop = nn.ParameterList(loops)
         self.common.decoder = nn.Linear(hidden, num_classes)
 
-    def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Layer:
+    def prepare_layer(self, layer: int, block: Block, device: Device, dtype: torch.dtype) -> Layer:
         """Prepare the sum over edges as sparse products."""
         sums = TypedSum(block, self.graph.edge_kinds, device, dtype) if layer else None
         means = sums.means if sums else plain_sum(block, device, dtype)

@@ -22,6 +22,7 @@ from fedgraph_flwr.models.plain import Plain, PlainLayer, plain_linear
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.blocks import Neighbours
 from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.sparse import Device
 
 
 class SAGELayer(nn.Module):
@@ -71,13 +72,11 @@ class GraphSAGE(Stack):
         self.linear_head = head
         self.out_neighbours = out_neighbours
 
-    def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Prepare inputs, on reversed edges for ``out_neighbours``."""
         return super().prepare(self.directed(graph), device, dtype)
 
-    def neighbours(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> Neighbours:
+    def neighbours(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Neighbours:
         """Return in-neighbours, or with ``out_neighbours`` those of reversed edges."""
         return super().neighbours(self.directed(graph), device, dtype)
 

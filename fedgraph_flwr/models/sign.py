@@ -23,7 +23,7 @@ from fedgraph_flwr.models.mlp import MLP
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.models.stack import Normed
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import Device, SparseMatrix
 
 
 class SIGN(MLP):
@@ -53,7 +53,7 @@ class SIGN(MLP):
         super().__init__((hops + 1) * num_features, num_classes, input_norm=input_norm, **common)
         self.powers = hops
 
-    def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Prepare H^0 [N, (K + 1) F]."""
         adj = SparseMatrix(gcn_adjacency(graph.edge_index, graph.num_nodes), dtype)
         found = [graph.x.to(dtype)]
@@ -61,7 +61,7 @@ class SIGN(MLP):
             found.append(adj @ found[-1])
         return super().prepare(replace(graph, x=torch.cat(found, dim=1)), device, dtype)
 
-    def with_edges(self, inputs: Any, graph: Graph, device: torch.device | str, dtype: torch.dtype) -> Inputs:
+    def with_edges(self, inputs: Any, graph: Graph, device: Device, dtype: torch.dtype) -> Inputs:
         """Prepare H^0 again, which depends on the edges."""
         return self.prepare(graph, device, dtype)
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.hetero import EDGE, NODE, Block, EdgeStates, HeteroInputs, HeteroModel
 from fedgraph_flwr.models.layers import dropout
+from fedgraph_flwr.numerics.sparse import Device
 
 
 @dataclass
@@ -92,7 +93,7 @@ class SimpleHGN(HeteroModel):
         self.head_prefixes = (f"common.attention.{last}.", *types)
         self.common.attention = nn.ModuleList([Attention(hidden, heads, out) for out in widths])
 
-    def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Edges:
+    def prepare_layer(self, layer: int, block: Block, device: Device, dtype: torch.dtype) -> Edges:
         """Return the edges as tensors."""
         columns = (block.source, block.target, self.graph.edge_kinds[block.relation], block.rows)
         source, target, relation, rows = (torch.from_numpy(column).to(device) for column in columns)

@@ -24,6 +24,7 @@ from fedgraph_flwr.models.layers import dropout
 from fedgraph_flwr.models.plain import Plain, PlainLayer, of_modules
 from fedgraph_flwr.numerics.blocks import BatchInputs
 from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.sparse import Device
 
 Norm = Literal["none", "batch", "layer", "standardize"]
 NORMS: dict[str, Callable[[int], nn.Module]] = {
@@ -163,7 +164,7 @@ class Stack(Model):
 
     # --- the pass -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Prepare inputs, and refuse a graph that is too small for batch normalisation."""
         if graph.num_nodes < 2 and any(isinstance(norm, nn.BatchNorm1d) for norm in self.norms):
             raise FedGraphError(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.layers import glorot
 from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 
 MetricName = Literal["multi_head", "cos", "att", "gat", "glcn", "gaug"]
@@ -88,7 +89,7 @@ class StructureLearner(nn.Module):
             )
         self.k, self.edge_weight, self.symmetrize = k, edge_weight, symmetrize
         self.latent, self.candidates = latent, candidates
-        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_features, hidden)))
+        self.weight = glorot(num_features, hidden)
         self.bias = nn.Parameter(torch.zeros(hidden))
         self.metric = METRICS[metric](hidden, heads)
 
@@ -124,7 +125,7 @@ class Metric(nn.Module):
     Subclasses define the factors; those that score only the graph's own edges override `search`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self._searched: tuple[int, list[Tensor]] = (0, [])
         self._found: Pattern
@@ -166,25 +167,22 @@ class MultiHead(Metric):
     """Equation (3): weighted cosine with two weight vectors per head, [N_H, d_s] each; not symmetric."""
 
     def __init__(self, hidden: int, heads: int):
-        super().__init__()
-        self.left = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, hidden)))
-        self.right = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, hidden)))
+        super().__init__(hidden, heads)
+        self.left = glorot(heads, hidden)
+        self.right = glorot(heads, hidden)
 
     def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Concatenate all heads, so that one product sums over heads: [N, N_H d_s] each."""
-        left, right = (_unit(z.unsqueeze(1) * w).flatten(1) for w in (self.left, self.right))
+        left, right = (_Unit.apply(z.unsqueeze(1) * w).flatten(1) for w in (self.left, self.right))
         return left / self.left.size(0), right
 
 
 class Cosine(Metric):
     """cos(z_u, z_v), without parameters; the gradient reaches Z."""
 
-    def __init__(self, hidden: int, heads: int):
-        super().__init__()
-
     def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return unit rows, twice."""
-        unit = _unit(z)
+        unit = _Unit.apply(z)
         return unit, unit
 
 
@@ -192,8 +190,7 @@ class _Softmax(Metric):
     """Unbounded scores, turned into weights by a softmax over each row's kept entries."""
 
     def value(self, score: Tensor, pattern: Pattern) -> Tensor:
-        peak = score.new_full((pattern.num_nodes,), -torch.inf).scatter_reduce(0, pattern.row, score.detach(), "amax")
-        grown = torch.exp(score - peak[pattern.row])
+        grown = torch.exp(score - pattern.row_max(score.detach())[pattern.row])
         return grown / pattern.row_sum(grown)[pattern.row]
 
 
@@ -201,9 +198,9 @@ class Attention(_Softmax):
     """(1/N_H) Σ_h relu(W_h z_u) · relu(W_h z_v), then a softmax over the k kept."""
 
     def __init__(self, hidden: int, heads: int):
-        super().__init__()
+        super().__init__(hidden, heads)
         self.heads = heads
-        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, heads * hidden)))
+        self.weight = glorot(hidden, heads * hidden)
 
     def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Concatenate all heads."""
@@ -231,9 +228,9 @@ class EdgeAttention(_OverEdges):
     """GAT (Veličković et al. 2018): (1/N_H) Σ_h leakyrelu(a¹_h · z_u + a²_h · z_v), softmax over the kept edges."""
 
     def __init__(self, hidden: int, heads: int):
-        super().__init__()
-        self.target = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, heads)))
-        self.source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, heads)))
+        super().__init__(hidden, heads)
+        self.target = glorot(hidden, heads)
+        self.source = glorot(hidden, heads)
 
     def score(self, z: Tensor, edges: Pattern) -> Tensor:
         """Average over heads, [E]."""
@@ -245,8 +242,8 @@ class Glcn(_OverEdges):
     """GLCN (Jiang et al. 2019): softmax of relu(aᵀ|z_u − z_v|) over the kept edges; its loss term is equation (7)."""
 
     def __init__(self, hidden: int, heads: int):
-        super().__init__()
-        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, 1)))
+        super().__init__(hidden, heads)
+        self.weight = glorot(hidden, 1)
 
     def score(self, z: Tensor, edges: Pattern) -> Tensor:
         """Compute scores before the softmax, [E]."""
@@ -261,9 +258,6 @@ class Gaug(Metric):
     in the name GAug-O. M is trained by cross entropy on the edges and as many random pairs. η = 1/2, temperature 1, and
     weight 1 of that loss.
     """
-
-    def __init__(self, hidden: int, heads: int):
-        super().__init__()
 
     def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of M."""
@@ -407,10 +401,6 @@ class _Unit(torch.autograd.Function):
         least = norm.clamp_min(TINY)
         along = (unit / least).mul_(grads[0]).sum(-1, keepdim=True).masked_fill_(norm < TINY, 0)
         return (grads[0] / least).sub_(unit * along)
-
-
-def _unit(rows: Tensor) -> Tensor:
-    return _Unit.apply(rows)
 
 
 def _best(score: Tensor, pattern: Pattern, k: int) -> Tensor:

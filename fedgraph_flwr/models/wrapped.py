@@ -22,6 +22,7 @@ from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.sparse import Device
 
 SIZES = {
     "features": ("in_channels", "num_features", "in_features", "in_dim", "input_dim"),
@@ -48,7 +49,7 @@ class EdgeInputs(Inputs):
     edge_index: Tensor
     edge: dict[str, Tensor]
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "EdgeInputs":
+    def to(self, device: Device, dtype: torch.dtype | None = None) -> "EdgeInputs":
         """As `Inputs.to`."""
         moved = super().to(device, dtype)
         moved.edge = {name: value.to(device, dtype) for name, value in self.edge.items()}
@@ -97,36 +98,32 @@ class Wrapped(Model):
             self.net = self.kind(**self.arguments)
         except (TypeError, ValueError, AssertionError, KeyError) as error:
             raise FedGraphError(
-                f"{self.kind.__name__} cannot be created with {self.arguments}: {first_line(error)}; set its arguments"
-                " by model.NAME="
+                f"{self.kind.__name__} cannot be created with {self.arguments}: {first_line(error)}; set them by model.NAME="
             ) from error
         self.head = head or last_layer(self.net)
         if self.head not in dict(self.net.named_modules()):
+            children = ", ".join(name for name, _ in self.net.named_children())
             raise FedGraphError(
-                f"model.head={self.head} is no module of {self.kind.__name__}: expected one of"
-                f" {', '.join(name for name, _ in self.net.named_children())}"
+                f"model.head={self.head} is no module of {self.kind.__name__}: expected one of {children}"
             )
         self.head_prefixes = (f"net.{self.head}.",)
 
-    def prepare(
-        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> EdgeInputs:
+    def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> EdgeInputs:
         """Prepare features, edges and, if the module reads them, edge features.
 
         Raises:
             FedGraphError: the module reads one weight of an edge, and the graph has several features or negative ones.
         """
         base, name, width = super().prepare(graph, device, dtype), edge_argument(self.kind), graph.num_edge_features
+        attr = graph.edge_attr
+        if width and name == "edge_weight" and (width > 1 or attr.min() < 0):
+            raise FedGraphError(
+                f"{self.kind.__name__} reads one weight of each edge, which must not be negative, and the graph has {width}"
+                f" features of edges, the smallest {float(attr.min()):.3g}: use a model that reads edge_attr"
+            )
         edge = {}
-        if width and name == "edge_attr":
-            edge = {name: graph.edge_attr.to(device, dtype)}
-        elif width and name:
-            if width > 1 or graph.edge_attr.min() < 0:
-                raise FedGraphError(
-                    f"{self.kind.__name__} reads one weight of each edge, which must not be negative, and the graph has {width}"
-                    f" features of edges, the smallest {float(graph.edge_attr.min()):.3g}: use a model that reads edge_attr"
-                )
-            edge = {name: graph.edge_attr[:, 0].to(device, dtype)}
+        if width and name:
+            edge[name] = (attr if name == "edge_attr" else attr[:, 0]).to(device, dtype)
         return EdgeInputs(base.x, base.adj, edge_index=graph.edge_index.to(device), edge=edge)
 
     def forward(self, inputs: EdgeInputs) -> Tensor:
@@ -159,23 +156,18 @@ class Wrapped(Model):
         Raises:
             FedGraphError: the head is not called once with features of nodes first.
         """
-        calls = 0
+        calls: list[tuple[Any, ...]] = []
 
-        def before(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            nonlocal calls
-            calls += 1
-            if not arguments or not isinstance(arguments[0], Tensor) or calls > 1:
-                raise FedGraphError(
-                    f"{self.kind.__name__}.{self.head} is not called once with hidden features: set model.head= to the module"
-                    " that is"
-                )
-            return (change(arguments[0]), *arguments[1:])
+        def before(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            calls.append(arguments)
+            usable = len(calls) == 1 and arguments and isinstance(arguments[0], Tensor)
+            return (change(arguments[0]), *arguments[1:]) if usable else None
 
         with self.net.get_submodule(self.head).register_forward_pre_hook(before):
             logits = self._logits(inputs)
-        if not calls:
+        if len(calls) != 1 or not calls[0] or not isinstance(calls[0][0], Tensor):
             raise FedGraphError(
-                f"{self.kind.__name__} does not call its module {self.head}: set model.head= to the one that computes its outputs"
+                f"{self.kind.__name__}.{self.head} is not called once with hidden features: set model.head= to the module that is"
             )
         return logits
 

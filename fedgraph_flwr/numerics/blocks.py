@@ -14,7 +14,7 @@ from torch import Tensor
 from fedgraph_flwr.numerics.draws import Entries, Ints
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sampler import Block, Csr, RowBuffer
-from fedgraph_flwr.numerics.sparse import BlockMatrix, Rows, SparseMatrix
+from fedgraph_flwr.numerics.sparse import BlockMatrix, Device, Rows, SparseMatrix
 
 
 @dataclass
@@ -55,7 +55,7 @@ class GraphInputs:
     item_index: Tensor | None = None
     item_attr: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> "GraphInputs":
+    def to(self, device: Device) -> "GraphInputs":
         """Return the same: features stay where they are, and batches of them are moved."""
         return self
 

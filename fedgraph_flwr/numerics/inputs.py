@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
+from fedgraph_flwr.numerics.sparse import Device, Pattern, SparseMatrix
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Inputs:
         """Return X if it is dense and not wider than the first layer's output; otherwise S X costs more than it saves."""
         return self.x if isinstance(self.x, Tensor) and self.x.size(1) <= width else None
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
+    def to(self, device: Device, dtype: torch.dtype | None = None) -> Self:
         """Return a copy on a device with floating-point values of a dtype; other fields are unchanged."""
 
         def move(value: Any) -> Any:

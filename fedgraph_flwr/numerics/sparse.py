@@ -2,12 +2,14 @@
 
 import warnings
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
+
+Device: TypeAlias = torch.device | str
 
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
@@ -43,7 +45,7 @@ class Rows(NamedTuple):
         """Convert to torch's CSR tensor [R, K]."""
         return torch.sparse_csr_tensor(self.pointer, self.col, self.value, (self.pointer.numel() - 1, columns))
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Rows":
+    def to(self, device: Device, dtype: torch.dtype | None = None) -> "Rows":
         """Return a copy on a device with values of a dtype."""
         return Rows(self.pointer.to(device), self.col.to(device), self.value.to(device, dtype or self.value.dtype))
 
@@ -133,7 +135,7 @@ class SparseMatrix:
 
     mT = T  # torch's name for it, for one matrix or a stack
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "SparseMatrix":
+    def to(self, device: Device, dtype: torch.dtype | None = None) -> "SparseMatrix":
         """Return a copy on a device with a dtype."""
         return self._of(self.shape, self.rows.to(device, dtype), self.transposed.to(device, dtype))
 
@@ -173,7 +175,7 @@ class BlockMatrix(SparseMatrix):
         """Return SciPy's CSR matrix with its values' dtype."""
         return cls(_rows(matrix, torch.from_numpy(matrix.data).dtype), matrix.shape[1])
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "BlockMatrix":
+    def to(self, device: Device, dtype: torch.dtype | None = None) -> "BlockMatrix":
         """Return a copy on a device with a dtype."""
         return BlockMatrix(self.rows.to(device, dtype), self.shape[1])
 
@@ -245,7 +247,7 @@ class Pattern:
         self.row, self.col, self.num_nodes = row, col, num_nodes
         self.pointer = _pointer(row, num_nodes)
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Pattern":
+    def to(self, device: Device, dtype: torch.dtype | None = None) -> "Pattern":
         """Return a copy on a device; ``dtype`` has no effect, because a pattern has no values."""
         return Pattern(self.row.to(device), self.col.to(device), self.num_nodes)
 

@@ -47,15 +47,7 @@ from fedgraph_flwr.strategies.requests import Groups, GroupsFor, enough_replies,
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.strategies.server_parts import server_parts
 from fedgraph_flwr.tasks import kind_of, probe
-from fedgraph_flwr.wire.messages import (
-    CONFIG,
-    EVALUATE,
-    MODEL,
-    TRAIN,
-    Arrays,
-    Reply,
-    derive_seed,
-)
+from fedgraph_flwr.wire.messages import CONFIG, EVALUATE, MODEL, TRAIN, Arrays, Reply, derive_seed
 from fedgraph_flwr.wire.reply_schema import ArrayField
 from fedgraph_flwr.wire.trees import Tree, as_arrays
 

@@ -168,9 +168,8 @@ class FedSPA(GraphStrategy, method=fedspa):
             shares = self.request("share_again", self.peers(named), named).replies
         pooled = unmask([share.groups[FISHER] for share in shares])
         low, high = min(a.min() for a in pooled.values()), max(a.max() for a in pooled.values())
-        if (
-            low < -len(named) * RESOLUTION or high > LIMIT
-        ):  # not a mean of squares; the wrong share cannot be identified
+        # Not a mean of squares; the wrong share cannot be identified.
+        if low < -len(named) * RESOLUTION or high > LIMIT:
             raise RunFailed(
                 f"round {self.server_round}: the masked Fisher diagonals of clients {named} sum to values from {low:g} to"
                 f" {high:g}, expected 0 to {LIMIT:g}: one of them sent a wrong share"

@@ -178,10 +178,10 @@ class Privacy:
             weight * clipped(flat(values).astype(np.float64) - start, bound)
             for weight, values in zip(terms.factors, terms.values, strict=True)
         )
-        if self.cfg.noise_multiplier:
-            total = noisy_sum(updates, bound, multiplier * bound, start.size)
-        else:
-            total = sum(updates, np.zeros(start.size))
+        noised = self.cfg.noise_multiplier
+        total = (
+            noisy_sum(updates, bound, multiplier * bound, start.size) if noised else sum(updates, np.zeros(start.size))
+        )
         return shaped(start + total / terms.size, terms.origin)
 
     def release_scores(self, scores: Mapping[str, list[float]]) -> dict[str, float]:
@@ -201,12 +201,10 @@ class Privacy:
         """Return the releases so far, and the ε they cost at the run's δ; null without noise."""
         budget = {"budget": self.cfg.epsilon_budget} if self.cfg.epsilon_budget else {}
         epsilon = cost(self.cfg, self.clients, self.releases) if self.cfg.noise_multiplier else None
-        kind: dict[str, Any] = {"relation": relation(self.cfg)}
-        if self.cfg.side == "distributed":
-            kind["noise"] = "distributed"
-        if self.cfg.adaptive:
-            kind["clipping_norms"] = dict(self.norms)
-        return {"epsilon": epsilon, "delta": self.cfg.delta, "releases": self.releases, **budget, **kind}
+        kind: dict[str, Any] = {"noise": "distributed"} if self.cfg.side == "distributed" else {}
+        kind |= {"clipping_norms": dict(self.norms)} if self.cfg.adaptive else {}
+        common = {"epsilon": epsilon, "delta": self.cfg.delta, "releases": self.releases}
+        return {**common, **budget, "relation": relation(self.cfg), **kind}
 
     def affordable(self, count: int) -> int:
         """Return how many of ``count`` further releases the budget allows."""
@@ -240,9 +238,9 @@ class Privacy:
         """
         multiplier = float(state.get("noise_multiplier", torch.tensor(0.0)))
         if multiplier != self.cfg.noise_multiplier:
+            own = self.cfg.noise_multiplier
             raise FedGraphError(
-                f"the checkpoint's models were released with privacy.noise_multiplier={multiplier:g}, this run has"
-                f" {self.cfg.noise_multiplier:g}: set the checkpoint's value, since one ε covers one noise"
+                f"the checkpoint has privacy.noise_multiplier={multiplier:g}, this run {own:g}, and ε covers one: set the first"
             )
         self.releases += int(state.get("releases", 0))
         if self.cfg.adaptive:
@@ -260,17 +258,14 @@ def check_clients(cfg: RunConfig, uplink: Uplink) -> None:
         return
     if cfg.resume and Path(cfg.resume).resolve() != Path(cfg.out).resolve():
         raise FedGraphError(
-            f"a run with privacy.dp resumes only in its own folder, where its releases are recorded: out={cfg.out} differs from"
-            f" resume={cfg.resume}; set out= to the same folder"
+            f"a run with privacy.dp resumes only in its own folder: set out={cfg.resume}, not {cfg.out}"
         )
-    if privacy.delta > 1 / cfg.num_clients:
+    if privacy.delta > (most := 1 / cfg.num_clients):
         raise FedGraphError(
-            f"privacy.delta={privacy.delta:g} would allow publishing all data of one of {cfg.num_clients} clients:"
-            f" expected at most {1 / cfg.num_clients:g}"
+            f"privacy.delta={privacy.delta:g} would allow publishing all data of one client: expected at most {most:g}"
         )
-    least = released_once(uplink) + releases(uplink) + (privacy.scores == "noised")
-    if privacy.epsilon_budget and (first := cost(privacy, cfg.num_clients, least)) > privacy.epsilon_budget:
+    least, budget = released_once(uplink) + releases(uplink) + (privacy.scores == "noised"), privacy.epsilon_budget
+    if budget and (first := cost(privacy, cfg.num_clients, least)) > budget:
         raise FedGraphError(
-            f"privacy.epsilon_budget={privacy.epsilon_budget:g} does not allow one round, whose ε is {first:.3g} at"
-            f" privacy.noise_multiplier={privacy.noise_multiplier:g}: raise the budget or the noise"
+            f"privacy.epsilon_budget={budget:g} does not allow one round, whose ε is {first:.3g}: raise the budget or the noise"
         )

@@ -163,7 +163,7 @@ def test_unit_rows_are_torch_s_bit_for_bit():
     rows[2] = 0
     rows[4] *= 1e-14
     found = []
-    for unit_of in (structure_learner._unit, lambda x: functional.normalize(x, dim=-1, eps=1e-12)):
+    for unit_of in (structure_learner._Unit.apply, lambda x: functional.normalize(x, dim=-1, eps=1e-12)):
         x = rows.clone().requires_grad_()
         y = unit_of(x)
         y.backward(grown)

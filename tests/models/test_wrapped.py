@@ -139,7 +139,7 @@ def test_edge_features_are_read_by_their_names():
         ("torch.nn:Linear", {}, "expected forward(x, edge_index)"),
         (f"{__name__}:OfGraphs", {}, "got forward(x, edge_index, batch)"),
         (f"{__name__}:NoSizes", {}, "no parameter in_channels or num_features"),
-        (f"{PYG}:PNA", {}, "set its arguments by model.NAME="),
+        (f"{PYG}:PNA", {}, "set them by model.NAME="),
         (f"{PYG}:GraphSAGE", {"jkk": "cat"}, "unexpected keyword argument 'jkk'"),
         (f"{PYG}:GraphSAGE", {"num_layers": 3}, "model.num_layers follows from"),
         (f"{PYG}:GraphSAGE", {"head": "nowhere"}, "expected one of dropout, act, convs"),
@@ -154,7 +154,7 @@ def test_what_cannot_be_a_model_is_refused(name, params, message):
 
 def test_a_head_that_is_called_twice_or_never_is_refused():
     model, graph = built(f"{__name__}:Twice", classes=5), client_graph(0)
-    with pytest.raises(FedGraphError, match="does not call its module unused"):
+    with pytest.raises(FedGraphError, match="unused is not called once with hidden features"):
         model.encode(model.prepare(graph))
     model = built(f"{__name__}:Twice", classes=5, head="last")
     with pytest.raises(FedGraphError, match="is not called once with hidden features"):

@@ -387,7 +387,7 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
         ),
         ([UNIFORM, "evaluation.average=nodes"], "evaluation.average=nodes uploads numbers of nodes"),
         ([UNIFORM, "privacy.delta=0"], "privacy.delta must be in"),
-        ([UNIFORM, "privacy.delta=0.4"], "publishing all data of one of 3 clients: expected at most 0.33"),
+        ([UNIFORM, "privacy.delta=0.4"], "publishing all data of one client: expected at most 0.33"),
         ([UNIFORM, "privacy.epsilon_budget=0.1"], "does not allow one round, whose ε is 4"),
         ([UNIFORM, "privacy.scores=some"], "privacy.scores 'some' is unknown"),
         ([UNIFORM, "privacy.scores=noised", "evaluation.trained=true"], "evaluation.trained=true needs more"),
