@@ -38,7 +38,7 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
     """
     import torch_geometric.datasets as known
 
-    from fedgraph_flwr.data.pyg import from_data, from_hetero_data, in_order
+    from fedgraph_flwr.data.pyg import from_data, from_hetero_data, labelled_type
 
     name, part = str(params["name"]), params.get("part")
     if name not in known.__all__:
@@ -70,7 +70,8 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
         )
     data = dataset[0]
     if hasattr(data, "node_types"):
-        return in_order(from_hetero_data(data, where, _target(data, params.get("target"), where)))
+        target = labelled_type(data, where, "dataset.target", str(params.get("target") or ""))
+        return from_hetero_data(data, where, target)
     if getattr(data, "y", None) is not None and data.y.dim() == 2 and data.y.size(1) == 1:
         data.y = data.y.view(-1)
     return from_data(data, where)
@@ -87,17 +88,6 @@ def _check_arguments(base: Any, part: Any, where: str) -> None:
         raise FedGraphError(f"{where} dataset.part={part}: the class has no argument name: leave dataset.part out")
     if more := [key for key in needed if key not in ("self", "root", "name")]:
         raise FedGraphError(f"{where}: the class needs {', '.join(more)}: create it by dataset.source=MODULE:FUNCTION")
-
-
-def _target(data: Any, target: Any, where: str) -> str:
-    """Return the labelled node type of a ``HeteroData``: the one that was asked for, or the only one."""
-    labelled = [kind for kind in data.node_types if "y" in data[kind]]
-    found = target or (labelled[0] if len(labelled) == 1 else "")
-    if found not in labelled:
-        raise FedGraphError(
-            f"{where}: pass dataset.target=TYPE, a node type with labels, one of: {', '.join(labelled)}"
-        )
-    return str(found)
 
 
 def ogb(folder: Path, params: dict[str, Any]) -> Graph:

@@ -1,7 +1,7 @@
 """PyG objects in memory or in a saved file as graphs: one per client, or one for all.
 
 from_data(data)             PyG's Data        → Graph       → client_graph
-from_hetero_data(data)      PyG's HeteroData  → HeteroGraph → typed_client
+from_hetero_data(data)      PyG's HeteroData  → HeteroGraph → client_graph
 """
 
 import copy
@@ -135,7 +135,6 @@ def from_data(
     check_data(data, where)
     if dropped := sorted({*data.keys()} - _READ):
         say(f"{where}: ignored: {', '.join(dropped)}")
-    check_masks(data, data.num_nodes, where)
     made = encode(NODE, data.x, where)
     names = classes or numbered_classes(data.y, where)
     data.x = made.x
@@ -204,11 +203,38 @@ def check_data(data: Any, where: str) -> None:
     for key in ("x", "edge_index", "y"):
         if not isinstance(getattr(data, key, None), Tensor):
             raise FedGraphError(f"{where}: the Data has no tensor '{key}'; x, edge_index and y are required")
-    if not data.num_nodes:
-        raise FedGraphError(f"{where} has no nodes, expected at least 1")
-    if data.y.is_floating_point() or data.y.numel() != data.num_nodes:
-        raise FedGraphError(f"{where}: y must be one integer per node, got {data.y.dtype} {list(data.y.shape)}")
+    check_labels(data, where)
     check_dtypes(data, where)
+
+
+def check_labels(held: Any, where: str, of: str = "") -> None:
+    """Check the labels and masks of a ``Data``, or of a node type, which ``of`` names in errors.
+
+    Raises:
+        FedGraphError: there are no nodes, or not one integer ``y`` for each; or as of `check_masks`.
+    """
+    if not held.num_nodes:
+        raise FedGraphError(f"{where} has no nodes{of}, expected at least 1")
+    y = getattr(held, "y", None)
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != held.num_nodes:
+        got = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else "none"
+        raise FedGraphError(f"{where}: y{of} must be one integer per node, got {got}")
+    check_masks(held, held.num_nodes, where)
+
+
+def labelled_type(data: Any, where: str, key: str = "target", target: str = "") -> str:
+    """Return the labelled node type of a ``HeteroData``: ``target`` if it is given, or the only one with ``y``.
+
+    Raises:
+        FedGraphError: it has no ``y``, or several types have one; the error names the ``key`` to set.
+    """
+    labelled = [kind for kind in data.node_types if "y" in data[kind]]
+    found = target or (labelled[0] if len(labelled) == 1 else "")
+    if found not in labelled:
+        raise FedGraphError(
+            f"{where}: pass {key}=TYPE, a node type with labels y, one of: {', '.join(labelled) or 'none'}"
+        )
+    return str(found)
 
 
 MAX_CLASSES = 10_000
@@ -245,9 +271,9 @@ def check_masks(data: Any, num_nodes: int, where: str) -> None:
 
 
 def client_graph(
-    graph: Graph, client: int, num_clients: int, split: SplitConfig | None = None, seed: int = 0
-) -> ClientGraph:
-    """Return a graph as one client's private graph, without cut edges.
+    graph: Graph | HeteroGraph, client: int, num_clients: int, split: SplitConfig | None = None, seed: int = 0
+) -> Any:
+    """Return a graph as one client's private graph, without cut edges; a heterogeneous one with the reverse of every edge type.
 
     Args:
         graph: graph of N nodes.
@@ -261,25 +287,24 @@ def client_graph(
     """
     if not 0 <= client < num_clients:
         raise FedGraphError(f"--client must be in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")
-    place: dict[str, Any] = {
-        "node_id": torch.arange(graph.num_nodes),
-        "client": client,
-        "num_clients": num_clients,
-        "num_global_nodes": graph.num_nodes,
-    }
-    own = ClientGraph(**{**{f.name: getattr(graph, f.name) for f in fields(graph)}, **place})
-    split = split or SplitConfig()
-    if split.kind == "temporal" or not bool((own.train_mask | own.val_mask | own.test_mask).any()):
-        own = split_graph(own, split, seed)
-    if (
-        not bool(own.train_mask.any())
-        and not bool((own.edge_y >= 0).any())
-        and not own.schema.get("agreed", {}).get("roles")
-    ):
+    typed, split = isinstance(graph, HeteroGraph), split or SplitConfig()
+    values: dict[str, Any] = {f.name: getattr(graph, f.name) for f in fields(graph)}
+    values |= {"client": client, "num_clients": num_clients}
+    if isinstance(graph, HeteroGraph):
+        own: Any = HeteroClientGraph(**values, node_id={kind: torch.arange(n) for kind, n in graph.counts.items()})
+    else:
+        n = graph.num_nodes
+        own = ClientGraph(**values | {"node_id": torch.arange(n), "num_global_nodes": n})
+    marked = bool((own.train_mask | own.val_mask | own.test_mask).any())
+    if not marked or (split.kind == "temporal" and not typed):
+        own = split_targets(own, split, seed) if typed else split_graph(own, split, seed)
+    by_edges = not typed and (bool((own.edge_y >= 0).any()) or own.schema.get("agreed", {}).get("roles"))
+    if not bool(own.train_mask.any()) and not by_edges:
+        of = f" of type '{own.target}'" if typed else ""
         raise FedGraphError(
-            f"client {client} has {own.num_nodes} nodes, none for training: label some, or mark some by its split column or mask"
+            f"client {client} has {len(own.y)} nodes{of}, none for training: label some, or mark some by its split column or mask"
         )
-    return with_node_columns(own)
+    return own.both_ways() if typed else with_node_columns(own)
 
 
 def from_hetero_data(
@@ -302,16 +327,10 @@ def from_hetero_data(
         raise FedGraphError(f"{where} holds a PyG Data with a single node type: leave out --target")
     if target not in data.node_types:
         raise unknown("target node type", target, data.node_types, where)
-    y = getattr(data[target], "y", None)
-    if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != data[target].num_nodes:
-        got = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else "none"
-        raise FedGraphError(f"{where}: '{target}' must have one integer label y per node, got {got}")
-    if not data[target].num_nodes:
-        raise FedGraphError(f"{where} has no nodes of type '{target}', expected at least 1")
+    check_labels(data[target], where, f" of type '{target}'")
     for kind in (*data.node_types, *data.edge_types):
         name = ":".join(kind) if isinstance(kind, tuple) else kind
         check_dtypes(data[kind], f"{where}, '{name}'")
-    check_masks(data[target], data[target].num_nodes, where)
     made = {
         kind: encode(kind, data[kind].x, where)
         for kind in data.node_types
@@ -320,7 +339,7 @@ def from_hetero_data(
     data = copy.copy(data)
     for kind, made_features in made.items():
         data[kind].x = made_features.x
-    names = classes or numbered_classes(y, where)
+    names = classes or numbered_classes(data[target].y, where)
     graph = check_graph(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
     graph = one_way(graph.without_reverse())
     for key in MASKS:
@@ -365,35 +384,3 @@ def schema_of(
 def in_order(graph: HeteroGraph) -> HeteroGraph:
     """Return the graph with its types in alphabetical order."""
     return graph.on_schema(sorted(graph.counts), sorted(graph.edges))
-
-
-def typed_client(
-    graph: HeteroGraph, client: int, num_clients: int, split: SplitConfig | None = None, seed: int = 0
-) -> HeteroClientGraph:
-    """Return a heterogeneous graph as one client's private graph, with the reverse of every edge type.
-
-    Args:
-        graph: the client's nodes and edges.
-        client: index of the client, 0..M-1.
-        num_clients: M.
-        split: how to split a graph without masks.
-        seed: seed of the split.
-
-    Raises:
-        FedGraphError: the index is outside 0..M-1, or the client has no training nodes.
-    """
-    if not 0 <= client < num_clients:
-        raise FedGraphError(f"--client must be in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")
-    own = HeteroClientGraph(
-        **{f.name: getattr(graph, f.name) for f in fields(HeteroGraph)},
-        node_id={kind: torch.arange(count) for kind, count in graph.counts.items()},
-        client=client,
-        num_clients=num_clients,
-    )
-    if not bool((own.train_mask | own.val_mask | own.test_mask).any()):
-        own = split_targets(own, split or SplitConfig(), seed)
-    if not bool(own.train_mask.any()):
-        raise FedGraphError(
-            f"client {client} has no '{own.target}' node for training: mark some in its split column or train_mask"
-        )
-    return own.both_ways()

@@ -23,7 +23,7 @@ from fedgraph_flwr.data.cleaning import both_directions, without_loops
 from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, unsplit
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import index_of
-from fedgraph_flwr.data.pyg import check_data, from_list, read_pickled
+from fedgraph_flwr.data.pyg import check_data, from_list, labelled_type, read_pickled
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.partition.clients import with_target_stats
 from fedgraph_flwr.partition.hetero import share_schema
@@ -211,12 +211,10 @@ def _typed(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) -> 
 
 def _of_types(data: Any, path: Path, masks: Sequence[Tensor]) -> HeteroClientGraph:
     """Return a ``HeteroData``, whose masks list its types one after the other. Its ids name no nodes of other clients."""
-    labelled = [kind for kind in data.node_types if "y" in data[kind]]
-    if len(labelled) != 1:
-        raise FedGraphError(f"{path}: exactly one node type must have y, got {', '.join(labelled) or 'none'}")
-    y = _integers(data[labelled[0]], "y", int(data[labelled[0]].num_nodes), path)
-    graph = HeteroGraph.from_pyg(data, labelled[0], _classes(data, y), str(path))
-    start = int(graph.offsets()[list(graph.counts).index(labelled[0])])
+    target = labelled_type(data, str(path))
+    y = _integers(data[target], "y", int(data[target].num_nodes), path)
+    graph = HeteroGraph.from_pyg(data, target, _classes(data, y), str(path))
+    start = int(graph.offsets()[list(graph.counts).index(target)])
     own = [mask[start : start + len(y)] for mask in _fitting(masks, graph.num_nodes, path)]
     return HeteroClientGraph(**{**vars(graph), **_named(own)})
 

@@ -17,9 +17,8 @@ from fedgraph_flwr.data.pyg import (
     from_data,
     from_hetero_data,
     from_list,
-    in_order,
+    labelled_type,
     numbered_classes,
-    typed_client,
 )
 from fedgraph_flwr.data.split import split_graph, split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -53,7 +52,7 @@ def whole(data: Any, classes: Sequence[str] = (), target: str = "", where: str =
         if isinstance(group := getattr(data, "group", None), Tensor):  # the client that each node is listed under
             graph = check_file(replace(graph, group=group), where)
         return graph
-    return in_order(from_hetero_data(data, where, target or _target(data, where), classes=classes))
+    return from_hetero_data(data, where, target or labelled_type(data, where), classes=classes)
 
 
 def clients(
@@ -79,7 +78,7 @@ def clients(
         if _typed(data) != typed:
             raise FedGraphError(f"graphs[{index}] and graphs[0] must both be Data or both HeteroData")
     if typed and not target:
-        target = _target(graphs[0], "graphs[0]")
+        target = labelled_type(graphs[0], "graphs[0]")
     say_unread(graphs)
     names = list(classes) or [str(label) for label in range(max(_classes(data, target) for data in graphs))]
     made: list[Any] = [_client(data, index, len(graphs), cfg, names, target) for index, data in enumerate(graphs)]
@@ -173,16 +172,12 @@ def _client(
             f"{where} marks no node in {' and none in '.join(unmarked)}, but split.kind=public needs at least one:"
             " mark some, or pass split.kind=ratio"
         )
-    if isinstance(graph, HeteroGraph):
-        graph = split_targets(graph, cfg.split, cfg.seed) if cfg.split.kind == "public" else graph
-        return typed_client(graph, index, number, cfg.split, cfg.seed)
-    graph = split_graph(graph, cfg.split, cfg.seed) if cfg.split.kind == "public" else graph
+    split: Any = split_targets if isinstance(graph, HeteroGraph) else split_graph
+    if cfg.split.kind == "public":
+        graph = split(graph, cfg.split, cfg.seed)
     own = client_graph(graph, index, number, cfg.split, cfg.seed)
-    return (
-        own
-        if (ids := _ids(data, graph.num_nodes, where)) is None
-        else replace(own, node_id=ids, num_global_nodes=int(ids.max()) + 1)
-    )
+    ids = None if isinstance(graph, HeteroGraph) else _ids(data, graph.num_nodes, where)
+    return own if ids is None else replace(own, node_id=ids, num_global_nodes=int(ids.max()) + 1)
 
 
 def _ids(data: Any, nodes: int, where: str) -> Tensor | None:
@@ -210,19 +205,10 @@ def _labelled(data: Any, target: str) -> Any:
     """Return the node type with labels."""
     if not _typed(data):
         return data
-    target = target or _target(data, "the graph")
+    target = target or labelled_type(data, "the graph")
     if target not in data.node_types:
         raise unknown("target node type", target, data.node_types)
     return data[target]
-
-
-def _target(data: Any, where: str) -> str:
-    labelled = [kind for kind in data.node_types if "y" in data[kind]]
-    if len(labelled) != 1:
-        raise FedGraphError(
-            f"{where}: pass target=TYPE, the node type whose labels y are learnt, one of: {', '.join(data.node_types)}"
-        )
-    return str(labelled[0])
 
 
 def _classes(data: Any, target: str) -> int:

@@ -25,7 +25,7 @@ from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, one_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
-from fedgraph_flwr.data.pyg import EDGE_TYPE, client_graph, typed_client
+from fedgraph_flwr.data.pyg import EDGE_TYPE, client_graph
 from fedgraph_flwr.data.schema import (
     EDGE,
     KINDS,
@@ -349,9 +349,7 @@ def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph
         kind = "ratio"
     split = replace(_ratio(args.ratio), kind=kind, until=_until(args.until))
     count = args.client + 1 if args.num_clients is None else args.num_clients
-    if isinstance(graph, Graph):
-        return client_graph(graph, args.client, count, split, args.seed)
-    return typed_client(graph, args.client, count, split, args.seed)
+    return client_graph(graph, args.client, count, split, args.seed)
 
 
 def _of_role(args: argparse.Namespace, treatment: Treatment) -> tuple[dict[Any, Any], dict[Any, Any]]:

@@ -11,7 +11,7 @@ from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.checks import check_graph
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
-from fedgraph_flwr.data.pyg import typed_client
+from fedgraph_flwr.data.pyg import client_graph
 from fedgraph_flwr.data.schema import Schema, check_same
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition.hetero import make, pool, share_schema
@@ -112,7 +112,7 @@ def test_tables_without_chosen_columns_give_the_graph_of_bare_tables(tables):
 
 def test_reverse_edges_files_and_pyg_carry_the_features(tables, tmp_path):
     graph = read(*tables(), "*")
-    client = typed_client(graph, 1, 3)
+    client = client_graph(graph, 1, 3)
     assert torch.equal(client.edge_attr["product", "rev_buys", "customer"], graph.edge_attr[BUYS])
     client.save(tmp_path / "client.safetensors")
     again = load_graph(tmp_path / "client.safetensors")
@@ -239,7 +239,7 @@ def test_pooling_counts_an_edge_once_and_parallel_edges_as_often_as_a_client_hol
     whole = many()
     clients = [
         replace(
-            typed_client(whole, client, 2),
+            client_graph(whole, client, 2),
             edges={PAYS: whole.edges[PAYS][:, rows]},
             edge_attr={PAYS: whole.edge_attr[PAYS][rows]},
         )
