@@ -38,10 +38,8 @@ COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge_l
 """Keys of ``columns``: the options ``--KEY-column``."""
 
 _PATHS = ("nodes", "edges", "schema", "out")
-_LISTS = {"classes": "classes", "edge_classes": "edge_classes", "edge_columns": "edge_columns"}
-_LISTS |= {"feature_columns": "feature_columns", "party_columns": "party_columns", "until": "until"}
-_TEXTS = {"party_prefix": "party_prefix", "id_form": "id_form", "features": "recipe", "windows": "windows"}
-_TEXTS |= {"role": "role", "split": "split", "separator": "separator", "encoding": "encoding"}
+_LISTS = ("classes", "edge_classes", "edge_columns", "feature_columns", "party_columns", "until")
+_SAME = ("party_prefix", "id_form", "windows", "role", "split", "separator", "encoding", "client", "undirected")
 _PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
 _OF_IMPORT = {"nodes", "edges", "schema", "out", "own_party"}
 """Options that only `import` takes from the file; `link` reads ``out``."""
@@ -112,14 +110,13 @@ class PartyFile:
     def options(self, folder: Path) -> dict[str, Any]:
         """Return values of options by their destination."""
         found: dict[str, Any] = {key: self.path(key, folder) for key in _PATHS}
-        found |= {dest: ",".join(getattr(self, key)) for key, dest in _LISTS.items()}
-        found |= {dest: getattr(self, key) for key, dest in _TEXTS.items()}
+        found |= {key: ",".join(getattr(self, key)) for key in _LISTS}
+        found |= {"recipe": self.features, **{key: getattr(self, key) for key in _SAME}}
         found |= {
             dest: [f"{name}={value}" for name, value in getattr(self, key).items()] for key, dest in _PAIRS.items()
         }
         found |= {f"{role}_column": name for role, name in self.columns.items()}
         found |= {"match_columns": ",".join(f"{name}:{kind}" for name, kind in self.match.items())}
-        found |= {"client": self.client, "undirected": self.undirected}
         schema = found["schema"]
         stored = Schema.load(schema).tables if schema and schema.is_file() else self
         if self.role or any(each.party_columns or each.party_prefix for each in (self, stored)):

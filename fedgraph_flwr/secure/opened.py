@@ -96,8 +96,10 @@ class OpenedSums:
                 if more := [own for own in known if own != vector]:
                     others[kind] = more
                 if vector not in known or self.rule == PER_MODEL:
-                    kept = {} if sketch is None or self.rule == STRICT else {"model": _packed(sketch)}
-                    new.append((kind, {"weights": vector, **kept}))
+                    entry: dict[str, Any] = {"weights": vector}
+                    if sketch is not None and self.rule == PER_MODEL:
+                        entry["model"] = base64.b64encode(sketch.astype(np.float32).tobytes()).decode()
+                    new.append((kind, entry))
             for kind, entry in new:
                 ledger["sums"].setdefault(kind, []).append(entry)
         return json.dumps(others).encode() if others else b""
@@ -267,10 +269,6 @@ def _vector(found: Mapping[str, int]) -> Vector:
 
 def _empty() -> dict[str, Any]:
     return {"seed": secrets.randbits(62), "sums": {}}
-
-
-def _packed(sketch: NDArray[np.float32]) -> str:
-    return base64.b64encode(sketch.astype(np.float32).tobytes()).decode()
 
 
 def _shown(vector: Vector) -> str:

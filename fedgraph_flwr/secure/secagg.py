@@ -282,7 +282,8 @@ class Member:
         Raises:
             RunFailed: as `deal`; too few peers; weights that reveal one client's values; or values beyond the fixed-point range.
         """
-        self._check_members(members, server_round)
+        self._expect("kept", MEMBERS, server_round)
+        self._listed("mask", members, self.state[CLIENTS], max(MIN_CLIENTS, self.floor))
         ratios = {group: shares for group, (_, shares) in weights.items()}
         for own in ratios.values():
             self._check_weights(own, own > 0)
@@ -325,20 +326,25 @@ class Member:
         self._envelopes = None
         return shaped(total, values)
 
-    def _check_members(self, members: NDArray[np.int64], server_round: int) -> None:
-        """Refuse a list of members with too few of the clients that published keys, or others.
+    def _listed(self, what: str, listed: NDArray[np.int64], known: NDArray[np.int64], least: int) -> list[int]:
+        """Return the clients of a list, ascending.
+
+        Args:
+            what: what the server requests with it.
+            listed: the list.
+            known: clients that may be in it, besides this one, which must be.
+            least: fewest of them, if not more have to reply.
 
         Raises:
-            RunFailed: as described, or the step is out of order.
+            RunFailed: it is none of these, or too short.
         """
-        self._expect("kept", MEMBERS, server_round)
-        chosen = set(members.tolist())
-        least = max(MIN_CLIENTS, self.floor, threshold(self.share, len(self.state[CLIENTS])))
-        if not {self.client} <= chosen <= set(self.state[CLIENTS].tolist()) or len(chosen) < max(least, len(members)):
+        found, least = set(listed.tolist()), max(least, threshold(self.share, len(self.state[CLIENTS])))
+        if not {self.client} <= found <= set(known.tolist()) or len(found) < max(least, len(listed)):
             raise RunFailed(
-                f"client {self.client} should add its values to those of {len(chosen - {self.client})} others, where"
-                f" {len(self.state[CLIENTS])} clients published keys: expected at least {least} members, each once"
+                f"client {self.client} was asked to {what} a sum over clients {listed.tolist()} of {known.tolist()}, expected at"
+                f" least {least} clients, each once, including itself"
             )
+        return sorted(found)
 
     def _check_weights(self, ratios: NDArray[np.float64], left: NDArray[np.bool_]) -> None:
         """Refuse a sum that would reveal one client's values.
@@ -383,21 +389,15 @@ class Member:
                 the sum would reveal one client's values, by its weights or together with earlier sums.
         """
         self._expect(SHARES, SURVIVORS, server_round)
-        members, alive = self.state[MEMBERS], set(survivors.tolist())
-        needed = max(self.floor, threshold(self.share, len(self.state[CLIENTS])))
-        if not {self.client} <= alive <= set(members.tolist()) or len(alive) < needed:
-            raise RunFailed(
-                f"client {self.client} was asked to unmask a sum over clients {sorted(alive)} of {members.tolist()},"
-                f" expected at least {needed} clients, including itself"
-            )
-        left = np.isin(members, list(alive))
+        alive = self._listed("unmask", survivors, self.state[MEMBERS], self.floor)
+        left = np.isin(self.state[MEMBERS], alive)
         for _, ratios in self.state[WEIGHTS]:
             self._check_weights(ratios, left)
         report = b""
         if self.opened:
             where = f"client {self.client}, round {server_round}"
-            report = self.opened.admit(self._vectors(sorted(alive)), self.state.get("sketch"), where)
-        self.state[SURVIVORS] = np.array(sorted(alive), np.int64)
+            report = self.opened.admit(self._vectors(alive), self.state.get("sketch"), where)
+        self.state[SURVIVORS] = np.array(alive, np.int64)
         key = Ed25519PrivateKey.from_private_bytes(self.state["sign"].tobytes())
         return {CONSENT: _bytes(key.sign(self._statement(report))), REPORT: _bytes(report)}
 

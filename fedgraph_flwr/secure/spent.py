@@ -87,9 +87,8 @@ def check_booking(entry: Mapping[str, Any]) -> None:
         AttributeError, KeyError, TypeError, ValueError: it is none.
     """
     rate, delta = entry.get("sampling_rate", 1.0), entry.get("delta", DELTA)
-    if not (entry["noise_multiplier"] > 0 and entry["sensitivity"] > 0 and entry["releases"] >= 0):
-        raise ValueError("values")
-    if not (0 < rate <= 1 and 0 < delta < 1):
+    positive = entry["noise_multiplier"] > 0 and entry["sensitivity"] > 0 and entry["releases"] >= 0
+    if not (positive and 0 < rate <= 1 and 0 < delta < 1):
         raise ValueError("values")
 
 
