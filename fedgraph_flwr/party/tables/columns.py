@@ -11,7 +11,7 @@ scikit-learn's StandardScaler and RobustScaler do. The schema stores the statist
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -210,7 +210,7 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
     used = {name: column for name, column in agreed.items() if column.kind != "ignored"}
     missing = treatment.missing(kind, agreed, names)
     if treatment.schema:
-        parts = {name: _Written(kind, name, table[name], where, treatment) for name in used if name not in missing}
+        parts = {name: Written(kind, name, table[name], where, treatment) for name in used if name not in missing}
         decimals = {part.decimal for name, part in parts.items() if used[name].kind == "number"} - {""}
         used |= {name: part.by_schema(used[name], decimals) for name, part in parts.items()}
     fitted, blocks, filled = dict(agreed), [np.zeros((len(table), 0))], []
@@ -262,7 +262,7 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
     schema = treatment.schema
     agreed = dict(schema.nodes.get(kind, {})) if schema else {}
     fresh = [name for name in names if name not in agreed] if schema is None or treatment.new_role else []
-    parts = [_Written(kind, name, table[name], where, treatment) for name in fresh]
+    parts = [Written(kind, name, table[name], where, treatment) for name in fresh]
     decimals = {part.decimal for part in parts} - {""}
     found = {part.name: part.detected(decimals) for part in parts}
     for name, (column, _) in found.items():
@@ -307,7 +307,7 @@ def conflict(option: str, value: str, schema: str) -> FedGraphError:
 
 
 @dataclass(frozen=True)
-class _Written:
+class Written:
     """Column as one table writes it, with the user's options for it.
 
     Attributes:
@@ -434,7 +434,7 @@ class _Written:
             )
         return "ignored", f"{count} different values in {rows} rows"
 
-    def number_format(self, decimals: set[str]) -> NumberFormat | None:
+    def number_format(self, decimals: Collection[str] = ()) -> NumberFormat | None:
         """Return the format by which all texts are numbers; None if some text is not a number.
 
         Raises:

@@ -16,9 +16,9 @@ from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE
 from fedgraph_flwr.data.value_formats import PLAIN, date_format, read_dates, since_1970
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.columns import Treatment, features
+from fedgraph_flwr.party.tables.columns import Treatment, Written, features
 from fedgraph_flwr.party.tables.nodes import Ids, agreed_classes, check_rows, column_of, label_codes
-from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, amount_format, divide, normal_ids
+from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns
 
 
@@ -214,10 +214,10 @@ def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:
     column = column_of(table, name, where, "amount")
     values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     if column.dtype.kind not in "biuf":
-        texts = [str(word) for word in column.dropna().unique()]
-        form = amount_format(texts, name, where, treatment)
+        written = Written(EDGE, name, column, where, treatment)
+        form = written.number_format()
         if form and form != PLAIN:
-            known = dict(zip(texts, form.read(texts).tolist(), strict=True))
+            known = dict(zip(written.texts, form.read(written.texts).tolist(), strict=True))
             values = column.map(known).to_numpy(dtype=np.float64, na_value=np.nan)
     check_rows(
         ~np.isfinite(values), column, where, "expected an amount in each row: correct it, or pass --amount-column NAME"

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, one_of
+from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, one_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
@@ -291,8 +291,7 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
                 if accepted:
                     one_of(value, accepted, f"{flag} {name}")
                 own[f"{prefix}{name}"] = value
-    if args.min_count < 1:
-        raise FedGraphError(f"--min-count must be >= 1, got {args.min_count}")
+    at_least(args.min_count, 1, "--min-count")
     return Treatment(
         scaling=args.scaling,
         schema=schema,

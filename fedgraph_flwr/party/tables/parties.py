@@ -12,6 +12,7 @@ spaces and case, amounts plain decimals, and dates UTC days. Leading zeros count
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -23,9 +24,9 @@ from torch import Tensor
 
 from fedgraph_flwr.config import one_of
 from fedgraph_flwr.data.schema import EDGE
-from fedgraph_flwr.data.value_formats import FORMATS, NumberFormat, date_format, read_dates, readings
+from fedgraph_flwr.data.value_formats import FORMATS, date_format, read_dates
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.party.tables.columns import Treatment, as_words
+from fedgraph_flwr.party.tables.columns import Treatment, Written, as_words
 from fedgraph_flwr.party.tables.nodes import check_rows, column_of
 
 ID_FORMS = ("text", "number")
@@ -272,12 +273,11 @@ def _report_spellings(
     named: Sequence[np.ndarray], folded: Sequence[np.ndarray], where: str, treatment: Treatment
 ) -> None:
     """Report parties that the table writes in several ways."""
-    spelled: dict[str, dict[str, int]] = {}
+    spelled: dict[str, Counter[str]] = {}
     for names, forms in zip(named, folded, strict=True):
         pairs, counts = np.unique(np.stack([forms, names.astype(str)]), axis=1, return_counts=True)
         for form, name, count in zip(*pairs, counts, strict=True):
-            spelled.setdefault(str(form), {}).setdefault(str(name), 0)
-            spelled[str(form)][str(name)] += int(count)
+            spelled.setdefault(str(form), Counter())[str(name)] += int(count)
     for form, spellings in spelled.items():
         if form and len(spellings) > 1:
             listing = ", ".join(f"'{sanitize(name, 40)}' ({count})" for name, count in spellings.items())
@@ -318,7 +318,9 @@ def _own_positions(
             places[odd] = forms.get_indexer(normal_ids(ids[odd], rule.id_form))
             if (lost := mask & (places < 0)).any():
                 unknown = f"an account of '{rule.own}' that is not an id of {where[1]} ({int(lost.sum())} rows)"
-                check_rows(lost, links[column], where[0], unknown + _about_zeros(ids[lost][0], forms, rule))
+                if np.isin(normal_ids(ids[lost][:1], "number"), normal_ids(forms.to_numpy(), "number")).any():
+                    unknown += "; it is one without leading zeros: pass --id-form number"
+                check_rows(lost, links[column], where[0], unknown)
             row = int(odd.argmax())
             example = example or f"'{ids[row]}' for '{index[places[row]]}'"
             adjusted += int(odd.sum())
@@ -326,14 +328,6 @@ def _own_positions(
     if adjusted:
         treatment.say(f"{where[0]}: {adjusted} own accounts have another spelling, such as {example}: matched")
     return found
-
-
-def _about_zeros(account: str, forms: Any, rule: PartyRule) -> str:
-    """Return a hint if an unknown account is an own one without leading zeros; "" otherwise."""
-    bare = {re.sub(r"^0+(?=\d)", "", str(form)) for form in forms}
-    if rule.id_form == "number" or re.sub(r"^0+(?=\d)", "", str(fold([account])[0])) not in bare:
-        return ""
-    return "; it is one without leading zeros: pass --id-form number"
 
 
 def _keys(links: Any, rows: np.ndarray, rule: PartyRule, where: str, treatment: Treatment) -> np.ndarray:
@@ -361,7 +355,7 @@ def _normal(column: Any, kind: str, rows: np.ndarray, where: str, treatment: Tre
         read = read_dates(pd.Series(texts, dtype=object), dates)
         normal = [None if pd.isna(moment) else moment.strftime("%Y-%m-%d") for moment in read]
     else:
-        form = amount_format(texts, name, where, treatment)
+        form = Written(EDGE, name, pd.Series(texts, dtype=object), where, treatment).number_format()
         numbers = form.read(texts) if form else np.full(len(texts), np.nan)
         normal = [None if np.isnan(number) else _plain(float(number)) for number in numbers]
     wrong = np.array([value is None for value in normal], dtype=bool)
@@ -376,19 +370,6 @@ def _normal(column: Any, kind: str, rows: np.ndarray, where: str, treatment: Tre
     found = np.full(written.size, "", dtype=object)
     found[known] = np.array(normal, dtype=object)[inverse]
     return found.astype(str)
-
-
-def amount_format(texts: Sequence[str], name: str, where: str, treatment: Treatment) -> NumberFormat | None:
-    """Return the format by which all amounts of a column of edges are numbers; None without one.
-
-    Raises:
-        FedGraphError: two formats fit.
-    """
-    forms = readings(texts, treatment.number_formats(EDGE, name) or FORMATS)
-    if len(forms) > 1:
-        what = f"column '{name}' has amounts such as '{texts[0]}' with two possible readings"
-        raise FedGraphError(f"{where}: {what}: pass --decimal {name}=SIGN")
-    return forms[0] if forms else None
 
 
 def _plain(number: float) -> str:

@@ -69,14 +69,11 @@ def party_sums(
                 read = values(table[name], column, name, where)
                 known = read[~absent(read)]
                 sums[kind][name] = _sums(column, known, floor, _folded(known.size, read.size, floor))
-    known = {name: column[~np.isnan(column)] for name, column in (targets or {}).items()}
-    rows = {name: column.size for name, column in (targets or {}).items()}
-    moments = {
-        name: _moments(column) | {"count": _folded(column.size, rows[name], floor)}
-        if column.size >= floor
-        else {"count": 0}
-        for name, column in known.items()
-    }
+    moments = {}
+    for name, numbers in (targets or {}).items():
+        known = numbers[~np.isnan(numbers)]
+        own = _moments(known) if known.size >= floor else {}
+        moments[name] = own | {"count": _folded(known.size, numbers.size, floor) if own else 0}
     report = {"format": FORMAT, "floor": floor, "role": role, "schema": schema.to_dict(), "sums": sums}
     return report | ({"targets": moments} if moments else {})
 

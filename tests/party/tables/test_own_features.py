@@ -219,7 +219,11 @@ def test_overlapping_tables_are_counted(tmp_path, capsys, caplog):
         ({}, ["--features", "payments,flow_*"], "expected NAME, NAME,-PATTERN or NAME,last=R"),
         ({}, ["--time-column", ""], "--features payments reads the times of edges"),
         ({"amount": "n/a"}, [], "row 1 has 'n/a' in column 'amount', expected an amount"),
-        ({"amount": "2,317"}, [], "two possible readings: pass --decimal amount=SIGN"),
+        (
+            {"amount": "2,317"},
+            [],
+            "has '2,317', which can mean 2.317 (--decimal amount=,) or 2317 (--decimal amount=.): pass one",
+        ),
         (
             {"time": "1e30"},
             [],
