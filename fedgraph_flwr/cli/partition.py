@@ -69,7 +69,7 @@ def convert(args: argparse.Namespace) -> int:
         raise FedGraphError("--fedgb DIR needs --out DIR and takes no key=value: the variant fixes clients and splits")
     clients, task = read(args.fedgb)
     check_out(args.out)
-    store.write_given(args.out, clients)
+    store.write(args.out, clients)
     print(f"{len(clients)} client files: {args.out}. Next: fedgraph-flwr run graph={args.out} task={task}")
     if args.describe:
         print_description(configuration([f"graph={args.out}"]), args.out)

@@ -33,34 +33,19 @@ def node_homophily(edge_index: Tensor, y: Tensor) -> float | None:
     return float((same[reached] / degree[reached]).double().mean()) if bool(reached.any()) else None
 
 
-def describe_typed(graph: HeteroGraph) -> dict[str, Any]:
-    """Describe a heterogeneous graph as `describe` does: labels and masks of its target type, number of non-empty types."""
-    return {
-        "nodes": graph.num_nodes,
-        "edges": graph.num_edges,
-        "features": max(graph.num_features[2 : 2 + len(graph.counts)]),
-        "classes": graph.num_classes,
-        **_labels(graph),
-        "edge_homophily": None,
-        "node_homophily": None,
-        "node_types": sum(n > 0 for n in graph.counts.values()),
-        "edge_types": sum(index.size(1) > 0 for index in graph.edges.values()),
-        **({"client": graph.client, "cut_edges": 0} if isinstance(graph, HeteroClientGraph) else {}),
+def _edge_values(graph: Graph) -> tuple[Tensor, dict[str, Any]]:
+    """Return the number of edges at each node [N], and what `describe` says of edges."""
+    source, target = graph.edge_index
+    return torch.bincount(torch.cat([source, target]), minlength=graph.num_nodes), {
+        "edge_homophily": edge_homophily(graph.edge_index, graph.y),
+        "node_homophily": node_homophily(graph.edge_index, graph.y),
+        "self_loops": int((source == target).sum()),
+        "undirected": is_undirected(graph.edge_index, graph.num_nodes),
     }
 
 
-def _labels(graph: Graph | HeteroGraph) -> dict[str, Any]:
-    return {
-        "labels": torch.bincount(graph.y[graph.y >= 0], minlength=graph.num_classes).tolist(),
-        "labelled": int((graph.y >= 0).sum()),
-        "train": int(graph.train_mask.sum()),
-        "val": int(graph.val_mask.sum()),
-        "test": int(graph.test_mask.sum()),
-    }
-
-
-def _describe_compressed(graph: Graph, edges: CompressedEdges) -> dict[str, Any]:
-    """Describe a graph with mapped edges as `describe` does, block by block, without node homophily."""
+def _mapped_edge_values(graph: Graph, edges: CompressedEdges) -> tuple[Tensor, dict[str, Any]]:
+    """As `_edge_values` of mapped edges, block by block, without node homophily."""
     y, n, total = graph.y.numpy(), graph.num_nodes, len(edges.indices)
     indptr, indices = edges.whole_indptr(n).numpy(), edges.indices.numpy()
     met, known, same, loops = np.diff(indptr), 0, 0, 0
@@ -71,22 +56,8 @@ def _describe_compressed(graph: Graph, edges: CompressedEdges) -> dict[str, Any]
         labelled = (y[near] >= 0) & (y[far] >= 0)
         known, same = known + int(labelled.sum()), same + int((labelled & (y[near] == y[far])).sum())
         loops += int((near == far).sum())
-    found: dict[str, Any] = {
-        "nodes": n,
-        "edges": total,
-        "features": graph.num_features,
-        "classes": graph.num_classes,
-        **_labels(graph),
-        "edge_homophily": same / known if known else None,
-        "node_homophily": None,
-        "degree": total / n if n else 0.0,
-        "isolated": int((met == 0).sum()),
-        "self_loops": loops,
-        "undirected": edges.rows == "both",
-    }
-    if isinstance(graph, ClientGraph):
-        found |= {"client": graph.client, "cut_edges": graph.cut_out.size(1) + graph.cut_in.size(1)}
-    return found
+    homophily = {"edge_homophily": same / known if known else None, "node_homophily": None}
+    return torch.from_numpy(met), homophily | {"self_loops": loops, "undirected": edges.rows == "both"}
 
 
 def describe(graph: Graph | HeteroGraph) -> dict[str, Any]:
@@ -99,28 +70,31 @@ def describe(graph: Graph | HeteroGraph) -> dict[str, Any]:
         ``cut_edges`` (outgoing or incoming). A heterogeneous graph has ``node_types`` and ``edge_types`` instead of ``degree``
         and the keys after it, and no homophily.
     """
-    if isinstance(graph, HeteroGraph):
-        return describe_typed(graph)
-    if graph.compressed is not None:
-        return _describe_compressed(graph, graph.compressed)
-    n, (source, target) = graph.num_nodes, graph.edge_index
-    met = torch.bincount(torch.cat([source, target]), minlength=n)
     found: dict[str, Any] = {
-        "nodes": n,
-        "edges": graph.edge_index.size(1),
-        "features": graph.num_features,
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "features": max(graph.num_features[2 : 2 + len(graph.counts)])
+        if isinstance(graph, HeteroGraph)
+        else graph.num_features,
         "classes": graph.num_classes,
-        **_labels(graph),
-        "edge_homophily": edge_homophily(graph.edge_index, graph.y),
-        "node_homophily": node_homophily(graph.edge_index, graph.y),
-        "degree": graph.edge_index.size(1) / n if n else 0.0,
-        "isolated": int((met == 0).sum()),
-        "self_loops": int((source == target).sum()),
-        "undirected": is_undirected(graph.edge_index, n),
+        "labels": torch.bincount(graph.y[graph.y >= 0], minlength=graph.num_classes).tolist(),
+        "labelled": int((graph.y >= 0).sum()),
+        **{split: int(getattr(graph, f"{split}_mask").sum()) for split in ("train", "val", "test")},
     }
+    if isinstance(graph, HeteroGraph):
+        found |= {
+            "edge_homophily": None,
+            "node_homophily": None,
+            "node_types": sum(n > 0 for n in graph.counts.values()),
+        }
+        found["edge_types"] = sum(index.size(1) > 0 for index in graph.edges.values())
+        return found | ({"client": graph.client, "cut_edges": 0} if isinstance(graph, HeteroClientGraph) else {})
+    edges = graph.compressed
+    met, values = _edge_values(graph) if edges is None else _mapped_edge_values(graph, edges)
+    found |= {key: values[key] for key in ("edge_homophily", "node_homophily")}
+    found |= {"degree": graph.num_edges / max(graph.num_nodes, 1), "isolated": int((met == 0).sum())} | values
     if isinstance(graph, ClientGraph):
-        found["client"] = graph.client
-        found["cut_edges"] = graph.cut_out.size(1) + graph.cut_in.size(1)
+        found |= {"client": graph.client, "cut_edges": graph.cut_out.size(1) + graph.cut_in.size(1)}
     return found
 
 

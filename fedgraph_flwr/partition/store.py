@@ -127,16 +127,15 @@ def _given(cfg: RunConfig) -> Path:
     """Return the user's folder after checking it."""
     folder = Path(cfg.graph).expanduser()
     check(folder)
-    if cfg.partition.share:
-        raise FedGraphError(
-            f"partition.share does not apply to graph={folder}, whose client files already exist: pass it to `fedgraph-flwr"
-            " partition`, which writes them, or share columns with `fedgraph-flwr link --share`"
-        )
-    if cfg.dataset.edge_flip:
-        raise FedGraphError(
-            f"dataset.edge_flip={cfg.dataset.edge_flip} does not apply to graph={folder}, whose client files already"
-            " exist: pass it to `fedgraph-flwr partition`, which writes them"
-        )
+    for key, value, other in (
+        ("partition.share", cfg.partition.share, ", or share columns with `fedgraph-flwr link --share`"),
+        ("dataset.edge_flip", cfg.dataset.edge_flip, ""),
+    ):
+        if value:
+            raise FedGraphError(
+                f"{key}={value} does not apply to graph={folder}, whose client files already exist: pass it to `fedgraph-flwr"
+                f" partition`, which writes them{other}"
+            )
     return folder
 
 
@@ -217,15 +216,14 @@ def load(path: Source) -> Any:
     """
     graph = load_graph(path)
     _client_kind(path, type(graph).__name__)
-    mapped = not isinstance(path, Piece) and is_mapped(path)
-    known = mapped and is_trusted(path)  # type: ignore[arg-type]
-    if known and tuple(state_of(path)) in _LOADED:  # type: ignore[arg-type]
-        return graph
-    check_file(graph, str(path), finite=not known)
-    if mapped and not known:
-        trust(path)  # type: ignore[arg-type]
-    if mapped:
-        _LOADED.add(tuple(state_of(path)))  # type: ignore[arg-type]
+    if isinstance(path, Piece) or not is_mapped(path):
+        return check_file(graph, str(path))
+    known = is_trusted(path)
+    if not known or tuple(state_of(path)) not in _LOADED:
+        check_file(graph, str(path), finite=not known)
+        if not known:
+            trust(path)
+        _LOADED.add(tuple(state_of(path)))
     return graph
 
 
@@ -283,33 +281,20 @@ def check(folder: Path) -> None:
                 )
 
 
-def write(folder: Path, clients: Sequence[Any], cfg: RunConfig, packed: bool = False) -> None:
-    """Write client files (or one file of all) and ``partition.json``, and replace the folder atomically.
+def write(folder: Path, clients: Sequence[Any], cfg: RunConfig | None = None, packed: bool = False) -> None:
+    """Write client files (or one file of all) and, with a configuration, ``partition.json``, and replace the folder atomically.
 
     Raises:
         FedGraphError: the folder cannot be written; the old content stays.
     """
     with replacing(folder) as temporary:
-        if packed:
-            sizes: list[int] | None = _pack(temporary, clients)
-            descriptions = _told(clients)
-        else:
-            for client in clients:
-                client.save(temporary / f"client_{client.client:04d}.safetensors")
-            sizes, descriptions = None, {}
-        manifest = _description(temporary, [client.num_nodes for client in clients], descriptions, cfg, sizes)
-        write_bytes(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
-
-
-def write_given(folder: Path, clients: Sequence[Any]) -> None:
-    """Write client files that no configuration describes, and replace the folder atomically.
-
-    Raises:
-        FedGraphError: the folder cannot be written; the old content stays.
-    """
-    with replacing(folder) as temporary:
-        for client in clients:
-            client.save(temporary / f"client_{client.client:04d}.safetensors")
+        sizes = _pack(temporary, clients) if packed else None
+        for client in () if packed else clients:
+            client.save(_name(temporary, client.client))
+        if cfg is not None:
+            nodes, descriptions = [client.num_nodes for client in clients], _told(clients) if packed else {}
+            manifest = _description(temporary, nodes, descriptions, cfg, sizes)
+            write_bytes(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
 def _description(
@@ -356,12 +341,11 @@ def _told(clients: Sequence[Any]) -> dict[str, Any]:
 
 def copy(folder: Path, out: Path) -> None:
     """Copy a written partition to a new folder, with one file per client."""
+    out.mkdir(parents=True)
     if not _packed(folder):
-        out.mkdir(parents=True)
         for path in filter(belongs, folder.iterdir()):
             _link_or_copy(str(path), str(out / path.name))
         return
-    out.mkdir(parents=True)
     shutil.copy(folder / MANIFEST, out)
     for piece in files(folder):
         (out / piece.name).write_bytes(piece.read_bytes())

@@ -176,6 +176,6 @@ def test_a_number_of_clients_that_is_not_that_of_the_files_is_an_error(parts, ca
     for overrides in (["num_clients=5"], ["num_clients=5", "strategy=central"]):
         assert cli.main(["run", f"graph={parts}", *overrides, "rounds=1", "--dry-run"]) == 2
         assert "num_clients=5, but graph=" in (message := capsys.readouterr().err)
-        assert "holds 3 client files: leave num_clients out, or pass num_clients=3" in message
+        assert "holds 3 client files: leave num_clients out, or set it to 3" in message
     assert compose([f"graph={parts}", "num_clients=3"]).num_clients == 3
     assert compose([f"graph={parts}"]).num_clients != 5  # nobody asked for a number
