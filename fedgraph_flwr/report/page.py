@@ -6,18 +6,18 @@ content security policy forbids access.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.report.as_json import finite
 from fedgraph_flwr.version import __version__
 
 SHARE = {"unit": "share", "min": 0, "max": 1}
@@ -67,7 +67,7 @@ class Page:
         if not all(data.get(key, True) for key in ("series", "rows", "views")):
             return Markup("")
         name = f"chart{len(self.charts)}"
-        self.charts[name] = {"kind": kind, **_plain(data)}
+        self.charts[name] = {"kind": kind, **finite(data, digits=6)}
         return render("chart", name=name, title=title, how=how, height=height, wide=wide)
 
     def dots(self, title: str, how: str, rows: Sequence[dict[str, Any]], row: int = 46, **data: Any) -> Markup:
@@ -151,14 +151,6 @@ def note(content: str) -> Markup:
     return render("note", content=content)
 
 
-def _plain(value: Any) -> Any:
-    """Convert to JSON values: numbers with at most six digits, null for NaN."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value if isinstance(value, str | int | bool | None) else str(value)
+def coloured(named: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the series of a chart, each with its name and the next colour."""
+    return [{"name": name, "colour": i, **data} for i, (name, data) in enumerate(named.items())]

@@ -24,6 +24,10 @@ from fedgraph_flwr.tasks import kind_of
 
 MAX_CLIENTS, MAX_SETTINGS, MAX_DOTS, MAX_COLUMNS = 24, 6, 1500, 15
 BINS = 10
+REPORTED = (
+    "(evaluation.confusion). < n: a client has fewer than n such nodes, its policy's min_nodes, and reports no count; ≥: sum of"
+    " the other clients. Rows with such cells have no shares."
+)
 
 
 @dataclass
@@ -49,13 +53,10 @@ def predict(run: FinishedRun, load: Callable[[Path, int], Any]) -> Predicted:
     Raises:
         FedGraphError: predictions are not available; the message has the reason.
     """
-    cfg, no_files = run.cfg, "the client files are not on this machine"
+    kept, no_files = run.cfg.privacy.scores, "the client files are not on this machine"
     reasons = [
-        (
-            cfg.privacy.scores == "exact",
-            f"privacy.scores={cfg.privacy.scores} keeps predictions of single nodes at the clients",
-        ),
-        (kind_of(cfg).classes, f"task={cfg.task.name} does not predict classes"),
+        (kept == "exact", f"privacy.scores={kept} keeps predictions of single nodes at the clients"),
+        (kind_of(run.cfg).classes, f"task={run.cfg.task.name} does not predict classes"),
         (run.summary, "the run is not finished"),
         (run.clients, no_files),
     ]
@@ -100,14 +101,7 @@ def shown(page: Page, groups: Sequence[RunGroup], load: Callable[[Path, int], An
         parts.append(grid(_confusions(page, matrices), *(_curves(page, known) if known else ())))
         few = [f"{name}: {p.clients} of {p.of} clients" for name, (_, p) in known.items() if p.clients < p.of]
         parts += [note(f"Only some clients are included: {'; '.join(few)}.")] if few else []
-    parts += [
-        note(
-            f"As reported by the clients of {name} (evaluation.confusion). < n: a client has fewer than n such nodes,"
-            " its policy's"
-            " min_nodes, and reports no count; ≥: sum of the other clients. Rows with such cells have no shares."
-        )
-        for name in reported
-    ]
+    parts += [note(f"As reported by the clients of {name} {REPORTED}") for name in reported]
     parts += [note(f"Not shown for {name}: {reason}.") for name, reason in missing.items()]
     parts += [part for group in groups[:MAX_SETTINGS] if (part := _columns(group, load))]
     left = [group.name for group in groups[MAX_SETTINGS:]]
@@ -133,13 +127,8 @@ def _columns(group: RunGroup, load: Callable[[Path, int], Any]) -> Markup | None
 
 def _confusions(page: Page, matrices: dict[str, dict[str, Any]]) -> Markup:
     rows = max(len(view["rows"]) for view in matrices.values())
-    return page.chart(
-        "Confusion matrix",
-        "Share of a class's test nodes (row) by predicted class (column), in %. The colour shows the same share.",
-        "heat",
-        height=max(320, 110 + 26 * rows),
-        views=matrices,
-    )
+    how = "Share of a class's test nodes (row) by predicted class (column), in %. The colour shows the same share."
+    return page.chart("Confusion matrix", how, "heat", height=max(320, 110 + 26 * rows), views=matrices)
 
 
 def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list[Markup]:
@@ -264,22 +253,15 @@ def hidden_map(page: Page, run: FinishedRun, load: Callable[[Path, int], Any]) -
 
     def view(by: np.ndarray, called: dict[int, str]) -> dict[str, Any]:
         labels_text = [f"class {names[c] if c >= 0 else 'unknown'}, client {o}" for c, o in zip(y, owner, strict=True)]
-        groups = {
-            name: [[*places[i].tolist(), labels_text[i]] for i in np.flatnonzero(by == key)]
-            for key, name in called.items()
-        }
-        return {"series": [{"name": name, "points": of, "colour": i} for i, (name, of) in enumerate(groups.items())]}
+        series: list[dict[str, Any]] = []
+        for key, name in called.items():
+            points = [[*places[i].tolist(), labels_text[i]] for i in np.flatnonzero(by == key)]
+            series.append({"name": name, "points": points, "colour": len(series)})
+        return {"series": series}
 
     classes = {int(c): f"class {names[c]}" if c >= 0 else "unknown" for c in np.unique(y)}
     clients = {int(o): f"client {o}" for o in np.unique(owner)}
-    return page.chart(
-        "Map of hidden features",
-        f"t-SNE of {len(h)} nodes' features before the last layer: nearby nodes are similar, large distances have no meaning.",
-        "plane",
-        height=520,
-        wide=True,
-        x={"name": "", "hide": True},
-        y={"name": "", "hide": True},
-        size=6,
-        views={"by class": view(y, classes), "by client": view(owner, clients)},
-    )
+    views, axis = {"by class": view(y, classes), "by client": view(owner, clients)}, {"name": "", "hide": True}
+    how = "nearby nodes are similar, large distances have no meaning"
+    how = f"t-SNE of {len(h)} nodes' features before the last layer: {how}."
+    return page.chart("Map of hidden features", how, "plane", 520, wide=True, x=axis, y=axis, size=6, views=views)

@@ -126,6 +126,11 @@ class FinishedRun:
         """Return a number of the summary; NaN if missing."""
         return as_number(self.summary.get(key))
 
+    @property
+    def moved(self) -> float:
+        """Bytes sent in both directions; NaN if unknown."""
+        return self.number("bytes_up") + self.number("bytes_down")
+
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Return round numbers and values of one mean, such as ``test_accuracy``."""
         points = [(r["round"], r["metrics"][key]) for r in self.rounds if key in r["metrics"]]
@@ -263,9 +268,7 @@ def comparison(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
             "chance": group.chance,
             **_points(group.runs),
             "seconds": statistics.fmean(run.summary["seconds_per_round"] for run in group.runs),
-            "megabytes": statistics.fmean(
-                (run.number("bytes_up") + run.number("bytes_down")) / 1e6 for run in group.runs
-            ),
+            "megabytes": statistics.fmean(run.moved / 1e6 for run in group.runs),
         }
         for group in group_runs(runs)
     ]

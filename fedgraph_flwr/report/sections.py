@@ -17,7 +17,7 @@ from fedgraph_flwr.data.statistics import label_skew
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.report.headline import display_name, is_share, metric_of, score_text
-from fedgraph_flwr.report.page import Page, grid, note, number, pairs, render, table
+from fedgraph_flwr.report.page import Page, coloured, grid, note, number, pairs, render, table
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike
 from fedgraph_flwr.report.units import count, duration, percent, size
 from fedgraph_flwr.runs.folder import CONFIG
@@ -63,14 +63,10 @@ def clients(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
 
 def _series(scores: dict[str, list[float]], x: Sequence[Any]) -> list[dict[str, Any]]:
     """Return scores of clients against a number of each, as far as it is known."""
-    return [
-        {
-            "name": name,
-            "colour": i,
-            "points": [[x[c], v, f"client {c}", 10] for c, v in enumerate(values[: len(x)]) if x[c] is not None],
-        }
-        for i, (name, values) in enumerate(scores.items())
-    ]
+    points = {}
+    for name, values in scores.items():
+        points[name] = [[x[c], v, f"client {c}", 10] for c, v in enumerate(values[: len(x)]) if x[c] is not None]
+    return coloured({name: {"points": of} for name, of in points.items()})
 
 
 def _against(graphs: Sequence[dict[str, Any]]) -> list[tuple[str, str, dict[str, Any], list[Any]]]:
@@ -102,27 +98,18 @@ def _ranked(page: Page, scores: dict[str, list[float]], run: FinishedRun, metric
     name, values = next(iter(scores.items()))
     sign = chance.sign_of(metric)
     order = sorted(range(len(values)), key=lambda c: -sign * values[c] if not math.isnan(values[c]) else math.inf)
-    series: list[dict[str, Any]] = [
-        {
-            "name": other,
-            "colour": i,
-            "points": [[rank, of[c], f"client {c}", 10] for rank, c in enumerate(order) if c < len(of)],
-        }
-        for i, (other, of) in enumerate(scores.items())
-    ]
+    points = {}
+    for other, of in scores.items():
+        points[other] = [[rank, of[c], f"client {c}", 10] for rank, c in enumerate(order) if c < len(of)]
+    series = coloured({other: {"points": of} for other, of in points.items()})
     levels = run.per_client.get(f"test-{chance.name_of(metric)}", [])
     if levels:
-        points = [[rank, levels[c], f"client {c}"] for rank, c in enumerate(order)]
-        series.append({"name": "chance", "colour": 6, "points": points, "symbol": "rect", "size": [14, 3]})
-    return page.chart(
-        "Score of each client",
-        f"Ordered by {name}, best first" + (f"; grey: chance level, {chance.predictor(metric)}." if levels else "."),
-        "plane",
-        height=280,
-        x={"name": "clients, by score", "labels": order, "min": -0.5, "max": len(order) - 0.5},
-        y={"name": f"test {display_name(metric)}", "unit": unit},
-        series=series,
-    )
+        marks = [[rank, levels[c], f"client {c}"] for rank, c in enumerate(order)]
+        series.append({"name": "chance", "colour": 6, "points": marks, "symbol": "rect", "size": [14, 3]})
+    how = f"Ordered by {name}, best first" + (f"; grey: chance level, {chance.predictor(metric)}." if levels else ".")
+    x = {"name": "clients, by score", "labels": order, "min": -0.5, "max": len(order) - 0.5}
+    y = {"name": f"test {display_name(metric)}", "unit": unit}
+    return page.chart("Score of each client", how, "plane", height=280, x=x, y=y, series=series)
 
 
 def _client_table(
@@ -130,9 +117,7 @@ def _client_table(
 ) -> Markup:
     levels = run.per_client.get(f"test-{chance.name_of(metric)}", [])
     items, left_out = kind_of(run.cfg).ITEMS, run.left_out
-    columns: dict[str, list[tuple[str, float]]] = {
-        "client": [(str(c), c) for c in range(max(map(len, scores.values())))]
-    }
+    columns: dict[str, list[Any]] = {"client": [(str(c), c) for c in range(max(map(len, scores.values())))]}
     for name, values in scores.items():
         columns[display_name(metric) if len(scores) == 1 else name] = [
             (left_out.get(c, "–") if math.isnan(v) else score_text(v, metric), v) for c, v in enumerate(values)
@@ -176,11 +161,8 @@ ROUNDS = {"name": "round", "unit": "count"}
 def _scores(page: Page, groups: Sequence[RunGroup]) -> Markup:
     reported = [key.removeprefix("test_") for group in groups for r in group.runs[0].rounds[:1] for key in r["metrics"]]
     metric = metric_of(groups[0].runs[0])
-    names = [
-        m
-        for m in dict.fromkeys([metric, "loss", *reported])
-        if "_by_" not in m and not m.startswith(("val_", "global_", chance.PREFIX))
-    ]
+    others = ("val_", "global_", chance.PREFIX)
+    names = [m for m in dict.fromkeys([metric, "loss", *reported]) if "_by_" not in m and not m.startswith(others)]
     views = {display_name(m): view for m in names if (view := _curves(groups, m))["series"]}
     many = " Bands: from the lowest to the highest seed." if any(len(group.runs) > 1 for group in groups) else ""
     how = (
@@ -206,10 +188,7 @@ def _statistics(page: Page, groups: Sequence[RunGroup]) -> Markup:
 
 def _statistic(groups: Sequence[RunGroup], key: str) -> dict[str, Any]:
     """Return the curves of one number that clients upload."""
-    lines = [
-        {"name": group.name, "colour": i, **_seeds(group, "train", key)}
-        for i, group in enumerate(groups[:MAX_SETTINGS])
-    ]
+    lines = coloured({group.name: _seeds(group, "train", key) for group in groups[:MAX_SETTINGS]})
     return {"series": [line for line in lines if line["x"]], "y": {"name": key.replace("_", " "), "unit": "plain"}}
 
 
@@ -266,7 +245,7 @@ def costs(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
 
     def series(keys: Iterable[str]) -> list[dict[str, Any]]:
         values = {phase: [of.get(phase, {}).get(key, 0) for of in totals for key in keys] for phase in phases}
-        return [{"name": phase, "colour": i, "values": of} for i, (phase, of) in enumerate(values.items())]
+        return coloured({phase: {"values": of} for phase, of in values.items()})
 
     charts = [
         page.chart(title, how, "bars", height, flat=True, categories=bars, series=series(keys), unit=unit)
@@ -381,22 +360,19 @@ def protections(cfg: RunConfig) -> list[tuple[str, str]]:
         "none": "scores and losses stay at the clients",
         "noised": "only means over clients are released, with noise",
     }
-    sums = (
-        f"the server learns only weighted sums; at least {percent(privacy.secagg_threshold, 0)} of a round's clients must reply"
-        if privacy.secagg
-        else "the server sees what each client sends"
-    )
+    sums = "the server sees what each client sends"
+    if privacy.secagg:
+        needed = f"at least {percent(privacy.secagg_threshold, 0)} of a round's clients must reply"
+        sums = f"the server learns only weighted sums; {needed}"
     robust = rules.aggregator != "mean" or rules.max_share < 1
+    on_failure = f"on a failure: {rules.on_failure}"
     limits = f"aggregator {rules.aggregator}, at most {percent(rules.max_share, 0)} for one client"
     terms = [
         ("differential privacy", state(privacy.dp != "none", dp[privacy.side] + (moving if privacy.adaptive else ""))),
         ("secure aggregation", state(privacy.secagg, sums)),
         ("score protection", state(privacy.scores != "exact", scores[privacy.scores])),
         ("robust aggregation", state(robust, limits if robust else "a client can shift the mean without limit")),
-        (
-            "minimum clients",
-            f"valid replies required per round: {rules.min_clients}; on a failure: {rules.on_failure}",
-        ),
+        ("minimum clients", f"valid replies required per round: {rules.min_clients}; {on_failure}"),
     ]
     if cfg.adversary.kind != "none":
         who = ", ".join(map(str, cfg.adversary.clients)) or "none"

@@ -385,7 +385,7 @@ def test_the_results_of_a_fleet_show_what_clients_reported_and_name_no_dataset(f
     assert "are unknown here, because the parties keep" in page
     for chart in ("… against its label mix", "… against its homophily", "Labels of each client", "Confusion matrix"):
         assert chart not in page
-    with pytest.raises(FedGraphError, match="a run of the fleet 'somewhere', so the graph of client"):
+    with pytest.raises(FedGraphError, match="a run of the fleet 'somewhere', whose graphs are not on this"):
         run.predict(client=0)
     assert sweep_majority(["engine=somewhere"]) == "refused"
     print_summary(run.summary, run.config)

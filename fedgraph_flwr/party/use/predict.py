@@ -658,11 +658,8 @@ class Predictor(TaskPredictor):
         for name, tensor in model.state_dict().items():
             given = self.tensors.get(name)
             if given is None and tensor.is_floating_point():
-                whose = (
-                    "it is not stored here"
-                    if self.client is not None
-                    else f"pass --client 0..{self.cfg.num_clients - 1}"
-                )
+                clients = f"pass --client 0..{self.cfg.num_clients - 1}"
+                whose = clients if self.client is None else "it is not stored here"
                 raise FedGraphError(f"{self.source} has no {name}, which each client keeps private: {whose}")
             if given is not None and given.shape != tensor.shape:
                 what = f"this graph of {graph.num_features} features and {graph.num_classes} classes"

@@ -279,7 +279,7 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     single = own_nodes is not None and own_edges is not None and len(nodes) == len(edges) == 1
     if nodes and not single:
         if args.graph:
-            raise FedGraphError("tables of several types make a new graph: leave --graph out")
+            raise FedGraphError("several types make a new graph: pass --node-table and --edge-table, or --graph")
         return typed_tables(nodes, edges, args.target, Columns.of(layout), spec, options), None, None
     stored = graph_file(args.graph, spec) if args.graph else None
     if not nodes and not by_role and stored is not None:

@@ -354,7 +354,7 @@ def _cost(folders: Sequence[Path]) -> dict[str, float]:
     """Return the mean cost of runs per party."""
     rows = []
     for run in (load_run(folder) for folder in folders if (folder / CONFIG).is_file()):
-        traffic = (run.number("bytes_up") + run.number("bytes_down")) / 1e6
+        traffic = run.moved / 1e6
         spent = as_number((run.summary.get("privacy") or {}).get("epsilon"))
         rows.append([run.number("rounds"), run.number("total_seconds"), traffic / run.cfg.num_clients, spent])
     names = ("rounds", "seconds", "megabytes", "epsilon")
