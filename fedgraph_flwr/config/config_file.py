@@ -151,6 +151,20 @@ def check_aliases(text: str) -> str:
     return text
 
 
+def load_texts(path: Path, what: str) -> Any:
+    """Read a YAML file whose scalars stay texts: ``no`` may be a class name. ``what`` is what the file should be, for errors.
+
+    Raises:
+        FedGraphError: it is missing or not YAML.
+    """
+    try:
+        return yaml.load(check_aliases(path.read_text()), Loader=yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as {what}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedGraphError(f"{path} cannot be read as {what} ({getattr(error, 'strerror', error)})") from error
+
+
 @lru_cache(maxsize=512)
 def _loaded(path: Path, changed: int, size: int) -> dict[str, Any]:
     """Read the version of a file that changed at a time; a process composes many configurations from the same files."""

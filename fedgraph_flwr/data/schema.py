@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import one_of
-from fedgraph_flwr.config.config_file import check_aliases
+from fedgraph_flwr.config.config_file import load_texts
 from fedgraph_flwr.data.value_formats import NumberFormat
-from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml
+from fedgraph_flwr.errors import FedGraphError, check_names
 
 KINDS = ("number", "category", "date", "flag", "ignored")
 SCALES = ("standard", "robust", "log", "none")
@@ -309,16 +309,7 @@ class Schema:
         Raises:
             FedGraphError: the file is missing or not YAML, or `from_dict` fails.
         """
-        import yaml
-
-        try:
-            # Read every scalar as a string: `no` may be a class name.
-            values = yaml.load(check_aliases(path.read_text()), Loader=yaml.BaseLoader)
-        except yaml.YAMLError as error:
-            raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as a schema") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise FedGraphError(f"{path} cannot be read as a schema ({str(error).splitlines()[0]})") from error
-        return cls.from_dict(values, str(path))
+        return cls.from_dict(load_texts(path, "a schema"), str(path))
 
     def difference(self, other: "Schema") -> str:
         """Describe the first difference from another schema, local value first; "" if there is none.

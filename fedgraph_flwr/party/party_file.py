@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.config import at_least, one_of, typed
-from fedgraph_flwr.config.config_file import check_aliases
+from fedgraph_flwr.config.config_file import load_texts
 from fedgraph_flwr.data.far_ends import parse_share
 from fedgraph_flwr.data.schema import KINDS, SCALES, Schema, TableLayout
-from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml
+from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.tables.columns import as_words
 from fedgraph_flwr.party.tables.nodes import column_of
 from fedgraph_flwr.party.tables.parties import ID_FORMS, KEY_KINDS
@@ -130,15 +130,7 @@ def read_party(path: Path) -> PartyFile:
     Raises:
         FedGraphError: the file is missing or not YAML, a key is unknown or missing, or a value has another type or range.
     """
-    import yaml
-
-    try:
-        # Read every scalar as a string: `no` may be a class.
-        values = yaml.load(check_aliases(path.read_text()), Loader=yaml.BaseLoader)
-    except yaml.YAMLError as error:
-        raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as a party's file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedGraphError(f"{path} cannot be read as a party's file ({getattr(error, 'strerror', error)})") from error
+    values = load_texts(path, "a party's file")
     if not isinstance(values, Mapping):
         raise FedGraphError(
             f"{path} must hold keys and values, such as party: a (`fedgraph-flwr init-party` writes one)"
