@@ -28,8 +28,5 @@ def client_description(cfg: RunConfig, nodes: Any, sizes: dict[str, Any]) -> dic
     """Return the sizes of a client's graph; its number of nodes, per part, only where nodes weigh clients."""
     if cfg.privacy.dp != "none":
         sizes = {key: size for key, size in sizes.items() if key != "num_train"}
-    return (
-        {**sizes, "num_nodes": nodes}
-        if cfg.strategy.weighting == "nodes" or cfg.evaluation.average == "nodes"
-        else sizes
-    )
+    counts = cfg.strategy.weighting == "nodes" or cfg.evaluation.average == "nodes"
+    return {**sizes, "num_nodes": nodes} if counts else sizes

@@ -56,6 +56,14 @@ class FedGradClient(GraphClient):
         """The training rows, for gradients of single ones."""
         return Rows(self)
 
+    def refuse_single(self, what: str, instead: str) -> None:
+        """Refuse to send values of single nodes if the node's policy requires several in every statistic."""
+        if self.policy.min_nodes > 1:
+            raise FedGraphError(
+                f"client {self.graph.client} would send {what}, but its node's policy requires at least {self.policy.min_nodes}"
+                f" nodes in every statistic (min_nodes): {instead}, or min_nodes: 1 there"
+            )
+
     def leaves(self) -> dict[str, Tensor]:
         """Return the tensors whose gradients are sent."""
         return {name: tensor for name, tensor in self.shared.items() if tensor.requires_grad}

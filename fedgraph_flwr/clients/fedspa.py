@@ -224,16 +224,20 @@ class FedSPAClient(GraphClient, method=fedspa):
         return mask(weighted, self.sealer, clients, step)
 
     def _may_sum(self, clients: list[int]) -> None:
-        who = f"round {self.server_round}: the server asks client {self.graph.client} to join a sum over clients {clients}"
-        if len(set(clients)) < len(clients) or self.graph.client not in clients:
-            raise RunFailed(f"{who}, expected this client and others, each once")
-        if len(clients) < self.policy.min_clients:
-            raise RunFailed(f"{who}, but its node's policy requires at least {self.policy.min_clients} (min_clients)")
-        if self.summed[:1] == [self.server_round] and not set(clients) < set(self.summed[1:]):
-            raise RunFailed(
-                f"{who} after one over {self.summed[1:]}, expected fewer of the same clients: a second sum is only for a round"
-                " that lost clients"
-            )
+        least, again = self.policy.min_clients, self.summed[:1] == [self.server_round]
+        others = len(set(clients)) == len(clients) and self.graph.client in clients
+        cases = [
+            (not others, ", expected this client and others, each once"),
+            (len(clients) < least, f", but its node's policy requires at least {least} (min_clients)"),
+            (
+                again and not set(clients) < set(self.summed[1:]),
+                f" after one over {self.summed[1:]}, expected fewer of the same clients, if the round lost some",
+            ),
+        ]
+        for refused, why in cases:
+            if refused:
+                where = f"round {self.server_round}: the server asks client {self.graph.client}"
+                raise RunFailed(f"{where} to join a sum over clients {clients}{why}")
 
     def save(self) -> Tree:
         """Return the state of `deviate` and `share_again` in this round, and the key of the run."""

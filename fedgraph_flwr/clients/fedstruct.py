@@ -213,12 +213,7 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         """Return the initial s_u of the client's own nodes, [N, d_s]."""
         width, dtype = self.model.structure_width, np.float64 if self.dtype == torch.float64 else np.float32
         if self.params.features == "degree":
-            if self.policy.min_nodes > 1:
-                raise FedGraphError(
-                    f"client {self.graph.client} would send the degree of each node, but its node's policy requires at least"
-                    f" {self.policy.min_nodes} nodes in every statistic (min_nodes): set strategy.features=hop2vec, or"
-                    " min_nodes: 1 there"
-                )
+            self.refuse_single("the degree of each node", "set strategy.features=hop2vec")
             own, n = self.graph, self.graph.num_nodes
             ends = ((own.edge_index[0], own.cut_out[0]), (own.edge_index[1], own.cut_in[0]))
             outgoing, incoming = (torch.cat(end).bincount(minlength=n).numpy() for end in ends)

@@ -15,7 +15,6 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedstruct
 from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams
 from fedgraph_flwr.models import Model
@@ -61,12 +60,9 @@ class FedStructAClient(FedGradClient):
         Raises:
             FedGraphError: the policy requires several nodes in every statistic; each edge, and later each residual, is of one.
         """
-        if self.policy.min_nodes > 1:
-            raise FedGraphError(
-                f"client {self.graph.client} would send its edges and a residual of each training node, which reveals its label;"
-                f" its node's policy requires at least {self.policy.min_nodes} nodes in every statistic (min_nodes): use"
-                " strategy=fedstruct, or min_nodes: 1 there"
-            )
+        self.refuse_single(
+            "its edges and a residual of each training node, which reveals its label", "set strategy=fedstruct"
+        )
         node = self.graph.node_id
         inner = node[self.graph.edge_index]
         outgoing = torch.stack([node[self.graph.cut_out[0]], self.graph.cut_out[1]])

@@ -17,7 +17,7 @@ from fedgraph_flwr.clients.variates import OFFER, OWN, Named, Variates, own, tra
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.parts import chosen
 from fedgraph_flwr.methods.bases import GraphClient
-from fedgraph_flwr.methods.variates import VARIATES, averages_steps, check_option
+from fedgraph_flwr.methods.variates import VARIATES, averages_steps, need_plain_sgd
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
@@ -30,7 +30,8 @@ class Scaffold(Variates):
 
     def check(self, cfg: RunConfig, model: Model) -> None:
         """Refuse option II without plain SGD."""
-        check_option(self.name, self.keys.option, cfg.train)
+        if self.keys.option == "II":
+            need_plain_sgd(f"strategy.{self.name}.option=II", cfg.train, f"strategy.{self.name}.option=I")
 
     def note(self, cfg: RunConfig) -> str:
         """One plain step of all clients is FedAvg's."""
@@ -49,8 +50,7 @@ class Scaffold(Variates):
 
     def correction(self, client: GraphClient) -> Named:
         """Return c − c_i."""
-        found: Named = self.state(client)["correction"]
-        return found
+        return self.state(client)["correction"]
 
     def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
         """Leave g_i + c − c_i in the parameters; returns F_i."""

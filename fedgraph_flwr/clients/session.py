@@ -54,10 +54,10 @@ from fedgraph_flwr.wire.messages import (
     FAILED,
     METRICS,
     MODEL,
-    PROTOCOL,
     SPEAKS,
     TRAIN,
     Arrays,
+    check_version,
     derive_seed,
     from_record,
     groups_of,
@@ -248,7 +248,8 @@ def _permitted(message: Message, context: Context) -> Request:
     if torch.get_num_threads() != (threads := _threads(cfg, context)):
         torch.set_num_threads(threads)
     client, version = _find(cfg, context)
-    _check_protocol(config)
+    if phase == DESCRIBE:
+        check_version(config.get(SPEAKS, 1), "the server", "node")
     untrained, fresh = _starts(client, context, config)
     checkpoints = _folder(context, client, str(config["run"])) if "run" in config else None
     _permit(client, context, config, own, checkpoints)
@@ -423,19 +424,6 @@ def _config(message: Message) -> dict[str, Any]:
     return config
 
 
-def _check_protocol(config: Mapping[str, Any]) -> None:
-    """Refuse a server that uses another version of the protocol.
-
-    Raises:
-        FedGraphError: names both versions.
-    """
-    if config["phase"] == DESCRIBE and config.get(SPEAKS, 1) != PROTOCOL:
-        raise FedGraphError(
-            f"the server uses version {sanitize(config.get(SPEAKS, 1), 20)} of the protocol between server and clients, this node"
-            f" version {PROTOCOL}: install the same version of fedgraph-flwr on both"
-        )
-
-
 def _simulated(context: Context) -> bool:
     """Return whether the operator of the server also runs this client, as in a simulation."""
     return "partition-id" in context.node_config
@@ -582,8 +570,7 @@ def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: 
                 return
             raise FedGraphError(
                 f"model={sanitize(cfg.model.name, 80)} of {sanitize(cfg.strategy.client, 80)} cannot be counted before it is"
-                f" built ({located(error, public=True)}): make it build on torch's meta device, or list the model under networks"
-                " or the client under strategies of this node's policy"
+                f" built ({located(error, public=True)}): make it build on torch's meta device, or list it in this node's policy"
             ) from error
     policy.check_model(*sizes)
 

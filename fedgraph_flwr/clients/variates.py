@@ -86,8 +86,7 @@ class Variates(ClientPart):
 
     def state(self, client: GraphClient) -> dict[str, Any]:
         """Return what is kept within a round."""
-        found: dict[str, Any] = client.round_state.setdefault("variates", {})
-        return found
+        return client.round_state.setdefault("variates", {})
 
     def moved(self, client: GraphClient) -> Named:
         """Return θ − x."""

@@ -68,5 +68,4 @@ def declaration(name: str) -> Declaration:
     Raises:
         FedGraphError: the strategy does not exist, or a declared value is invalid.
     """
-    found: Declaration = typed(Declaration, group_file("strategy", name).get("declares", {}), "declares")
-    return found
+    return typed(Declaration, group_file("strategy", name).get("declares", {}), "declares")

@@ -5,6 +5,7 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig, TrainConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Uplink
+from fedgraph_flwr.methods.variates import need_plain_sgd
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 
@@ -20,11 +21,8 @@ def check(cfg: RunConfig) -> None:
         FedGraphError: with the keys to change.
     """
     train, mu = cfg.train, proximal(cfg)
-    if mu and not train.plain_sgd:
-        raise FedGraphError(
-            f"strategy.prox.mu={mu:g} of FedNova needs train.optimizer=sgd and train.momentum=0, got"
-            f" train.optimizer={train.optimizer} and train.momentum={train.momentum:g}: set them or strategy.prox.mu=0"
-        )
+    if mu:
+        need_plain_sgd(f"strategy.prox.mu={mu:g} of FedNova", train, "strategy.prox.mu=0")
     if not mu * train.lr < 1:
         raise FedGraphError(
             f"strategy.prox.mu times train.lr must be below 1, got {mu * train.lr:g}: lower one of them"
@@ -36,8 +34,7 @@ def check(cfg: RunConfig) -> None:
         )
     if train.optimizer == "sgd" and train.momentum and train.keeps_optimizer:
         raise FedGraphError(
-            "FedNova restarts the momentum each round: set train.optimizer_state=reset, got keep with"
-            f" train.momentum={train.momentum:g}"
+            f"FedNova restarts train.momentum={train.momentum:g} each round: set train.optimizer_state=reset, not keep"
         )
 
 

@@ -343,12 +343,8 @@ class RowMessage:
             return RowMessage(nodes, arrays["dense"])
         if arrays.keys() == {"nodes", "starts", "columns", "values"}:
             starts, entries = arrays["starts"], {arrays["values"].size, arrays["columns"].size}
-            if (
-                starts.size == nodes.size + 1
-                and not starts[0]
-                and (np.diff(starts) >= 0).all()
-                and entries == {starts[-1]}
-            ):
+            ascends = starts.size == nodes.size + 1 and not starts[0] and (np.diff(starts) >= 0).all()
+            if ascends and entries == {starts[-1]}:
                 parts = (arrays["values"], arrays["columns"], starts)
                 return RowMessage(nodes, sp.csr_matrix(parts, shape=(nodes.size, columns)))
         raise FedGraphError(

@@ -19,14 +19,14 @@ def averages_steps(option: str, train: TrainConfig) -> bool:
     return train.plain_sgd if option == "auto" else option == "II"
 
 
-def check_option(part: str, option: str, train: TrainConfig) -> None:
-    """Refuse option II for optimisers whose steps are not gradients.
+def need_plain_sgd(what: str, train: TrainConfig, instead: str) -> None:
+    """Refuse optimisers whose steps are not gradients, for what needs that.
 
     Raises:
         FedGraphError: names the optimiser's keys.
     """
-    if option == "II" and not train.plain_sgd:
+    if not train.plain_sgd:
         raise FedGraphError(
-            f"strategy.{part}.option=II needs train.optimizer=sgd and train.momentum=0, where (x - y)/(K lr) is a mean gradient;"
-            f" got train.optimizer={train.optimizer} and train.momentum={train.momentum:g}: set strategy.{part}.option=I"
+            f"{what} needs train.optimizer=sgd and train.momentum=0, got train.optimizer={train.optimizer} and"
+            f" train.momentum={train.momentum:g}: set them or {instead}"
         )

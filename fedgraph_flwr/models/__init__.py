@@ -64,12 +64,10 @@ def build(cfg: ModelConfig, num_features: Any, num_classes: int, num_edge_featur
     if isinstance(num_features, list) != kind.heterogeneous:
         kinds = ("one node type", "typed nodes and edges")
         raise FedGraphError(
-            f"model={cfg.name} needs a graph with {kinds[kind.heterogeneous]}, this one has {kinds[not kind.heterogeneous]}:"
-            " set model= or dataset= to match"
+            f"model={cfg.name} needs a graph with {kinds[kind.heterogeneous]}, not {kinds[not kind.heterogeneous]}: set another"
         )
     sizes = (num_features, num_classes, num_edge_features) if kind.reads_edges else (num_features, num_classes)
-    model: Model = kind(*sizes, **keywords(cfg))
-    return model
+    return kind(*sizes, **keywords(cfg))
 
 
 def keywords(cfg: ModelConfig) -> dict[str, Any]:

@@ -235,8 +235,7 @@ class EdgeNetwork(Stack):
     def updated(self, e: Tensor, h: Tensor, edge_index: Tensor, index: int) -> Tensor:
         """Update edge features [E, H] from both ends before convolution ``index`` >= 1."""
         source, target = edge_index
-        changed: Tensor = e + self.updates[index - 1](torch.cat([h[source], h[target], e], dim=1)) / 2
-        return changed
+        return e + self.updates[index - 1](torch.cat([h[source], h[target], e], dim=1)) / 2
 
     def convolved(self, layer: Any, h: Tensor, inputs: Any, e: Tensor | None, index: int) -> Tensor:
         """Compute H^{index + 1} [R, H] from H^index [K, H] and edge features."""
@@ -265,8 +264,7 @@ class EdgeNetwork(Stack):
         """Embed edge features [E, H]; zeros without any."""
         if self.embed_edges is None:
             return self.embed.weight.new_zeros(inputs.edge_index.size(1), self.embed.weight.size(1))
-        embedded: Tensor = self.embed_edges(inputs.edge_attr)
-        return embedded
+        return self.embed_edges(inputs.edge_attr)
 
     def both_ways(self, layer: Any, h: Tensor, inputs: EdgeFeatureInputs, e: Tensor | None) -> Tensor:
         """Convolve along the edges or, with ``reverse``, average this and a convolution against them."""
@@ -314,20 +312,12 @@ class EdgeNetwork(Stack):
     def plain(self, layers: Any = None) -> Plain:
         """Export the model; subclasses add arguments of their convolutions."""
         hidden, outputs = self.head.weight.shape
-        arguments = {
-            "kind": self.exported_as,
-            "num_features": self.embed.weight.size(0),
-            "num_outputs": outputs,
-            "num_edge_features": self.num_edge_features,
-            "hidden": hidden,
-            "layers": len(self.layers),
-            "norm": self.norm,
-            "reverse": self.reverse,
-            "residual": self.residual,
-            "edge_updates": self.edge_updates,
-        }
+        sizes = {"num_features": self.embed.weight.size(0), "num_outputs": outputs}
+        sizes |= {"num_edge_features": self.num_edge_features, "hidden": hidden, "layers": len(self.layers)}
+        options = {name: getattr(self, name) for name in ("norm", "reverse", "residual", "edge_updates")}
+        arguments = {"kind": self.exported_as, **sizes, **options, **self.exported_options}
         weights = {name: w for name, w in torch_layout(self).items() if not name.startswith(READOUT)}
-        return Plain("edge_network", {**arguments, **self.exported_options}, weights, reads_edges=True)
+        return Plain("edge_network", arguments, weights, reads_edges=True)
 
 
 def mlp(num_in: int, num_out: int) -> nn.Module:

@@ -116,7 +116,7 @@ class OrthoGCN(GCN):
         self.raw = ortho_on == "raw"
         self.steps, self.mix, self.center = newton_steps, mix, center
 
-    def transformed(self) -> list[Any]:
+    def own_layers(self) -> list[Any]:
         """Return the hidden layers, with O(W) instead of W in orthogonal ones."""
         layers: list[Any] = list(self.layers)
         for index in self.middle:
@@ -124,21 +124,17 @@ class OrthoGCN(GCN):
             layers[index] = Fixed(weight)
         return layers
 
-    def own_layers(self) -> list[Any]:
-        """As of `transformed`."""
-        return self.transformed()
-
     def hidden(self, inputs: Inputs, layers: Sequence[Any] | None = None) -> list[Tensor]:
         """Compute Z^1..Z^{n+1}, each [N, H]."""
-        return super().hidden(inputs, self.transformed() if layers is None else layers)
+        return super().hidden(inputs, self.own_layers() if layers is None else layers)
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
         """Export a GCN with weights O(W)."""
-        return super().plain(self.transformed() if layers is None else layers)
+        return super().plain(self.own_layers() if layers is None else layers)
 
     def propagate(self, inputs: Inputs) -> Pass:
         """Compute logits, and the inputs of the losses of Eq. (6) and (11)."""
-        layers = self.transformed()
+        layers = self.own_layers()
         hidden = self.hidden(inputs, layers)
         judged: Any = self.layers if self.raw else layers
         return Pass(self.classify(hidden[-1], inputs), hidden, [judged[index].weight for index in self.middle])

@@ -30,8 +30,7 @@ class GINLayer(nn.Module):
 
     def forward(self, h: Tensor, inputs: Inputs) -> Tensor:
         """Return [N, b]."""
-        found: Tensor = self.mlp(h + inputs.adj @ h)
-        return found
+        return self.mlp(h + inputs.adj @ h)
 
 
 class GIN(Stack):
@@ -74,8 +73,7 @@ class GIN(Stack):
         """Compute logits [N, C], or of graphs [G, C]."""
         h = self.dropped(h)
         h = pooled(h, inputs, "sum") if has_graphs(inputs) else h
-        found: Tensor = self.head(self.dropped(torch.relu(self.post(h))))
-        return found
+        return self.head(self.dropped(torch.relu(self.post(h))))
 
     def plain_layer(self, layer: Any) -> PlainLayer:
         """Return PyG's GINConv, or a linear layer."""

@@ -431,8 +431,7 @@ class HeteroModel(Model):
 
     def projection(self, name: str) -> Tensor:
         """Return the projection of the features of a node type or edge type, [F, H]."""
-        projection: Tensor = (self.entities if self.num_bases else self.free)[name]
-        return projection
+        return (self.entities if self.num_bases else self.free)[name]
 
     def inputs_for(self, targets: np.ndarray) -> HeteroInputs:
         """Prepare the pass over some target nodes [n], ascending."""

@@ -170,8 +170,7 @@ class OfItems(Model):
 
     def plain(self) -> Plain:
         """Export the model with its readout."""
-        found: Plain = self.readout.plain(super().plain())  # type: ignore[operator]
-        return found
+        return self.readout.plain(super().plain())  # type: ignore[operator]
 
 
 def attach(model: Model, readout: nn.Module) -> Model:

@@ -95,11 +95,8 @@ class GraphSAGE(Stack):
             return plain_linear(layer)
         num_in, num_out = layer.itself.weight.shape
         weights = {"lin_l.weight": layer.neighbours.weight.T, "lin_l.bias": layer.itself.bias}
-        return (
-            "sage",
-            {"in_channels": num_in, "out_channels": num_out},
-            weights | {"lin_r.weight": layer.itself.weight.T},
-        )
+        weights["lin_r.weight"] = layer.itself.weight.T
+        return "sage", {"in_channels": num_in, "out_channels": num_out}, weights
 
     def plain_activation(self, index: int) -> str:
         """Name ReLU, or none before a linear classifier."""

@@ -132,8 +132,7 @@ class Wrapped(Model):
         return self._logits(inputs) if readout is None else readout(self._logits(inputs), inputs)
 
     def _logits(self, inputs: EdgeInputs) -> Tensor:
-        logits: Tensor = self.net(inputs.x, inputs.edge_index, **inputs.edge)
-        return logits
+        return self.net(inputs.x, inputs.edge_index, **inputs.edge)
 
     def encode(self, inputs: EdgeInputs) -> Tensor:
         """Compute what enters the head, [N, H]."""

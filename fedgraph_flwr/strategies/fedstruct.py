@@ -139,14 +139,14 @@ class FedStruct(FedGrad):
             )
         if phase != "acquire" or not reply.metrics["done"]:
             return
-        who, rows = f"client {reply.client} replied to phase 'acquire'", reply.groups.get("rows", {})
-        if missing := sorted({"support", "reached"} - rows.keys()):
-            raise FedGraphError(f"{who} without rows/{missing[0]}")
-        support = rows["support"]
-        if support.size != rows["reached"].size or (np.diff(support) <= 0).any():
-            raise FedGraphError(f"{who} with rows/support that are not ascending ids of the {facts[0]} nodes")
-        if facts[1] and "s" not in reply.groups.get(STRUCTURE, {}):
-            raise FedGraphError(f"{who} without {STRUCTURE}/s")
+        rows, none = reply.groups.get("rows", {}), np.zeros(0)
+        support, reached = rows.get("support", none), rows.get("reached", none)
+        has_features = not facts[1] or "s" in reply.groups.get(STRUCTURE, {})
+        if not support.size or support.size != reached.size or (np.diff(support) <= 0).any() or not has_features:
+            raise FedGraphError(
+                f"client {reply.client} replied to phase 'acquire' without its rows: expected rows/support, ascending ids of the"
+                f" {facts[0]} nodes, rows/reached, a mark for each, and {STRUCTURE}/s unless s_u stays with its owner"
+            )
 
     def setup(self) -> None:
         """Exchange keys and owners, run Algorithm 3, then place S."""

@@ -80,11 +80,9 @@ class FedStructA(FedGrad):
         replies = self.request_all("reveal")
         self.nodes = {r.client: r.groups["graph"]["nodes"] for r in replies}
         edges = np.concatenate([r.groups["graph"]["edges"] for r in replies], axis=1).astype(np.int64)
-        n = sum(map(len, self.nodes.values()))
-        if (
-            not np.array_equal(np.sort(np.concatenate(list(self.nodes.values()))), np.arange(n))
-            or edges.max(initial=0) >= n
-        ):
+        ids = np.concatenate(list(self.nodes.values()))
+        n = len(ids)
+        if not np.array_equal(np.sort(ids), np.arange(n)) or edges.max(initial=0) >= n:
             raise RunFailed(
                 f"the clients' nodes and edges are not those of one graph of {n} nodes: check node_id of their graphs"
             )

@@ -7,7 +7,7 @@ from typing import Any
 from flwr.app import Message
 
 from fedgraph_flwr import models
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, sums
@@ -16,7 +16,7 @@ from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.reducing import origin_of
 from fedgraph_flwr.strategies.scoring import check_scores, score_fields
 from fedgraph_flwr.tasks import kind_of
-from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, MODEL, PROTOCOL, SPEAKS, TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, MODEL, SPEAKS, TRAIN, Arrays, Reply, check_version
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
 
 _SIZES = {"C": "num_classes", "F": "num_features"}
@@ -63,7 +63,8 @@ class ReplyReader:
             wanted = method.actor_sums.left(phase, wanted)
         replied = f"{who} replied to phase '{phase}'"
         if phase == DESCRIBE:
-            _check_protocol(message, who)
+            record = message.content.get(METRICS)
+            check_version(1 if record is None else record.get(SPEAKS, 1), who, "server")
         groups, numbers = wanted.read(message.content, replied)
         numbers.pop(SPEAKS, None)
         check_scores(numbers, {} if client is None else method.counted.get(client, {}), replied)
@@ -190,18 +191,3 @@ class ReplyReader:
 def exactly(value: int) -> NumberField:
     """Return the field of a number that is known in advance."""
     return NumberField(value, value, whole=True)
-
-
-def _check_protocol(message: Message, who: str) -> None:
-    """Refuse a node that uses another version of the protocol.
-
-    Raises:
-        FedGraphError: names both versions.
-    """
-    record = message.content.get(METRICS)
-    found = record.get(SPEAKS, 1) if record is not None else 1
-    if found != PROTOCOL:
-        raise FedGraphError(
-            f"{who} uses version {sanitize(found, 20)} of the protocol between server and clients, this server version"
-            f" {PROTOCOL}: install the same version of fedgraph-flwr on both"
-        )

@@ -48,5 +48,4 @@ class Variates(ServerPart):
 
 
 def _acknowledged(server: GraphStrategy) -> np.ndarray:
-    found: np.ndarray = server.memory.get(ACKNOWLEDGED, np.zeros(max(server.clients) + 1, np.int64))
-    return found
+    return server.memory.get(ACKNOWLEDGED, np.zeros(max(server.clients) + 1, np.int64))

@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import SType
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, sanitize
 
 Arrays = dict[str, np.ndarray]
 """Named arrays: one group of tensors."""
@@ -248,6 +248,24 @@ def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[int, ...]], sender
             total = array.sum()  # finite only if all values are, without a boolean array
         if not (np.isfinite(total) or np.isfinite(array).all()):
             raise FedGraphError(f"{sender} sent '{name}' with values that are not finite")
+
+
+def check_version(spoken: object, who: str, here: str) -> None:
+    """Refuse a node, or a server, that uses another version of the protocol.
+
+    Args:
+        spoken: its version.
+        who: what it is.
+        here: what this process is.
+
+    Raises:
+        FedGraphError: names both versions.
+    """
+    if spoken != PROTOCOL:
+        raise FedGraphError(
+            f"{who} uses version {sanitize(spoken, 20)} of the protocol between server and clients, this {here} version"
+            f" {PROTOCOL}: install the same version of fedgraph-flwr on both"
+        )
 
 
 def weighted_mean(groups: Iterable[Arrays], weights: Iterable[float]) -> Arrays:
