@@ -10,7 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, tool
 from fedgraph_flwr.runs.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
-from fedgraph_flwr.runs.prepare import Prepared, prepare
+from fedgraph_flwr.runs.prepare import Runnable, prepare
 from fedgraph_flwr.runs.progress import SETUP, OnRound, OnWait
 
 APP = "FEDGRAPH_APP"
@@ -48,9 +48,7 @@ config = ""
 """
 
 
-def run_flower(
-    run: RunConfig | Prepared, on_round: OnRound | None = None, on_wait: OnWait | None = None
-) -> dict[str, Any]:
+def run_flower(run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration through ``flwr run`` and return the summary.
 
     Raises:
@@ -69,13 +67,8 @@ def run_flower(
         return _result(out)
     from fedgraph_flwr import partition
 
-    nodes = partition.num_clients(cfg)
-    shares = {
-        "num-supernodes": nodes,
-        "client-resources-num-cpus": cfg.client_cpus,
-        "client-resources-num-gpus": cfg.client_gpus,
-    }
-    federation = " ".join(f"{key}={value}" for key, value in shares.items())
+    resources = f"client-resources-num-cpus={cfg.client_cpus} client-resources-num-gpus={cfg.client_gpus}"
+    federation = f"num-supernodes={partition.num_clients(cfg)} {resources}"
     say("starting a SuperLink")
     with local_superlink(out / "superlink.log") as own:
         _flwr_run(cfg, "own", own, on_round, say, ["--federation-config", federation])
@@ -100,9 +93,8 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
             "RAY_DEDUP_LOGS": "0",
             "RAY_ADDRESS": "local",  # else Ray joins the cluster that was started last on this machine
         }
-        Path(home, "config.toml").write_text(
-            f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-        )
+        connection = f'[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        Path(home, "config.toml").write_text(f'[superlink]\ndefault = "own"\n\n{connection}')
         command = [tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
         with log_file.open("w") as log:
@@ -131,22 +123,14 @@ def _flwr_run(
     environment: dict[str, str],
     on_round: OnRound | None,
     say: OnWait = lambda what: None,
-    options: list[str] | None = None,
+    options: Sequence[str] = (),
 ) -> None:
     config = Path(cfg.out) / "run-config.toml"
     config.write_text(f'overrides = ""\nconfig = {json.dumps(to_json(cfg))}\n')
-    command = [
-        tool("flwr"),
-        "run",
-        os.environ.get(APP) or str(app_folder(Path(cfg.out))),
-        connection,
-        "--run-config",
-        str(config),
-        "--stream",
-    ]
-    process = subprocess.Popen(
-        [*command, *(options or [])], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    app = os.environ.get(APP) or str(app_folder(Path(cfg.out)))
+    command = [tool("flwr"), "run", app, connection, "--run-config", str(config), "--stream", *options]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
     rounds, shown, run_id = Path(cfg.out) / ROUNDS, 0, ""
     say(f"submitting the app to '{connection}'")
     tail: list[str] = []
@@ -176,9 +160,8 @@ def _flwr_run(
                 subprocess.run(stop, env=environment, stdout=log, stderr=log, timeout=60, check=False)
             raise
     if process.wait() != 0 and not (Path(cfg.out) / FAILURE).is_file():
-        raise RunFailed(
-            f"flwr run on '{connection}' ended with code {process.returncode}: {sanitize(_why(tail), 2000)}"
-        )
+        why = sanitize(_why(tail), 2000)
+        raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {why}")
 
 
 def _why(tail: list[str]) -> str:

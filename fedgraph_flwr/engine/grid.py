@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -122,11 +123,9 @@ def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
     plain = kind.describe is GraphClient.describe and not cfg.adversary.clients and cfg.task.name == "nodes"
     if not plain or (known := partition.outline(cfg)) is None:
         return
-    columns = zip(known.nodes, known.descriptions["num_train"], strict=True)
     sizes = {key: known.descriptions[key] for key in ("num_features", "num_classes")}
-    grid.descriptions = {
-        i: client_description(cfg, nodes, {"num_train": trains, **sizes}) for i, (nodes, trains) in enumerate(columns)
-    }
+    each = [{"num_train": number, **sizes} for number in known.descriptions["num_train"]]
+    grid.descriptions = dict(enumerate(map(partial(client_description, cfg), known.nodes, each)))
     grid.files_models = files_models(kind, cfg, **sizes)
 
 

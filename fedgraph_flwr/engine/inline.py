@@ -7,7 +7,6 @@ from typing import Any
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine.grid import (
     BaseGrid,
     forget,
@@ -18,7 +17,7 @@ from fedgraph_flwr.engine.grid import (
     virtual_context,
 )
 from fedgraph_flwr.engine.process import freed_memory_kept, reduce_gc, same_process_state
-from fedgraph_flwr.runs.prepare import Prepared, prepare
+from fedgraph_flwr.runs.prepare import Runnable, prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait
 from fedgraph_flwr.runs.serving import serve
 
@@ -66,9 +65,7 @@ class InlineGrid(BaseGrid):
         return reply
 
 
-def run_inline(
-    run: RunConfig | Prepared, on_round: OnRound | None = None, on_wait: OnWait | None = None
-) -> dict[str, Any]:
+def run_inline(run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration in this process and return the summary."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.client_app import app

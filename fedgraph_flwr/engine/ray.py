@@ -47,7 +47,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
 from fedgraph_flwr.runs.folder import make_folder
-from fedgraph_flwr.runs.prepare import Prepared, prepare
+from fedgraph_flwr.runs.prepare import Runnable, prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait
 from fedgraph_flwr.runs.serving import serve
 from fedgraph_flwr.wire.messages import CONFIG, FAILED, METRICS, REFUSED, TRAIN, Bare, bared, dressed
@@ -215,16 +215,14 @@ def _added(reply: Message, plan: Plan, total: PartialSum) -> Message:
     if reply.has_error():
         return reply
     content, node = reply.content, reply.metadata.src_node_id
-    arrays = RecordDict(
-        {METRICS: MetricRecord(), **{group: content[group] for group in plan.groups if group in content}}
-    )
+    sent = {group: content[group] for group in plan.groups if group in content}
+    arrays = RecordDict({METRICS: MetricRecord(), **sent})
     try:
         groups, _ = plan.schema.read(arrays, f"client {node - 1} replied to phase '{TRAIN}'")
         total.add(node, groups, plan.shares[node])
     except FedGraphError as error:
-        total.bytes[REFUSED] += sum(
-            len(array.data) for record in content.array_records.values() for array in record.values()
-        )
+        records = content.array_records.values()
+        total.bytes[REFUSED] += sum(len(array.data) for record in records for array in record.values())
         return Message(Error(FAILED, str(error)), reply_to=reply)
     for group in groups:
         del content[group]
@@ -341,10 +339,8 @@ class RayGrid(BaseGrid):
                 self.pool.put(share.actor, self.cfg)
 
     def _send(self, share: _Share, call: _Call) -> None:
-        replies, states = share.actor.reply.options(num_returns=2).remote(
-            call.shared, call.letters, call.keep, call.plan
-        )
-        call.states = states
+        reply = share.actor.reply.options(num_returns=2)
+        replies, call.states = reply.remote(call.shared, call.letters, call.keep, call.plan)
         share.flying[replies] = call
 
     def _own_plan(self, messages: list[Message]) -> Plan | None:
@@ -369,9 +365,7 @@ class RayGrid(BaseGrid):
             call = share.flying.pop(replies)
             share.deaths = 0
             share.since.append(call)
-            if (
-                self.plan and call.plan and call.plan.groups is self.plan.groups
-            ):  # else it belongs to an abandoned exchange
+            if self.plan and call.plan and call.plan.groups is self.plan.groups:  # else of an abandoned exchange
                 self.added.merge(total)
             if kept:
                 share.kept, share.since = call.states, []
@@ -398,12 +392,9 @@ class RayGrid(BaseGrid):
             self._send(share, call)
 
     def _label(self, share: _Share) -> str:
-        number, clients = len(self.shares), self.num_nodes
-        return (
-            f"the Ray actor of clients {share.first}, {share.first + number}, ... of {clients}"
-            if number < clients
-            else (f"the Ray actor of client {share.first}")
-        )
+        actors, first = len(self.shares), share.first
+        more = f"s {first}, {first + actors}, ... of {self.num_nodes}" if actors < self.num_nodes else f" {first}"
+        return f"the Ray actor of client{more}"
 
 
 def _letter(message: Message, place: dict[int, int]) -> Letter:
@@ -447,16 +438,10 @@ class Pool:
         room = sum(_room(resources, cfg) for resources in nodes)
         if not room:
             found = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
-            raise RunFailed(
-                f"no machine has enough resources for client_cpus={cfg.client_cpus} and"
-                f" client_gpus={cfg.client_gpus:g}: lower them; Ray has {found}"
-            )
+            raise RunFailed(f"no machine has enough resources for {_needs(cfg)}: lower them; Ray has {found}")
         if not cfg.client_gpus and cfg.device != "cpu" and (gpus := sum(node.get("GPU", 0) for node in nodes)):
-            log(
-                WARNING,
-                "clients get none of Ray's %g GPUs: set client_gpus, 0.25 for four per GPU, or device=cpu",
-                gpus,
-            )
+            fix = "set client_gpus, 0.25 for four per GPU, or device=cpu"
+            log(WARNING, "clients get none of Ray's %g GPUs: %s", gpus, fix)
         number = min(room, at_most, cfg.ray.actors or room)
         idle = self.idle.setdefault((cfg.client_cpus, cfg.client_gpus), [])
         taken = [idle.pop() for _ in range(min(number, len(idle)))]
@@ -485,14 +470,12 @@ class Pool:
         except GetTimeoutError as error:
             up = len(ray.wait(begun, num_returns=len(begun), timeout=0)[0])
             raise RunFailed(
-                f"Ray started {up} of {len(begun)} processes for clients within {PATIENCE:g} s (client_cpus={cfg.client_cpus}, "
-                f"client_gpus={cfg.client_gpus:g}, ray.address={self.address or 'none'}): check whether it is busy"
-                " with other work"
+                f"Ray started {up} of {len(begun)} processes for clients within {PATIENCE:g} s ({_needs(cfg)},"
+                f" ray.address={self.address or 'none'}): check whether it is busy with other work"
             ) from error
         except ObjectLostError as error:
-            raise RunFailed(
-                f"clients' private state was lost with the machine that kept it ({_line(error)}): resume from the checkpoint"
-            ) from error
+            what = f"clients' private state was lost with the machine that kept it ({_line(error)})"
+            raise RunFailed(f"{what}: resume from the checkpoint") from error
         except RayError as error:
             raise RunFailed(f"a Ray actor could not start: {_line(error)}") from error
 
@@ -519,11 +502,9 @@ class Pool:
         quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
         try:
             if self.address:
-                if self.address != "auto":
+                if self.address != "auto":  # Ray itself would retry for a long time
                     host, _, port = self.address.rpartition(":")
-                    socket.create_connection(
-                        (host, int(port)), CONNECT
-                    ).close()  # Ray itself would retry for a long time
+                    socket.create_connection((host, int(port)), CONNECT).close()
                 ray.init(address=self.address, **quiet)
             else:
                 self._start_own(quiet)
@@ -559,6 +540,10 @@ class Pool:
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Ray's library replaced Python's handler
         if self._error:
             raise RunFailed(f"{tried} could not be reached ({_line(self._error)}): check `ray status`") from self._error
+
+
+def _needs(cfg: RunConfig) -> str:
+    return f"client_cpus={cfg.client_cpus} and client_gpus={cfg.client_gpus:g}"
 
 
 def _room(resources: dict[str, float], cfg: RunConfig) -> int:
@@ -597,9 +582,7 @@ def ray_session(cfg: RayConfig | None = None) -> Iterator[Pool]:
         pool.end()
 
 
-def run_ray(
-    run: RunConfig | Prepared, on_round: OnRound | None = None, on_wait: OnWait | None = None
-) -> dict[str, Any]:
+def run_ray(run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration with its clients in Ray actors and return the summary."""
     from fedgraph_flwr import partition
 

@@ -37,6 +37,7 @@ from fedgraph_flwr.numerics.streams import Streams, drawing, generators
 from fedgraph_flwr.tasks import kind_of
 
 Result = TypeVar("Result")
+Tensors = dict[str, Tensor]
 
 SLACK = 1.25
 """Maximum ratio of the largest to the smallest graph in one stack; smaller graphs are padded."""
@@ -49,13 +50,9 @@ def declared(kind: type) -> tuple[str, ...] | None:
 
     None if the class declares none, or overrides the objective of a class that does.
     """
-    for cls in kind.__mro__:
-        if "stacks" in vars(cls):
-            attributes: tuple[str, ...] | None = vars(cls)["stacks"]
-            return attributes
-        if vars(cls).keys() & set(OBJECTIVE):
-            return None
-    return None
+    decisive = next((cls for cls in kind.__mro__ if vars(cls).keys() & {"stacks", *OBJECTIVE}), kind)
+    attributes: tuple[str, ...] | None = vars(decisive).get("stacks")
+    return attributes
 
 
 def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
@@ -67,9 +64,8 @@ def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
     if not kind_of(cfg).classes:
         return f"task={cfg.task.name}"
     if not model.stacks:
-        return f"model={cfg.model.name}" + (
-            f" with model.norm={model.norm}" if getattr(model, "norm", "") in OVER_NODES else ""
-        )
+        norm = getattr(model, "norm", "")
+        return f"model={cfg.model.name}{f' with model.norm={norm}' if norm in OVER_NODES else ''}"
     if unstackable := [part.name for part in Parts(cfg.strategy).all if not part.stacks]:
         return f"the part '{unstackable[0]}'"
     if cfg.train.sampler != "none":
@@ -258,9 +254,8 @@ def _scored_alone(client: GraphClient) -> bool:
 def _score(calls: Sequence[Call]) -> None:
     """Compute the scores of each client."""
     clients = [call.client for call in calls]
-    scored = [
-        scored for client in clients if isinstance(scored := client.scorer(client.policy.min_nodes), metrics.Scored)
-    ]
+    scorers = [client.scorer(client.policy.min_nodes) for client in clients]
+    scored = [scorer for scorer in scorers if isinstance(scorer, metrics.Scored)]
 
     def segments() -> Segments:
         return Segments(scored)
@@ -478,9 +473,7 @@ class Stack:
     def _targets(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return, for each label in all batches: client, row among all rows, label, and weight in that client's loss."""
         y = torch.cat([batch.y for batch in self.batches])
-        owner = torch.arange(len(self.batches), device=y.device).repeat_interleave(
-            torch.tensor([batch.y.numel() for batch in self.batches], device=y.device)
-        )
+        owner = torch.repeat_interleave(torch.tensor([batch.y.numel() for batch in self.batches], device=y.device))
         nodes = [torch.arange(len(b.y), device=y.device) if b.nodes is None else b.nodes for b in self.batches]
         weights = self.leaves.get("/class_weights")
         weight = torch.ones(len(y), device=y.device) if weights is None else weights[owner, y]
@@ -525,11 +518,8 @@ class Stack:
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the stacked tensors of the models by name, [M, ...] each."""
-        each = [client.model.tensors.values() for client in self.clients]
-        return {
-            name: torch.stack(own).detach()
-            for name, own in zip(self.clients[0].model.tensors, zip(*each, strict=True), strict=True)
-        }
+        each = [client.model.tensors for client in self.clients]
+        return {name: torch.stack([own[name] for own in each]).detach() for name in each[0]}
 
     def run(self, values: dict[str, Tensor], function: Callable[[GraphClient], Tensor]) -> Tensor:
         """Return the results of a function of a client for all clients, stacked.
@@ -543,9 +533,7 @@ class Stack:
         vars(one).update({name: vars(leader)[name] for name in _SAME})
         swap = _Swap(leader.model, lambda: function(one))
 
-        def of_one(
-            values: dict[str, Tensor], dense: dict[str, Tensor], given: dict[str, Tensor], leaves: dict[str, Tensor]
-        ) -> Tensor:
+        def of_one(values: Tensors, dense: Tensors, given: Tensors, leaves: Tensors) -> Tensor:
             one.inputs = self.inputs(dense)
             one.real = given["real"]
             if "y" in given:
@@ -557,9 +545,8 @@ class Stack:
         try:
             return torch.func.vmap(of_one)(named, self.dense, self.given, self.leaves)
         except AttributeError as error:
-            raise FedGraphError(
-                f"`stacks` of a client's class must name all that its objective reads: {located(error)}"
-            ) from error
+            what = "`stacks` of a client's class must name all that its objective reads"
+            raise FedGraphError(f"{what}: {located(error)}") from error
 
 
 class _Swap(nn.Module):

@@ -36,7 +36,10 @@ class Prepared:
     data: list[str] | None
 
 
-def prepare(run: RunConfig | Prepared) -> Prepared:
+Runnable = RunConfig | Prepared
+
+
+def prepare(run: Runnable) -> Prepared:
     """Check a run; an already prepared one is returned unchanged.
 
     Raises:

@@ -9,7 +9,6 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
@@ -18,13 +17,13 @@ from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition import input_spec, parties
 from fedgraph_flwr.runs.checks import startup_notes
 from fedgraph_flwr.runs.folder import FAILURE, INPUT_SPEC, InUse, headline_score, owned
-from fedgraph_flwr.runs.prepare import Prepared, check_unused, here, prepare, with_folder
+from fedgraph_flwr.runs.prepare import Prepared, Runnable, check_unused, here, prepare, with_folder
 from fedgraph_flwr.runs.progress import OnRound
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.tracking import Trackers
 
 
-def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None) -> dict[str, Any]:
+def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[str, Any]:
     """Run the strategy on a grid and return the summary."""
     cfg = run.cfg if isinstance(run, Prepared) else with_folder(run)
     out = Path(cfg.out)
