@@ -1,4 +1,4 @@
-"""Check that two checkouts give the same bits: methods of ``conf/strategy`` under several scenarios, and commands on tables.
+"""Check that two checkouts give the same bits: all methods under several scenarios, and commands on tables.
 
     python -m benchmarks.same_bits OTHER_CHECKOUT [--methods fedavg,fedomd] [--scenarios plain,secagg,link]
 
@@ -334,7 +334,8 @@ def main() -> int:
     )
     args = parser.parse_args()
     checkouts = [HERE, args.other.resolve()]
-    known = [{path.stem for path in (c / "conf" / "strategy").glob("*.yaml")} for c in checkouts]
+    places = ("conf/strategy/*.yaml", "fedgraph_baselines/conf/strategy/*.yaml")
+    known = [{path.stem for place in places for path in checkout.glob(place)} for checkout in checkouts]
     patterns, expected = args.methods.split(","), read_expected(args.expected)
     different, moved = 0, set()
     with tempfile.TemporaryDirectory() as temporary:
