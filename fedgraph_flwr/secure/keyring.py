@@ -15,6 +15,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
     EllipticCurvePublicKey,
 )
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA256, SHA384, Hash
+from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
@@ -78,9 +79,7 @@ class Keyring:
         """Return a name of a client that outlives runs: a digest of its pinned key, or its index without pins."""
         if (key := self.key_of(client)) is None:
             return str(client)
-        digest = Hash(SHA256())
-        digest.update(key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint))
-        return digest.finalize().hex()[:32]
+        return sha256(key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)).hexdigest()[:32]
 
     def key_of(self, client: int) -> EllipticCurvePublicKey | None:
         """Return the long-lived public key of a client, as far as this one knows it."""
@@ -139,9 +138,8 @@ class Keyring:
 
 def fingerprint(run: int, exchange: str, keys: Mapping[int, bytes]) -> str:
     """Return eight groups of five digits over the keys of all clients."""
-    digest = Hash(SHA256())
-    digest.update(json.dumps(["fedgraph keys", run, exchange, {c: keys[c].hex() for c in sorted(keys)}]).encode())
-    digits = str(int.from_bytes(digest.finalize(), "big") % 10**_DIGITS).zfill(_DIGITS)
+    listed = json.dumps(["fedgraph keys", run, exchange, {c: keys[c].hex() for c in sorted(keys)}])
+    digits = str(int.from_bytes(sha256(listed.encode()).digest(), "big") % 10**_DIGITS).zfill(_DIGITS)
     return " ".join(digits[i : i + _GROUP] for i in range(0, _DIGITS, _GROUP))
 
 

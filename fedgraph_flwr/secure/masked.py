@@ -15,10 +15,10 @@ Threat model as for envelopes: an honest-but-curious server, and clients that do
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from numpy.typing import NDArray
 
 from fedgraph_flwr.errors import RunFailed
@@ -129,12 +129,12 @@ def shaped(vector: NDArray[np.generic], like: Mapping[str, Arrays]) -> dict[str,
 
 def digest(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
     """Return SHA-256 of arrays with their names, dtypes and shapes, ordered by name, to bind masks to their inputs."""
-    found = Hash(SHA256())
+    found = sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         found.update(json.dumps([name, array.dtype.str, array.shape]).encode())
         found.update(array.tobytes())
-    return found.finalize()
+    return found.digest()
 
 
 def keys_of(clients: NDArray[np.int64], keys: NDArray[np.uint8]) -> dict[int, bytes]:

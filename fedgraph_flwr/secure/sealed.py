@@ -122,7 +122,7 @@ class Sealer:
                 raise RunFailed(
                     f"client {self.client} received an invalid public key of client {peer}: expected X25519"
                 ) from error
-        return HKDF(SHA256(), 32, salt=None, info=info).derive(self._agreed[peer])
+        return derived(self._agreed[peer], info)
 
 
 def is_public_key(key: bytes) -> bool:
@@ -132,6 +132,11 @@ def is_public_key(key: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def derived(secret: bytes, info: bytes) -> bytes:
+    """Derive a key of 32 bytes for one purpose from a secret, by HKDF."""
+    return HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
 
 
 def key_stream(key: bytes, count: int) -> NDArray[np.uint64]:

@@ -38,12 +38,11 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256, Hash
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
@@ -51,7 +50,7 @@ from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.masked import added, digest, flat, from_fixed, keys_of, pairwise, shaped, to_fixed
 from fedgraph_flwr.secure.opened import OpenedSums
-from fedgraph_flwr.secure.sealed import OVERHEAD, Sealer, key_stream
+from fedgraph_flwr.secure.sealed import OVERHEAD, Sealer, derived, key_stream
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME, combine, random_elements, split
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import ArrayField, check
@@ -88,19 +87,17 @@ def threshold(share: float, clients: int) -> int:
 
 def commitment(secret: bytes) -> bytes:
     """Return SHA-256 of a seed, which commits its owner to the seed without revealing it."""
-    digest = Hash(SHA256())
-    digest.update(b"fedgraph self-mask" + secret)
-    return digest.finalize()
+    return sha256(b"fedgraph self-mask" + secret).digest()
 
 
 def mask_sealer(client: int, secret: bytes) -> Sealer:
     """Return the end of a client's mask streams, whose key pair follows from a secret."""
-    return Sealer(client, HKDF(SHA256(), 32, salt=None, info=b"fedgraph mask key").derive(secret))
+    return Sealer(client, derived(secret, b"fedgraph mask key"))
 
 
 def self_stream(secret: bytes, step: str, count: int) -> NDArray[np.uint64]:
     """Return PRG(b) [count]."""
-    return key_stream(HKDF(SHA256(), 32, salt=None, info=b"fedgraph self-mask" + step.encode()).derive(secret), count)
+    return key_stream(derived(secret, b"fedgraph self-mask" + step.encode()), count)
 
 
 def _step(server_round: int, agreed: bytes = b"") -> str:

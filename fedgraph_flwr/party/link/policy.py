@@ -20,7 +20,8 @@ the first message that depends on records, also a dry run and one that fails.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, date, datetime
 from hashlib import sha256
@@ -37,7 +38,7 @@ from fedgraph_flwr.config import number, typed
 from fedgraph_flwr.config.schema import Section
 from fedgraph_flwr.data.far_ends import Column, parse_share
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError, check_names, sanitize
+from fedgraph_flwr.errors import FedGraphError, check_names, first_line, sanitize
 from fedgraph_flwr.party.link.rules import MATCHES, ONE_SIDED, LinkRules
 from fedgraph_flwr.secure.keyring import Keyring
 
@@ -250,25 +251,17 @@ def book_link(policy: Path, peers: Mapping[int, str], keyring: Keyring, hours: f
     Raises:
         FedGraphError: the last run with a peer is too recent, or the record cannot be read or written.
     """
-    path = policy.with_name(f"{policy.stem}.links.json")
-    try:
-        with FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT):  # else two runs at once would both pass
-            now = time.time() if now is None else now
-            record = _read_record(path, hours)
-            for client in peers:
-                name = peer_name(client, keyring)
-                if (passed := now - record.get(name, 0.0)) < 3600 * hours:
-                    raise FedGraphError(
-                        f"the last link run with client {client} ('{sanitize(peers[client], 60)}') was {passed / 3600:.1f} hours"
-                        f" ago: this node's policy accepts one in {hours:g} hours (link: hours)"
-                    )
-                record[name] = now
-            write_bytes(path, (json.dumps(record, indent=1) + "\n").encode())
-    except (OSError, Timeout) as error:
-        raise FedGraphError(
-            f"cannot lock {path}, the record of link runs: the folder of the policy must be writable, and no other process may"
-            f" hold the lock for {LOCK_TIMEOUT:g} s"
-        ) from error
+    now = time.time() if now is None else now
+    advice = f"move it away if no link run took place in the last {hours:g} hours"
+    with _record(policy.with_name(f"{policy.stem}.links.json"), "the record of link runs", advice) as record:
+        for client in peers:
+            name = peer_name(client, keyring)
+            if (passed := now - float(record.get(name, 0.0))) < 3600 * hours:
+                raise FedGraphError(
+                    f"the last link run with client {client} ('{sanitize(peers[client], 60)}') was {passed / 3600:.1f} hours"
+                    f" ago: this node's policy accepts one in {hours:g} hours (link: hours)"
+                )
+            record[name] = now
 
 
 def book_share(policy: Path, peer: str, columns: Sequence[Column], digest: str, accounts: int, most: float) -> float:
@@ -288,43 +281,40 @@ def book_share(policy: Path, peer: str, columns: Sequence[Column], digest: str, 
     Raises:
         FedGraphError: ε would be larger, or the ledger cannot be read or written.
     """
-    path = policy.with_name(f"{policy.stem}.shares.json")
-    try:
-        with FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT):
-            ledger: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-            told = ledger.setdefault(peer, {})
-            for column in columns:
-                entry = told.setdefault(f"{column.name}:{column.form}", {"epsilon": column.epsilon, "values": []})
-                entry["accounts"] = accounts
-                if digest not in entry["values"]:
-                    entry["values"].append(digest)
-            spent = float(sum(entry["epsilon"] * len(entry["values"]) for entry in told.values()))
-            if spent > most:
-                raise FedGraphError(
-                    f"sharing {', '.join(column.name for column in columns)} with {peer} would raise the local ε of an account to"
-                    f" {spent:g}, above {most:g} of this node's policy (link: epsilon)"
-                )
-            write_bytes(path, (json.dumps(ledger, indent=1) + "\n").encode())
-            return spent
-    except (OSError, Timeout, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FedGraphError(
-            f"cannot read, lock or write {path}, the ledger of what peers were told of accounts ({error}): restore it; without it"
-            " the ε that was spent is unknown"
-        ) from error
+    advice, what = (
+        "restore it; without it the ε that was spent is unknown",
+        "the ledger of what peers were told of accounts",
+    )
+    with _record(policy.with_name(f"{policy.stem}.shares.json"), what, advice) as ledger:
+        told = ledger.setdefault(peer, {})
+        for column in columns:
+            entry = told.setdefault(f"{column.name}:{column.form}", {"epsilon": column.epsilon, "values": []})
+            entry["accounts"] = accounts
+            if digest not in entry["values"]:
+                entry["values"].append(digest)
+        spent = float(sum(entry["epsilon"] * len(entry["values"]) for entry in told.values()))
+        if spent > most:
+            raise FedGraphError(
+                f"sharing {', '.join(column.name for column in columns)} with {peer} would raise the local ε of an account to"
+                f" {spent:g}, above {most:g} of this node's policy (link: epsilon)"
+            )
+    return spent
 
 
-def _read_record(path: Path, hours: float) -> dict[str, float]:
-    """Return the time of the last run with each peer.
+@contextmanager
+def _record(path: Path, what: str, advice: str) -> Iterator[dict[str, Any]]:
+    """Yield the content of a JSON file, and write it afterwards; another process that reads it waits meanwhile.
 
     Raises:
-        FedGraphError: the file is damaged.
+        FedGraphError: the file is damaged, cannot be written, or another process holds its lock.
     """
     try:
-        return {str(k): float(v) for k, v in json.loads(path.read_text()).items()} if path.is_file() else {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise FedGraphError(
-            f"{path} is damaged: move it away if no link run took place in the last {hours:g} hours"
-        ) from error
+        with FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT):
+            record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+            yield record
+            write_bytes(path, (json.dumps(record, indent=1) + "\n").encode())
+    except (OSError, Timeout, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FedGraphError(f"cannot read, lock or write {path}, {what} ({first_line(error)}): {advice}") from error
 
 
 def peer_name(client: int, keyring: Keyring) -> str:

@@ -912,35 +912,35 @@ class LinkParty:
         far, old = arrays["row"], len(known.keys)
         sends = self._sends_data(peer, rows)
         sends[:old] = True  # their data are in the ledger
+        taken = torch.from_numpy(~sends)
         data: dict[str, Tensor] = {}
-        self._edge_data[peer] = {}
-        for key in DATA:
-            if not _has(graph, key):
-                continue
+        for key in (key for key in DATA if _has(graph, key)):
             whole = getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)]
             values = record_columns(graph, key, whole).clone()
             received = torch.from_numpy(np.array(arrays[key]))
-            taken = torch.from_numpy(~sends)
             if key == "edge_y":
                 self.conflicts[peer] = int((values[taken] != received).sum())
             values[taken] = received
             if old:
                 values[:old] = known.data[key]
             data[key] = values
-            self._edge_data[peer][key] = values
-            if key == "edge_attr":
-                own = self._with_told(peer, whole, graph.foreign_out.numpy()[rows])
-                data[key] = torch.cat([values, own[:, values.size(1) :]], dim=1)
-        node, outgoing = graph.foreign[0].numpy()[rows], graph.foreign_out.numpy()[rows]
-        parts = [Edges(node, outgoing, start + far, self._names_at(peer, rows), data)]
+        self._edge_data[peer] = {**data}
+        if "edge_attr" in data:
+            whole = self._with_told(
+                peer, graph.foreign_edge_attr[torch.from_numpy(rows)], graph.foreign_out.numpy()[rows]
+            )
+            data["edge_attr"] = torch.cat([data["edge_attr"], whole[:, graph.num_shared_edge_features :]], dim=1)
+        parts = [self._records(peer, rows, start + far, data)]
         if self.rules.discloses:
             parts += self._disclosed(peer, start)
         joined = files.concatenated(parts)
         return files.both_ways(joined) if undirected(graph) else joined
 
-    def _names_at(self, peer: int, rows: Ints) -> NDArray[np.str_]:
-        """Return party and id of the far ends of records [E]."""
-        return self._names(peer, normal_ids(unpack_words(self.graph.foreign_id)[rows], id_form(self.graph)))
+    def _records(self, peer: int, rows: Ints, far: Ints, data: Mapping[str, Tensor]) -> Edges:
+        """Return own records as edges to nodes of a peer [E]."""
+        graph = self.graph
+        names = self._names(peer, normal_ids(unpack_words(graph.foreign_id)[rows], id_form(graph)))
+        return Edges(graph.foreign[0].numpy()[rows], graph.foreign_out.numpy()[rows], far, names, data)
 
     def _disclosed(self, peer: int, start: int) -> list[Edges]:
         """Return the edges of one-sided records: the own ones that the peer resolved, then the peer's."""
@@ -952,8 +952,7 @@ class LinkParty:
         self.unknown[peer] = int((~known).sum())
         rows = alone[known]
         data = {key: getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)] for key in DATA if _has(graph, key)}
-        node, outgoing = graph.foreign[0].numpy()[rows], graph.foreign_out.numpy()[rows]
-        local = Edges(node, outgoing, start + far[known], self._names_at(peer, rows), data)
+        local = self._records(peer, rows, start + far[known], data)
         named = self._named(peer)
         held = named >= 0
         rest = torch.from_numpy(held)

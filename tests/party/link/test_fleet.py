@@ -187,21 +187,22 @@ def test_one_run_a_day_and_peer(tmp_path, keys):
     other = ring([keys[0], generate_private_key(SECP384R1())])
     book_link(policy, {1: "b"}, other, 24, now=1e9 + 24 * 3600)  # another key is another peer
     (tmp_path / "policy.links.json").write_text("{")
-    with pytest.raises(FedGraphError, match="is damaged: move it away if no link run took place in the last 24 hours"):
+    with pytest.raises(
+        FedGraphError, match=r"cannot read.*links\.json.*: move it away if no link run took place in the last 24 hours"
+    ):
         book_link(policy, {1: "b"}, ours, 24)
 
 
 def test_of_two_runs_at_once_one_is_booked(tmp_path, keys, monkeypatch):
     """Both read the record before either has written it, unless the first holds a lock."""
-    reading, read = threading.Barrier(2), link_policy._read_record
+    both, write = threading.Barrier(2), link_policy.write_bytes
 
     def slowly(*args):
-        record = read(*args)
         with contextlib.suppress(threading.BrokenBarrierError):
-            reading.wait(0.3)  # for the other run, which waits for the lock
-        return record
+            both.wait(0.3)  # for the other run, which waits for the lock
+        write(*args)
 
-    monkeypatch.setattr(link_policy, "_read_record", slowly)
+    monkeypatch.setattr(link_policy, "write_bytes", slowly)
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(book_link, tmp_path / "policy.yaml", {1: "b"}, ring(keys), 24) for _ in range(2)]
     (refused,) = filter(None, (run.exception() for run in runs))
@@ -212,7 +213,9 @@ def test_a_record_that_another_process_holds_is_one_error(tmp_path, keys, monkey
     monkeypatch.setattr(link_policy, "LOCK_TIMEOUT", 0.1)
     with (
         FileLock(tmp_path / "policy.links.lock"),
-        pytest.raises(FedGraphError, match=r"cannot lock .*policy\.links\.json, the record of link runs"),
+        pytest.raises(
+            FedGraphError, match=r"cannot read, lock or write .*policy\.links\.json, the record of link runs"
+        ),
     ):
         book_link(tmp_path / "policy.yaml", {1: "b"}, ring(keys), 24)
 
