@@ -181,5 +181,5 @@ def _cut_edges(y: np.ndarray, group: np.ndarray, spec: Csbm, rng: np.random.Gene
         if len(code) == wanted:
             return np.stack([code // n, code % n])
     raise FedGraphError(
-        f"dataset.cut_degree {spec.cut_degree:g} needs more edges between clients than pairs exist: lower it"
+        f"dataset.cut_degree {spec.cut_degree:g} needs more pairs of clients' nodes than exist: lower it"
     )

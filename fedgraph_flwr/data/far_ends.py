@@ -356,17 +356,14 @@ def with_shares(clients: Sequence[ClientGraph], share: Sequence[str], floor: int
         FedGraphError: no client has cut edges, or as `shared_columns`.
     """
     if not any(client.cut_out.numel() + client.cut_in.numel() for client in clients):
-        raise FedGraphError(
-            "partition.share is for edges between clients, but no client has such edges: change the partition, or leave it out"
-        )
+        raise FedGraphError("partition.share needs edges between clients, but no client has such edges: leave it out")
     clients = [_with_told_sources(client, shared_records(client, share), floor, clients) for client in clients]
     columns = shared_columns(clients[0], share)
     rows = []
     for client in clients:
         names = [str(node).encode() for node in client.node_id.tolist()]
-        told, codes = encoded(
-            client, columns, floor, f"seed {seed} client {client.client} ".encode(), names, np.arange(len(names))
-        )
+        key = f"seed {seed} client {client.client} ".encode()
+        told, codes = encoded(client, columns, floor, key, names, np.arange(len(names)))
         values = np.full((len(names), len(columns)), np.nan, dtype=np.float32)
         for place, (column, found) in enumerate(zip(columns, codes, strict=True)):
             values[told, place] = column.decode(found)

@@ -295,10 +295,8 @@ def cents_of(amounts: NDArray[Any], where: str) -> tuple[Ints, int]:
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
         raise FedGraphError(f"{where}: row {row + 1} has no amount: expected a number in each row")
-    if np.abs(values).sum() >= 2**62 / 100:
-        raise FedGraphError(
-            f"{where}: amounts sum to {np.abs(values).sum():.3g}, expected below {2**62 / 100:.3g}: use a larger unit"
-        )
+    if (total := np.abs(values).sum()) >= 2**62 / 100:
+        raise FedGraphError(f"{where}: amounts sum to {total:.3g}, expected below {2**62 / 100:.3g}: use a larger unit")
     cents = np.rint(np.maximum(values, 0) * 100).astype(np.int64)
     return cents, int((values <= 0).sum())
 

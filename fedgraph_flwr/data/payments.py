@@ -160,9 +160,7 @@ class PaymentsSpec(ColumnKeys):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fans == "own" and not self.depth:
-            raise FedGraphError(
-                "dataset.fans=own is read with dataset.depth only: leave it out, or set dataset.depth=3"
-            )
+            raise FedGraphError("dataset.fans=own needs dataset.depth: leave it out, or set dataset.depth=3")
         check_names(self.kinds or (), KINDS, "dataset.kinds")
         unread = [k for k in UNREAD if getattr(self, k) != PaymentsSpec.__dataclass_fields__[k].default]
         if self.depth and unread:

@@ -140,9 +140,7 @@ def triples(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Grap
     spec, seed, clients = spec_of(PlantedTriples, cfg, seed, num_clients)
     n = spec.entities
     if spec.relations > n - 1:
-        raise FedGraphError(
-            f"dataset.relations={spec.relations} must be below dataset.entities={n}: lower it, or raise that"
-        )
+        raise FedGraphError(f"dataset.relations={spec.relations} must be below dataset.entities={n}: change one")
     rng = np.random.default_rng([seed, 4])
     shift = rng.permutation(np.arange(1, n))[: spec.relations]
     relation, head, step, client = (

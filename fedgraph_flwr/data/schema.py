@@ -227,9 +227,7 @@ class Schema:
         one_of(self.scaling, SCALINGS, "scaling")
         for name, (mean, std) in self.targets.items():
             if not isfinite(mean) or not isfinite(std) or std <= 0:
-                raise FedGraphError(
-                    f"target '{name}' needs a finite mean and standard deviation > 0, got {mean}, {std}"
-                )
+                raise FedGraphError(f"target '{name}' needs a finite mean and spread > 0, got {mean} and {std}")
         if len(set(self.classes)) < len(self.classes):
             raise FedGraphError(f"classes must differ from each other, got {', '.join(self.classes)}")
         for role, kinds in self.roles.items():

@@ -109,9 +109,7 @@ class Treatment:
         if self.scaling and agreed and self.scaling != agreed:
             raise conflict(f"--scaling {self.scaling}", f"scaling {agreed}", self.where)
         if self.scaling == "federated" and not agreed:
-            raise FedGraphError(
-                "--scaling federated needs --schema FILE with statistics by `fedgraph-flwr schema merge`"
-            )
+            raise FedGraphError("--scaling federated needs --schema FILE, as `fedgraph-flwr schema merge` writes it")
         return agreed or self.scaling or default
 
     @property
@@ -445,10 +443,8 @@ class Written:
             forms = fitting
         if len(forms) > 1:
             text = next(t for t in self.texts if len({float(form.read([t])[0]) for form in forms}) > 1)
-            meant = [f"{form.read([text])[0]:.15g} (--decimal {self.name}={form.decimal})" for form in forms]
-            raise FedGraphError(
-                f"{self.here} has '{text}', which can mean {' or '.join(meant)}: pass one of these options"
-            )
+            meant = " or ".join(f"{form.read([text])[0]:.15g} (--decimal {self.name}={form.decimal})" for form in forms)
+            raise FedGraphError(f"{self.here} has '{text}', which can mean {meant}: pass one of these options")
         return forms[0] if forms else None
 
     def at(self, word: str) -> str:
@@ -512,8 +508,12 @@ MAX_NAMED = 5
 def named_counts(count: Mapping[str, int]) -> str:
     """Return the most frequent values with their row counts, truncated and sanitized."""
     often = sorted(count, key=lambda word: (-count[word], word))
-    more = f" and {len(often) - MAX_NAMED} more" if len(often) > MAX_NAMED else ""
-    return ", ".join(f"'{sanitize(word, 30)}' {count[word]}" for word in often[:MAX_NAMED]) + more
+    return first_of([f"'{sanitize(word, 30)}' {count[word]}" for word in often])
+
+
+def first_of(texts: Sequence[str], most: int = MAX_NAMED) -> str:
+    """Return the first texts, and how many more there are."""
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def _report_others(name: str, column: Column, read: np.ndarray, where: str, treatment: Treatment) -> None:
@@ -523,19 +523,13 @@ def _report_others(name: str, column: Column, read: np.ndarray, where: str, trea
     unlisted = {word: count for word, count in counts(read).items() if word not in column.categories}
     if not unlisted:
         return
-    rows, total = sum(unlisted.values()), int((read != "").sum())
+    rows = f"{where}: {sum(unlisted.values())} of {int((read != '').sum())} rows have"
+    become = f"and become 'other': {named_counts(unlisted)}"
     if treatment.schema is None:
-        treatment.say(
-            f"{where}: {rows} of {total} rows have a rare value of '{name}' (fewer than {treatment.floor} rows) and become"
-            f" 'other': {named_counts(unlisted)}"
-        )
+        treatment.say(f"{rows} a rare value of '{name}' (fewer than {treatment.floor} rows) {become}")
     else:
-        treatment.warn(
-            f"{where}: {rows} of {total} rows have a value of '{name}' that {treatment.where or 'the schema'} does not list and"
-            f" become 'other': {named_counts(unlisted)}; it lists"
-            f" {', '.join(sanitize(word, 30) for word in column.categories[:MAX_NAMED])}"
-            + (f" and {len(column.categories) - MAX_NAMED} more" if len(column.categories) > MAX_NAMED else "")
-        )
+        schema, listed = treatment.where or "the schema", first_of([sanitize(word, 30) for word in column.categories])
+        treatment.warn(f"{rows} a value of '{name}' that {schema} does not list {become}; it lists {listed}")
 
 
 def counts(read: np.ndarray) -> dict[str, int]:
@@ -695,6 +689,5 @@ def _listing(used: Mapping[str, Column]) -> str:
             if column.kind == kind
         ]
         if of_kind:
-            shown = of_kind[:12] + ([f"{len(of_kind) - 12} more"] if len(of_kind) > 12 else [])
-            groups.append(f"{kind} {', '.join(shown)}")
+            groups.append(f"{kind} {first_of(of_kind, 12)}")
     return "; ".join(groups)

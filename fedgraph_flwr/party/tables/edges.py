@@ -219,9 +219,7 @@ def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:
         if form and form != PLAIN:
             known = dict(zip(written.texts, form.read(written.texts).tolist(), strict=True))
             values = column.map(known).to_numpy(dtype=np.float64, na_value=np.nan)
-    check_rows(
-        ~np.isfinite(values), column, where, "expected an amount in each row: correct it, or pass --amount-column NAME"
-    )
+    check_rows(~np.isfinite(values), column, where, "expected an amount: correct it, or pass --amount-column NAME")
     cents, odd = cents_of(values, where)
     if odd:
         treatment.say(
@@ -258,10 +256,8 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     neither = f"which is neither a number of seconds nor a date: pass --date-format {column}=FORMAT"
     check_rows(numbers.isna(), read, where, neither)
     seconds = np.floor(numbers.to_numpy(dtype=np.float64))
-    fix = "or a date: correct it, or divide milliseconds by 1000"
-    check_rows(
-        np.abs(seconds) >= MAX_SECONDS, read, where, f"expected seconds below {MAX_SECONDS:,} (the year 10000) {fix}"
-    )
+    expected = f"expected seconds below {MAX_SECONDS:,} (the year 10000) or a date: divide milliseconds by 1000"
+    check_rows(np.abs(seconds) >= MAX_SECONDS, read, where, expected)
     return torch.from_numpy(seconds.astype(np.int64))
 
 

@@ -69,17 +69,13 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
     for name in people.columns:
         words = {*np.char.lower(as_words(people[name])).tolist()}
         if "train" in words and words <= SPLIT:
-            made.add(
-                "columns.split", name, "holds train, val and test; to classify edges, replace it by `split: temporal`"
-            )
+            made.add("columns.split", name, "holds train, val and test; for edges, replace it by `split: temporal`")
     ends = [np.isin(_ends(payments[roles[end]], made.values), ids) for end in ("source", "target")]
     _parties(payments, made, ends)
     used = {*roles.values(), *made.values.get("party_columns", ())}
     _facts(payments[[name for name in payments.columns if name not in used]], made)
     if roles.get("time") and roles.get("amount"):
-        made.add(
-            "features", "payments", "there are times and amounts; `features: payments` adds columns of own records"
-        )
+        made.add("features", "payments", "there are times and amounts; `payments` adds columns of own records")
     return made
 
 
@@ -181,11 +177,7 @@ def _parties(table: Any, made: Guess, own: Sequence[np.ndarray]) -> None:
         found.append(held)
     pairs = [(a, b) for a, word in found[0].items() for b, other in found[1].items() if a != b and word == other]
     if pairs:
-        made.add(
-            "party_columns",
-            list(pairs[0]),
-            "hold one name where the account is in the node table, and others elsewhere",
-        )
+        made.add("party_columns", list(pairs[0]), "hold one name where the account is in the node table, else others")
         made.add("party", found[0][pairs[0][0]], "the name beside own accounts")
 
 

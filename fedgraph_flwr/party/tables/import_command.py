@@ -342,8 +342,8 @@ def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph
     kind, column = args.split, graph.schema["fitted"].get("tables", {}).get("split", "")
     if kind == "temporal" and column and bool((graph.train_mask | graph.val_mask | graph.test_mask).any()):
         if isinstance(graph, Graph) and graph.edge_y.numel():
-            two = f"--split temporal splits labelled edges, and the column '{column}' splits nodes"
-            raise FedGraphError(f"{two}: leave one out, the first to classify nodes, the second to classify edges")
+            two = f"--split temporal splits labelled edges by time, and the column '{column}' splits nodes"
+            raise FedGraphError(f"{two}: leave out --split to classify nodes, or the column to classify edges")
         print(f"split by column '{column}': --split temporal applies only without one")
         kind = "ratio"
     split = replace(_ratio(args.ratio), kind=kind, until=_until(args.until))

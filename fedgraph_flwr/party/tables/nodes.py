@@ -55,9 +55,8 @@ class Ids:
         read = column_of(table, column, where, "end of edges")
         codes, distinct = pd.factorize(read)  # -1 where missing
         found = self.index.get_indexer(np.append(as_words(pd.Series(distinct)), ""))[codes]
-        check_rows(
-            found < 0, read, where, f"which is not an id of {self.where}: add the node, or remove the row", first
-        )
+        no_id = f"which is not an id of {self.where}: add the node, or remove the row"
+        check_rows(found < 0, read, where, no_id, first)
         return found.astype(np.int64)
 
 
@@ -118,10 +117,8 @@ def agreed_targets(names: Sequence[str], treatment: Treatment) -> Tensor:
     if not agreed:
         return torch.zeros(0, 0, dtype=torch.float64)
     if list(agreed) != list(names):
-        fix = f"pass --predict-columns {','.join(agreed)}"
-        raise FedGraphError(
-            f"{treatment.where} has the targets {', '.join(agreed)}, got {', '.join(names) or 'none'}: {fix}"
-        )
+        ours, theirs = ", ".join(names) or "none", ",".join(agreed)
+        raise FedGraphError(f"{treatment.where} has the targets {theirs}, got {ours}: pass --predict-columns {theirs}")
     return torch.tensor([*agreed.values()], dtype=torch.float64).T.contiguous()
 
 

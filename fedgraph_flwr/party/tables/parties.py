@@ -209,10 +209,8 @@ def _booked_once(
     same = pd.DataFrame({"source": positions[0][rows], "target": positions[1][rows], "key": keys}).duplicated()
     repeated_rows = complete & same.to_numpy()
     if count := int(repeated_rows.sum()):
-        treatment.say(
-            f"{where}: {count} of {rows.size} own rows repeat another one (equal ends and equal {', '.join(rule.key_columns)}):"
-            " counted once"
-        )
+        equal = f"(equal ends and equal {', '.join(rule.key_columns)})"
+        treatment.say(f"{where}: {count} of {rows.size} own rows repeat another one {equal}: counted once")
     return rows[~repeated_rows]
 
 
@@ -227,12 +225,8 @@ def _report_own_accounts(
     """Warn of other parties whose accounts are all in the own node table: they may be the own party, spelled differently."""
     import pandas as pd
 
-    seen = pd.DataFrame(
-        {
-            "party": np.concatenate([names[mask] for names, mask in zip(folded, others, strict=True)]),
-            "id": np.concatenate([ids[mask] for ids, mask in zip(texts, others, strict=True)]),
-        }
-    ).drop_duplicates()
+    ends = [pd.DataFrame({"party": folded[end][mask], "id": texts[end][mask]}) for end, mask in enumerate(others)]
+    seen = pd.concat(ends).drop_duplicates()
     seen["own"] = np.isin(normal_ids(seen["id"], rule.id_form), normal_ids(index.to_numpy(), rule.id_form))
     for party, rows in seen.groupby("party"):
         if rows["own"].all():
@@ -248,14 +242,8 @@ def repeated(records: Records, form: str, undirected: bool) -> np.ndarray:
     import pandas as pd
 
     direction = np.zeros(len(records.ids), dtype=bool) if undirected else records.outgoing.numpy()
-    columns = {
-        "node": records.node.numpy(),
-        "out": direction,
-        "party": records.party.numpy(),
-        "id": normal_ids(records.ids, form),
-        "key": records.keys,
-    }
-    return np.asarray(pd.DataFrame(columns).duplicated().to_numpy())
+    columns = records.node.numpy(), direction, records.party.numpy(), normal_ids(records.ids, form), records.keys
+    return np.asarray(pd.DataFrame(dict(enumerate(columns))).duplicated().to_numpy())
 
 
 def parties_of(links: Any, texts: Sequence[np.ndarray], rule: PartyRule, where: str) -> list[np.ndarray]:
@@ -308,9 +296,7 @@ def _own_positions(
         zeros = " and leading zeros" if rule.id_form == "number" else ""
         rows = f"ids '{index[first]}' (row {first + 1}) and '{index[second]}' (row {second + 1})"
         fix = "rename one" + (", or pass --id-form text" if zeros else "")
-        raise FedGraphError(
-            f"{where[1]}: {rows} are the same without spaces, case{zeros}, as parties compare them: {fix}"
-        )
+        raise FedGraphError(f"{where[1]}: {rows} are the same without spaces, case{zeros}, as parties compare: {fix}")
     found, adjusted, example = [], 0, ""
     for ids, mask, column in zip(texts, own, ends, strict=True):
         places = np.where(mask, index.get_indexer(ids), -1)

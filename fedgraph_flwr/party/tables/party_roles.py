@@ -114,21 +114,17 @@ def with_role(
             )
         linking["parties"] = names.tolist()
         made.group = torch.from_numpy(group[first][np.searchsorted(accounts, ids.astype(str))].astype(np.int64))
-    for line in _lacks(made, treatment):
-        treatment.say(line)
+    treatment.say(_lacks(made, treatment))
     return made
 
 
-def _lacks(graph: ClientGraph, treatment: Treatment) -> list[str]:
-    """Return lines on what a party of a role has not, and what it takes part in."""
+def _lacks(graph: ClientGraph, treatment: Treatment) -> str:
+    """Return a line on what a party of a role has not, and what it takes part in."""
     held = {"edges": graph.edge_index.size(1), "labels of nodes": int((graph.y >= 0).sum() or graph.targets.numel())}
     held["labels of edges"] = int((graph.edge_y >= 0).sum())
     labels = [what.split()[-1] for what in ("labels of nodes", "labels of edges") if held[what]]
-    lines = [
-        f"role '{treatment.role}' without {', '.join(what for what, count in held.items() if not count) or 'gaps'}"
-    ]
-    if labels:
-        return [
-            f"{lines[0]}: it takes part in link, in prediction, and in training and scores of {' and '.join(labels)}"
-        ]
-    return [f"{lines[0]}: it takes part in link and in prediction; without labels it neither trains nor is scored"]
+    gaps = ", ".join(what for what, count in held.items() if not count) or "gaps"
+    part = f"in link, in prediction, and in training and scores of {' and '.join(labels)}"
+    if not labels:
+        part = "in link and in prediction; without labels it neither trains nor is scored"
+    return f"role '{treatment.role}' without {gaps}: it takes part {part}"

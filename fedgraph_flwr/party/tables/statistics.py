@@ -278,9 +278,8 @@ def _merged_layout(schemas: Mapping[str, Schema], say: Say) -> TableLayout:
         if len(set(values.values())) == 1:
             common[key] = next(iter(values.values()))
         else:
-            listing = ", ".join(
-                f"'{value}' in {name}" if value else f"the default in {name}" for name, value in values.items()
-            )
+            shown = {name: f"'{value}'" if value else "the default" for name, value in values.items()}
+            listing = ", ".join(f"{value} in {name}" for name, value in shown.items())
             if key not in ("separator", "encoding"):
                 common[key] = next(iter(values.values()))
             keeps = f"the schema keeps '{common[key]}', so" if common.get(key) else "the schema keeps the default, so"
@@ -310,9 +309,8 @@ def _agreed_columns(kind: str, having: Reports, say: Say) -> dict[str, Column]:
     first, columns, heads = having[0][0], dict[str, Column](), dict[str, tuple[str, dict[str, Column]]]()
     for name, report in having:
         its = _used(report, kind)
-        head, expected = heads.setdefault(
-            report.get("role", ""), (name, its)
-        )  # parties of a role have the same columns
+        # parties of a role have the same columns
+        head, expected = heads.setdefault(report.get("role", ""), (name, its))
         _check_columns(expected, its, head, name)
         common = [n for n in columns if n in its]
         _check_columns({n: columns[n] for n in common}, {n: its[n] for n in common}, first, name)
@@ -363,18 +361,15 @@ def _report_values(
         if alone and others:
             text = f"column '{name}': only {party} has {named_counts(alone)}"
             if len(alone) == len(own):
-                warn(
-                    f"{text}, and no value of the other parties ({named_counts({w: total[w] for w in others})}): use"
-                    " the same spelling"
-                )
+                theirs = named_counts({word: total[word] for word in others})
+                warn(f"{text}, and no value of the other parties ({theirs}): use the same spelling")
             else:
                 say(text)
     spelled: dict[str, str] = {}
     for word in total:
         if (other := spelled.setdefault(word.casefold(), word)) != word:
-            warn(
-                f"column '{name}': '{sanitize(other, 30)}' and '{sanitize(word, 30)}' are two values: use the same spelling"
-            )
+            two = f"'{sanitize(other, 30)}' and '{sanitize(word, 30)}'"
+            warn(f"column '{name}': {two} are two values: use the same spelling")
 
 
 def _merged(name: str, column: Column, sums: Sequence[Mapping[str, Any]], floor: int) -> Column:

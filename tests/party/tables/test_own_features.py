@@ -229,7 +229,7 @@ def test_overlapping_tables_are_counted(tmp_path, capsys, caplog):
             [],
             "row 1 has '1e30' in column 'time', expected seconds below 253,402,300,800 (the year 10000)",
         ),
-        ({"time": "1700000000000"}, [], "or divide milliseconds by 1000"),
+        ({"time": "1700000000000"}, [], "or a date: divide milliseconds by 1000"),
         ({"time": "soon"}, [], "row 1 has 'soon' in column 'time', which is neither a number of seconds nor a date"),
     ],
 )
