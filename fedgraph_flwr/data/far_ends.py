@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.data.features import Book, Form, receivers_columns
-from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, grown
+from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, grown, rows_at
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.schema import NODE, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -428,11 +428,8 @@ def without_far_columns(graph: ClientGraph, start: int) -> ClientGraph:
 
 def without_cut_edges(graph: ClientGraph) -> ClientGraph:
     """Return a client's graph with its inner edges only."""
-    empty: dict[str, Any] = {}
-    for cut in ("cut_out", "cut_in"):
-        empty[cut] = getattr(graph, cut)[:, :0]
-        empty |= {key: getattr(graph, key)[:0] for key in (f"{cut}_owner", *(f"{cut}_{name}" for name in EDGE_FIELDS))}
-    return replace(graph, **empty)
+    none = torch.zeros(0, dtype=torch.int64)
+    return replace(graph, **rows_at(graph, "cut_out", none), **rows_at(graph, "cut_in", none))
 
 
 def with_far_ends(graph: ClientGraph) -> ClientGraph:

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import (
-    EDGE_FIELDS,
     ClientGraph,
     pack_words,
     read_tensors,
+    rows_at,
     rows_of,
     unpack_words,
     write_bytes,
@@ -228,11 +228,8 @@ def _without(graph: ClientGraph, client: int, gone: int, ids: Tensor, place: dic
         owner = getattr(graph, f"{cut}_owner")
         rows = (owner != gone).nonzero().view(-1)
         near, far = getattr(graph, cut)[:, rows]
-        fields |= {
-            cut: torch.stack([near, torch.searchsorted(ids, far)]),
-            f"{cut}_owner": owner[rows] - (owner[rows] > gone).long(),
-        }
-        fields |= {f"{cut}_{key}": rows_of(getattr(graph, f"{cut}_{key}"), rows) for key in EDGE_FIELDS}
+        ends = torch.stack([near, torch.searchsorted(ids, far)])
+        fields |= rows_at(graph, cut, rows) | {cut: ends, f"{cut}_owner": owner[rows] - (owner[rows] > gone).long()}
     far = torch.searchsorted(ids, graph.far_id).clamp(max=max(ids.numel() - 1, 0))
     held = torch.isin(far, torch.cat([fields[cut][1] for cut in _CUTS])) & (ids[far] == graph.far_id)
     fields |= {"far_id": far[held], "far_x": rows_of(graph.far_x, held.nonzero().view(-1))}
