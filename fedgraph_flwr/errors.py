@@ -3,59 +3,63 @@
 import difflib
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-KEY_ALIASES = {
-    **dict.fromkeys(("learning_rate", "lr", "eta", "step_size"), "train.lr"),
-    **dict.fromkeys(
-        ("epochs", "epoch", "steps", "iterations"),
-        "train.local_steps, optimiser steps per round, or with train.sampler, train.local_epochs",
-    ),
-    **dict.fromkeys(("optim", "optimiser", "optimizer", "opt"), "train.optimizer"),
-    **dict.fromkeys(("wd", "weight_decay", "l2"), "train.weight_decay"),
-    **dict.fromkeys(("batch", "batch_size", "bs"), "train.batch_size, with train.sampler=neighbors or saint"),
-    **dict.fromkeys(("local_epochs",), "train.local_epochs"),
-    **dict.fromkeys(("num_neighbors", "fanouts", "fan_out"), "train.fanout"),
-    **dict.fromkeys(("num_parts", "num_clusters"), "train.clusters"),
-    **dict.fromkeys(("momentum",), "train.momentum"),
-    **dict.fromkeys(("loss", "criterion", "loss_fn"), "train.loss"),
-    **dict.fromkeys(("class_weight", "class_weights", "pos_weight"), "train.loss=weighted, by train.class_weights"),
-    **dict.fromkeys(("hidden_dim", "hidden_size", "hidden_channels", "hidden", "dim"), "model.hidden"),
-    **dict.fromkeys(("num_layers", "n_layers", "layers"), "model.layers"),
-    **dict.fromkeys(("dropout", "drop", "p"), "model.dropout"),
-    **dict.fromkeys(("num_rounds", "n_rounds", "comm_rounds", "communication_rounds", "global_rounds"), "rounds"),
-    **dict.fromkeys(("clients", "n_clients", "num_parties", "num_partitions"), "num_clients"),
-    **dict.fromkeys(("random_seed", "random_state"), "seed"),
-    **dict.fromkeys(("metric", "metrics", "score"), "evaluation.metric"),
-    **dict.fromkeys(("patience", "early_stopping"), "evaluation.patience"),
-    **dict.fromkeys(
-        ("fraction_fit", "fraction_train", "client_fraction", "sample_rate", "fraction"), "strategy.fraction"
-    ),
-    **dict.fromkeys(("method", "algorithm", "algo"), "strategy"),
-    **dict.fromkeys(("network", "net", "arch", "gnn"), "model"),
-    **dict.fromkeys(("data", "graph_name"), "dataset"),
-    **dict.fromkeys(("partitioner", "partitioning"), "partition"),
-    **dict.fromkeys(("output", "output_dir", "save_dir", "log_dir"), "out"),
-    **dict.fromkeys(("gpu", "cuda"), "device=cuda"),
-}
+
+def _by_alias(aliases: Mapping[str, str]) -> dict[str, str]:
+    return {alias: name for name, others in aliases.items() for alias in others.split()}
+
+
+KEY_ALIASES = _by_alias(
+    {
+        "train.lr": "learning_rate lr eta step_size",
+        "train.local_steps, steps per round, or with train.sampler, train.local_epochs": "epochs epoch steps iterations",
+        "train.optimizer": "optim optimiser optimizer opt",
+        "train.weight_decay": "wd weight_decay l2",
+        "train.batch_size, with train.sampler=neighbors or saint": "batch batch_size bs",
+        "train.local_epochs": "local_epochs",
+        "train.fanout": "num_neighbors fanouts fan_out",
+        "train.clusters": "num_parts num_clusters",
+        "train.momentum": "momentum",
+        "train.loss": "loss criterion loss_fn",
+        "train.loss=weighted, by train.class_weights": "class_weight class_weights pos_weight",
+        "model.hidden": "hidden_dim hidden_size hidden_channels hidden dim",
+        "model.layers": "num_layers n_layers layers",
+        "model.dropout": "dropout drop p",
+        "rounds": "num_rounds n_rounds comm_rounds communication_rounds global_rounds",
+        "num_clients": "clients n_clients num_parties num_partitions",
+        "seed": "random_seed random_state",
+        "evaluation.metric": "metric metrics score",
+        "evaluation.patience": "patience early_stopping",
+        "strategy.fraction": "fraction_fit fraction_train client_fraction sample_rate fraction",
+        "strategy": "method algorithm algo",
+        "model": "network net arch gnn",
+        "dataset": "data graph_name",
+        "partition": "partitioner partitioning",
+        "out": "output output_dir save_dir log_dir",
+        "device=cuda": "gpu cuda",
+    }
+)
 """Name of a key elsewhere → name here."""
 
-VALUE_ALIASES = {
-    **dict.fromkeys(("roc_auc", "auroc", "rocauc", "roc-auc"), "auc"),
-    **dict.fromkeys(("ap", "pr_auc", "auprc", "aucpr"), "average_precision"),
-    **dict.fromkeys(("f1", "f1_macro", "f1_score", "f1-macro"), "macro_f1"),
-    **dict.fromkeys(("acc",), "accuracy"),
-    **dict.fromkeys(("bacc", "balanced_acc", "bal_acc"), "balanced_accuracy"),
-    **dict.fromkeys(("ce", "nll", "crossentropy", "cross-entropy"), "cross_entropy"),
-    **dict.fromkeys(("class_weighted", "balanced", "weighted_ce"), "weighted"),
-    **dict.fromkeys(("gpu",), "cuda"),
-    **dict.fromkeys(("simulation", "local-simulation"), "inline"),
-    **dict.fromkeys(("graphsage",), "sage"),
-    **dict.fromkeys(("label_skew", "lda", "noniid"), "dirichlet"),
-    **dict.fromkeys(("iid",), "random"),
-}
+VALUE_ALIASES = _by_alias(
+    {
+        "auc": "roc_auc auroc rocauc roc-auc",
+        "average_precision": "ap pr_auc auprc aucpr",
+        "macro_f1": "f1 f1_macro f1_score f1-macro",
+        "accuracy": "acc",
+        "balanced_accuracy": "bacc balanced_acc bal_acc",
+        "cross_entropy": "ce nll crossentropy cross-entropy",
+        "weighted": "class_weighted balanced weighted_ce",
+        "cuda": "gpu",
+        "inline": "simulation local-simulation",
+        "sage": "graphsage",
+        "dirichlet": "label_skew lda noniid",
+        "random": "iid",
+    }
+)
 """Name of a value elsewhere → name here."""
 
 

@@ -6,6 +6,7 @@ class TestMine(MethodContract):
 
 import json
 import random
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -23,22 +24,9 @@ from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.wire.messages import from_record
 
-SMALL = (
-    *(
-        "dataset=csbm",
-        "dataset.nodes_per_client=[41,67]",
-        "dataset.features=5",
-        "dataset.classes=3",
-        "dataset.degree=4",
-    ),
-    *(
-        "dataset.cut_degree=1",
-        "dataset.gap=0.2",
-        "dataset.seed=3",
-        "partition=planted",
-        "num_clients=3",
-        "model.hidden=8",
-    ),
+SMALL = shlex.split(
+    "dataset=csbm dataset.nodes_per_client=[41,67] dataset.features=5 dataset.classes=3 dataset.degree=4 dataset.cut_degree=1"
+    " dataset.gap=0.2 dataset.seed=3 partition=planted num_clients=3 model.hidden=8"
 )
 """Three clients joined by edges. No other size of a model or message equals a client's number of nodes or edges."""
 
@@ -154,9 +142,8 @@ class MethodContract:
     def test_a_resumed_run_ends_like_one_that_was_never_interrupted(self, tmp_path: Path, monkeypatch: Any) -> None:
         """Resumed after round 1, on both sides."""
         half = self.go(tmp_path, monkeypatch, "rounds=1", "checkpoint_every=1")
-        same_result(
-            self.go(tmp_path, monkeypatch, f"resume={half.out}", f"out={half.out}"), self.go(tmp_path, monkeypatch)
-        )
+        resumed = self.go(tmp_path, monkeypatch, f"resume={half.out}", f"out={half.out}")
+        same_result(resumed, self.go(tmp_path, monkeypatch))
 
     def test_a_part_of_the_clients_trains_in_a_round(self, tmp_path: Path, monkeypatch: Any) -> None:
         """Absent clients keep what is theirs."""

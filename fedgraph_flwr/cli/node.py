@@ -35,7 +35,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Environment of the process that forks; clients set torch's threads themselves (``--threads``)."""
 
 _PATHS = {"graph": "FILE", "state": "DIR", "policy": "FILE", "peers": "DIR"}
-_PATCHES = Path(flower_patches.__file__)
+_PROGRAM: list[str | Path] = [sys.executable, "-P", Path(flower_patches.__file__)]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -75,8 +75,8 @@ def main(args: argparse.Namespace) -> int:
     if not plain and sys.platform != "linux":
         say("forking is only safe on Linux: using unpatched Flower (--plain)")
         plain = True
-    options = supernode_options(args)
     server = Server(*check_address(args.server, "--server"), _authority(args))
+    options = supernode_options(args)
     node = Node(options, plain, args.port or free_port(), server, args.once)
     try:
         node.run()
@@ -92,9 +92,8 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
     """Return the options of `flower-supernode`.
 
     Raises:
-        FedGraphError: a file or folder is missing, or an address is invalid.
+        FedGraphError: a file or folder is missing.
     """
-    check_address(args.server, "--server")
     authority = _authority(args)
     check_key(args.key)
     files = [("--graph", args.graph), ("--policy", args.policy), ("--trusted", args.trusted)]
@@ -224,33 +223,22 @@ class Node:
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
         quiet = {"FLWR_DISABLE_UPDATE_CHECK": "1"}
         if self.plain:
-            self.supernode = Process(
-                [tool("flower-supernode"), *self.options, *address],
-                {**quiet, flower_patches.PLAIN: "1"},
-                on_line=self._read,
-            )
+            flower = [tool("flower-supernode"), *self.options, *address]
+            self.supernode = Process(flower, {**quiet, flower_patches.PLAIN: "1"}, on_line=self._read)
             return
         self.secret.touch(mode=0o600)
         self.secret.write_bytes(secrets.token_bytes(32))
         own = ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
-        command = [sys.executable, "-P", _PATCHES, "supernode", "--wake", self.wake[1], "--"]
-        self.supernode = Process(
-            [*map(str, command), *self.options, *address, *own], quiet, (self.wake[1],), on_line=self._read
-        )
+        command = [*_PROGRAM, "supernode", "--wake", str(self.wake[1]), "--"]
+        command += [*self.options, *address, *own]
+        self.supernode = Process(command, quiet, (self.wake[1],), on_line=self._read)
         self._start_executor()
 
     def _start_executor(self) -> None:
         assert self.supernode
-        command = [sys.executable, "-P", _PATCHES, "executor", "--wake", self.wake[0], "--lock", self.lock]
-        command += [
-            "--supernode-pid",
-            self.supernode.pid,
-            "--runtime",
-            f"127.0.0.1:{self.port}",
-            "--secret",
-            self.secret,
-        ]
-        self.executor = Process(list(map(str, command)), ONE_THREAD | {"FLWR_TELEMETRY_ENABLED": "0"}, (self.wake[0],))
+        command = [*_PROGRAM, "executor", "--wake", str(self.wake[0]), "--lock", self.lock, "--secret", self.secret]
+        command += ["--supernode-pid", str(self.supernode.pid), "--runtime", f"127.0.0.1:{self.port}"]
+        self.executor = Process(command, ONE_THREAD | {"FLWR_TELEMETRY_ENABLED": "0"}, (self.wake[0],))
 
     def _end_both(self) -> None:
         for process in (self.supernode, self.executor):

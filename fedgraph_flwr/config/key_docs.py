@@ -43,9 +43,8 @@ class Key:
 def sections() -> dict[str, type]:
     """Return the dataclass of each group of keys; ``run`` has the top-level keys."""
     hints = get_type_hints(RunConfig)
-    return {"run": RunConfig} | {
-        name: cls for name, cls in hints.items() if isinstance(cls, type) and is_dataclass(cls)
-    }
+    found = {name: cls for name, cls in hints.items() if isinstance(cls, type) and is_dataclass(cls)}
+    return {"run": RunConfig, **found}
 
 
 def select(selection: str) -> tuple[list[str], Path | None]:

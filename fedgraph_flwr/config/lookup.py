@@ -32,10 +32,9 @@ def locate(target: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:
-        what = error if isinstance(error, ImportError | AttributeError) else located(error)
-        raise FedGraphError(
-            f"'{target}' cannot be imported ({what}); expected module:name, installed or on PYTHONPATH"
-        ) from error
+        why = error if isinstance(error, ImportError | AttributeError) else located(error)
+        what = f"'{target}' cannot be imported ({why})"
+        raise FedGraphError(f"{what}; expected module:name, installed or on PYTHONPATH") from error
 
 
 def named_code(cfg: RunConfig) -> dict[str, str]:
@@ -115,9 +114,7 @@ def params_of(server: str, client: str) -> list[type]:
 
 def own_keys(cfg: RunConfig) -> set[str]:
     """Return the method's keys, of both sides."""
-    return {
-        f.name for params in params_of(cfg.strategy.server, cfg.strategy.client) for f in dataclasses.fields(params)
-    }
+    return set(own_defaults(cfg.strategy.server, cfg.strategy.client))
 
 
 def own_defaults(server: str, client: str) -> dict[str, Any]:

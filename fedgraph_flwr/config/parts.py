@@ -5,15 +5,13 @@ part's name (``strategy.tau``).
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fedgraph_flwr.config.config_file import flat
-from fedgraph_flwr.config.schema import Section, StrategyConfig
+from fedgraph_flwr.config.schema import StrategyConfig
 
-KEYS: dict[str, type] = {
-    f.name: f.type for f in fields(StrategyConfig) if isinstance(f.type, type) and issubclass(f.type, Section)
-}
+KEYS: dict[str, Any] = {f.name: f.type for f in fields(StrategyConfig) if is_dataclass(f.type)}
 """The dataclass of keys of each part."""
 
 CHOICES = ("objective", "variates", "personalization", "server_optimizer")

@@ -56,7 +56,8 @@ NEEDED = {
         *("def delete_messages(", "def _store_error_replies(self, run_ids: set[int], error: Error)"),
     ),
     "supercore/corestate/in_memory_corestate.py": (
-        *("def get_tasks(", "def finish_task(self, task_id: int, sub_status: str, details: str)"),
+        "def get_tasks(",
+        "def finish_task(self, task_id: int, sub_status: str, details: str)",
     ),
     "supercore/superexec/run_superexec.py": (
         *("task_poll_interval = _get_task_poll_interval()", "executor = get_executor(", "executor.reconcile()"),
@@ -65,11 +66,9 @@ NEEDED = {
     "supercore/superexec/executor/types.py": ("class LaunchResult:", "def accepted(cls)"),
     "supercore/exit/exit_handler.py": ("registered_exit_handlers: list",),
     "supernode/runtime/run_clientapp.py": (
-        *(
-            "install_from_fab(fab.content, skip_prompt=True)",
-            "parent_pid: int | None",
-            "runtime_dependency_install: bool",
-        ),
+        "install_from_fab(fab.content, skip_prompt=True)",
+        "parent_pid: int | None",
+        "runtime_dependency_install: bool",
     ),
     "supercore/runtime/runtime_http_client.py": ("def PushTaskOutput(self, request: PushTaskOutputRequest)",),
     "supercore/interceptors/http/runtime_version.py": ("class RuntimeVersionHttpInterceptor",),
@@ -193,7 +192,7 @@ def supernode(wake: int) -> None:
             while not _complete(state, object_store):
                 sleep(REPLY_LOOK)
                 looks += 1  # every 50th poll, since Flower searches all past tasks
-                if looks % 50 == 0 and _ended(state) and not _complete(state, object_store):
+                if looks % 50 == 0 and not _open_tasks(state) and not _complete(state, object_store):
                     _reply_for_crashed_task(state, object_store)
             push(state=state, object_store=object_store, **arguments)
             if not _unanswered(state):
@@ -254,11 +253,16 @@ def _forget(state: Any, store: Any) -> None:
     """
     from flwr.common.constant import SubStatus
 
-    for entry in (left := _unanswered(state)):
-        state.delete_messages(message_ids=[entry.message.metadata.message_id])
-        store.delete(entry.message.metadata.message_id)
+    left = [entry.message for entry in _unanswered(state)]
+    _drop(left, state, store)
     for task in _open_tasks(state) if left else ():
         state.finish_task(task.task_id, sub_status=SubStatus.FAILED, details="the run has ended")
+
+
+def _drop(messages: list[Any], state: Any, store: Any) -> None:
+    for identifier in [message.metadata.message_id for message in messages]:
+        state.delete_messages(message_ids=[identifier])
+        store.delete(identifier)
 
 
 def _complete(state: Any, store: Any) -> bool:
@@ -270,12 +274,8 @@ def _complete(state: Any, store: Any) -> bool:
     return bool(replies) and all(store.get(node.object_id) for tree in trees for node in iterate_object_tree(tree))
 
 
-def _ended(state: Any) -> bool:
-    """Return whether no task can still reply; a claimed task of a dead process counts as open for 30 to 60 s."""
-    return not _open_tasks(state)
-
-
 def _open_tasks(state: Any) -> list[Any]:
+    """Return the tasks that can still reply; a claimed task of a dead process counts as open for 30 to 60 s."""
     from flwr.common.constant import Status
 
     return list(state.get_tasks(statuses=[Status.PENDING, Status.STARTING, Status.RUNNING]))
@@ -285,9 +285,7 @@ def _reply_for_crashed_task(state: Any, store: Any) -> None:
     """Replace a missing or incomplete reply by Flower's error reply."""
     from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
 
-    for message in _replies(state):
-        state.delete_messages(message_ids=[message.metadata.message_id])
-        store.delete(message.metadata.message_id)
+    _drop(_replies(state), state, store)
     asked = _unanswered(state)
     for entry in asked:
         entry.is_retrieved = True  # not actually retrieved, but required for an error reply
@@ -456,11 +454,7 @@ def executor(wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Pa
 def main() -> None:
     """``flower_patches.py supernode --wake FD -- OPTIONS`` or ``flower_patches.py executor --wake FD --lock FILE ...``."""
     args_list = sys.argv[1:]
-    own, rest = (
-        (args_list[: args_list.index("--")], args_list[args_list.index("--") + 1 :])
-        if "--" in args_list
-        else (args_list, [])
-    )
+    end = args_list.index("--") if "--" in args_list else len(args_list)
     parser = argparse.ArgumentParser(description="Parts of `fedgraph-flwr node`, which starts them.")
     parser.add_argument("what", choices=("supernode", "executor"))
     parser.add_argument("--wake", type=int, required=True, help="file descriptor of a pipe")
@@ -468,11 +462,11 @@ def main() -> None:
     parser.add_argument("--supernode-pid", type=int, help="executor: whose tasks")
     parser.add_argument("--runtime", help="executor: HOST:PORT of the SuperNode's runtime API")
     parser.add_argument("--secret", type=Path, help="executor: the file of the runtime API's secret")
-    args = parser.parse_args(own)
+    args = parser.parse_args(args_list[:end])
     if reason := missing():
         sys.exit(f"error: {reason}")
     if args.what == "supernode":
-        sys.argv = ["flower-supernode", *rest]
+        sys.argv = ["flower-supernode", *args_list[end + 1 :]]
         supernode(args.wake)
     else:
         executor(args.wake, args.lock, args.supernode_pid, args.runtime, args.secret)

@@ -64,7 +64,6 @@ class _Bare(ast.NodeTransformer):
     """Takes imports, and strings that stand alone, out of a syntax tree."""
 
     def generic_visit(self, node: ast.AST) -> Any:
-        alone = (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        )
+        value = node.value if isinstance(node, ast.Expr) else None
+        alone = isinstance(value, ast.Constant) and isinstance(value.value, str)
         return None if alone or isinstance(node, ast.Import | ast.ImportFrom) else super().generic_visit(node)

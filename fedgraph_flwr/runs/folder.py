@@ -42,12 +42,7 @@ SUMMARY = "summary.json"
 INPUT_SPEC = "input_spec.json"
 FAILURE = "failure.json"
 OPENED_SUMS = "opened_sums"
-MODELS = (
-    "model_final.safetensors",
-    "model_best.safetensors",
-    "models_final.safetensors",
-    "models_best.safetensors",
-)
+MODELS = [f"{name}.safetensors" for name in ("model_final", "model_best", "models_final", "models_best")]
 
 DATA = ("dataset", "split", "partition")
 """Sections that determine the clients' graphs, unless these are given."""

@@ -34,10 +34,8 @@ def progress(cfg: RunConfig, shown: Shown = "auto") -> Iterator[tuple[OnRound, O
 
         def on_round(record: dict[str, Any]) -> None:
             scores = record.get("metrics", {})
-            keys = {split: f"{split}_accuracy" for split in ("val", "test")}
-            show(
-                record["round"], " ".join(f"{split} {scores[key]:.3f}" for split, key in keys.items() if key in scores)
-            )
+            known = [split for split in ("val", "test") if f"{split}_accuracy" in scores]
+            show(record["round"], " ".join(f"{split} {scores[f'{split}_accuracy']:.3f}" for split in known))
 
         yield on_round, lambda what: show(0, what)
 

@@ -165,9 +165,8 @@ def decode(name: str, array: Array) -> np.ndarray:
             raise ValueError("not NumPy's plain format")
         return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape).copy()
     except (TypeError, ValueError) as error:
-        raise FedGraphError(
-            f"cannot read array '{name}' of a message ({error}): expected an array of numbers in NumPy's plain format"
-        ) from error
+        what = f"cannot read array '{name}' of a message ({error})"
+        raise FedGraphError(f"{what}: expected an array of numbers in NumPy's plain format") from error
 
 
 def groups_of(content: RecordDict) -> dict[str, Arrays]:

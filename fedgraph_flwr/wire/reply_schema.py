@@ -191,9 +191,8 @@ def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
     _kind(array.dtype, shape, wanted, name, who)
     most = math.prod(shape) * np.dtype(wanted.dtype).itemsize + _HEADER
     if len(array.data) > most:
-        raise FedGraphError(
-            f"{who} with {len(array.data)} bytes for '{name}' of shape {shape}, expected at most {most} as {wanted.dtype}"
-        )
+        what = f"{len(array.data)} bytes for '{name}' of shape {shape}"
+        raise FedGraphError(f"{who} with {what}, expected at most {most} as {wanted.dtype}")
     try:
         values = decode(name, array)
     except FedGraphError as error:
@@ -216,7 +215,7 @@ def _range(values: np.ndarray, wanted: ArrayField, name: str, who: str) -> None:
     if values.size and not (low <= values.min() and values.max() <= high):
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise FedGraphError(
-                f"{who} with '{name}' whose values are not finite: if its training diverged, lower train.lr"
+                f"{who} with '{name}' whose values are not finite: if training diverged, lower train.lr"
             )
         span = f"from {values.min():g} to {values.max():g}"
         raise FedGraphError(f"{who} with '{name}' {span}, expected {low:g} to {high:g}")

@@ -24,10 +24,8 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Tensor]:
         if isinstance(value, Mapping):
             flat |= {f"{key}/{path}": leaf for path, leaf in flatten(value).items()}
         else:
-            leaf = (
-                torch.from_numpy(np.asarray(value, order="C")) if isinstance(value, np.ndarray | np.generic) else value
-            )
-            flat[str(key)] = leaf.detach()
+            of_numpy = isinstance(value, np.ndarray | np.generic)
+            flat[str(key)] = (torch.from_numpy(np.asarray(value, order="C")) if of_numpy else value).detach()
     return flat
 
 

@@ -213,11 +213,11 @@ def state():
 
 
 def test_a_task_that_ended_without_a_reply_is_answered_for(state):
-    assert not flower_patches._ended(state.state)
+    assert flower_patches._open_tasks(state.state)
     assert state.state.claim_task(state.task)
-    assert not flower_patches._ended(state.state)  # it may still speak
+    assert flower_patches._open_tasks(state.state)  # it may still speak
     assert state.state.finish_task(state.task, SubStatus.FAILED, "")
-    assert flower_patches._ended(state.state)
+    assert not flower_patches._open_tasks(state.state)
     assert not flower_patches._complete(state.state, state.store)
     flower_patches._reply_for_crashed_task(state.state, state.store)
     assert flower_patches._complete(state.state, state.store)
@@ -234,7 +234,7 @@ def test_what_flower_ignored_is_forgotten(state):
     assert state.state.claim_task(state.task)
     flower_patches._forget(state.state, state.store)
     assert not flower_patches._unanswered(state.state)
-    assert flower_patches._ended(state.state)
+    assert not flower_patches._open_tasks(state.state)
     assert state.store.get(state.question.metadata.message_id) is None
     flower_patches._forget(state.state, state.store)  # nothing is left to forget
 
