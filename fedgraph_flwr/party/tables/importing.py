@@ -41,7 +41,7 @@ from fedgraph_flwr.party.tables.nodes import (
     split_masks,
     target_values,
 )
-from fedgraph_flwr.party.tables.parties import PartyRule, linking_of, repeated
+from fedgraph_flwr.party.tables.parties import linking_of, repeated
 from fedgraph_flwr.party.tables.party_roles import complete, with_role
 from fedgraph_flwr.party.tables.reading import read_columns, read_table
 from fedgraph_flwr.party.tables.roles import BOUND, DEFAULTS, Columns
@@ -164,21 +164,13 @@ def from_tables(
     if treatment.role and not rule:
         names_of = ids[NODE].index.to_numpy()
         graph = with_role(graph, own_party, names_of, tables.edges[EDGE_TYPE], columns, where, treatment)
-    return check_graph(_linkable(graph, found, rule, treatment.role, undirected), where, labelled)
+    return check_graph(with_records(graph, found[EDGE_TYPE], rule, treatment.role, undirected), where, labelled)
 
 
 def _rule(columns: Columns, nodes: Nodes, edges: Edges, own_party: str, role: str) -> Any:
     """Return how edges name other parties; None without such edges, or for a role that has one table of the two."""
     both = nodes.get(NODE) is not None and edges.get(EDGE_TYPE) is not None
     return columns.parties(own_party) if both or not role else None
-
-
-def _linkable(graph: Any, found: Mapping[Any, Any], rule: Any, role: str, undirected: bool) -> Any:
-    """Return the graph of a party with its records of edges to other parties; without them, the graph."""
-    if rule:
-        graph = with_records(graph, found[EDGE_TYPE], rule, undirected)
-        graph.linking |= {"role": role} if role else {}
-    return graph
 
 
 def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: Treatment, in_memory: bool) -> Tables:
@@ -367,18 +359,19 @@ def _agreed_of_edges(
     return {"undirected": undirected, "edge_classes": found[EDGE_TYPE].data.classes, "targets": targets}
 
 
-def with_records(graph: Graph, edges: TableEdges, rule: PartyRule, undirected: bool) -> ClientGraph:
-    """Return a graph with the foreign records of its edge table.
+def with_records(graph: Graph, edges: TableEdges, rule: Any, role: str, undirected: bool) -> Graph:
+    """Return the graph of a party with its records of edges to other parties; without them, the graph.
 
     Args:
         graph: the party's own graph.
         edges: the divided rows and their data.
-        rule: how the parties of ends are named.
+        rule: how the parties of ends are named, a `PartyRule`.
+        role: role of the party, or "".
         undirected: whether each row represents both directions.
     """
     found, data = edges.records, edges.data.fields
     if found is None:
-        raise ValueError("the edge table was not divided by parties")
+        return graph
     chosen = torch.arange(found.rows.numel())
     if not data and not rule.key:  # such edges count once
         chosen = torch.from_numpy(~repeated(found, rule.id_form, undirected)).nonzero().view(-1)
@@ -389,7 +382,7 @@ def with_records(graph: Graph, edges: TableEdges, rule: PartyRule, undirected: b
         foreign_out=found.outgoing[chosen],
         foreign_id=pack_words(found.ids[chosen.numpy()]),
         foreign_key=pack_words(found.keys[chosen.numpy()]),
-        linking=linking_of(rule, found),
+        linking=linking_of(rule, found) | ({"role": role} if role else {}),
         **values,
     )
 

@@ -159,16 +159,15 @@ def check_unknown_at_prediction(columns: Columns, nodes: Sequence[str], edges: S
     Raises:
         FedGraphError: names the column and its roles.
     """
-    roles = {"--label-column": [columns.label], "--predict-columns": columns.targets}
-    twice = [(name, role) for role, names in roles.items() for name in names if name and name in nodes]
-    twice += [(columns.edge_label, "--edge-label-column")] if columns.edge_label and columns.edge_label in edges else []
-    twice += [
-        (name, "--predict-columns") for name in columns.targets if name in (columns.id, columns.label, columns.split)
-    ]
-    if twice:
-        name, role = twice[0]
-        fix = f"leave it out of the features, or of {role}"
-        raise FedGraphError(f"{where}: column '{name}' of {role} also has another role: {fix}")
+    taken = {
+        "--label-column": ([columns.label], nodes),
+        "--predict-columns": (columns.targets, [*nodes, columns.id, columns.label, columns.split]),
+        "--edge-label-column": ([columns.edge_label], edges),
+    }
+    for role, (names, others) in taken.items():
+        if twice := [name for name in names if name and name in others]:
+            fix = f"leave it out of the features, or of {role}"
+            raise FedGraphError(f"{where}: column '{twice[0]}' of {role} also has another role: {fix}")
 
 
 def feature_columns(
