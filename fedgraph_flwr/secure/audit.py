@@ -16,6 +16,7 @@ prints elsewhere, and pass them to a later audit.
 import hashlib
 import json
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,7 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
             found = entry.pop("hash")
             if found != _next(before, _text(entry)):
                 raise FedGraphError(
-                    f"{path}, line {n} does not follow from line {n - 1}: it was changed, or lines before it were changed,"
-                    " removed or moved"
+                    f"{path}, line {n} does not follow from line {n - 1}: it, or lines before it, were changed, removed or moved"
                 )
             if str(n) == number and found != wanted:
                 raise FedGraphError(
@@ -107,10 +107,8 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
                 )
             before, end = found, end + len(line)
             yield entry
-    if n < max(head["n"], int(number or 0)):
-        raise FedGraphError(
-            f"{path} ends after line {n}, expected {max(head['n'], int(number or 0))}: line {n + 1} was removed"
-        )
+    if n < (last := max(head["n"], int(number or 0))):
+        raise FedGraphError(f"{path} ends after line {n}, expected {last}: line {n + 1} was removed")
     if (before, end) != (head["hash"], head["end"]):
         raise FedGraphError(f"{path}, line {n} is not the one that {HEAD} names: the log was written again")
 
@@ -130,37 +128,31 @@ def audit(state: Path, expect: str = "") -> Any:
 
     rows: dict[str, dict[str, Any]] = {}
     booked: dict[str, dict[str, Any]] = {}
-    groups: dict[str, dict[str, int]] = {}
-    reasons: dict[str, int] = {}
-    lines = 0
+    groups: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    reasons: Counter[str] = Counter()
     for entry in verified(state, expect):
-        lines += 1
         run = entry["run"]
         new = {"run": run, "strategy": "", "first": entry["at"], "last": "", "rounds": 0, "requests": 0, "refused": 0}
         row = rows.setdefault(run, new | {"received": 0, "sent": 0})
         row["strategy"], row["last"] = entry["strategy"] or row["strategy"], entry["at"]
         row["rounds"], row["requests"] = max(row["rounds"], entry["round"]), row["requests"] + 1
         row["received"], row["sent"] = row["received"] + entry["received"], row["sent"] + sum(entry["sent"].values())
-        for group, size in entry["sent"].items():
-            groups.setdefault(run, {}).setdefault(group, 0)
-            groups[run][group] += size
+        groups[run].update(entry["sent"])
         if entry["refused"]:
             row["refused"] += 1
-            reasons[entry["refused"]] = reasons.get(entry["refused"], 0) + 1
+            reasons[entry["refused"]] += 1
         if entry["noise"]:  # a node accepts one configuration per run
             before = booked.get(run, {"releases": 0})["releases"]
             booked[run] = entry["noise"] | {"releases": before + entry["noise"]["releases"]}
     for run, row in rows.items():
         own = booked.get(run, {"releases": 0, "unit": ""})
-        row["what"] = ", ".join(f"{group} {size}" for group, size in sorted(groups.get(run, {}).items()))
-        row |= {
-            "releases": own["releases"],
-            "unit": own["unit"],
-            "epsilon": spent({run: own}) if own["releases"] else 0.0,
-        }
+        row["what"] = ", ".join(f"{group} {size}" for group, size in sorted(groups[run].items()))
+        row["releases"], row["unit"] = own["releases"], own["unit"]
+        row["epsilon"] = spent({run: own}) if own["releases"] else 0.0
     units = {str(own["unit"]) for own in booked.values()}
     total = {unit: spent({run: own for run, own in booked.items() if own["unit"] == unit}) for unit in sorted(units)}
     table = pd.DataFrame(rows.values())
+    lines = sum(row["requests"] for row in rows.values())
     table.attrs |= {"lines": lines, "hash": _head(state)["hash"], "epsilon": total, "reasons": reasons}
     return table
 

@@ -30,6 +30,11 @@ def clipped_model(model: Arrays, origin: Arrays, bound: float) -> Arrays:
         update *= bound / norm * (1 - SLACK / 10)  # rounding to float32 made it longer than the bound
 
 
+def shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of arrays, by name."""
+    return {name: array.shape for name, array in arrays.items()}
+
+
 def clipped_groups(
     sent: Mapping[str, Arrays], declared: Groups, received: Arrays, rules: PrivacyConfig, norms: Mapping[str, float]
 ) -> dict[str, Arrays]:
@@ -51,9 +56,7 @@ def clipped_groups(
             own, origin = sent[group], received
             if getattr(declared[group], "origin", "") != ARRAYS:
                 origin = {key: np.zeros_like(array) for key, array in own.items()}
-            elif {key: array.shape for key, array in origin.items()} != {
-                key: array.shape for key, array in own.items()
-            }:
+            elif shapes(origin) != shapes(own):
                 raise FedGraphError(
                     f"the server's message has no model with the arrays of '{group}', from which privacy.dp={rules.dp} measures a"
                     " client's update"

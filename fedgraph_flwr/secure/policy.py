@@ -68,6 +68,7 @@ from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.config.schema import Section
 from fedgraph_flwr.errors import FedGraphError, check_names, line_of, sanitize
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
+from fedgraph_flwr.secure.clipping import shapes
 from fedgraph_flwr.secure.opened import RULES, STRICT
 from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN
 
@@ -259,10 +260,8 @@ class Policy(Section, group="policy"):
             FedGraphError: names the distance, relative to the norm of the model before; or other tensors than before, by which
                 a server could escape the bound.
         """
-        shapes, earlier = ({name: array.shape for name, array in each.items()} for each in (model, before))
-        _require(
-            shapes == earlier, "a model of other tensors than in the last training request", "the same ones (max_step)"
-        )
+        same = shapes(model) == shapes(before)
+        _require(same, "a model of other tensors than in the last training request", "the same ones (max_step)")
         moved = float(np.sqrt(sum(np.square(model[name] - before[name], dtype=np.float64).sum() for name in before)))
         size = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in before.values())))
         what = f"a model that moved by {moved / max(size, 1e-300):.3g} of its norm since the last training request"

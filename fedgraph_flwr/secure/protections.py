@@ -71,34 +71,18 @@ def check(cfg: RunConfig, uplink: Uplink) -> None:
     single = [g for _, g, r in shown(uplink) if isinstance(r, Individual) or (isinstance(r, Relay) and not r.sealed)]
     revealing = f", or accept that the server sees them: privacy.reveal=[{','.join(dict.fromkeys(single))}]"
     seen = not_secure(cfg, uplink)
-    for chosen, promise, reason, advice in (
-        (
-            privacy.dp != "none",
-            f"privacy.dp={privacy.dp} covers means and sums of clipped values",
-            not_private(cfg, uplink),
-            "another strategy, or privacy.dp=none",
-        ),
-        (
-            privacy.secagg,
-            "privacy.secagg=true shows the server only sums of clients' values",
-            seen,
-            f"privacy.secagg=false{revealing if 'values of' in seen else ''}",
-        ),
-        (
-            cfg.ray.aggregate,
-            "ray.aggregate=true sums training replies before the server sees them",
-            not_added(cfg, uplink),
-            "ray.aggregate=false",
-        ),
-        (
-            rules.aggregator != "mean",
-            f"strategy.aggregator={rules.aggregator} combines clients' models",
-            not_robust(cfg, uplink),
-            "strategy.aggregator=mean",
-        ),
-    ):
-        if chosen and reason:
-            raise FedGraphError(f"{promise}, but {method} {reason}; set {advice}")
+    if privacy.dp != "none":
+        promise = f"privacy.dp={privacy.dp} covers means and sums of clipped values"
+        _require_all(not_private(cfg, uplink), promise, method, "another strategy, or privacy.dp=none")
+    if privacy.secagg:
+        promise = "privacy.secagg=true shows the server only sums of clients' values"
+        _require_all(seen, promise, method, f"privacy.secagg=false{revealing if 'values of' in seen else ''}")
+    if cfg.ray.aggregate:
+        promise = "ray.aggregate=true sums training replies before the server sees them"
+        _require_all(not_added(cfg, uplink), promise, method, "ray.aggregate=false")
+    if rules.aggregator != "mean":
+        promise = f"strategy.aggregator={rules.aggregator} combines clients' models"
+        _require_all(not_robust(cfg, uplink), promise, method, "strategy.aggregator=mean")
     if privacy.dp != "none":
         _check_privacy(cfg, uplink)
     mean = uplink[TRAIN].get(MODEL)
@@ -108,6 +92,11 @@ def check(cfg: RunConfig, uplink: Uplink) -> None:
         raise FedGraphError(
             f"strategy.max_share={rules.max_share:g} caps a weight, but {what}: set strategy.max_share=1"
         )
+
+
+def _require_all(needs: str, promise: str, method: str, advice: str) -> None:
+    if needs:
+        raise FedGraphError(f"{promise}, but {method} {needs}; set {advice}")
 
 
 def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:

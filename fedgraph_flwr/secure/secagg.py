@@ -285,16 +285,11 @@ class Member:
         for own in ratios.values():
             self._check_weights(own, own > 0)
         held = self._dealt_shares(dict(zip(members.tolist(), envelopes, strict=True)), server_round)
-        clients, keys = self.state[CLIENTS], self.state[KEYS]
-        inputs = {
-            CLIENTS: clients,
-            KEYS: keys,
-            SIZES: self.state[SIZES],
+        inputs = {key: self.state[key] for key in (CLIENTS, KEYS, SIZES)} | {
             MEMBERS: members,
-            **{f"{WEIGHTS}/{group}": own for group, own in ratios.items()},
             "model": _bytes(received),
         }
-        agreed = digest(inputs)
+        agreed = digest({**inputs, **{f"{WEIGHTS}/{group}": own for group, own in ratios.items()}})
         sizes = [sum(array.size for array in group.values()) for group in values.values()]
         place = members.tolist().index(self.client)
         own_ratios = {group: float(ratios[group][place]) for group in values}
@@ -308,10 +303,7 @@ class Member:
         total = total + pairwise(self._sealer(1), members.tolist(), _step(server_round, agreed), total.size)
         names = [(kinds or {}).get(group, group) for group in weights]
         self.state = {
-            "round": self.state["round"],
-            "sign": self.state["sign"],
-            CLIENTS: clients,
-            KEYS: keys,
+            **{key: self.state[key] for key in ("round", "sign", CLIENTS, KEYS)},
             MEMBERS: members,
             WEIGHTS: np.stack([np.stack(pair) for pair in weights.values()]),  # [G, 2, m]
             "kinds": _bytes(json.dumps(names).encode()),

@@ -65,7 +65,10 @@ def replaced(lines, n, old, new):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda x: replaced(x, 3, '"round": 2', '"round": 1'), "line 3 does not follow from line 2: it was changed"),
+        (
+            lambda x: replaced(x, 3, '"round": 2', '"round": 1'),
+            "line 3 does not follow from line 2: it, or lines before it, were changed",
+        ),
         (lambda x: [*x[:2], *x[3:]], "line 3 is entry 4: lines were removed or moved"),
         (lambda x: [x[0], x[2], x[1], *x[3:]], "line 2 is entry 3: lines were removed or moved"),
         (lambda x: x[:4], "ends after line 4, expected 5: line 5 was removed"),
