@@ -483,26 +483,15 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
         yield f"common_{w}", common
 
 
-def _pairs(index: _Index) -> tuple[Ints, Ints]:
-    """Return the number of earlier records between the same accounts, in the same direction and against it, [R] each."""
-    book = index.book
-    low, high = np.minimum(book.source, book.target), np.maximum(book.source, book.target)
-    pair = low * book.accounts + high
-    order = np.lexsort((index.rank, pair))
-    ascends = (book.source <= book.target)[order]
-    ahead = before(ascends)
-    place = np.arange(order.size)
-    other_pair = np.diff(pair[order], prepend=-1) != 0
-    first = np.maximum.accumulate(np.where(other_pair, place, 0))
-    other_time = other_pair | (np.diff(index.rank[order], prepend=-1) != 0)
-    last = np.maximum.accumulate(np.where(other_time, place, 0))
-    along = ahead[last] - ahead[first]
-    against = last - first - along
-    alone = (book.source == book.target)[order]
-    found = np.empty((2, order.size), dtype=np.int64)
-    found[0, order] = np.where(ascends, along, against)
-    found[1, order] = np.where(ascends & ~alone, against, along)
-    return found[0], found[1]
+def _pairs(index: _Index) -> Ints:
+    """Return the number of earlier records between the same accounts, in the same direction and against it, [2, R]."""
+    ends = np.stack([index.book.source, index.book.target])
+    codes, code = np.unique(ends * index.book.accounts + ends[::-1], return_inverse=True)
+    code = code.reshape(ends.shape)
+    events = np.sort(code[0] * index.steps + index.rank)
+    first = np.searchsorted(events, np.arange(codes.size) * index.steps)
+    earlier: Ints = np.searchsorted(events, code * index.steps + index.rank) - first[code]
+    return earlier
 
 
 def node_columns(
