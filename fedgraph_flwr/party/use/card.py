@@ -2,12 +2,14 @@
 
 import contextlib
 import html
+import json
 import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr import partition
+from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.data.schema import EDGE, NODE
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError, sanitize
@@ -45,6 +47,35 @@ def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
     return finite({**content, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
 
 
+def write_export(
+    folder: Path,
+    predictor: Predictor,
+    files: dict[str, str | bytes],
+    found: dict[str, Any],
+    index: str,
+    about: dict[str, Any],
+) -> Path:
+    """Write an exported folder, and return it.
+
+    Args:
+        folder: the folder.
+        predictor: the model.
+        files: content by name.
+        found: output of `scores`.
+        index: name of the JSON file that describes the export; if it exists, the other files are complete.
+        about: its content besides what all exports have.
+    """
+    spec = predictor.input_spec
+    if spec.schema:
+        spec.schema.save(folder / "schema.yaml")
+    about |= {"classes": list(spec.classes), "task": asdict(predictor.cfg.task)}
+    about |= {key: getattr(predictor, key) for key in ("client", "round", "threshold")}
+    files |= {"metrics.json": json.dumps(found, indent=1), index: json.dumps(about, indent=1)}
+    for name, content in files.items():
+        write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
+    return folder
+
+
 def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tables: bool) -> str:
     """Return the text of ``MODEL_CARD.md``.
 
@@ -56,18 +87,16 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
     """
     cfg, spec = predictor.cfg, predictor.input_spec
     attr = "edge_attr, " if spec.columns(EDGE) else ""
-    read = (
-        ["from preprocess import read", f'x, edge_index, {attr}ids = read("nodes.csv", "edges.csv")'] if tables else []
-    )
-    notes = []
-    if spec.columns(NODE) and not tables:
-        notes.append(
-            "These tables become features only by `fedgraph-flwr predict`: columns come from the party's records, or a"
-            " table holds many graphs."
-        )
+    code, notes = ["import torch", "from model import CLASSES, load"], []
+    if tables:
+        code += ["from preprocess import read", f'x, edge_index, {attr}ids = read("nodes.csv", "edges.csv")']
+    elif spec.columns(NODE):
+        why = "columns come from the party's records, or a table holds many graphs"
+        notes.append(f"These tables become features only by `fedgraph-flwr predict`: {why}.")
     if network.labels:
         notes.append("You can pass known labels as `y` and `known`. Edges between these nodes are then typed.")
     spent = accounting.spent_text(found["privacy"], cfg.privacy.scores) if "privacy" in found else ""
+    spent = spent or "No differential privacy"
     rows = [f"None: {predictor.unscored}."] if predictor.unscored else _scores(found, predictor.task)
     return TEMPLATE.read_text().format(
         cfg=cfg,
@@ -76,16 +105,13 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
         whose="the shared model" if predictor.client is None else f"the model of client {predictor.client}",
         model=escaped(cfg.model.name),
         task=_task(predictor),
-        code="\n".join(
-            ["import torch", "from model import CLASSES, load", *read, *_use(network.readout[0], bool(attr))]
-        ),
+        code="\n".join([*code, _use(network.readout[0], bool(attr))]),
         by_file=" (`preprocessing.json`)" if tables else "",
         pandas=", and pandas for tables" if tables else "",
         notes="".join(f"\n{note}\n" for note in notes),
         clients="\n".join(_data(predictor)),
         rounds=found.get("rounds", predictor.round),
-        private=(spent or "No differential privacy")
-        + ("; updates by secure aggregation" if cfg.privacy.secagg else ""),
+        private=f"{spent}; updates by secure aggregation" if cfg.privacy.secagg else spent,
         scores="\n".join([*rows, *_alerts(found.get("alerts"))]),
         limits="".join(f"{line}\n" for line in _limits(predictor, found)),
     )
@@ -108,13 +134,17 @@ def _data(predictor: Predictor) -> list[str]:
         return [f"{cfg.num_clients} clients. Their graphs were not available when this card was written."]
     of_nodes = cfg.task.name == "nodes"
     names = ["training nodes", *map(escaped, predictor.input_spec.classes)] if of_nodes else []
-    head = ["client", "nodes", "edges", "features", *names]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    rows: list[list[Any]] = [["client", "nodes", "edges", "features", *names]]
     for index, graph in enumerate(found):
-        numbers = [graph.get("client", index), *(graph[key] for key in ("nodes", "edges", "features"))]
-        numbers += [graph["train"], *graph["labels"]] if of_nodes else []
-        lines.append(f"| {' | '.join(map(str, numbers))} |")
-    return lines
+        rows.append([graph.get("client", index), *(graph[key] for key in ("nodes", "edges", "features"))])
+        rows[-1] += [graph["train"], *graph["labels"]] if of_nodes else []
+    return _table(rows)
+
+
+def _table(rows: list[list[Any]]) -> list[str]:
+    """Return the lines of a Markdown table, whose head is the first row."""
+    head, *lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return [head, "|" + "---|" * len(rows[0]), *lines]
 
 
 def _task(predictor: Predictor) -> str:
@@ -124,16 +154,16 @@ def _task(predictor: Predictor) -> str:
     return f"{kind} with {len(classes)} classes: {', '.join(map(escaped, classes))}" if predictor.task.classes else kind
 
 
-def _use(readout: str, edge_attr: bool) -> list[str]:
-    """Return the lines of Python that call the model."""
+def _use(readout: str, edge_attr: bool) -> str:
+    """Return the line of Python that calls the model."""
     given = "torch.as_tensor(x), torch.as_tensor(edge_index)" + (", torch.as_tensor(edge_attr)" if edge_attr else "")
     more = "" if edge_attr else ", None"
     return {
-        "": [f"logits = load()({given})   # [N, C]"],
-        "nodes": [f"outputs = load()({given})   # [N, T]"],
-        "edges": [f"logits = load()({given})   # [E, C]; edges to other parties: nodes whose features are 0"],
-        "pairs": [f"scores = load()({given}{more}, pairs)   # [V], of pairs of nodes [2, V]"],
-        "graphs": [f"outputs = load()({given}{more}, graph)   # [G, W], graph: of each node [N]"],
+        "": f"logits = load()({given})   # [N, C]",
+        "nodes": f"outputs = load()({given})   # [N, T]",
+        "edges": f"logits = load()({given})   # [E, C]; edges to other parties: nodes whose features are 0",
+        "pairs": f"scores = load()({given}{more}, pairs)   # [V], of pairs of nodes [2, V]",
+        "graphs": f"outputs = load()({given}{more}, graph)   # [G, W], graph: of each node [N]",
     }[readout]
 
 
@@ -144,12 +174,10 @@ def _scores(found: dict[str, Any], task: type[Task]) -> list[str]:
     shown = [key for name in names if (key := f"test-{name}") in clients]
     if not shown:
         return ["Not available when this card was written."]
-    lines = [f"| client | {' | '.join(key.removeprefix('test-').replace('_', ' ') for key in shown)} |"]
-    lines.append("|" + "---|" * (1 + len(shown)))
-    for index in range(len(clients[shown[0]])):
-        lines.append(f"| {index} | {' | '.join(_number(clients[key][index]) for key in shown)} |")
+    head = ["client", *(key.removeprefix("test-").replace("_", " ") for key in shown)]
+    values = zip(*(clients[key] for key in shown), strict=True)
     means = [found["metrics"].get(key.replace("-", "_", 1)) for key in shown]
-    return [*lines, f"| mean | {' | '.join(map(_number, means))} |"]
+    return _table([head, *([name, *map(_number, row)] for name, row in [*enumerate(values), ("mean", means)])])
 
 
 def _alerts(choice: dict[str, Any] | None) -> list[str]:

@@ -14,7 +14,7 @@ import functools
 import importlib
 import inspect
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any, ClassVar
@@ -27,11 +27,11 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, TaskConfig, compose, is_own, typed
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.data.graph import ClientGraph, write_bytes
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema
 from fedgraph_flwr.errors import FedGraphError, check_names, first_line, sanitize, unknown
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.party.use.card import model_card, scores
+from fedgraph_flwr.party.use.card import model_card, scores, write_export
 from fedgraph_flwr.party.use.plain.items import READOUTS, Items
 from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, as_client, as_scored
 from fedgraph_flwr.party.use.prediction_input import InputSpec
@@ -81,39 +81,26 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         plain, cfg.dtype, spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats, step
     )
     _check(made, predictor)
-    source = _source(plain)
-    write_bytes(folder / "model.py", _module(source, made).encode())
-    write_bytes(folder / WEIGHTS, save(dict(plain.weights)))
+    files: dict[str, str | bytes] = {"model.py": _module(_source(plain), made), WEIGHTS: save(dict(plain.weights))}
     described = ("module", "arguments", "labels", "reads_edges", "readout")
-    index = {key: getattr(plain, key) for key in described} | {
-        "task": asdict(cfg.task),
+    about = {key: getattr(plain, key) for key in described} | {
         "step": step,
         "target_stats": stats.tolist(),
         "dtype": cfg.dtype,
-        "classes": list(spec.classes),
         "num_features": spec.num_features,
         "schema": spec.schema.to_dict() if spec.schema else {},
         "undirected": spec.undirected,
-        "client": predictor.client,
-        "round": predictor.round,
-        "threshold": predictor.threshold,
     }
     if columns:
-        preprocessing = {key: index[key] for key in ("undirected", "classes")}
-        preprocessing["tables"] = spec.tables.to_dict()
+        preprocessing = {"undirected": spec.undirected, "classes": list(spec.classes), "tables": spec.tables.to_dict()}
         for key, of in (("columns", columns), ("edge_columns", spec.columns(EDGE))):
             preprocessing[key] = {name: column.to_dict() for name, column in of.items()}
         preprocessing["parallel"] = predictor.predicts_edges
-        write_bytes(folder / "preprocessing.json", json.dumps(preprocessing, indent=1).encode())
-        write_bytes(folder / "preprocess.py", (MODULES / "preprocess.py").read_bytes())
-    if spec.schema:
-        spec.schema.save(folder / "schema.yaml")
+        files["preprocessing.json"] = json.dumps(preprocessing, indent=1)
+        files["preprocess.py"] = (MODULES / "preprocess.py").read_text()
     found = scores(run, predictor)
-    write_bytes(folder / "metrics.json", json.dumps(found, indent=1).encode())
-    write_bytes(folder / "MODEL_CARD.md", model_card(predictor, plain, found, bool(columns)).encode())
-    # Last: if it exists, the other files are complete.
-    write_bytes(folder / INDEX, json.dumps(index, indent=1).encode())
-    return folder
+    files["MODEL_CARD.md"] = model_card(predictor, plain, found, bool(columns))
+    return write_export(folder, predictor, files, found, INDEX, about)
 
 
 def _module(source: str, made: "Exported") -> str:

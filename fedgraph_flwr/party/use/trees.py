@@ -8,19 +8,16 @@ export.json       columns, classes and the kind of scores; schema.yaml for impor
 """
 
 import io
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.forest import empty_forest, gains, leaves
-from fedgraph_flwr.party.use.card import escaped, scores
+from fedgraph_flwr.party.use.card import escaped, scores, write_export
 from fedgraph_flwr.party.use.predict import Predictor
 from fedgraph_flwr.tasks.trees import objective_of
 
@@ -46,21 +43,16 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
         run: run folder with its scores; None if not available.
         index: name of the file that describes the export, written last.
     """
-    forest, spec, cfg = predictor.forest, predictor.input_spec, predictor.cfg
+    forest, cfg = predictor.forest, predictor.cfg
     width = predictor.width
     objective, names = objective_of(cfg, width), predictor.column_names
     stats = predictor.target_stats.tolist() if predictor.task.targets else []
     file = io.BytesIO()
     arrays: dict[str, Any] = dict(forest)
     np.savez(file, **arrays)
-    write_bytes(folder / "trees.npz", file.getvalue())
     text = lightgbm_text(forest, objective.outputs, names, _OBJECTIVES[objective.kind].format(objective.outputs))
-    write_bytes(folder / "model.txt", text.encode())
-    write_bytes(folder / "model.py", PLAIN.read_bytes())
-    if spec.schema:
-        spec.schema.save(folder / "schema.yaml")
+    files: dict[str, str | bytes] = {"trees.npz": file.getvalue(), "model.txt": text, "model.py": PLAIN.read_text()}
     found = scores(run, predictor)
-    write_bytes(folder / "metrics.json", json.dumps(found, indent=1).encode())
     largest = list(importance(predictor).items())[:20]
     card = [
         f"# {cfg.strategy.name} on {escaped(cfg.data_text)}",
@@ -82,22 +74,9 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
         f"Scores: `metrics.json`, {found.get('headline', 'none')}.",
         "",
     ]
-    write_bytes(folder / "MODEL_CARD.md", "\n".join(card).encode())
-    about = {
-        "module": "forest",
-        "kind": objective.kind,
-        "binary": objective.binary,
-        "outputs": objective.outputs,
-        "columns": names,
-        "classes": list(spec.classes),
-        "target_stats": stats,
-        "task": asdict(cfg.task),
-        "client": predictor.client,
-        "round": predictor.round,
-        "threshold": predictor.threshold,
-    }
-    write_bytes(folder / index, json.dumps(about, indent=1).encode())
-    return folder
+    about = {"module": "forest", "columns": names, "target_stats": stats}
+    about |= {key: getattr(objective, key) for key in ("kind", "binary", "outputs")}
+    return write_export(folder, predictor, files | {"MODEL_CARD.md": "\n".join(card)}, found, index, about)
 
 
 def shapley(forest: Mapping[str, NDArray], x: NDArray, background: NDArray, outputs: int) -> NDArray:
@@ -168,20 +147,14 @@ def lightgbm_text(forest: Mapping[str, NDArray], outputs: int, names: Sequence[s
         "",
         "",
     ]
-    return (
-        "\n".join(head)
-        + "".join(blocks)
-        + "end of trees\n\nparameters:\n\nend of parameters\n\npandas_categorical:null\n"
-    )
+    end = "end of trees\n\nparameters:\n\nend of parameters\n\npandas_categorical:null\n"
+    return "\n".join(head) + "".join(blocks) + end
 
 
 def _block(number: int, tree: Mapping[str, NDArray] | None) -> str:
     """Return one tree as LightGBM's text, splits and leaves numbered apart; None: a tree of score 0."""
-    tree = (
-        tree
-        if tree is not None
-        else {**empty_forest(), "feature": np.array([-1]), "value": np.zeros(1), "count": np.ones(1, int)}
-    )
+    if tree is None:
+        tree = {**empty_forest(), "feature": np.array([-1]), "value": np.zeros(1), "count": np.ones(1, int)}
     split = tree["feature"] >= 0
     leaf_values = tree["value"][~split]
     lines: dict[str, Sequence[Any]] = {"num_leaves": [len(leaf_values)], "num_cat": [0]}

@@ -13,7 +13,6 @@ Nothing leaves the party.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +46,19 @@ _CHUNK = 4_000_000
 """Most weights of items that are held at once."""
 
 
-def _counts(name: str) -> Callable[[Floats], Floats]:
-    """Return a metric of confusion matrices [B, C, C] (rows: labels) → [B]."""
-
-    def found(tables: Floats) -> Floats:
-        hits, held, guessed = np.diagonal(tables, axis1=1, axis2=2), tables.sum(2), tables.sum(1)
-        if name == "accuracy":
-            return ratio(hits.sum(1), held.sum(1))
-        if name == "balanced_accuracy":
-            return means_of_rows(ratio(hits, held))
-        f1 = ratio(2 * hits, held + guessed)
-        return f1[:, 1] if name == metrics.AT_THRESHOLD else means_of_rows(f1)
-
-    return found
-
-
-OF_COUNTS = {name: _counts(name) for name in ("accuracy", "balanced_accuracy", "macro_f1", metrics.AT_THRESHOLD)}
-METRICS = (*OF_RANKS, *OF_COUNTS)
+METRICS = (*OF_RANKS, "accuracy", "balanced_accuracy", "macro_f1", metrics.AT_THRESHOLD)
 """Scores that can be recomputed in each bootstrap sample."""
+
+
+def _of_counts(metric: str, tables: Floats) -> Floats:
+    """Return a metric of confusion matrices [B, C, C] (rows: labels) → [B]."""
+    hits, held, guessed = np.diagonal(tables, axis1=1, axis2=2), tables.sum(2), tables.sum(1)
+    if metric == "accuracy":
+        return ratio(hits.sum(1), held.sum(1))
+    if metric == "balanced_accuracy":
+        return means_of_rows(ratio(hits, held))
+    f1 = ratio(2 * hits, held + guessed)
+    return f1[:, 1] if metric == metrics.AT_THRESHOLD else means_of_rows(f1)
 
 
 def check_metric(command: str, metric: str, *but: str) -> str:
@@ -93,7 +87,7 @@ def measure(metric: str, logits: Floats, y: Ints, cluster: Ints, threshold: floa
     groups, classes = int(cluster.max()) + 1, logits.shape[1]
     at = (cluster * classes + y) * classes + guess
     tables = np.bincount(at, minlength=groups * classes**2).reshape(groups, -1).astype(np.float64)
-    return lambda draws: OF_COUNTS[metric]((draws @ tables).reshape(-1, classes, classes))
+    return lambda draws: _of_counts(metric, (draws @ tables).reshape(-1, classes, classes))
 
 
 def _ranked(metric: str, score: Floats, positive: NDArray[np.bool_], cluster: Ints) -> Measure:
@@ -200,12 +194,8 @@ def clusters_of(kind: str, task: Any, rows: Ints) -> tuple[str, Ints]:
     return "item", np.arange(len(rows))
 
 
-@dataclass
-class _Group:
-    """Runs of one method that differ only in their seeds, and the folder and the model of each."""
-
-    name: str
-    runs: list[tuple[Path, Predictor]]
+Groups = dict[str, list[tuple[Path, Predictor]]]
+"""By method, runs that differ only in their seeds: the folder and the model of each."""
 
 
 def _models(path: Path) -> list[Path]:
@@ -216,13 +206,13 @@ def _models(path: Path) -> list[Path]:
     return [file.parents[1] for file in stored] or [path]
 
 
-def _grouped(runs: Sequence[Path], client: int | None) -> list[_Group]:
+def _grouped(runs: Sequence[Path], client: int | None) -> Groups:
     """Load the model of the party by each run, and group them; of one state folder, a local model comes first.
 
     Raises:
         FedGraphError: a folder holds no model of the party, or a model has no classes.
     """
-    found: dict[str, _Group] = {}
+    names, groups = dict[str, str](), Groups()
     for path in (each for run in runs for each in _models(run)):
         is_run = (path / CONFIG).is_file()
         if is_run and client is None:
@@ -231,12 +221,11 @@ def _grouped(runs: Sequence[Path], client: int | None) -> list[_Group]:
         model.check_task(model.task.classes, "worth compares scores of classes (task=nodes or edges)")
         keys = {key: value for key, value in flat_keys(model.cfg).items() if key not in {*FREE, "seed"} - {"rounds"}}
         name = method_name(model.cfg.strategy.name)
-        if (key := repr(sorted(keys.items()))) not in found:
-            again = sum(group.name.partition(" (")[0] == name for group in found.values())
-            found[key] = _Group(f"{name} ({again + 1})" if again else name, [])
-        found[key].runs.append((path, model))
-    groups = list(found.values())
-    return groups if len(runs) > 1 else sorted(groups, key=lambda group: bool(group.runs[0][1].cfg.strategy.shared))
+        again = sum(group.partition(" (")[0] == name for group in groups)
+        name = names.setdefault(repr(sorted(keys.items())), f"{name} ({again + 1})" if again else name)
+        groups.setdefault(name, []).append((path, model))
+    shares = {name: len(runs) == 1 and bool(of[0][1].cfg.strategy.shared) for name, of in groups.items()}
+    return {name: groups[name] for name in sorted(groups, key=lambda name: shares[name])}
 
 
 def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clusters: str = "auto") -> Any:
@@ -265,50 +254,38 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
         raise FedGraphError(
             f"worth compares two methods or more, got {len(groups)}: pass the run of a local model first"
         )
-    metric = check_metric("worth", metric or groups[0].runs[0][1].cfg.evaluation.headline)
-    read = _read(groups, metric, clusters)
-    number, size = int(read.cluster.max()) + 1, effective(metric, read.y, read.cluster)
-    found = scored(read.measures, len(read.y), number, size)
+    first = next(iter(groups.values()))
+    metric = check_metric("worth", metric or first[0][1].cfg.evaluation.headline)
+    y, by, cluster, measures, right = _read(groups, metric, clusters)
+    number, size = int(cluster.max()) + 1, effective(metric, y, cluster)
+    found = scored(measures, len(y), number, size)
     listed = []
-    for place, (group, (score, change)) in enumerate(zip(groups, found, strict=True)):
-        parts = {"run": group.name, "seeds": len(group.runs), "metric": metric}
+    for place, ((name, of), (score, change)) in enumerate(zip(groups.items(), found, strict=True)):
+        parts = {"run": name, "seeds": len(of), "metric": metric}
         parts |= dict(zip(("score", "low", "high"), score, strict=True))
         parts |= dict(zip(("difference", "difference_low", "difference_high"), change, strict=True))
         parts["verdict"] = _verdict(sign_of(metric), *change[1:]) if place else ""
-        single = place and metric == "accuracy" and read.by == "item" and len(group.runs) == len(groups[0].runs) == 1
-        parts["mcnemar"] = _mcnemar(read.right[0], read.right[place]) if single else np.nan
-        listed.append(parts | _cost([path for path, _ in group.runs]))
+        single = place and metric == "accuracy" and by == "item" and len(of) == len(first) == 1
+        parts["mcnemar"] = _mcnemar(right[0], right[place]) if single else np.nan
+        listed.append(parts | _cost([path for path, _ in of]))
     table = pd.DataFrame(listed)
-    table.attrs |= {"items": len(read.y), "clusters": number, "by": read.by}
+    table.attrs |= {"items": len(y), "clusters": number, "by": by}
     return table
 
 
-@dataclass
-class _Read:
-    """The party's test items, and how runs score them.
+def _read(
+    groups: Groups, metric: str, clusters: str
+) -> tuple[Ints, str, Ints, list[list[Measure]], list[NDArray[np.bool_]]]:
+    """Return the party's test items, and how runs score them.
 
-    Attributes:
-        y: classes [n].
-        by: what clusters are.
-        cluster: of each item [n].
-        measures: of each run, one per seed.
-        right: of each run, which items its first seed gets right [n].
-    """
-
-    y: Ints
-    by: str
-    cluster: Ints
-    measures: list[list[Measure]]
-    right: list[NDArray[np.bool_]]
-
-
-def _read(groups: Sequence[_Group], metric: str, clusters: str) -> _Read:
-    """Return the test items and how runs score them.
+    Returns:
+        Classes [n], what clusters are, the cluster of each item [n], a `Measure` of each seed of each method, and for each method
+        which items its first seed gets right [n].
 
     Raises:
         FedGraphError: runs score other items, or the items allow no interval.
     """
-    path, first = groups[0].runs[0]
+    path, first = next(iter(groups.values()))[0]
     logits, known = first.items(first.party_graph())
     rows = np.flatnonzero((known.masks["test"] & (known.y >= 0)).numpy())
     y = known.y.numpy()[rows]
@@ -323,19 +300,20 @@ def _read(groups: Sequence[_Group], metric: str, clusters: str) -> _Read:
         )
         instead = "" if by == "item" else ", or pass --clusters item if items of one are independent"
         raise FedGraphError(f"{what}: score more items{instead}")
-    read = _Read(y, by, cluster, [], [])
-    for group in groups:
-        read.measures.append([])
-        for other, model in group.runs:
+    measures: list[list[Measure]] = []
+    right = []
+    for runs in groups.values():
+        measures.append([])
+        for other, model in runs:
             logits, task = model.items(model.party_graph())
             check_same_items(known, task, f"{path} and {other}")
             chance = metrics.threshold(logits, task.y, task.masks["val"]) if metric == metrics.AT_THRESHOLD else None
             cut = 0.0 if chance is None else float(np.log(chance) - np.log1p(-chance)) - 1e-12
             outputs = logits.numpy()[rows]
-            read.measures[-1].append(measure(metric, outputs, y, cluster, cut))
-            if model is group.runs[0][1]:
-                read.right.append(outputs.argmax(1) == y)
-    return read
+            measures[-1].append(measure(metric, outputs, y, cluster, cut))
+            if model is runs[0][1]:
+                right.append(outputs.argmax(1) == y)
+    return y, by, cluster, measures, right
 
 
 def _verdict(sign: float, low: float, high: float) -> str:
