@@ -28,7 +28,7 @@ from fedgraph_flwr.clients.descent import begin_training, check_step, update, wr
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.model_inputs import model_inputs
 from fedgraph_flwr.clients.phases import ReplyContent, phase
-from fedgraph_flwr.clients.saved_models import SavedModels, remember
+from fedgraph_flwr.clients.saved_models import SavedModels
 from fedgraph_flwr.clients.scoring import infer, score, scores
 from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.clients.stages import later_inputs
@@ -334,7 +334,7 @@ class GraphClient(Side, NumPyClient):
             self.set_parameters(parameters)
         scored = config.get("evaluate") and self.cfg.privacy.scores != "none"
         reply: dict[str, Any] = scores(self) if scored else {}
-        remember(self, reply, config)
+        self.saved_models.take(self, reply, config)
         if self.num_train:
             check_step(self, self.num_train)
             loss = self.train()
@@ -349,7 +349,7 @@ class GraphClient(Side, NumPyClient):
         if parameters:
             self.set_parameters(parameters)
         found = scores(self)
-        remember(self, found, config)
+        self.saved_models.take(self, found, config)
         return float(np.nan_to_num(found["test-loss"][0])), int(sum(found["test-count"])), found
 
     # --- after the run ------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
 from fedgraph_flwr.clients.descent import grads
 from fedgraph_flwr.clients.row_gradients import Rows, check_rows
-from fedgraph_flwr.clients.saved_models import remember
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgrad
@@ -90,7 +89,7 @@ class FedGradClient(GraphClient):
         if self.cfg.privacy.unit != "client":
             if parameters:
                 self.set_parameters(parameters)
-            remember(self, {}, config)
+            self.saved_models.take(self, {}, config)
             sums = self.training_rows.released(self.shared)
             return [sums[name] for name in self.shared], self.num_train, {}
         self.gradients = {}

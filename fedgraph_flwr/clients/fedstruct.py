@@ -90,11 +90,9 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
     @phase
     def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Publish a key, and the ids of this client's nodes."""
-        public = {
-            "key": np.frombuffer(self.sealer.public, np.uint8),
-            **self.keyring.sign("announce", self.sealer.public),
-        }
-        return {"identity": {**public, "nodes": self.graph.node_id.numpy().astype(np.int32)}}, {}
+        key, signed = self.sealer.public, self.keyring.sign("announce", self.sealer.public)
+        nodes = self.graph.node_id.numpy().astype(np.int32)
+        return {"identity": {"key": np.frombuffer(key, np.uint8), **signed, "nodes": nodes}}, {}
 
     @phase
     def acquire(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -159,15 +157,9 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
     def hop_exchange(self) -> HopExchange:
         """Return the current exchange, created on first use."""
         if self.acquisition is None:
-            self.acquisition = HopExchange(
-                self.graph,
-                self.model.structure_weights,
-                self.pruning,
-                self.owner,
-                MAX_ENTRIES,
-                np.float64 if self.dtype == torch.float64 else np.float32,
-                self.blocks[len(self.found)],
-            )
+            dtype, columns = np.dtype(self.cfg.dtype).type, self.blocks[len(self.found)]
+            rules = self.model.structure_weights, self.pruning, self.owner, MAX_ENTRIES
+            self.acquisition = HopExchange(self.graph, *rules, dtype, columns)
         return self.acquisition
 
     def check_senders(self, inbox: Mapping[int, Arrays], expected: set[int], step: int) -> None:
@@ -235,11 +227,8 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         """
         contents = {int(k): self.sealer.open(int(k), step, raw) for k, raw in groups.get(ENVELOPES, {}).items()}
         for sender, arrays in contents.items():
-            check(
-                arrays,
-                fields(sender),
-                f"client {sender} sealed a message for client {self.graph.client} for step '{step}'",
-            )
+            who = f"client {sender} sealed a message for client {self.graph.client} for step '{step}'"
+            check(arrays, fields(sender), who)
         return contents
 
     @property

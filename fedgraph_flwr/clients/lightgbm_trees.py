@@ -55,15 +55,8 @@ class Rows:
         """Return LightGBM's data set."""
         label = self.targets.argmax(axis=1) if softmax else self.targets[:, 0]
         start = self.start if softmax else self.start[:, 0]
-        return lightgbm().Dataset(
-            self.x,
-            label,
-            weight=self.weights,
-            init_score=start,
-            params=params,
-            reference=reference,
-            free_raw_data=False,
-        )
+        held = {"weight": self.weights, "init_score": start, "params": params, "reference": reference}
+        return lightgbm().Dataset(self.x, label, free_raw_data=False, **held)
 
 
 def fit(

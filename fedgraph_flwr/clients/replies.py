@@ -8,14 +8,13 @@ protected       checks what leaves the client against its uplink, and masks the 
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
-from fedgraph_flwr.clients.saved_models import remember
-from fedgraph_flwr.clients.secure_sums import masked_reply, secure_exchange
+from fedgraph_flwr.clients.secure_sums import SumRequest, masked_reply, secure_exchange
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
@@ -61,20 +60,6 @@ def received(groups: Mapping[str, Arrays], phase: str) -> dict[str, Arrays]:
     return Received(parts, f"group {at}")
 
 
-class SumRequest(NamedTuple):
-    """The server's request for a term of a secure sum.
-
-    Attributes:
-        part: the server's part of the sum, its group `SECAGG`.
-        received: digest of what all clients of the sum must receive alike: the model, and all groups but their own.
-        start: the parameters that the reply starts from [P]: those received, or the client's own.
-    """
-
-    part: Arrays
-    received: bytes
-    start: np.ndarray
-
-
 def sum_request(client: GraphClient, name: str, groups: dict[str, Arrays]) -> SumRequest | None:
     """Take the server's part of a secure sum out of a message; None without secure sums, and in the exchanges around one."""
     if not client.cfg.privacy.secagg or name in STEPS:
@@ -103,8 +88,7 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
     """
     client.exchange, client.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
     if client.cfg.privacy.secagg and name in STEPS:
-        at, cfg = (client.server_round, client.exchange), client.cfg
-        return secure_exchange(name, groups, client.member, client.keyring, *at, cfg, client.describe), {}
+        return secure_exchange(client, name, groups), {}
     if name == EVALUATE and client.cfg.privacy.scores == "none":
         raise FedGraphError(f"client {client.graph.client} sends no scores: the run has privacy.scores=none")
     clipping = groups.pop(CLIPPING, {})
@@ -150,8 +134,7 @@ def protected(client: GraphClient, name: str, reply: ReplyContent, request: SumR
         return reply
     check_sent(cfg, declared, name, sent, numbers, _framework_numbers(client, name))
     if request and (terms := {group: declared[name][group] for group in sums(declared.get(name, {}))}):
-        own = client.member, client.server_round
-        sent = masked_reply(sent, terms, request.part, *own, request.received, cfg, request.start)
+        sent = masked_reply(client, sent, terms, request)
     return sent, numbers
 
 
@@ -192,7 +175,7 @@ def _keep_model(client: GraphClient, groups: dict[str, Arrays], config: dict[str
         client.receive(groups)
     if type(client).needs_others(client.cfg):
         client.predict()
-    remember(client, {}, config)
+    client.saved_models.take(client, {}, config)
 
 
 def _parameters(client: GraphClient, groups: dict[str, Arrays]) -> list[np.ndarray]:

@@ -5,8 +5,7 @@ is in the run folder. The server names the round of the best model; under ``eval
 validation score decides.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,12 +38,6 @@ def state_for_prediction(client: GraphClient) -> Tree:
     return found
 
 
-def remember(client: GraphClient, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
-    """Save the model that was just scored if the server names its round."""
-    method = partial(state_for_prediction, client)
-    client.saved_models.take(scores, config, client.model.tensors, client.shared, method)
-
-
 class SavedModels:
     """The last and the best model that a client was scored with.
 
@@ -72,33 +65,24 @@ class SavedModels:
         """Whether saved models include the shared parameters."""
         return self.what == WHOLE or (self.what == PRIVATE and self.own_choice)
 
-    def take(
-        self,
-        scores: Mapping[str, list[float]],
-        config: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        shared: Collection[str],
-        method: Callable[[], Tree],
-    ) -> None:
-        """Save a copy of the model that was just scored, if the server names its round.
+    def take(self, client: GraphClient, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
+        """Save a copy of the client's model, which was just scored, if the server names its round.
 
         Args:
+            client: whose model and state for prediction are saved.
             scores: scores of the model on the client's nodes.
             config: scalars of the message: the model's round (``scored``), and the best round so far according to the server.
-            tensors: tensors of the model, by name.
-            shared: names of those among them that are stored elsewhere.
-            method: returns the method's state for prediction.
         """
         if not self.what or "scored" not in config:
             return
         self.update_best(int(config["best"]))
-        held = () if self.whole else shared
+        held = () if self.whole else client.shared
         model = {
             name: tensor
-            for name, tensor in tensors.items()
+            for name, tensor in client.model.tensors.items()
             if name not in held and (tensor.dim() or tensor.is_floating_point())  # not the counters of a network
         }
-        leaves = flatten({"model": model, "method": method()})
+        leaves = flatten({"model": model, "method": state_for_prediction(client)})
         if not leaves:
             return
         name, sign = self.rules.watched

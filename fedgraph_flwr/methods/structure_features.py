@@ -124,14 +124,7 @@ def _embeddings(tree: Tree, adjacency: sp.csr_matrix) -> Array:
     return ways
 
 
-def node2vec(
-    edges: Array,
-    num_nodes: int,
-    width: int,
-    *,
-    seed: int,
-    epochs: int = 50,
-) -> Array:
+def node2vec(edges: Array, num_nodes: int, width: int, *, seed: int, epochs: int = 50) -> Array:
     """Compute Node2Vec (Grover & Leskovec, KDD 2016): skip-gram vectors of biased random walks, float32 [n, d_s].
 
     Args:

@@ -5,6 +5,7 @@ The server and, in secure sums, every member compute them alike. `Sizes` are a c
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,11 @@ SIZE_KEYS = {"train": "num_train", "nodes": "num_nodes"}
 
 Counts = Callable[[str, list[int]], list[float]]
 """From a key of `SIZE_KEYS` and clients, their sizes."""
+
+
+def sizes_of(description: Mapping[str, Any]) -> list[int]:
+    """Return a client's sizes in the order of `SIZE_KEYS`: those in its description, else 0."""
+    return [int(np.sum(description.get(key, 0))) for key in SIZE_KEYS.values()]
 
 
 def by_rule(rules: StrategyConfig, private: bool, counts: Counts, clients: list[int]) -> list[float]:

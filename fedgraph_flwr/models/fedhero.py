@@ -112,15 +112,9 @@ class FedHERO(Model):
         row, col = (torch.from_numpy(index.astype(np.int64)) for index in plain.nonzero())
         raw = graph.x.to(device, dtype)
         square = raw.square().sum(1)
-        small = graph.num_nodes <= graph.num_features
-        return DualInputs(
-            x=inputs.x,
-            adj=inputs.adj,
-            edges=Pattern(row, col, graph.num_nodes).to(device),
-            raw=raw,
-            square=square,
-            distance=square[:, None] + square - 2 * (raw @ raw.T) if small else None,
-        )
+        small, edges = graph.num_nodes <= graph.num_features, Pattern(row, col, graph.num_nodes).to(device)
+        distance = square[:, None] + square - 2 * (raw @ raw.T) if small else None
+        return DualInputs(inputs.x, inputs.adj, edges, raw, square, distance)
 
     def encode(self, inputs: DualInputs) -> Tensor:
         """Return [Z^0, ..., Z^L], [N, (L+1) H], each after dropout, as the next layer reads it."""

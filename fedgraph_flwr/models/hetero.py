@@ -169,18 +169,9 @@ def blocks(
             edge, target = edges.into(outputs)
             source, relation, place = edges.source[edge], edges.relation[edge], edges.place[edge]
         inputs = np.union1d(outputs, source)
-        found.append(
-            Block(
-                inputs=inputs,
-                outputs=outputs,
-                rows=np.searchsorted(inputs, outputs),
-                source=np.searchsorted(inputs, source),
-                target=target,
-                relation=relation,
-                place=place,
-                types=np.searchsorted(offsets, outputs, side="right") - 1,
-            )
-        )
+        rows, source = (np.searchsorted(inputs, nodes) for nodes in (outputs, source))
+        types = np.searchsorted(offsets, outputs, side="right") - 1
+        found.append(Block(inputs, outputs, rows, source, target, relation, place, types))
         outputs = inputs
     return found[::-1]
 
@@ -473,12 +464,8 @@ class HeteroModel(Model):
                 rows = np.flatnonzero(types == i)
                 local = torch.from_numpy(nodes[rows] - self.offsets[i])
                 x[i] = (torch.from_numpy(rows).to(device), self.graph.x[kind][local].to(device, dtype))
-        return HeteroInputs(
-            nodes=torch.from_numpy(nodes).to(device),
-            layers=[self.prepare_layer(i, block, device, dtype) for i, block in enumerate(found)],
-            types=torch.from_numpy(types).to(device),
-            x=x,
-        )
+        layers = [self.prepare_layer(i, block, device, dtype) for i, block in enumerate(found)]
+        return HeteroInputs(torch.from_numpy(nodes).to(device), layers, torch.from_numpy(types).to(device), x)
 
     def encode(self, inputs: HeteroInputs) -> Tensor:
         """Compute hidden states for the logits [n, C] of the target nodes that ``inputs`` was prepared for."""

@@ -7,7 +7,7 @@ process, this costs 1.3 s per message. On small graphs its bookkeeping costs a f
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,10 @@ from fedgraph_flwr.errors import FedGraphError
 
 COUNT = "count"
 """Name of the number of steps in a slot, which stacked optimisers have in common."""
+
+
+DEFAULTS = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
+"""Adam's settings that no key changes, those of `torch.optim`."""
 
 
 class Optimizer(ABC):
@@ -29,9 +33,8 @@ class Optimizer(ABC):
 
     names: ClassVar[tuple[str, ...]]
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float):
+    def __init__(self, parameters: Iterable[Tensor]):
         self.parameters = list(parameters)
-        self.lr, self.weight_decay = lr, weight_decay
         self.slots: dict[int, tuple[Tensor, ...]] = {}
 
     def zero_grad(self) -> None:
@@ -95,8 +98,8 @@ class SGD(Optimizer):
     names: ClassVar = ("velocity",)
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0):
-        super().__init__(parameters, lr, weight_decay)
-        self.momentum = momentum
+        super().__init__(parameters)
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     @torch.no_grad()
     def step(self) -> None:
@@ -128,18 +131,10 @@ class Adam(Optimizer):
 
     names: ClassVar = ("mean", "square", COUNT)
 
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        lr: float,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        decoupled: bool = False,
-    ):
-        super().__init__(parameters, lr, weight_decay)
+    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float = 0.0, decoupled: bool = False):
+        super().__init__(parameters)
         self.kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
-        self.betas, self.eps = betas, eps
+        self.settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, **DEFAULTS}
 
     def step(self) -> None:
         """Take one step."""
@@ -160,22 +155,9 @@ class Adam(Optimizer):
         # The kernel behind `torch.optim.Adam(fused=True)`, a third of the time of the formula in tensor operations.
         # It iterates over memory, so a gradient must have the layout of its parameter.
         torch._foreach_add_(counts, 1)
+        grads = [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for *_, p, g in active]
         first = optimizers[0]
-        first.kernel(
-            [p for *_, p, _ in active],
-            [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for *_, p, g in active],
-            means,
-            squares,
-            [],
-            counts,
-            lr=first.lr,
-            beta1=first.betas[0],
-            beta2=first.betas[1],
-            weight_decay=first.weight_decay,
-            eps=first.eps,
-            amsgrad=False,
-            maximize=False,
-        )
+        first.kernel([p for *_, p, _ in active], grads, means, squares, [], counts, **first.settings)
 
     @property
     def progress(self) -> Hashable:

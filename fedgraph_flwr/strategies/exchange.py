@@ -47,11 +47,6 @@ class Outcome:
     groups: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
-    @property
-    def up(self) -> int:
-        """Bytes received."""
-        return sum(self.groups.values())
-
 
 def exchange(
     grid: Grid, messages: Iterable[Message], clients: Mapping[int, int], read: Read, timeout: float, name: str

@@ -16,7 +16,7 @@ import numpy as np
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
-from fedgraph_flwr.methods.weighting import SIZE_KEYS, in_sum
+from fedgraph_flwr.methods.weighting import in_sum, sizes_of
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.secagg import (
     AGREE,
@@ -147,8 +147,7 @@ class SecureSums:
             RunFailed: names the client.
         """
         for client, published in sizes.items():
-            described = self.strategy.clients[client].description
-            if published.tolist() != [int(np.sum(described.get(key, 0))) for key in SIZE_KEYS.values()]:
+            if published.tolist() != sizes_of(self.strategy.clients[client].description):
                 raise RunFailed(
                     f"client {client} published the sizes {published.tolist()} for a secure sum, which are not those of its"
                     " description: start the run again without it"
