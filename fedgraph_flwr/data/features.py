@@ -443,35 +443,32 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
 
     held: dict[tuple[str, str], tuple[Ints, list[Ints]]] = {}
     counts: dict[str, list[Ints]] = {}
-    repeats = {"out": index.out.repeats(), "in": index.into.repeats()}
-    for end, asked in (("source", index.out), ("target", index.into)):
-        for way, events in (("out", index.out), ("in", index.into)):
-            last, first = held[end, way] = index.bounds(asked, events)
-            numbers = [spread(asked, last - start) for start in first]
-            for w, number in zip(names, numbers, strict=True):
-                yield f"n_{way}_{end}_{w}", number
-            if asked is not events:
-                counts[way] = numbers
-            if nodes and asked is not events:
-                continue
-            known = last > 0
-            known[known] = events.near[last[known] - 1] == asked.near[known]
-            since = np.where(known, asked.time - events.time[np.maximum(last - 1, 0)], NEVER) if last.size else last
-            yield f"since_{way}_{end}", spread(asked, since)
-            for w, start in zip(names, first, strict=True):
-                paid = (events.total[last] - events.total[start]) / 100
-                yield f"sum_{way}_{end}_{w}", spread(asked, paid)
-                yield f"partners_{way}_{end}_{w}", spread(asked, _distinct(start, last, repeats[way]))
+    ends, ways = {"source": index.out, "target": index.into}, {"out": index.out, "in": index.into}
+    repeats = {way: events.repeats() for way, events in ways.items()}
+    for (end, asked), (way, events) in itertools.product(ends.items(), ways.items()):
+        last, first = held[end, way] = index.bounds(asked, events)
+        numbers = [spread(asked, last - start) for start in first]
+        for w, number in zip(names, numbers, strict=True):
+            yield f"n_{way}_{end}_{w}", number
+        if asked is not events:
+            counts[way] = numbers
+        if nodes and asked is not events:
+            continue
+        known = last > 0
+        known[known] = events.near[last[known] - 1] == asked.near[known]
+        since = np.where(known, asked.time - events.time[np.maximum(last - 1, 0)], NEVER) if last.size else last
+        yield f"since_{way}_{end}", spread(asked, since)
+        for w, start in zip(names, first, strict=True):
+            paid = (events.total[last] - events.total[start]) / 100
+            yield f"sum_{way}_{end}_{w}", spread(asked, paid)
+            yield f"partners_{way}_{end}_{w}", spread(asked, _distinct(start, last, repeats[way]))
     del repeats
     yield from zip(("pair_before", "back_before"), _pairs(index), strict=True)
-    for far, end, way, asked, events in (
-        ("in", "source", "in", index.out, index.into),
-        ("out", "target", "out", index.into, index.out),
-    ):
+    for end, way in (("source", "in"), ("target", "out")):
         last, first = held[end, way]
         for w, start, number in zip(names, first, counts[way], strict=True):
-            total = before(number[events.order])
-            yield f"hop2_{far}_{w}", spread(asked, total[last] - total[start])
+            total = before(number[ways[way].order])
+            yield f"hop2_{way}_{w}", spread(ends[end], total[last] - total[start])
     if nodes or any(column.name.startswith("flow_") for column in recipe.edge_columns):
         for w, window, flow in zip(names, windows, _flow(index, *held["source", "in"]), strict=True):
             yield f"flow_in_count_{w}", flow.number
