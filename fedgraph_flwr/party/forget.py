@@ -110,19 +110,12 @@ def plan(folder: Path, party: str, graph: Path | None = None) -> Forgetting:
     kept = [each for client, each in enumerate(held) if client != gone]
     others = [name for client, name in enumerate(names) if client != gone]
     owners = [getattr(each, f"{cut}_owner") for each in kept if isinstance(each, ClientGraph) for cut in _CUTS]
+    edges = sum(int((owner == gone).sum()) for owner in owners)
     if graph is None:
         _check_schema(kept, names[gone] or str(gone))
     survivors = without(held, gone) if graph is None else _again(graph, others, names[gone])
-    return Forgetting(
-        cfg=cfg,
-        folder=folder,
-        client=gone,
-        name=names[gone],
-        rounds=int(summary["rounds"]),
-        seconds=float(summary["total_seconds"]),
-        cut=sum(int((owner == gone).sum()) for owner in owners),
-        graphs=survivors,
-    )
+    rounds, seconds = int(summary["rounds"]), float(summary["total_seconds"])
+    return Forgetting(cfg, folder, gone, names[gone], rounds, seconds, edges, survivors)
 
 
 def _check(cfg: RunConfig, folder: Path) -> None:
@@ -138,12 +131,12 @@ def _check(cfg: RunConfig, folder: Path) -> None:
             " restart the nodes with the new files and fresh state folders, and run"
             f" config={folder / CONFIG} num_clients={cfg.num_clients - 1} out=DIR"
         )
-    for key, run_before in (("init", cfg.init), ("evaluate", cfg.evaluate)):
-        if run_before:
-            raise FedGraphError(
-                f"{folder} has {key}={run_before}, a model that the party may have trained: forget it there first, then repeat"
-                " this run on the result"
-            )
+    if before := cfg.init or cfg.evaluate:
+        key = "init" if cfg.init else "evaluate"
+        raise FedGraphError(
+            f"{folder} has {key}={before}, a model that the party may have trained: forget it there first, then repeat this"
+            " run on the result"
+        )
     if cfg.strategy.pooled and not cfg.graph:
         raise FedGraphError(f"{folder} has strategy={cfg.strategy.name} on one pooled graph, which has no parties")
 
@@ -242,13 +235,12 @@ def _without(graph: ClientGraph, client: int, gone: int, ids: Tensor, place: dic
     return replace(graph, **fields, node_id=own, client=client, num_global_nodes=ids.numel(), linking=linking, **place)
 
 
-def forget(found: Forgetting, out: Path, on_round: Any = None) -> dict[str, Any]:
+def forget(found: Forgetting, out: Path) -> dict[str, Any]:
     """Write the survivors' files to ``out/files``, and replay the run on them.
 
     Args:
         found: the result of `plan`.
         out: folder of the new run.
-        on_round: called with each finished round's record.
 
     Returns:
         The summary of the new run. ``out/forgotten.json`` has the party, the earlier run and the digest of the model.
@@ -263,7 +255,7 @@ def forget(found: Forgetting, out: Path, on_round: Any = None) -> dict[str, Any]
     for graph in found.graphs:
         graph.save(graphs / f"client_{graph.client:04d}.safetensors")
     cfg = replace(found.cfg, graph=str(graphs.absolute()), num_clients=len(found.graphs), out=str(out), resume="")
-    summary = run(cfg, on_round)
+    summary = run(cfg)
     model = {name: tensor.numpy() for name, tensor in read_tensors(out / "model_final.safetensors")[0].items()}
     record = {"party": found.name or found.client, "client": found.client, "run": str(found.folder)}
     record["model"] = digest(model).hex()

@@ -90,10 +90,8 @@ class PartyFile:
             for name, value in getattr(self, key).items():
                 one_of(value, values, f"{key}.{name}")
         parse_share(self.share)
-        if self.id_form:
-            one_of(self.id_form, ID_FORMS, "id_form")
-        if self.split:
-            one_of(self.split, ("ratio", "temporal"), "split")
+        one_of(self.id_form or ID_FORMS[0], ID_FORMS, "id_form")
+        one_of(self.split or "ratio", ("ratio", "temporal"), "split")
         if self.party_columns and (len(self.party_columns) != 2 or self.party_prefix):
             raise FedGraphError(
                 f"party_columns must be the columns with the parties of source and target, such as [from_bank, to_bank], without"
@@ -112,9 +110,8 @@ class PartyFile:
         found: dict[str, Any] = {key: self.path(key, folder) for key in _PATHS}
         found |= {key: ",".join(getattr(self, key)) for key in _LISTS}
         found |= {"recipe": self.features, **{key: getattr(self, key) for key in _SAME}}
-        found |= {
-            dest: [f"{name}={value}" for name, value in getattr(self, key).items()] for key, dest in _PAIRS.items()
-        }
+        for key, dest in _PAIRS.items():
+            found[dest] = [f"{name}={value}" for name, value in getattr(self, key).items()]
         found |= {f"{role}_column": name for role, name in self.columns.items()}
         found |= {"match_columns": ",".join(f"{name}:{kind}" for name, kind in self.match.items())}
         schema = found["schema"]

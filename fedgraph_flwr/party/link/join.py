@@ -128,23 +128,22 @@ class JoinParty(LinkParty):
         if self._done is None:
             graph, lacking = self.linked, {*range(len(self.columns))} - {*self.held(self.client)}
             x, (_, places, _) = graph.x.clone(), self._prepared
-            holders = np.zeros(graph.num_nodes, dtype=np.int64)
-            given = [(peer, [n for n in self.held(peer) if n in lacking]) for peer in self.peers]
-            for peer, numbers in given:
-                holders[places[self.values(peer)[0][self._ordered(peer)]]] += bool(numbers)
-            gaps = {
-                places[-1]: places for name, places in self._places.items() if self.schema.nodes[NODE][name].missing
-            }
-            for peer, numbers in given:
-                rows = places[self.values(peer)[0][self._ordered(peer)]]
-                sole = holders[rows] == 1
-                told = {self.columns[number].place: number for number in numbers}
-                for gap, of in gaps.items():
-                    if told.keys() & {*of}:
-                        x[rows[sole], gap] = 0
-                for place, number in told.items():
+            told = {peer: lacking & {*self.held(peer)} for peer in self.peers}
+            rows = {peer: places[self.values(peer)[0][self._ordered(peer)]] for peer in self.peers if told[peer]}
+            holders = np.bincount(
+                np.concatenate([np.zeros(0, dtype=np.int64), *rows.values()]), minlength=graph.num_nodes
+            )
+            gaps = [of for name, of in self._places.items() if self.schema.nodes[NODE][name].missing]
+            for peer, own in rows.items():
+                sole = holders[own] == 1
+                for of in gaps:
+                    if {self.columns[number].place for number in told[peer]} & {*of}:
+                        x[own[sole], of[-1]] = 0
+                for number in told[peer]:
                     values = self.columns[number].decode(self.pairs[peer]["share"][str(number)])
-                    x[rows[sole], place] = torch.from_numpy(np.asarray(values[sole], dtype=np.float32))
+                    x[own[sole], self.columns[number].place] = torch.from_numpy(
+                        np.asarray(values[sole], dtype=np.float32)
+                    )
             self.claimed = np.flatnonzero(holders > 1)
             self._done = replace(graph, x=x)
         return self._done
