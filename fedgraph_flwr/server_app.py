@@ -57,11 +57,5 @@ def _log_end(summary: dict[str, Any], cfg: RunConfig) -> None:
 def _log_round(record: dict[str, Any]) -> None:
     metrics = record.get("metrics", {})
     scores = [f"{key} {metrics[key]:.4f}" for key in ("val_accuracy", "test_accuracy") if key in metrics]
-    log(
-        INFO,
-        "round %d: %d clients, %.2f s, %s",
-        record["round"],
-        len(record["cohort"]),
-        record["seconds"],
-        ", ".join(scores),
-    )
+    sizes = record["round"], len(record["cohort"]), record["seconds"]
+    log(INFO, "round %d: %d clients, %.2f s, %s", *sizes, ", ".join(scores))

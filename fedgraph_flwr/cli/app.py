@@ -16,42 +16,33 @@ from typing import Any
 from fedgraph_flwr.errors import KEY_ALIASES, FedGraphError, first_line, sanitize, unknown
 from fedgraph_flwr.version import __version__
 
-# Command → the module that registers it, and its one-line help. Modules are imported on demand, so that --help is fast.
+# Command → the module of this package that registers it, and its one-line help. Modules are imported on demand: --help is fast.
 COMMANDS = {
-    "run": ("fedgraph_flwr.cli.run", "train a model in this process, on Ray, or on a fleet"),
-    "sweep": ("fedgraph_flwr.cli.sweep", "run many configurations in parallel and write a table"),
-    "runs": ("fedgraph_flwr.cli.runs", "list runs with their settings, state and score"),
-    "partition": ("fedgraph_flwr.cli.partition", "partition a dataset into client files, or describe the partition"),
-    "datasets": ("fedgraph_flwr.cli.datasets", "list datasets, their availability and their files"),
-    "init-party": ("fedgraph_flwr.party.tables.init_command", "write party.yaml by guessing from a party's two tables"),
-    "import": ("fedgraph_flwr.party.tables.import_command", "import your graph from tables or a saved PyG object"),
-    "link": ("fedgraph_flwr.party.link.command", "match records of edges between parties, without showing the others"),
-    "forget": ("fedgraph_flwr.party.forget_command", "remove a party from a finished run, exactly"),
-    "schema": (
-        "fedgraph_flwr.party.tables.schema_command",
-        "show the schema of your tables, or merge statistics of parties",
-    ),
-    "keys": ("fedgraph_flwr.cli.keys", "list configuration keys with type, range, default and meaning"),
-    "completion": ("fedgraph_flwr.cli.completion", "print a completion script for bash, zsh or fish"),
-    "new": ("fedgraph_flwr.cli.new", "create a package for your method, with a test"),
-    "predict": ("fedgraph_flwr.party.use.predict_command", "predict new nodes and graphs with a trained model"),
-    "alerts": ("fedgraph_flwr.party.use.alerts_command", "choose a threshold for alerts, and list the items above it"),
-    "drift": ("fedgraph_flwr.party.use.drift_command", "compare new tables with the data that a model was trained on"),
-    "explain": ("fedgraph_flwr.party.use.explain_command", "list the columns and payments that carry an item's score"),
-    "worth": (
-        "fedgraph_flwr.party.use.worth_command",
-        "compare local, boosting and federated models on a party's own test items",
-    ),
-    "audit": (
-        "fedgraph_flwr.party.use.audit_command",
-        "verify and summarise what a server asked a node, and what left it",
-    ),
-    "blend": ("fedgraph_flwr.party.use.blend_command", "weigh the predictions of finished runs"),
-    "export": ("fedgraph_flwr.party.use.export_command", "export a trained model to a folder that plain PyG loads"),
-    "node": ("fedgraph_flwr.cli.node", "run this party's SuperNode with its graph"),
-    "server": ("fedgraph_flwr.cli.server", "run a fleet's server: SuperLink behind nginx"),
-    "fleet": ("fedgraph_flwr.cli.fleet", "create keys and certificates, admit nodes, show status, diagnose"),
-    "report": ("fedgraph_flwr.cli.report", "write an HTML report of runs or sweeps"),
+    "run": ("cli.run", "train a model in this process, on Ray, or on a fleet"),
+    "sweep": ("cli.sweep", "run many configurations in parallel and write a table"),
+    "runs": ("cli.runs", "list runs with their settings, state and score"),
+    "partition": ("cli.partition", "partition a dataset into client files, or describe the partition"),
+    "datasets": ("cli.datasets", "list datasets, their availability and their files"),
+    "init-party": ("party.tables.init_command", "write party.yaml by guessing from a party's two tables"),
+    "import": ("party.tables.import_command", "import your graph from tables or a saved PyG object"),
+    "link": ("party.link.command", "match records of edges between parties, without showing the others"),
+    "forget": ("party.forget_command", "remove a party from a finished run, exactly"),
+    "schema": ("party.tables.schema_command", "show the schema of your tables, or merge statistics of parties"),
+    "keys": ("cli.keys", "list configuration keys with type, range, default and meaning"),
+    "completion": ("cli.completion", "print a completion script for bash, zsh or fish"),
+    "new": ("cli.new", "create a package for your method, with a test"),
+    "predict": ("party.use.predict_command", "predict new nodes and graphs with a trained model"),
+    "alerts": ("party.use.alerts_command", "choose a threshold for alerts, and list the items above it"),
+    "drift": ("party.use.drift_command", "compare new tables with the data that a model was trained on"),
+    "explain": ("party.use.explain_command", "list the columns and payments that carry an item's score"),
+    "worth": ("party.use.worth_command", "compare local, boosting and federated models on a party's own test items"),
+    "audit": ("party.use.audit_command", "verify and summarise what a server asked a node, and what left it"),
+    "blend": ("party.use.blend_command", "weigh the predictions of finished runs"),
+    "export": ("party.use.export_command", "export a trained model to a folder that plain PyG loads"),
+    "node": ("cli.node", "run this party's SuperNode with its graph"),
+    "server": ("cli.server", "run a fleet's server: SuperLink behind nginx"),
+    "fleet": ("cli.fleet", "create keys and certificates, admit nodes, show status, diagnose"),
+    "report": ("cli.report", "write an HTML report of runs or sweeps"),
 }
 
 
@@ -149,7 +140,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         module, text = COMMANDS[name]
         command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name in given[:1]:
-            called = importlib.import_module(module)
+            called = importlib.import_module(f"fedgraph_flwr.{module}")
             command.epilog = (called.__doc__ or "").partition("\n\n")[2]  # examples
             command.set_defaults(func=getattr(called, "main", None))  # those of its actions take precedence
             called.register(command)

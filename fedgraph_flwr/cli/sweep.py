@@ -99,10 +99,8 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
             _run(index, How(jobs, args.only, keep), configs, sys.stderr if args.json else sys.stdout)
         except KeyboardInterrupt:
             present(index)
-            print(
-                f"interrupted; finished runs are in {sweep.results}; run the same command again to resume",
-                file=sys.stderr,
-            )
+            where = f"interrupted; finished runs are in {sweep.results}"
+            print(f"{where}; run the same command again to resume", file=sys.stderr)
             raise
         summary = present(index)
     _print(summary, args.json)

@@ -219,10 +219,8 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
         raise FedGraphError(f"cannot split overrides into key=value ({error})") from error
     dataset = str(_parse([*plain, *given]).get("dataset", RunConfig().dataset.name)) if foreign else ""
     if foreign and not is_own(dataset) and group_path("dataset", dataset) is None:  # nor whether this machine has one
-        raise FedGraphError(
-            f"the server's dataset={sanitize(dataset, 80)} has no file in conf/dataset: a node opens no imported graph for a"
-            " server"
-        )
+        what = f"the server's dataset={sanitize(dataset, 80)} has no file in conf/dataset"
+        raise FedGraphError(f"{what}: a node opens no imported graph for a server")
     clients = [f"num_clients={run_config['num-clients']}"] if "num-clients" in run_config else []
     return compose([*plain, *given], base or None, clients, foreign=foreign)
 
@@ -573,12 +571,8 @@ _LIFTED = {**EXTENSIBLE, "attack": AttackConfig}
 _NAMES = {group: getattr(RunConfig(), group).name for group in _LIFTED}
 
 
-_SECTIONS = {
-    name: [key.name for key in dataclasses.fields(section)]
-    for name, section in vars(RunConfig()).items()
-    if dataclasses.is_dataclass(section)
-}
-"""Keys of each section of a configuration."""
+_SECTIONS = {name: part for name, part in vars(RunConfig()).items() if dataclasses.is_dataclass(part)}
+"""Sections of a configuration by name."""
 
 
 def _build(layers: list[Layer], places: Mapping[str, str] | None = None, chosen: bool = False) -> RunConfig:
@@ -648,10 +642,12 @@ def _select(
 
 def _check_sections(node: Mapping[str, Any], source: str, places: Mapping[str, str]) -> None:
     """Refuse a section that is not a dict."""
-    for section, keys in _SECTIONS.items():
+    for section, usual in _SECTIONS.items():
         if not isinstance(node.get(section, {}), dict):
             got = f"got {node[section]!r} ({places.get(section, source)})"
-            raise FedGraphError(f"{section} must contain keys with values, such as {section}.{keys[0]}, {got}")
+            raise FedGraphError(
+                f"{section} must contain keys with values, such as {section}.{next(iter(vars(usual)))}, {got}"
+            )
 
 
 def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:

@@ -51,10 +51,8 @@ def _section(section: str) -> dict[str, Any]:
     for name in names if section in EXTENSIBLE else ():
         for key in _own(section, name):
             keys.setdefault(key.name.removeprefix(f"{section}."), {"description": f"{name}: {key.meaning}"})
-    keys["name"] = {
-        "anyOf": [{"enum": names}, {"type": "string"}],
-        "description": f"one of `fedgraph-flwr keys {section}`",
-    }
+    about = f"one of `fedgraph-flwr keys {section}`"
+    keys["name"] = {"anyOf": [{"enum": names}, {"type": "string"}], "description": about}
     return {"anyOf": [keys["name"], body]}
 
 

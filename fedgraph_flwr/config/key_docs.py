@@ -65,11 +65,8 @@ def select(selection: str) -> tuple[list[str], Path | None]:
 def keys_of(group: str) -> list[Key]:
     """Return the keys of a group of `sections` in order, without ``params``, the additional keys of a name."""
     aside = {"params", *(sections() if group == "run" else ())}
-    return [
-        key
-        for name, key in _declared(sections()[group], "" if group == "run" else f"{group}.").items()
-        if name not in aside
-    ]
+    declared = _declared(sections()[group], "" if group == "run" else f"{group}.")
+    return [key for name, key in declared.items() if name not in aside]
 
 
 def part_keys() -> list[Key]:

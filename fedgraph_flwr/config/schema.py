@@ -283,7 +283,7 @@ class SplitConfig(Section, group="split"):
         (
             "step",
             lambda c: c.step is not None and not _STEP.fullmatch(c.step),
-            "hours or days such as 6h or 1d, or null",
+            "hours or days such as 6h, or null",
         ),
     )
 
@@ -471,7 +471,7 @@ class EvaluationConfig(Section, group="evaluation"):
         (
             "select=own_best_val",
             "clients=cohort",
-            "needs scores of the same clients in each round, but {} changes them",
+            "needs scores of the same clients in each round, unlike {}",
         ),
     )
     limits = (("clients", lambda c: not _is_count(c.clients, 1, "all", "cohort"), "all, cohort or an integer >= 1"),)
@@ -482,10 +482,8 @@ class EvaluationConfig(Section, group="evaluation"):
             if point(target):
                 continue
             if not is_own(target):
-                raise FedGraphError(
-                    f"evaluation.metrics must list operating points ({FORMS}) or custom functions as module:function, got"
-                    f" '{target}'"
-                )
+                accepted = f"operating points ({FORMS}) or custom functions as module:function"
+                raise FedGraphError(f"evaluation.metrics must list {accepted}, got '{target}'")
             if (name := target.partition(":")[2]) in METRICS or self.own[name] != target:
                 raise FedGraphError(f"evaluation.metrics: there are two metrics named {name}: rename that of {target}")
 
@@ -742,6 +740,9 @@ class StrategyConfig(Section, group="strategy"):
         return min(max(round(self.fraction * clients), self.min_clients), clients)
 
 
+FIXED = ("none", "server_fixed", "client_fixed", "distributed", "local")
+"""Values of ``privacy.dp`` whose norms are fixed."""
+
 LEAST_NOISE = 1e-3
 """Minimum ``privacy.noise_multiplier`` > 0: one release costs an ε of 5e5."""
 
@@ -762,19 +763,7 @@ class PrivacyConfig(Section, group="privacy"):
     # server_fixed: the server clips updates; client_fixed: each client clips; distributed: each client clips and adds a part of
     # the noise before secure aggregation, so the server sees no update without noise; ..._adaptive: the same, with norms
     # that follow clipping_quantile; local: each client clips the gradients of its rows and adds all noise (unit=row, payment)
-    dp: str = choice(
-        "none",
-        (
-            "none",
-            "server_fixed",
-            "client_fixed",
-            "distributed",
-            "local",
-            "server_adaptive",
-            "client_adaptive",
-            "distributed_adaptive",
-        ),
-    )
+    dp: str = choice("none", (*FIXED, "server_adaptive", "client_adaptive", "distributed_adaptive"))
     noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
     clipping_norm: float = number(1.0, without_low=True)  # maximum L2 norm of a client's update
     # maximum norms of single groups that the method uploads, such as {variates: 0.1}; others: clipping_norm
@@ -923,7 +912,7 @@ class AdversaryConfig(Section, group="adversary"):
         (
             "trigger",
             lambda c: c.kind == "backdoor_distributed" and c.trigger < len(c.clients),
-            "at least one per client",
+            "one per client or more",
         ),
     )
 
@@ -1031,17 +1020,13 @@ class RunConfig(Section):
         super().__post_init__()
         metric = self.evaluation.metric
         if self.privacy.scores == "noised" and (beside := [m for m in self.evaluation.points if m != metric]):
-            raise FedGraphError(
-                f"privacy.scores=noised releases no score but evaluation.metric={metric}, and evaluation.metrics lists"
-                f" {beside[0]}: leave it out, or set privacy.scores to exact or none"
-            )
+            what = f"privacy.scores=noised releases only evaluation.metric={metric}, but evaluation.metrics lists {beside[0]}"
+            raise FedGraphError(f"{what}: leave it out, or set privacy.scores to exact or none")
         if self.privacy.scores == "noised" and (is_own(metric) or not bounded_metric(metric)):
             others = [name for name in TASKS[self.task.name] if name not in UNBOUNDED]
             bounded = f"set evaluation.metric to one of {', '.join(others)}, or " if others else ""
-            raise FedGraphError(
-                f"privacy.scores=noised needs a metric with values in [0, 1], which is not guaranteed for"
-                f" evaluation.metric={metric}: {bounded}set privacy.scores=none"
-            )
+            what = "privacy.scores=noised needs a metric with values in [0, 1], which is not guaranteed for"
+            raise FedGraphError(f"{what} evaluation.metric={metric}: {bounded}set privacy.scores=none")
 
     @property
     def on_fleet(self) -> bool:

@@ -296,10 +296,8 @@ def _descend(calls: Sequence[Call]) -> None:
         stacked.step()
     rows = zip(*(values[name].unbind(0) for name in names), strict=True)
     with torch.no_grad():
-        torch._foreach_copy_(
-            [tensor for optimizer in optimizers for tensor in optimizer.parameters],
-            [part for row in rows for part in row],
-        )
+        parameters = [tensor for optimizer in optimizers for tensor in optimizer.parameters]
+        torch._foreach_copy_(parameters, [part for row in rows for part in row])
     if leader.cfg.train.keeps_optimizer:
         stacked.hand_out(optimizers)
     left = moved if type(leader) is not GraphClient else []  # only methods' own clients read gradients afterwards
@@ -321,14 +319,8 @@ def _objective_key(call: Call) -> Hashable:
     """Return the properties of the model, its mode, its inputs and the trees that the objective reads."""
     client = call.client
     trees = [(path, leaf.shape) for path, leaf in _leaves({name: getattr(client, name) for name in _read(client)})]
-    return (
-        alike(client),
-        kinds(client.batch.inputs),
-        client.model.training,
-        client.batch.nodes is None,
-        tuple(type(part) for part in client.active),
-        tuple(trees),
-    )
+    modes = client.model.training, client.batch.nodes is None, tuple(type(part) for part in client.active)
+    return alike(client), kinds(client.batch.inputs), *modes, tuple(trees)
 
 
 def _gradient(calls: Sequence[Call]) -> None:

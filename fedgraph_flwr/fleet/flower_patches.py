@@ -411,14 +411,12 @@ def _fail(spec: Any) -> None:
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
 
+    hooks: list[Any] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+        RuntimeTokenHttpInterceptor(spec.token),
+    ]
     client = RuntimeHttpClient.from_server_address(
-        server_address=spec.runtime_api_address,
-        insecure=spec.insecure,
-        root_certificates=None,
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-            RuntimeTokenHttpInterceptor(spec.token),
-        ],
+        server_address=spec.runtime_api_address, insecure=spec.insecure, root_certificates=None, interceptors=hooks
     )
     with contextlib.suppress(httpx.HTTPError, RuntimeError):
         client.PushTaskOutput(PushTaskOutputRequest(sub_status="failed", details="the client's process died"))

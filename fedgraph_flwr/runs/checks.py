@@ -44,29 +44,24 @@ def check_method(cfg: RunConfig) -> None:
         raise unknown_method_key(cfg, key)
     for side in sides:
         method_params(side, cfg)
-    uplink = _uplink(cfg, *sides)
+    uplink, strategy = _uplink(cfg, *sides), f"strategy={cfg.strategy.name}"
     check_unit(cfg, sides[1])
     check_parts(cfg, sides[0], sides[1], uplink)
     protections.check(cfg, uplink)
     model_group = uplink[TRAIN].get(MODEL)
     adversaries.check(cfg, model_group is not None and not isinstance(model_group, Sum))
     if cfg.evaluate and sides[1].needs_others(cfg) and not rebuilds(cfg):
-        raise FedGraphError(
-            f"evaluate={cfg.evaluate}: strategy={cfg.strategy.name} with this configuration cannot predict new nodes by another"
-            " set-up: use `fedgraph-flwr predict` with its run, or repeat the run"
-        )
+        what = f"{strategy} with this configuration cannot predict new nodes by another set-up"
+        fix = "use `fedgraph-flwr predict` with its run, or repeat the run"
+        raise FedGraphError(f"evaluate={cfg.evaluate}: {what}: {fix}")
     if cfg.init:
         _check_init(cfg, *sides)
     if cfg.privacy.secagg and (size := cfg.strategy.cohort_size(cfg.num_clients)) < MIN_CLIENTS:
-        raise FedGraphError(
-            f"privacy.secagg=true requires at least {MIN_CLIENTS} clients per round, but this run has {size} "
-            f"(num_clients={cfg.num_clients}, strategy.fraction={cfg.strategy.fraction:g})"
-        )
+        sizes = f"this run has {size} (num_clients={cfg.num_clients}, strategy.fraction={cfg.strategy.fraction:g})"
+        raise FedGraphError(f"privacy.secagg=true requires at least {MIN_CLIENTS} clients per round, but {sizes}")
     if (cfg.privacy.dp != "none" or cfg.privacy.secagg) and not inherits(sides[0], ["weights"]):
-        raise FedGraphError(
-            f"{sides[0].__name__} has its own weights of clients, but privacy.dp and privacy.secagg need weights that follow from"
-            " the configuration and the clients' sizes: declare Mean(weight=..., scale=...) in uplink"
-        )
+        what = f"{sides[0].__name__} has its own weights of clients, which privacy.dp and privacy.secagg cannot check"
+        raise FedGraphError(f"{what}: declare Mean(weight=..., scale=...) in uplink")
     model = probe(cfg)
     _check_released_buffers(cfg, model)
     check_task(cfg, sides[1])
@@ -91,10 +86,8 @@ def _uplink(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphClien
     ours, theirs = signature(server_uplink), signature(other)
     if differing := sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)):
         phase, group = differing[0]
-        raise FedGraphError(
-            f"strategy={cfg.strategy.name}: {server.__name__} and {client.__name__} declare '{group}' of phase '{phase}'"
-            " differently in uplink: give both classes the same function"
-        )
+        what = f"{server.__name__} and {client.__name__} declare '{group}' of phase '{phase}' differently in uplink"
+        raise FedGraphError(f"strategy={cfg.strategy.name}: {what}: give both classes the same function")
     return server_uplink
 
 
@@ -139,10 +132,8 @@ def _check_init(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphC
         why = "shares no parameters, by which nodes find their own"
     else:
         return
-    raise FedGraphError(
-        f"init={cfg.init}: strategy={cfg.strategy.name} with this configuration {why}, so it cannot start from a trained model:"
-        " train from the beginning, or score that model by evaluate="
-    )
+    what = f"init={cfg.init} cannot start strategy={cfg.strategy.name}, which with this configuration {why}"
+    raise FedGraphError(f"{what}: train from the beginning, or score that model by evaluate=")
 
 
 def startup_notes(cfg: RunConfig) -> list[str]:
@@ -151,9 +142,7 @@ def startup_notes(cfg: RunConfig) -> list[str]:
     notes = [note for side in sides if (note := side.startup_note(cfg))]
     notes += [note for part in Parts(cfg.strategy).all if (note := part.note(cfg))]
     if groups := ", ".join(cfg.privacy.reveal):
-        notes.append(
-            f"privacy.secagg=true masks averages; by privacy.reveal the server still sees each client's {groups}"
-        )
+        notes.append(f"privacy.secagg=true masks averages; privacy.reveal shows the server each client's {groups}")
     if cfg.privacy.secagg and cfg.privacy.side != "distributed":
         notes.append(
             "privacy.secagg=true without privacy.dp=distributed hides single updates in each sum, but sums of several rounds add"
@@ -213,10 +202,8 @@ def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:
     """
     buffers = {name for name, _ in model.named_buffers()} if cfg.privacy.dp != "none" else set[str]()
     if shared := sorted(buffers & model.shared(cfg.strategy.shared, cfg.strategy.private).keys()):
-        raise FedGraphError(
-            f"privacy.dp={cfg.privacy.dp} would add noise to the running statistics {', '.join(shared[:3])}, whose variances"
-            " may become negative: set model.norm to layer or none, or keep normalisation at the clients (strategy=fedbn)"
-        )
+        what = f"privacy.dp={cfg.privacy.dp} may make variances among the running statistics {', '.join(shared[:3])} negative"
+        raise FedGraphError(f"{what}: set model.norm to layer or none, or strategy.personalization=norm")
 
 
 def at_once(cfg: RunConfig) -> int:
@@ -250,10 +237,8 @@ def check_memory(cfg: RunConfig, graphs: Callable[[], Iterable[Any]]) -> None:
     needed, remedy = _side(cfg, "server", GraphStrategy).needs(cfg, graphs)
     free = psutil.virtual_memory().available
     if needed > free:
-        raise FedGraphError(
-            f"strategy={cfg.strategy.name} needs about {needed / 2**30:.1f} GB for its clients, but this machine has"
-            f" {free / 2**30:.1f} GB free: {remedy}"
-        )
+        sizes = f"{needed / 2**30:.1f} GB for its clients, but this machine has {free / 2**30:.1f} GB free"
+        raise FedGraphError(f"strategy={cfg.strategy.name} needs about {sizes}: {remedy}")
 
 
 def check_clients(cfg: RunConfig) -> None:

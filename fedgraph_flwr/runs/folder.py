@@ -151,9 +151,10 @@ def clear(folder: Path) -> None:
             shutil.rmtree(state)
 
 
-_KINDS = dict.fromkeys(
+_KINDS = {"headline": str, "strategy": str, "dataset": str, "rounds": int, "best_round": int, "seed": int}
+_KINDS |= dict.fromkeys(
     ("metrics", "clients", "failed", "failures", "phases", "train", "nodes", "bytes_by_phase"), dict
-) | {"headline": str, "strategy": str, "dataset": str, "rounds": int, "best_round": int, "seed": int}
+)
 """Type of the values that readers of summaries and records rely on."""
 
 
@@ -178,9 +179,8 @@ def read_summary(folder: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         reason = first_line(error)
     if reason:
-        raise FedGraphError(
-            f"{folder / SUMMARY} is not a valid summary of a run ({reason}): restore it or repeat the run"
-        )
+        what = f"{folder / SUMMARY} is not a valid summary of a run ({reason})"
+        raise FedGraphError(f"{what}: restore it, or repeat the run")
     return dict(found)
 
 
@@ -287,10 +287,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise FedGraphError(f"{wrong} parts that do not fit together")
     found.rounds = [record for record in read_rounds(folder / ROUNDS) if record["round"] < found.round]
     if [record["round"] for record in found.rounds] != list(range(1, found.round)):
-        raise FedGraphError(
-            f"{folder / ROUNDS} has no records of some rounds before {found.round}, the round of {path.name}: restore the file,"
-            " or start a new run"
-        )
+        what = f"{folder / ROUNDS} has no records of some rounds before {found.round}, the round of {path.name}"
+        raise FedGraphError(f"{what}: restore the file, or start a new run")
     return found
 
 
@@ -326,9 +324,7 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
         data_name = cfg.graph or cfg.dataset.name
         raise FedGraphError(f"resume={cfg.resume}: the data has changed since that run: {data_name}; start a new run")
     if found.round > cfg.rounds:
-        raise FedGraphError(
-            f"rounds={cfg.rounds} is less than round {found.round} of resume={cfg.resume}: set a higher number"
-        )
+        raise FedGraphError(f"rounds={cfg.rounds} is less than round {found.round} of resume={cfg.resume}: set more")
 
 
 def headline_model(folder: Path, key: str = "evaluate") -> Path:
@@ -368,15 +364,13 @@ def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) 
     try:
         known = json.loads(spec.read_bytes()).get("fingerprint") if spec.is_file() else None
     except (AttributeError, ValueError, RecursionError) as error:
-        raise FedGraphError(
-            f"{spec} does not define features and classes ({first_line(error)}): repeat the run"
-        ) from error
+        raise FedGraphError(f"{spec} does not define features and classes ({first_line(error)})") from error
     for client, found in schemas.items():
         if known and list(found) != known:
-            raise FedGraphError(
-                f"client {client} has another schema than the run {key}={folder}, so its columns would mean something else to"
-                " the model: import its tables with that run's schema (--schema)"
+            what = (
+                f"client {client} has another schema than the run {key}={folder}, so columns would mean something else"
             )
+            raise FedGraphError(f"{what} to the model: import its tables with that run's schema (--schema)")
     own = folder / path.name.replace("model_", "models_")
     models = as_arrays(unflatten(read_tensors(own)[0])) if own.is_file() else {}
     return EarlierModel(path, as_arrays(read_tensors(path)[0]), {int(client): tree for client, tree in models.items()})

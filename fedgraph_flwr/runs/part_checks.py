@@ -74,10 +74,8 @@ def check_personal(cfg: RunConfig, model: Model) -> None:
     rules, own = cfg.strategy, cfg.strategy.personalization
     kept, shared = PERSONAL_PREFIXES.get(own, []), ", ".join(rules.shared) or "no parameters"
     if kept and model.names(kept[0]) and not model.shared(rules.shared).keys() & model.shared(kept).keys():
-        raise FedGraphError(
-            f"strategy.personalization={own} has no effect: strategy={rules.name} shares {shared} (strategy.shared), and nothing"
-            f" of the {own} travels: leave it out"
-        )
+        why = f"strategy={rules.name} shares {shared} (strategy.shared), and nothing of the {own} travels"
+        raise FedGraphError(f"strategy.personalization={own} has no effect: {why}: leave it out")
 
 
 def _check_sides(rules: StrategyConfig, server: type, client: type[GraphClient]) -> None:
@@ -86,6 +84,7 @@ def _check_sides(rules: StrategyConfig, server: type, client: type[GraphClient])
     Classes that a file names together are trusted. A client with its own phases may take what it needs there.
     """
     sides, pairs = (rules.server, rules.client), set[tuple[str, str]]()
+    both = f"strategy.server={rules.server} and strategy.client={rules.client}"
     for name in sorted(group_names("strategy"), key=lambda name: name != rules.name):
         body = vars(StrategyConfig()) | group_file("strategy", name)
         if (pair := (body["server"], body["client"])) == sides:
@@ -95,10 +94,8 @@ def _check_sides(rules: StrategyConfig, server: type, client: type[GraphClient])
     for key, own, other in (("client", 0, 1), ("server", 1, 0)):
         partners = {pair[other] for pair in pairs if pair[own] == sides[own]}
         if partners and sides[own] in known and sides[other] in known | {getattr(StrategyConfig, key)}:
-            raise FedGraphError(
-                f"strategy.server={rules.server} and strategy.client={rules.client} are sides of different methods:"
-                f" expected strategy.{key}={' or '.join(sorted(partners))}"
-            )
+            wanted = f"strategy.{key}={' or '.join(sorted(partners))}"
+            raise FedGraphError(f"{both} are sides of different methods: expected {wanted}")
     sends = [hook for hook in SENDING if getattr(server, hook) is not getattr(GraphStrategy, hook)]
     takes = [hook for hook in TAKING if getattr(client, hook) is not getattr(GraphClient, hook)]
     if sends and not takes and phases(client) == phases(GraphClient):
@@ -107,21 +104,18 @@ def _check_sides(rules: StrategyConfig, server: type, client: type[GraphClient])
         why = f"sends no groups, and {client.__name__} waits for some in `receive`: define the server's `before_train`"
     else:
         return
-    raise FedGraphError(
-        f"strategy.server={rules.server} and strategy.client={rules.client} do not fit: {server.__name__} {why}, or name the two"
-        f" classes together in conf/strategy/{rules.name}.yaml"
-    )
+    fix = f"or name the two classes together in conf/strategy/{rules.name}.yaml"
+    raise FedGraphError(f"{both} do not fit: {server.__name__} {why}, {fix}")
 
 
 def _check_unused(rules: StrategyConfig) -> None:
     """Refuse a value for a part that is not chosen."""
-    for part in KEYS.keys() - set(chosen(vars(rules))):
+    used = chosen(vars(rules))
+    for part in KEYS.keys() - set(used):
         for key, default in vars(KEYS[part]()).items():
             if (value := getattr(getattr(rules, part), key)) != default:
-                raise FedGraphError(
-                    f"strategy.{part}.{key}={value} has no effect: strategy={rules.name} does not use '{part}'; it uses"
-                    f" {', '.join(chosen(vars(rules))) or 'no part with keys'}"
-                )
+                why = f"does not use '{part}'; it uses {', '.join(used) or 'no part with keys'}"
+                raise FedGraphError(f"strategy.{part}.{key}={value} has no effect: strategy={rules.name} {why}")
 
 
 def _check_variates(rules: StrategyConfig, server: type, client: type[GraphClient], uplink: Uplink) -> None:
@@ -130,20 +124,16 @@ def _check_variates(rules: StrategyConfig, server: type, client: type[GraphClien
     _need_mean(rules, what, server, uplink)
     _need_hooks(rules, what, client, ())
     if server.step is not GraphStrategy.step or type(uplink[TRAIN][MODEL]) is not Mean:  # type: ignore[attr-defined]
-        raise FedGraphError(
-            f"{what} sums over clients by the weights of their mean, and strategy={rules.name} has a server,"
-            f" {server.__name__}, that makes another model of the replies: expected one with the `step` of"
-            f" {GraphStrategy.__name__}, such as strategy=fedavg"
-        )
+        why = f"strategy={rules.name} has a server, {server.__name__}, that makes another model of the replies"
+        fix = f"expected one with the `step` of {GraphStrategy.__name__}, such as strategy=fedavg"
+        raise FedGraphError(f"{what} sums over clients by the weights of their mean, and {why}: {fix}")
 
 
 def _need_shared(rules: StrategyConfig, what: str) -> None:
     """Refuse a part that compares with the shared parameters where there are none."""
     if not rules.shared:
-        raise FedGraphError(
-            f"{what} the shared parameters, and strategy={rules.name} has none (strategy.shared=[]): expected"
-            " strategy.shared=[''], or leave the part out"
-        )
+        why = f"strategy={rules.name} has none (strategy.shared=[])"
+        raise FedGraphError(f"{what} the shared parameters, and {why}: set strategy.shared=[''], or leave the part out")
 
 
 def _need_hooks(rules: StrategyConfig, what: str, client: type[GraphClient], hooks: Collection[str]) -> None:
@@ -151,10 +141,8 @@ def _need_hooks(rules: StrategyConfig, what: str, client: type[GraphClient], hoo
     ignored = [hook for hook in ("train", "descend", "gradient") if not _calls_base(client, hook)]
     ignored += [hook for hook in hooks if getattr(client, hook) is not getattr(GraphClient, hook)]
     if ignored:
-        raise FedGraphError(
-            f"{what} does not go with strategy={rules.name}: its client, {client.__name__}, has its own `{ignored[0]}`;"
-            f" expected a client with that of {GraphClient.__name__}, such as strategy=fedavg"
-        )
+        why = f"its client, {client.__name__}, has its own `{ignored[0]}`; expected that of {GraphClient.__name__}"
+        raise FedGraphError(f"{what} does not go with strategy={rules.name}: {why}, such as strategy=fedavg")
 
 
 def _calls_base(client: type[GraphClient], hook: str) -> bool:

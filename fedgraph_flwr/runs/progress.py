@@ -70,14 +70,8 @@ def _terminal(title: str, rounds: int, always: bool) -> Iterator[_Show]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[score]}"),
-        TimeRemainingColumn(),
-    )
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[score]}")
     console = Console(stderr=True)
-    with Progress(*columns, disable=not (always or console.is_terminal), console=console) as bar:
+    with Progress(*columns, TimeRemainingColumn(), disable=not (always or console.is_terminal), console=console) as bar:
         task = bar.add_task(title, total=rounds, score="")
         yield lambda done, score: bar.update(task, completed=done, score=score)

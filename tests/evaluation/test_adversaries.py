@@ -165,7 +165,7 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
         (["adversary.kind=backdoor_central", "adversary.target=3"], "expected a class from 0 to 2"),
         (
             ["adversary.kind=backdoor_distributed", "adversary.clients=[0,1]", "adversary.trigger=1"],
-            "adversary.trigger must be at least one per client",
+            "adversary.trigger must be one per client or more",
         ),
         (["adversary.kind=scaling", "engine=alps"], "set engine=inline or ray, not alps"),
     ],

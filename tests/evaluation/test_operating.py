@@ -208,7 +208,7 @@ def test_they_stand_in_report_and_comparison(finished):
                 "privacy.noise_multiplier=1",
                 "evaluation.metrics=[brier]",
             ],
-            "releases no score but evaluation.metric=accuracy",
+            "releases only evaluation.metric=accuracy, but",
         ),
         (
             [
