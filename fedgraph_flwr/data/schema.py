@@ -31,7 +31,7 @@ from typing import Any
 from fedgraph_flwr.config import one_of
 from fedgraph_flwr.config.config_file import load_texts
 from fedgraph_flwr.data.value_formats import NumberFormat
-from fedgraph_flwr.errors import FedGraphError, check_names
+from fedgraph_flwr.errors import FedGraphError, check_names, sanitize
 
 KINDS = ("number", "category", "date", "flag", "ignored")
 SCALES = ("standard", "robust", "log", "none")
@@ -53,8 +53,8 @@ def _reading(where: str, form: str, values: Any) -> Iterator[None]:
         yield
     except FedGraphError as error:
         raise FedGraphError(f"{where}: {error}") from error
-    except (AttributeError, TypeError, ValueError) as error:
-        raise FedGraphError(f"{where}: expected {form}, got {values}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FedGraphError(f"{where}: expected {form}, got {sanitize(values)}") from error
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ class TableLayout:
         return {key: value for key, value in asdict(self).items() if value}
 
     @classmethod
-    def from_dict(cls, values: Any, where: str) -> "TableLayout":
+    def from_dict(cls, values: Any) -> "TableLayout":
         """Build a layout from the output of `to_dict`.
 
         Raises:
             FedGraphError: the value is not a mapping, or has an unknown key.
         """
-        with _reading(f"{where}, tables", "a mapping such as {id: customer, separator: ';'}", values):
+        with _reading("tables", "a mapping such as {id: customer, separator: ';'}", values):
             given = {str(key): str(value) for key, value in values.items()}
             check_names(given, [f.name for f in fields(cls)], "key of tables")
             return cls(**given)
@@ -174,7 +174,7 @@ class Column:
         return {"kind": self.kind} | changed
 
     @classmethod
-    def from_dict(cls, values: Any, name: str, where: str) -> "Column":
+    def from_dict(cls, values: Any, name: str) -> "Column":
         """Build a column from the output of `to_dict`, or from YAML with string scalars only.
 
         Raises:
@@ -182,7 +182,7 @@ class Column:
         """
         values = {"kind": values} if isinstance(values, str) else values
         form = "a kind such as number, or a mapping such as {kind: number, statistics: {fill: 0.5}}"
-        with _reading(f"{where}, column '{name}'", form, values):
+        with _reading(f"column '{name}'", form, values):
             given: dict[str, Any] = {key: str(value) for key, value in values.items()}
             check_names(given, [f.name for f in fields(cls)], "key of a column")
             read = str if given.get("kind") == "category" else float
@@ -257,33 +257,31 @@ class Schema:
             FedGraphError: a key is missing or unknown, or `Column.from_dict` fails.
         """
         known = [f.name for f in fields(cls)]
-        if not isinstance(values, Mapping) or not isinstance(values.get("nodes"), Mapping):
-            raise FedGraphError(f"{where} is not a schema: it needs the keys {', '.join(known)}")
-        check_names(values, known, "key of a schema", where)
-        edges = values.get("edges", ())
-        tables = {**values["nodes"], **({k: c for k, c in edges.items() if c} if isinstance(edges, Mapping) else {})}
-        targets, roles = values.get("targets", {}), values.get("roles", {})
-        with _reading(f"{where}, targets", "{NAME: [MEAN, STANDARD DEVIATION]} as `schema merge` writes them", targets):
-            targets = {str(name): (float(mean), float(std)) for name, (mean, std) in targets.items()}
-        with _reading(f"{where}, roles", "{ROLE: {TYPE: [COLUMNS]}} such as {bank: {node: [age]}}", roles):
-            roles = {
-                str(role): {str(kind): tuple(map(str, names)) for kind, names in (kinds or {}).items()}
-                for role, kinds in roles.items()
-            }
-        return cls(
-            classes=tuple(map(str, values.get("classes", ()))),
-            nodes={
-                str(kind): {str(name): Column.from_dict(c, str(name), where) for name, c in (columns or {}).items()}
-                for kind, columns in tables.items()
-            },
-            edge_classes=tuple(map(str, values.get("edge_classes", ()))),
-            edges=tuple(map(str, edges)),
-            scaling=str(values.get("scaling", "local")),
-            tables=TableLayout.from_dict(values.get("tables", {}), where),
-            undirected=str(values.get("undirected", False)).lower() == "true",
-            targets=targets,
-            roles=roles,
-        )
+        with _reading(where, f"a schema with the keys {', '.join(known)}", values):
+            check_names(dict(values), known, "key of a schema")
+            edges, targets, roles = values.get("edges", ()), values.get("targets", {}), values.get("roles", {})
+            of_edges = {kind: own for kind, own in edges.items() if own} if isinstance(edges, Mapping) else {}
+            with _reading("targets", "{NAME: [MEAN, STANDARD DEVIATION]} as `schema merge` writes them", targets):
+                targets = {str(name): (float(mean), float(std)) for name, (mean, std) in targets.items()}
+            with _reading("roles", "{ROLE: {TYPE: [COLUMNS]}} such as {bank: {node: [age]}}", roles):
+                roles = {
+                    str(role): {str(kind): tuple(map(str, names)) for kind, names in (kinds or {}).items()}
+                    for role, kinds in roles.items()
+                }
+            return cls(
+                classes=tuple(map(str, values.get("classes", ()))),
+                nodes={
+                    str(kind): {str(name): Column.from_dict(c, str(name)) for name, c in (columns or {}).items()}
+                    for kind, columns in {**values["nodes"], **of_edges}.items()
+                },
+                edge_classes=tuple(map(str, values.get("edge_classes", ()))),
+                edges=tuple(map(str, edges)),
+                scaling=str(values.get("scaling", "local")),
+                tables=TableLayout.from_dict(values.get("tables", {})),
+                undirected=str(values.get("undirected", False)).lower() == "true",
+                targets=targets,
+                roles=roles,
+            )
 
     def save(self, path: Path) -> None:
         """Write the YAML with one line per column."""

@@ -283,7 +283,9 @@ def test_yaml_of_people_is_read_and_wrong_one_is_a_sentence(tmp_path):
     schema.save(tmp_path / "t.yaml")
     assert Schema.load(tmp_path / "t.yaml") == schema
     for text, message in (
-        ("classes: [a]", "is not a schema: it needs the keys"),
+        ("classes: [a]", "expected a schema with the keys classes, nodes.*got {'classes': ['a']}"),
+        ("nodes: {node: [age]}", "expected a schema with the keys classes, nodes"),
+        ("a schema", "expected a schema with the keys classes, nodes.*got a schema"),
         ("nodes: {node: {age: {kid: number}}}", "did you mean 'kind'"),
         (
             "nodes: {node: {age: {kind: numbr}}}",
