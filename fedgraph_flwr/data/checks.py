@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.features import Recipe
-from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, Rows, rows_by_field
+from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, Rows, form_of, rows_by_field
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import check_many
 from fedgraph_flwr.errors import FedGraphError
@@ -230,12 +230,10 @@ def _list(value: Any, what: str, size: int | None = None) -> list[Any]:
 
 
 def _tensor(tensor: Any, what: str, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
-    wanted = f"{dtype} [{', '.join('any' if size is None else str(size) for size in shape)}]"
-    if not isinstance(tensor, Tensor):
-        raise FedGraphError(f"{what} must be {wanted}, got {type(tensor).__name__}")
-    fits = len(shape) == tensor.dim() and all(s in (None, t) for s, t in zip(shape, tensor.shape, strict=True))
-    if tensor.dtype != dtype or not fits:
-        raise FedGraphError(f"{what} must be {wanted}, got {tensor.dtype} {list(tensor.shape)}")
+    fits = isinstance(tensor, Tensor) and tensor.dtype == dtype and len(shape) == tensor.dim()
+    if not fits or any(s not in (None, t) for s, t in zip(shape, tensor.shape, strict=True)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise FedGraphError(f"{what} must be {dtype} [{wanted}], got {form_of(tensor)}")
 
 
 def _within(ids: Tensor, what: str, end: int | None, low: int = 0) -> None:

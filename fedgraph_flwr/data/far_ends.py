@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.data.features import Book, Form, receivers_columns
-from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, grown, rows_at
+from fedgraph_flwr.data.graph import ClientGraph, Graph, grown, joined_edge_data, rows_at
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.schema import NODE, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -450,14 +450,9 @@ def with_far_ends(graph: ClientGraph) -> ClientGraph:
     edges = torch.cat(
         [graph.edge_index, torch.stack([graph.cut_out[0], out]), torch.stack([into, graph.cut_in[0]])], dim=1
     )
-    data: dict[str, Any] = {}
-    for key in EDGE_FIELDS:
-        parts = [getattr(graph, name) for name in (key, f"cut_out_{key}", f"cut_in_{key}")]
-        if held := [part for part in parts if part.numel()]:
-            data[key] = torch.cat(held)
-            if len(data[key]) != edges.size(1):
-                fix = "import its edges with the same columns, or set task.between=false"
-                raise FedGraphError(f"client {graph.client}: only some of its edges have {key}: {fix}")
+    error = f"client {graph.client}: only some of its edges have {{}}: import its edges with the same columns, or set"
+    error += " task.between=false"
+    data = joined_edge_data([graph], ("", "cut_out_", "cut_in_"), edges.size(1), error)
     nodes = grown(graph, foreign.numel())
     nodes["x"][n:] = far_rows(graph, foreign)
     return replace(

@@ -119,15 +119,17 @@ def check_dtypes(tensors: Any, where: str) -> None:
     Raises:
         FedGraphError: ``edge_index`` or ``y`` does not hold integers, or ``x`` is complex.
     """
-    for key in ("edge_index", "y"):
+    accepted = dict.fromkeys(("edge_index", "y"), ("integers", "convert it with .long()"))
+    accepted["x"] = ("real numbers", "pass the real and imaginary parts as separate features")
+    for key, (numbers, advice) in accepted.items():
         tensor = getattr(tensors, key, None)
-        if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
-            raise FedGraphError(f"{where}: {key} must hold integers, got {tensor.dtype}: convert it with .long()")
-    x = getattr(tensors, "x", None)
-    if isinstance(x, Tensor) and x.is_complex():
-        raise FedGraphError(
-            f"{where}: x must hold real numbers, got {x.dtype}: pass the real and imaginary parts as separate features"
-        )
+        if isinstance(tensor, Tensor) and (tensor.is_complex() or (key != "x" and tensor.is_floating_point())):
+            raise FedGraphError(f"{where}: {key} must hold {numbers}, got {tensor.dtype}: {advice}")
+
+
+def form_of(value: Any) -> str:
+    """Return the type and shape of a tensor, or the type of another value, for errors."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 _VERSION_1 = (
@@ -333,19 +335,11 @@ class Graph:
     def from_pyg(cls, data: Any, num_classes: int, name: str = "") -> "Graph":
         """Convert a PyG ``Data``; missing masks become all False, 2-D masks keep their first column."""
         check_dtypes(data, name or "the Data")
-        n = int(data.num_nodes)
-
-        def mask(key: str) -> Any:
-            value = getattr(data, key, None)
-            if value is None:
-                return torch.zeros(n, dtype=torch.bool)
-            return (value[:, 0] if value.dim() == 2 else value).bool().clone()
-
         return Graph(
             x=data.x.to(torch.float32),
             edge_index=data.edge_index.to(torch.int64),
             y=data.y.view(-1).to(torch.int64),
-            **{key: mask(key) for key in MASKS},
+            **masks_of(data),
             num_classes=num_classes,
             name=name,
             targets=target_tensor(data, name or "the Data"),
@@ -401,10 +395,48 @@ EDGE_FIELDS = tuple(rows_by_field(Graph, "edge"))
 """Fields of a graph with one row per edge, in the order of its ``edge_index``; empty where the edges carry no such data."""
 
 
+def joined_edge_data(graphs: Sequence[Graph], kinds: Sequence[str], count: int, error: str) -> dict[str, Any]:
+    """Return the data of several kinds of edges, one after the other: of each kind, those of all graphs.
+
+    Args:
+        graphs: the graphs.
+        kinds: what the names of their fields start with: nothing for inner edges, ``cut_out_`` or ``cut_in_``.
+        count: number of all edges.
+        error: start and end of the error message, with ``{}`` for the field.
+
+    Raises:
+        FedGraphError: some edges have data, others do not.
+    """
+    data: dict[str, Any] = {}
+    for key in EDGE_FIELDS:
+        parts = [getattr(graph, f"{kind}{key}") for kind in kinds for graph in graphs]
+        if held := [part for part in parts if part.numel()]:
+            data[key] = torch.cat(held)
+            if len(data[key]) != count:
+                raise FedGraphError(error.format(key))
+    return data
+
+
 def _is_written(key: str, tensor: Tensor) -> bool:
     """Return whether a file holds a tensor: it has an entry, is of `_VERSION_1`, or states how many columns there are."""
     private = key.startswith(("foreign", "book", "far"))
     return key in _VERSION_1 or key == "edge_index" or bool(tensor.numel() if private else sum(tensor.shape))
+
+
+def masks_of(data: Any) -> dict[str, Any]:
+    """Return the masks of a PyG ``Data`` or node type: the first column of several, all False where there is none."""
+    found = {}
+    for key in MASKS:
+        mask = getattr(data, key, None)
+        mask = torch.zeros(int(data.num_nodes), dtype=torch.bool) if mask is None else mask.bool().clone()
+        found[key] = mask[:, 0] if mask.dim() == 2 else mask
+    return found
+
+
+def _check_count(tensor: Tensor, what: str, count: int, of: str) -> None:
+    """Check that a tensor has ``count`` rows, one per ``of``."""
+    if (rows := len(tensor) if tensor.dim() else 0) != count:
+        raise FedGraphError(f"{what} must have a row per {of}, got {rows} for {count} {of}s")
 
 
 def target_tensor(data: Any, where: str) -> Tensor:
@@ -416,10 +448,7 @@ def target_tensor(data: Any, where: str) -> Tensor:
     targets = getattr(data, "targets", None)
     if not isinstance(targets, Tensor):
         return torch.zeros(0, 0, dtype=torch.float32)
-    if targets.dim() not in (1, 2) or targets.size(0) != data.num_nodes:
-        raise FedGraphError(
-            f"{where}: targets must have a row per node, got {list(targets.shape)} for {data.num_nodes} nodes"
-        )
+    _check_count(targets, f"{where}: targets", data.num_nodes, "node")
     return targets.view(len(targets), -1).to(torch.float32)
 
 
@@ -432,13 +461,9 @@ def edge_tensors(data: Any, where: str, keys: Sequence[str] = ("edge_attr", "edg
     found = {key: getattr(data, key, None) for key in keys}
     held = {key: tensor for key, tensor in found.items() if isinstance(tensor, Tensor)}
     for key, tensor in held.items():
-        rows = len(tensor) if tensor.dim() else 0
-        if rows != data.edge_index.size(1):
-            raise FedGraphError(
-                f"{where}: {key} must have a row per edge, got {rows} for {data.edge_index.size(1)} edges"
-            )
+        _check_count(tensor, f"{where}: {key}", data.edge_index.size(1), "edge")
         if key != "edge_attr" and (tensor.is_floating_point() or tensor.dim() != 1):
-            raise FedGraphError(f"{where}: {key} must be integers [E], got {tensor.dtype} {list(tensor.shape)}")
+            raise FedGraphError(f"{where}: {key} must be integers [E], got {form_of(tensor)}")
         if key == "edge_attr":
             held[key] = (tensor.view(-1, 1) if tensor.dim() == 1 else tensor.flatten(1)).to(torch.float32)
         else:
@@ -711,12 +736,11 @@ def _digest(packed: dict[str, Tensor], values: str) -> str:
 def _dense(shape: Tensor, row: Tensor, col: Tensor, value: Tensor) -> Tensor:
     """Build a matrix [shape] from its entries."""
     sizes = tuple(shape.tolist())
-    if len(sizes) != 2 or min(sizes) < 0 or not value.is_floating_point() or not row.shape == col.shape == value.shape:
+    fits = len(sizes) == 2 and min(sizes) >= 0 and value.is_floating_point() and row.shape == col.shape == value.shape
+    if not fits or (row.numel() and (row.min() < 0 or col.min() < 0)):
         raise ValueError(f"matrix {list(sizes)} has inconsistent entries")
     if sizes[0] * sizes[1] * value.element_size() > psutil.virtual_memory().total:
         raise ValueError(f"a matrix {list(sizes)} is larger than this machine's memory")
-    if row.numel() and (row.min() < 0 or col.min() < 0):
-        raise ValueError("matrix has an entry out of bounds")
     dense = torch.zeros(sizes, dtype=value.dtype)
     dense[row.long(), col.long()] = value
     return dense

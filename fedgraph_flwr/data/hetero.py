@@ -25,6 +25,7 @@ from fedgraph_flwr.data.graph import (
     check_client_fields,
     check_dtypes,
     edge_tensors,
+    masks_of,
     read_tensors,
     write_tensors,
 )
@@ -177,18 +178,12 @@ class HeteroGraph:
             check_dtypes(
                 data[kind], f"'{':'.join(kind) if isinstance(kind, tuple) else kind}' of {name or 'the HeteroData'}"
             )
-        n = int(data[target].num_nodes)
-
-        def mask(key: str) -> Any:
-            value = getattr(data[target], key, None)
-            return torch.zeros(n, dtype=torch.bool) if value is None else value.bool().clone()
-
         return HeteroGraph(
             counts={a: int(data[a].num_nodes) for a in data.node_types},
             edges={r: data[r].edge_index.to(torch.int64) for r in data.edge_types},
             target=target,
             y=data[target].y.view(-1).to(torch.int64),
-            **{key: mask(key) for key in MASKS},
+            **masks_of(data[target]),
             num_classes=num_classes,
             x={a: data[a].x.to(torch.float32) for a in data.node_types if getattr(data[a], "x", None) is not None},
             name=name,

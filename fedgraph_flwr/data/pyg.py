@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.checks import check_graph
 from fedgraph_flwr.data.cleaning import both_directions
-from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes
+from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, form_of
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import MASKS, from_graphs
 from fedgraph_flwr.data.own_columns import with_node_columns
@@ -217,8 +217,7 @@ def check_labels(held: Any, where: str, of: str = "") -> None:
         raise FedGraphError(f"{where} has no nodes{of}, expected at least 1")
     y = getattr(held, "y", None)
     if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != held.num_nodes:
-        got = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else "none"
-        raise FedGraphError(f"{where}: y{of} must be one integer per node, got {got}")
+        raise FedGraphError(f"{where}: y{of} must be one integer per node, got {form_of(y)}")
     check_masks(held, held.num_nodes, where)
 
 
@@ -266,8 +265,9 @@ def check_masks(data: Any, num_nodes: int, where: str) -> None:
         mask = getattr(data, key, None)
         valid = isinstance(mask, Tensor) and mask.shape[:1] == (num_nodes,) and bool(((mask == 0) | (mask == 1)).all())
         if mask is not None and not valid:
-            got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise FedGraphError(f"{where}: {key} must hold one boolean for each of {num_nodes} nodes, got {got}")
+            raise FedGraphError(
+                f"{where}: {key} must hold one boolean for each of {num_nodes} nodes, got {form_of(mask)}"
+            )
 
 
 def client_graph(

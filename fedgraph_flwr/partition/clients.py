@@ -12,7 +12,16 @@ from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.far_ends import told_places, with_shares, with_told_records
-from fedgraph_flwr.data.graph import EDGE_FIELDS, SHARED_FIELDS, ClientGraph, Graph, rows_at, rows_by_field, rows_of
+from fedgraph_flwr.data.graph import (
+    EDGE_FIELDS,
+    SHARED_FIELDS,
+    ClientGraph,
+    Graph,
+    joined_edge_data,
+    rows_at,
+    rows_by_field,
+    rows_of,
+)
 from fedgraph_flwr.data.many_graphs import nodes_of, one_per_graph
 from fedgraph_flwr.data.own_columns import records_of, with_node_columns
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
@@ -139,20 +148,17 @@ def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
 def _checked(groups: Any, num_nodes: int, name: str) -> list[np.ndarray]:
     """Return the groups of a custom function, each ascending, without empty ones."""
     try:
-        found = [np.unique(np.asarray(group)) for group in groups]
+        kept = [group for group in (np.unique(np.asarray(group)) for group in groups) if group.size]
     except (TypeError, ValueError) as error:
         raise FedGraphError(
-            f"partition={name} did not return a list of arrays of node ids ({first_line(error)})"
+            f"partition={name} must return a list of arrays of node ids ({first_line(error)})"
         ) from error
-    kept = [group for group in found if group.size]
-    if not kept:
-        raise FedGraphError(f"partition={name} returned no node, expected lists of node ids")
-    for g in kept:
-        if g.dtype.kind not in "iu" or g[0] < 0 or g[-1] >= num_nodes:
-            raise FedGraphError(
-                f"partition={name} must return lists of node ids, integers from 0 to {num_nodes - 1}, got {g[0]}..{g[-1]}"
-                f" ({g.dtype})"
-            )
+    wrong = [g for g in kept if g.dtype.kind not in "iu" or g[0] < 0 or g[-1] >= num_nodes]
+    if wrong or not kept:
+        got = f"{wrong[0][0]}..{wrong[0][-1]} ({wrong[0].dtype})" if wrong else "no node"
+        raise FedGraphError(
+            f"partition={name} must return lists of node ids, integers from 0 to {num_nodes - 1}, got {got}"
+        )
     return [group.astype(np.int64) for group in kept]
 
 
@@ -289,6 +295,7 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
     local[node_id] = torch.arange(node_id.size)
     edges, edge_part = _pooled_edges(clients, shared=node_id.size < nodes.numel())
     index = torch.from_numpy(place)
+    error = "some clients' edges have {}, others' do not: import them with one schema and the same columns"
 
     held = [key for key in rows_by_field(Graph, "node") if key not in ("group", "ids")]
     of_nodes: dict[str, Any] = {key: rows_of(torch.cat([getattr(c, key) for c in clients]), index) for key in held}
@@ -300,7 +307,7 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         part=part[index],
         edge_part=edge_part,
         num_global_nodes=clients[0].num_global_nodes,
-        **_pooled_edge_data(clients, edges.size(1)),
+        **joined_edge_data(clients, ("", "cut_out_"), edges.size(1), error),
     )
 
 
@@ -323,17 +330,3 @@ def _pooled_edges(clients: Sequence[ClientGraph], shared: bool) -> tuple[Tensor,
             )
         edges = torch.unique(edges, dim=1)
     return edges, edge_part
-
-
-def _pooled_edge_data(clients: Sequence[ClientGraph], num_edges: int) -> dict[str, Any]:
-    """Return the features, times and labels of all clients' edges, in the order of `_pooled_edges`."""
-    data: dict[str, Any] = {}
-    for key in EDGE_FIELDS:
-        parts = [getattr(c, name) for name in (key, f"cut_out_{key}") for c in clients]
-        if held := [part for part in parts if part.numel()]:
-            data[key] = torch.cat(held)
-            if len(data[key]) != num_edges:
-                raise FedGraphError(
-                    f"some clients' edges have {key}, others' do not: import them with one schema and the same columns"
-                )
-    return data

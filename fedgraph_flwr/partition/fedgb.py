@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.checks import check_file, check_graph
 from fedgraph_flwr.data.cleaning import both_directions, without_loops
-from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, unsplit
+from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, form_of, unsplit
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import index_of
 from fedgraph_flwr.data.pyg import check_data, from_list, labelled_type, read_pickled
@@ -115,14 +115,9 @@ def _split(folder: Path, client: int) -> list[Tensor]:
     for split, mask in zip(SPLITS, masks, strict=True):
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.dim() != 1:
             raise FedGraphError(
-                f"{folder / f'{split}_{client}.pt'} must hold a tensor of one bool per node or graph, got {_kind(mask)}"
+                f"{folder / f'{split}_{client}.pt'} must hold a tensor of one bool per node or graph, got {form_of(mask)}"
             )
     return masks
-
-
-def _kind(value: Any) -> str:
-    """Return the type and shape of a value, for messages."""
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _fitting(masks: Sequence[Tensor], count: int, path: Path) -> Sequence[Tensor]:
@@ -151,7 +146,7 @@ def _integers(data: Any, key: str, size: int, path: Path) -> Tensor:
     """Return a field of as many integers [size]."""
     values = getattr(data, key, None)
     if not isinstance(values, Tensor) or values.is_floating_point() or values.numel() != size:
-        raise FedGraphError(f"{path}: {key} must be a tensor of {size} integers, got {_kind(values)}")
+        raise FedGraphError(f"{path}: {key} must be a tensor of {size} integers, got {form_of(values)}")
     return values.reshape(-1).to(torch.int64)
 
 
@@ -271,7 +266,9 @@ def _graphs(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) ->
     graph = from_list(graphs, str(path))
     answers: dict[str, Any] = {}
     if bool(graph.num_targets) != (manifest["task"] == "graph_reg"):
-        raise FedGraphError(f"{path}: y must be floats for graph_reg, integers for graph_cls, got {_kind(graphs[0].y)}")
+        raise FedGraphError(
+            f"{path}: y must be floats for graph_reg, integers for graph_cls, got {form_of(graphs[0].y)}"
+        )
     if not graph.num_targets:
         answers["num_classes"] = _classes(held, graph.y)
     of = index_of(graph)

@@ -267,18 +267,17 @@ def check(folder: Path) -> None:
         fixed = link_number(values.get("linking", {})) or any(
             shapes.get(cut, (2, 0))[1] for cut in ("cut_out", "cut_in")
         )
-        if values["client"] != index or (fixed and values["num_clients"] != len(paths)):
-            raise FedGraphError(
-                f"{path} belongs to client {values['client']} of {values['num_clients']}, expected {index} of {len(paths)}:"
-                " use the files of one partition"
-            )
-        found = {"kind": values["kind"], "features": shapes.get("x", ())[1:], "classes": values.get("num_classes")}
+        found = {
+            "client": values["client"],
+            "num_clients": values["num_clients"] if fixed else len(paths),
+            "kind": values["kind"],
+            "features": shapes.get("x", ())[1:],
+            "classes": values.get("num_classes"),
+        }
         first = first or found
-        for key, value in found.items():
-            if value != first[key]:
-                raise FedGraphError(
-                    f"{path} has {key} {value}, but {paths[0].name} has {first[key]}: use the files of one partition"
-                )
+        for key, value in (first | {"client": index, "num_clients": len(paths)}).items():
+            if found[key] != value:
+                raise FedGraphError(f"{path} has {key} {found[key]}, expected {value}: use the files of one partition")
 
 
 def write(folder: Path, clients: Sequence[Any], cfg: RunConfig | None = None, packed: bool = False) -> None:

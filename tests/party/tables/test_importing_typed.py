@@ -95,7 +95,7 @@ def test_saved_heterodata(words, tmp_path):
     assert graph.edges["author", "writes", "paper"].t().tolist() == [[0, 0], [0, 1], [1, 3]]
     with pytest.raises(FedGraphError, match="did you mean 'paper'"):
         from_saved(tmp_path / "saved.pt", "papers")
-    with pytest.raises(FedGraphError, match="y of type 'author' must be one integer per node, got none"):
+    with pytest.raises(FedGraphError, match="y of type 'author' must be one integer per node, got NoneType"):
         from_saved(tmp_path / "saved.pt", "author")
 
 
