@@ -139,17 +139,10 @@ class Mask:
         Raises:
             RunFailed: a point has small order.
         """
-        raw = masks.tobytes()
-        try:
-            made = [self._times(raw[i : i + POINT])[:REPLY] for i in range(0, len(raw), POINT)]
-        except ValueError as error:
-            raise RunFailed(
-                f"{sender} sent a mask of small order, expected a point of the curve's prime-order group"
-            ) from error
-        return as_rows(made, REPLY)
+        return as_rows((self._times(row.tobytes(), sender)[:REPLY] for row in masks), REPLY)
 
-    def _times(self, u: bytes) -> bytes:
-        return self._scalar.exchange(X25519PublicKey.from_public_bytes(u))
+    def _times(self, point: bytes, sender: str = "") -> bytes:
+        return _product(self._scalar, point, sender)
 
 
 def prove(secret: bytes, places: Iterable[int], values: Iterable[bytes], purpose: bytes) -> Bytes:
@@ -161,28 +154,33 @@ def prove(secret: bytes, places: Iterable[int], values: Iterable[bytes], purpose
         values: the values.
         purpose: as of `points`.
     """
-    return as_rows(_exchanged(secret, places, points(values, purpose)), POINT)
+    return as_rows(agreed(secret, places, points(values, purpose)), POINT)
 
 
-def agreed(secret: bytes, places: Iterable[int], points: Bytes, sender: str) -> list[bytes]:
-    """Return the key of each value that both parties know, from the other party's points [n, 32].
+def agreed(secret: bytes, places: Iterable[int], points: Iterable[bytes], sender: str = "") -> list[bytes]:
+    """Return the product of each point with the scalar of its place; of the other party's points, the keys of a proof.
+
+    Args:
+        secret: as of `prove`.
+        places: as of `prove`.
+        points: a point for each place, 32 bytes.
+        sender: who sent them, for the error.
 
     Raises:
         RunFailed: a point has small order.
     """
+    scalars = (hashlib.sha256(secret + int(place).to_bytes(8, "little")).digest() for place in places)
+    keys = map(X25519PrivateKey.from_private_bytes, scalars)
+    return [_product(key, point, sender) for key, point in zip(keys, points, strict=True)]
+
+
+def _product(scalar: X25519PrivateKey, point: bytes, sender: str) -> bytes:
     try:
-        return _exchanged(secret, places, (row.tobytes() for row in points))
+        return scalar.exchange(X25519PublicKey.from_public_bytes(point))
     except ValueError as error:
         raise RunFailed(
             f"{sender} sent a point of small order, expected one of the curve's prime-order group"
         ) from error
-
-
-def _exchanged(secret: bytes, places: Iterable[int], points: Iterable[bytes]) -> list[bytes]:
-    """Return the product of each point with the scalar of its place."""
-    scalars = (hashlib.sha256(secret + int(place).to_bytes(8, "little")).digest() for place in places)
-    keys = map(X25519PrivateKey.from_private_bytes, scalars)
-    return [key.exchange(X25519PublicKey.from_public_bytes(point)) for key, point in zip(keys, points, strict=True)]
 
 
 def shuffled(size: int) -> NDArray[np.int64]:

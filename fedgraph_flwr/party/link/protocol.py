@@ -136,6 +136,8 @@ class LinkParty:
         if not is_secret(graph.linking.get("secret", "0" * 64)):
             return "has a damaged secret of its party: import it again"
         named = {"party", "parties"} <= graph.linking.keys()
+        if self.rules.identities and not len(graph.ids):
+            return "has no ids of nodes: import it from tables"
         if self.rules.identities or (named and graph.foreign_id.size(1)):
             return ""
         return (
@@ -303,10 +305,8 @@ class LinkParty:
                     " same options"
                 )
         if own["schema"] and other["schema"]:
-            first, second = (
-                Schema.from_dict(v["schema"], f"client {k}") for k, v in ((self.client, own), (peer, other))
-            )
-            if difference := first.difference(second):
+            schema = Schema.from_dict(own["schema"], f"client {self.client}")
+            if difference := schema.difference(Schema.from_dict(other["schema"], f"client {peer}")):
                 raise RunFailed(
                     f"clients {self.client} and {peer} have different schemas ({sanitize(difference)}): import both with one"
                     " --schema FILE"
@@ -323,8 +323,6 @@ class LinkParty:
         if peer not in self._values:
             graph = self.graph
             if self.rules.identities:
-                if not len(graph.ids):
-                    raise FedGraphError(f"the file of client {self.client} has no ids of nodes: import it from tables")
                 rows = self.nodes_for(peer)
                 ids = normal_ids(unpack_words(graph.ids)[rows], id_form(graph))
                 self._values[peer] = rows, [str(word).encode() for word in ids]
@@ -530,7 +528,8 @@ class LinkParty:
     def _take_prove(self, peer: int, arrays: Arrays) -> None:
         own = self._checked_order(peer, arrays)
         points = _array(arrays, "points", (own.size, POINT))
-        agreed = matching.agreed(self._secret_of(peer, b"proof"), own, points, f"client {peer}")
+        rows = (row.tobytes() for row in points)
+        agreed = matching.agreed(self._secret_of(peer, b"proof"), own, rows, f"client {peer}")
         keys = dict(zip(own, agreed, strict=True))
         tags = (self._to(self.client, peer, b"agree", keys[k]) for k in self._by_mask(peer)[0])
         expected = (self._to(peer, self.client, b"agree", keys[k]) for k in own)
