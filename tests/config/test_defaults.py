@@ -72,7 +72,7 @@ def test_suggestions_know_the_users_own_data(own):
         "train.learning-rate=0.1": "its name here is train.lr;",
         "strategy.lr=0.1": "its name here is train.lr;",
         "model.hidden_channels=8": "its name here is model.hidden;",
-        "epochs=5": "its name here is train.local_steps, optimiser steps per round",
+        "epochs=5": "its name here is train.local_steps, steps per round",
         "batch=5": "its name here is train.batch_size, with train.sampler=neighbors or saint;",
         "train.optim=adamw": "its name here is train.optimizer;",
         "evaluation.metric=roc_auc": "its name here is auc;",

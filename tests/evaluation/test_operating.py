@@ -199,7 +199,7 @@ def test_they_stand_in_report_and_comparison(finished):
 @pytest.mark.parametrize(
     ("overrides", "match"),
     [
-        (["task=nodes-regression", "evaluation.metric=precision@3"], "not available for task=nodes-regression"),
+        (["task=nodes-regression", "evaluation.metric=precision@3"], "for task=nodes-regression, got"),
         (["task=links", "evaluation.metrics=[brier]"], "needs classes of nodes"),
         (
             [

@@ -253,7 +253,7 @@ def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypat
         assert plain == seen
         assert masked == {"moments", MODEL}
         notes = startup_notes(finished.cfg)
-        assert sum("the server still sees each client's range" in text for text in notes) == len(seen)
+        assert sum("privacy.reveal shows the server each client's range" in text for text in notes) == len(seen)
 
 
 def test_keys_of_a_rounds_two_sums_are_told_apart(go, monkeypatch):
@@ -275,7 +275,8 @@ def test_coefficients_that_are_handed_on_travel_beside_the_sum_and_the_user_is_t
         finished = go("fedhgn", "rounds=2", SECURE, "privacy.reveal=[coefficients]")
     assert answered(messages) == ({"coefficients"}, {MODEL})
     assert any(
-        text.endswith("the server still sees each client's coefficients") for text in startup_notes(finished.cfg)
+        text.endswith("privacy.reveal shows the server each client's coefficients")
+        for text in startup_notes(finished.cfg)
     )
     (note,) = startup_notes(compose(["strategy=fedavg", SECURE]))
     assert note.startswith("privacy.secagg=true without privacy.dp=distributed")
