@@ -252,20 +252,14 @@ def _report(
 def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: Treatment) -> dict[str, Column]:
     """Return the columns of one node table: the schema's in its order, or those detected.
 
-    A detected column gets an indicator of missing values if parties have roles: others do not have it.
-
     Raises:
         FedGraphError: a column of the schema is missing, or an option contradicts the schema.
     """
     schema = treatment.schema
     agreed = dict(schema.nodes.get(kind, {})) if schema else {}
     fresh = [name for name in names if name not in agreed] if schema is None or treatment.new_role else []
-    parts = [Written(kind, name, table[name], where, treatment) for name in fresh]
-    decimals = {part.decimal for part in parts} - {""}
-    found = {part.name: part.detected(decimals) for part in parts}
-    for name, (column, _) in found.items():
-        gaps = bool(treatment.role) and column.kind != "ignored"
-        agreed[name] = replace(column, missing=True) if gaps else column
+    found = _detected(kind, table, fresh, where, treatment)
+    agreed |= {name: column for name, (column, _) in found.items()}
     dropped = [f"{name} ({why})" for name, (_, why) in found.items() if why]
     if schema:
         missing = treatment.missing(kind, agreed, names)
@@ -275,6 +269,21 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
     if dropped:
         treatment.say(f"{where}: ignored: {', '.join(dropped)}")
     return agreed
+
+
+def _detected(
+    kind: str, table: Any, names: Sequence[str], where: str, treatment: Treatment
+) -> dict[str, tuple[Column, str]]:
+    """Return columns by their values and the user's options, and why each is ignored ("" if it is used).
+
+    A column gets an indicator of missing values if parties have roles: others do not have it.
+    """
+    parts = [Written(kind, name, table[name], where, treatment) for name in names]
+    decimals = {part.decimal for part in parts} - {""}
+    found = {part.name: part.detected(decimals) for part in parts}
+    if not treatment.role:
+        return found
+    return {name: (replace(column, missing=column.kind != "ignored"), why) for name, (column, why) in found.items()}
 
 
 def _wanted(

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, one_of
+from fedgraph_flwr.config.schema import Range
 from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
@@ -154,8 +155,8 @@ def _check(args: argparse.Namespace) -> None:
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
         raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
     for option, number, low in (("--client", args.client, 0), ("--num-clients", args.num_clients, 1)):
-        if number is not None and not low <= number < low + MAX_CLIENTS:
-            raise FedGraphError(f"{option} must be in {low}..{low + MAX_CLIENTS - 1}, got {number}")
+        if number is not None:
+            Range(low, low + MAX_CLIENTS - 1).check(number, option)
     if args.client is not None and not (args.out and (args.classes or args.edge_classes or args.schema)):
         classes = "--classes A,B,C, --edge-classes A,B,C or --schema FILE"
         raise FedGraphError(f"--client requires --out FILE, and {classes}, so that all clients use one class order")
