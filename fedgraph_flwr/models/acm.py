@@ -11,7 +11,6 @@ Shapes: H [N, F], W [F, H] each, a [H, 1] each, B [3, 3] → H' [N, H].
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
@@ -86,7 +85,7 @@ class ACMGCN(Stack):
         """Prepare features, P, and P X for narrow features."""
         return smoothed(super().prepare(graph, "cpu", dtype), self.width).to(device)
 
-    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+    def plain(self) -> Plain:
         """Export the same layers on dense features."""
         made = [*self.layers, self.head]
         weights = of_modules("norms", self.norms)

@@ -65,9 +65,9 @@ class DecoupledGCN(MLP):
         found = super().sampled_hops
         return None if found is None else self.weights.shape[1]
 
-    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+    def plain(self) -> Plain:
         """Export f, followed by the mean over a node and its in-neighbours."""
-        f = super().plain(layers)
+        f = super().plain()
         widths = [arguments["in_features"] for _, arguments in f.arguments["layers"]] + [self.head.weight.size(1)]
         arguments = {
             "widths": widths,

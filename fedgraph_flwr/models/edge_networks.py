@@ -309,7 +309,7 @@ class EdgeNetwork(Stack):
         """Compute logits [N, C]."""
         return self.head(self.dropped(h))
 
-    def plain(self, layers: Any = None) -> Plain:
+    def plain(self) -> Plain:
         """Export the model; subclasses add arguments of their convolutions."""
         hidden, outputs = self.head.weight.shape
         sizes = {"num_features": self.embed.weight.size(0), "num_outputs": outputs}

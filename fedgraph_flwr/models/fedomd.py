@@ -13,7 +13,6 @@ The code of Ortho-GCN differs: it drops out before the first layer too, and can 
 Here O(W) takes all rows together.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Unpack
 
 import torch
@@ -23,7 +22,6 @@ from fedgraph_flwr.config import Range
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.models.layers import Linear
-from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.models.stack import Common
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -123,14 +121,6 @@ class OrthoGCN(GCN):
             weight = orthogonal(layers[index].weight, steps=self.steps, mix=self.mix, center=self.center)
             layers[index] = Fixed(weight)
         return layers
-
-    def hidden(self, inputs: Inputs, layers: Sequence[Any] | None = None) -> list[Tensor]:
-        """Compute Z^1..Z^{n+1}, each [N, H]."""
-        return super().hidden(inputs, self.own_layers() if layers is None else layers)
-
-    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
-        """Export a GCN with weights O(W)."""
-        return super().plain(self.own_layers() if layers is None else layers)
 
     def propagate(self, inputs: Inputs) -> Pass:
         """Compute logits, and the inputs of the losses of Eq. (6) and (11)."""

@@ -40,7 +40,6 @@ here ``sym`` by default. The code also drops out a tenth of X before the first l
 """
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
@@ -326,7 +325,7 @@ class FedSPANet(Stack):
         operators = typed_operators(graph, self.normalization, self.sfpd)
         return TypedNeighbours(SparseMatrix(self.profile.blocks(*operators), dtype).to(device))
 
-    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+    def plain(self) -> Plain:
         """Export the profile ``plain`` on dense features; the others are refused."""
         if self.profile is not PlainLayer:
             raise FedGraphError(

@@ -83,7 +83,7 @@ class GIN(Stack):
         weights = {f"nn.{name}": w for name, w in torch_layout(layer.mlp).items()}
         return "gin", {"num_in": num_in, "num_out": num_out}, weights | {"eps": layer.mlp[0].bias.new_zeros(1)}
 
-    def plain(self, layers: Any = None) -> Plain:
+    def plain(self) -> Plain:
         """Export the stack for nodes."""
         return self._plain([self.post, self.head])
 

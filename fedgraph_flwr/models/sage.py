@@ -8,7 +8,6 @@ matrix on a concatenation. The row normalisation of its Algorithm 1 is left out,
 Shapes: X [N, F], M [N, N], W_self and W_nb [F, H], [H, H], last [H, C] → logits [N, C].
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,9 +83,9 @@ class GraphSAGE(Stack):
         """Return the graph, with reversed edges for ``out_neighbours``."""
         return replace(graph, edge_index=graph.edge_index.flip(0)) if self.out_neighbours else graph
 
-    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+    def plain(self) -> Plain:
         """Export like `Stack`, on reversed edges for ``out_neighbours``."""
-        found = super().plain(layers)
+        found = super().plain()
         return replace(found, arguments=found.arguments | {"reverse": self.out_neighbours})
 
     def plain_layer(self, layer: Any) -> PlainLayer:

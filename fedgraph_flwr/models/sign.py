@@ -9,7 +9,6 @@ never leaves the client. So a step reads only the rows of its nodes, and batches
 Shapes: X [N, F], Â [N, N], W^0 [(K + 1) F, H], hidden W^l [H, H], last W [H, C] → logits [N, C].
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Unpack
 
@@ -70,7 +69,7 @@ class SIGN(MLP):
         """Never: what a step reads is already propagated over the whole graph."""
         return False
 
-    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+    def plain(self) -> Plain:
         """Refuse: exported code does not propagate features before the first layer."""
         raise FedGraphError(
             "a SIGN cannot be exported: exported models do not propagate features before the first layer yet; use"

@@ -174,10 +174,10 @@ class Stack(Model):
         return super().prepare(graph, device, dtype)
 
     def hidden(self, inputs: Any, layers: Sequence[Any] | None = None) -> list[Tensor]:
-        """Compute H^1..H^{L-1}, each [N, H]; ``layers`` may replace the model's own."""
+        """Compute H^1..H^{L-1}, each [N, H]; ``layers`` may be `own_layers` as computed before."""
         found: list[Tensor] = []
         h: Any = self.input_norm(inputs.x)
-        for index, layer in enumerate(self.layers if layers is None else layers):
+        for index, layer in enumerate(self.own_layers() if layers is None else layers):
             h = self.advance(layer, h, self.at(inputs, index), index)
             found.append(h)
         return found
@@ -187,7 +187,7 @@ class Stack(Model):
         return self.between(self.convolve(layer, self.dropped(h) if index else h, inputs), index)
 
     def own_layers(self) -> Sequence[Any]:
-        """Return the hidden layers as `hidden` applies them."""
+        """Return the hidden layers as a pass applies and an export contains them."""
         return list(self.layers)
 
     def passes(self) -> list[Step]:
@@ -203,21 +203,16 @@ class Stack(Model):
         applied: list[Any] = [partial(hidden, index=i, layer=layer) for i, layer in enumerate(self.own_layers())]
         return [Step(self.reads_neighbours(index), apply) for index, apply in enumerate([*applied, last])]
 
-    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
-        """Export the stack; ``layers`` may replace the model's own."""
-        made = [self.plain_layer(layer) for layer in (*(self.layers if layers is None else layers), self.head)]
+    def plain(self) -> Plain:
+        """Export the stack."""
+        made = [self.plain_layer(layer) for layer in (*self.own_layers(), self.head)]
         features = self.input_norm.weight.numel() if isinstance(self.input_norm, nn.LayerNorm) else 0
         weights = {f"layers.{i}.{name}": t for i, (_, _, own) in enumerate(made) for name, t in own.items()}
-        return Plain(
-            "stack",
-            {
-                "layers": [[kind, arguments] for kind, arguments, _ in made],
-                "activations": [self.plain_activation(index) for index in range(len(self.layers))],
-                "norms": [[self.norm, width] for width in self.widths],
-                "input_norm": features,
-            },
-            weights | of_modules("norms", self.norms) | of_modules("input_norm", self.input_norm),
-        )
+        weights |= of_modules("norms", self.norms) | of_modules("input_norm", self.input_norm)
+        activations = [self.plain_activation(index) for index in range(len(self.layers))]
+        arguments = {"layers": [[kind, own] for kind, own, _ in made], "activations": activations}
+        norms = [[self.norm, width] for width in self.widths]
+        return Plain("stack", {**arguments, "norms": norms, "input_norm": features}, weights)
 
     def between(self, h: Tensor, index: int) -> Tensor:
         """Apply normalisation, activation and `after_hidden` after the hidden convolution ``index``; [N, H]."""

@@ -143,14 +143,13 @@ def _unpack(tensors: dict[str, Tensor], values: dict[str, Any], graph: Graph) ->
         raise FedGraphError(f"cached inputs have type {kind}, expected a subclass of Inputs in fedgraph_flwr.models")
 
     def field(name: str, what: str, *sizes: int) -> Any:
+        if what in ("none", "features"):
+            return None if what == "none" else graph.x
+        if what == "tensor":
+            return tensors[name]
         parts = {key.partition("/")[2]: tensor for key, tensor in tensors.items() if key.partition("/")[0] == name}
-        readers: dict[str, Callable[[], Any]] = {
-            "none": lambda: None,
-            "features": lambda: graph.x,
-            "tensor": lambda: tensors[name],
-            "matrix": lambda: SparseMatrix.from_parts(parts, (sizes[0], sizes[1])),
-            "pattern": lambda: Pattern(parts["row"], parts["col"], sizes[0]),
-        }
-        return readers[what]()
+        if what == "matrix":
+            return SparseMatrix.from_parts(parts, (sizes[0], sizes[1]))
+        return Pattern(parts["row"], parts["col"], sizes[0])
 
     return cls(**{name: field(name, *layout) for name, layout in values["fields"].items()})

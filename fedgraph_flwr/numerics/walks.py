@@ -29,14 +29,8 @@ def return_probabilities(adjacency: sp.csr_matrix, steps: int, block: int = BLOC
     """
     n = adjacency.shape[0]
     if (seconds := n * adjacency.nnz * steps / PRODUCTS) > LONG:
-        log(
-            WARNING,
-            "computing random walks of %d steps from %d nodes over %d edges, once; this takes about %d minutes",
-            steps,
-            n,
-            adjacency.nnz,
-            seconds / 60 + 1,
-        )
+        what = f"random walks of {steps} steps from {n} nodes over {adjacency.nnz} edges"
+        log(WARNING, "computing %s, once; this takes about %d minutes", what, seconds / 60 + 1)
     leaving = np.asarray(adjacency.sum(axis=0)).ravel()
     walk = sp.csr_matrix(adjacency @ sp.diags(np.divide(1, leaving, out=np.zeros(n), where=leaving > 0)))
     found = np.zeros((n, steps))

@@ -112,13 +112,7 @@ class GraphStrategy(Side, FlowerFedAvg):
             )
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
-        super().__init__(
-            min_train_nodes=1,
-            min_evaluate_nodes=1,
-            min_available_nodes=1,
-            arrayrecord_key=MODEL,
-            configrecord_key=CONFIG,
-        )
+        super().__init__(arrayrecord_key=MODEL, configrecord_key=CONFIG)
         self.cfg = cfg
         self.params = method_params(type(self), cfg)
         self.uplink_of = declared(type(self), cfg)

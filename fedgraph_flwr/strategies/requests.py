@@ -59,10 +59,8 @@ def messages(
     method.exchanges[phase] += 1
     record = config_record(method, phase, {**scalars, **({"exchange": earlier} if earlier else {})})
     common, own = _split(groups)
-    if method.class_weights and phase not in (DESCRIBE, EVALUATE):
-        extra = pack({CLASS_WEIGHTS: method.class_weights})
-    else:
-        extra = RecordDict()
+    weighted = method.class_weights and phase not in (DESCRIBE, EVALUATE)
+    extra = pack({CLASS_WEIGHTS: method.class_weights} if weighted else {})
     if method.privacy and (norms := method.privacy.norms_for(method.uplink_of.get(phase, {}))):
         extra[CLIPPING] = to_record(norms)
     built = []

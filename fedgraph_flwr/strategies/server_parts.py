@@ -11,15 +11,13 @@ from fedgraph_flwr.strategies.fedopt import Adagrad, Adam, Yogi
 from fedgraph_flwr.strategies.scaffold import Scaffold
 from fedgraph_flwr.strategies.server_part import ServerPart
 
-OPTIMIZERS: dict[str, type[ServerPart]] = {"momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}
-"""Server optimisers by ``strategy.server_optimizer``; ``average`` uses the mean unchanged."""
-
-
-VARIATES: dict[str, type[ServerPart]] = {"scaffold": Scaffold, "feddyn": FedDyn, "feddc": FedDC}
-"""By ``strategy.variates``: the server's side of variates that clients keep."""
+KINDS: dict[str, type[ServerPart]] = {
+    **{"scaffold": Scaffold, "feddyn": FedDyn, "feddc": FedDC},
+    **{"momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad},
+}
+"""Class of each part, by its name."""
 
 
 def server_parts(cfg: StrategyConfig) -> list[ServerPart]:
     """The parts of a configuration, in the order in which they change the next parameters."""
-    kinds = VARIATES.get(cfg.variates), OPTIMIZERS.get(cfg.server_optimizer)
-    return [kind() for kind in kinds if kind]
+    return [KINDS[name]() for name in (cfg.variates, cfg.server_optimizer) if name in KINDS]
