@@ -143,29 +143,24 @@ def figures(margin: Floats, y: Ints, day: Ints | None, threshold: float) -> dict
     """
     alert = (margin >= threshold).astype(np.int64)
     counts = np.stack([alert, alert * y, y], axis=1)
+    days = 0 if day is None else int(day.max() - day.min()) + 1
     if day is None:
         kinds, sizes = np.unique(counts, axis=0, return_counts=True)
         drawn = np.random.default_rng(0).multinomial(len(y), sizes / max(len(y), 1), SAMPLES) @ kinds
-        days = 0
     else:
-        days = int(day.max() - day.min()) + 1
         by_day = np.zeros((days, 3), np.int64)
         np.add.at(by_day, day - day.min(), counts)
         drawn = np.random.default_rng(0).multinomial(days, np.full(days, 1 / days), SAMPLES) @ by_day
     found: dict[str, Any] = {"items": len(y), "positives": int(y.sum()), "days": days}
-    whole = counts.sum(0)[None]
-    for name, above, below in (("precision", 1, 0), ("recall", 1, 2), ("alerts_per_day", 0, None)):
-        if below is None and not days:
-            continue
-        low, high = np.nanpercentile(_ratio(drawn, above, below, days), [2.5, 97.5])
-        found[name] = [float(value) for value in (_ratio(whole, above, below, days)[0], low, high)]
+    # columns: alerts, right alerts, positives, days
+    whole, drawn = (np.append(c, np.full((len(c), 1), days), axis=1) for c in (counts.sum(0)[None], drawn))
+    ways = {"precision": (1, 0), "recall": (1, 2)} | ({"alerts_per_day": (0, 3)} if days else {})
+    for name, (above, below) in ways.items():
+        shares, sampled = (
+            np.divide(c[:, above], c[:, below], out=np.zeros(len(c)), where=c[:, below] > 0) for c in (whole, drawn)
+        )
+        found[name] = [float(value) for value in (shares[0], *np.nanpercentile(sampled, [2.5, 97.5]))]
     return found
-
-
-def _ratio(counts: NDArray[Any], above: int, below: int | None, days: int) -> Floats:
-    """Return a ratio of columns of counts [n, 3], 0 of nothing; of the days without ``below``."""
-    total = np.full(len(counts), days) if below is None else counts[:, below]
-    return np.divide(counts[:, above], total, out=np.zeros(len(counts)), where=total > 0)
 
 
 def reliability(chance: Floats, y: Ints) -> dict[str, Any]:
@@ -200,6 +195,11 @@ class Choice:
     validation: Mapping[str, Any]
     test: Mapping[str, Any]
     calibrated: Mapping[str, Any]
+
+    @property
+    def probability(self) -> float:
+        """Calibrated probability of an item at the threshold; 1 if no item is above it."""
+        return float(self.calibration.apply(np.array([self.threshold]))[0]) if np.isfinite(self.threshold) else 1.0
 
     def save(self, folder: Path) -> None:
         """Write it beside the model."""

@@ -12,8 +12,6 @@ import argparse
 import sys
 from typing import Any
 
-import numpy as np
-
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.party.use import predict_command
@@ -102,10 +100,8 @@ def _cost(text: str) -> tuple[float, float]:
 
 def _print(choice: Any) -> None:
     """Print the choice with its figures."""
-    chance = float(choice.calibration.apply(np.array([choice.threshold]))[0]) if np.isfinite(choice.threshold) else 1.0
-    print(
-        f"alert: '{choice.positive}' with a calibrated probability of at least {chance:.3g} (score {choice.threshold:.4g})"
-    )
+    lowest = f"{choice.probability:.3g} (score {choice.threshold:.4g})"
+    print(f"alert: '{choice.positive}' with a calibrated probability of at least {lowest}")
     for split, figures in (("validation", choice.validation), ("test", choice.test)):
         shown = [
             f"{name.replace('_', ' ')} {value[0]:.3g} [{value[1]:.3g}, {value[2]:.3g}]"

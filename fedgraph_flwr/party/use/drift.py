@@ -119,10 +119,9 @@ def of_features(
             if old.size and now.size:
                 yield of_numbers(table, name, old, now, column)
         at += size
-        missing = (
-            stored[:, at].sum() if column.missing else 0.0,
-            new[:, at].sum() if column.missing else gaps.get(name, 0),
-        )
+        missing = (0.0, gaps.get(name, 0))
+        if column.missing:
+            missing = (stored[:, at].sum(), new[:, at].sum())
         at += column.missing
         if any(missing):
             yield _share(table, name, "missing", (missing[0], len(stored)), (missing[1], len(new)))
@@ -194,10 +193,8 @@ def _of_scores(old: Any, new: Any) -> list[Row]:
     """Return the rows of predicted numbers; of two classes, of the second one's probability."""
     listed = [name for name in old if name not in ("id", "edge", "source", "target", "class")]
     listed = listed[1:] if len(listed) == 2 and "class" in old else listed
-    pairs = (
-        [frame[name].to_numpy(np.float64).round(6) for frame in (old, new)] for name in listed
-    )  # other orders round otherwise
-    return [of_numbers("scores", name, *values) for name, values in zip(listed, pairs, strict=True)]
+    old, new = (frame[listed].astype(np.float64).round(6) for frame in (old, new))  # other orders round otherwise
+    return [of_numbers("scores", name, old[name].to_numpy(), new[name].to_numpy()) for name in listed]
 
 
 def _numbers(x: torch.Tensor) -> Floats:

@@ -358,13 +358,11 @@ def _of_network(
                 f"strategy={predictor.name} cannot be explained: it predicts with more than its model, {what}"
             )
         found = made.contributions()
-        other = (
-            replace(made, net=random).contributions() if checks else tuple(np.full_like(part, np.nan) for part in found)
-        )
-        columns = [
-            *(of_edges if actual[2].numel() else []),
-            *(f"{end}{name}" for end in made.ends for name in of_nodes),
-        ]
+        other = [np.full_like(part, np.nan) for part in found]
+        if checks:
+            other = list(replace(made, net=random).contributions())
+        columns = [*of_edges] if actual[2].numel() else []
+        columns += [f"{end}{name}" for end in [*made.ends] for name in of_nodes]
         far = read.node_id[own.num_nodes :].numpy().astype(object)
         listed.append(
             Reasons(

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.report.headline import display_name, is_share, score_text
-from fedgraph_flwr.report.page import SHARE, Page, dot, grid, of_change, render, table
+from fedgraph_flwr.report.page import SHARE, Page, coloured, dot, grid, number, of_change, render, table
 from fedgraph_flwr.report.runs import method_name
 from fedgraph_flwr.report.units import duration, percent
 
@@ -46,12 +46,9 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
         predictor: the model.
         items: number of scored items.
     """
-    chance = float(choice.calibration.apply(np.array([choice.threshold]))[0]) if np.isfinite(choice.threshold) else 1.0
     figures = choice.test or choice.validation
-    cells = [
-        ("alerts", str(len(listed)), f"of {items} items"),
-        ("from a probability of", percent(chance), choice.positive),
-    ]
+    cells = [("alerts", str(len(listed)), f"of {items} items")]
+    cells.append(("from a probability of", percent(choice.probability), choice.positive))
     for name in ("precision", "recall", "alerts_per_day"):
         if name in figures:
             value, low, high = figures[name]
@@ -69,9 +66,8 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
         days, counts = np.unique(listed["time"].str[:10], return_counts=True)
         data: dict[str, Any] = {"unit": "count", "name": "", "categories": days.tolist()}
         data["series"] = [{"name": "alerts", "values": counts.tolist(), "colour": 0}]
-        page.section(
-            "days", "Alerts per day", "", [page.chart("Alerts", "Number of alerts by day.", "bars", wide=True, **data)]
-        )
+        chart = page.chart("Alerts", "Number of alerts by day.", "bars", wide=True, **data)
+        page.section("days", "Alerts per day", "", [chart])
     page.section("alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown)] if len(shown) else [])
     return page
 
@@ -92,18 +88,13 @@ def _curve(page: Page, choice: Any) -> Markup:
     """Plot the reliability of probabilities before and after the calibration."""
     if not choice.calibrated:
         return Markup("")
-    series = [
-        {
-            "name": f"{when} calibration",
-            "colour": colour,
-            "points": [
-                [mean, share, f"{count} items", 6 + 14 * (count / max(row[2] for row in found)) ** 0.5]
-                for mean, share, count in found
-            ],
-        }
-        for colour, when in enumerate(("before", "after"))
-        if (found := choice.calibrated[when]["curve"])
-    ]
+    named = {}
+    for when in ("before", "after"):
+        found = choice.calibrated[when]["curve"]
+        sizes = [6 + 14 * (count / max(row[2] for row in found)) ** 0.5 for *_, count in found]
+        points = [[mean, share, f"{n} items", size] for (mean, share, n), size in zip(found, sizes, strict=True)]
+        named[f"{when} calibration"] = {"points": points}
+    series = coloured(named)
     how = "Test items in ten bins of probability: on the diagonal, probabilities are shares. Larger: more items."
     x = {"name": "mean probability", **SHARE}
     y = {"name": f"share of '{sanitize(choice.positive, 30)}'", **SHARE}
@@ -146,7 +137,7 @@ def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
 
     lead = "Columns and payments that carry the score of each item, in the model. Right of 0: they raise it."
     page = _page(f"Reasons by {_whose(predictor)}", lead, [])
-    for number, reasons in enumerate(found):
+    for place, reasons in enumerate(found):
         frame = reasons.to_frame(top)
         names = [sanitize(_named(row), 60) for row in frame.itertuples()]
         value = frame["contribution"].to_numpy()
@@ -161,7 +152,7 @@ def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
             f"; rank correlation with a random model {reasons.alike:.2f} (near 1: they follow from the data alone)."
         )
         rest = frame.drop(columns=["item", "score", "score_without_first", "random_model_correlation"])
-        page.section(f"item{number}", f"Item {sanitize(reasons.item, 40)}", checks, [chart, _table(rest)])
+        page.section(f"item{place}", f"Item {sanitize(reasons.item, 40)}", checks, [chart, _table(rest)])
     return page
 
 
@@ -187,9 +178,8 @@ def worth_page(found: Any) -> Page:
         axis: Any = of_change(unit) if is_change else {"unit": unit, "name": ""}
         charts.append(page.dots(title, how, points, **axis))
     page.section("scores", "Scores", "", [grid(*charts)])
-    costs = found[["run", "rounds", "seconds", "megabytes", "epsilon"]].rename(
-        columns={"megabytes": "MB per party", "epsilon": "ε"}
-    )
+    costs = found[["run", "rounds", "seconds", "megabytes", "epsilon"]]
+    costs = costs.rename(columns={"megabytes": "MB per party", "epsilon": "ε"})
     costs["seconds"] = costs["seconds"].map(duration)
     page.section("cost", "Cost", "", [_table(costs)])
     return page
@@ -224,10 +214,8 @@ def _whose(predictor: Any) -> str:
 
 def _table(frame: Any) -> Markup:
     """Return a table of a data frame; numbers sort as numbers."""
-    columns = [
-        [("–" if v != v else f"{v:.4g}", float(v)) for v in frame[name]]
-        if frame[name].dtype.kind in "fiu"
-        else [sanitize(v, 300) for v in frame[name]]
-        for name in frame
-    ]
+    columns: list[list[Any]] = []
+    for name in frame:
+        numbers, values = frame[name].dtype.kind in "fiu", frame[name]
+        columns.append([number("{:.4g}".format, float(v)) if numbers else sanitize(v, 300) for v in values])
     return table([str(name).replace("_", " ") for name in frame], list(zip(*columns, strict=True)))

@@ -261,16 +261,10 @@ class TaskPredictor(ABC):
         names = names_of(graph, ids)
         numbers = graph.node_id.tolist() if hasattr(graph, "node_id") else range(len(names))
         known = dict(zip(numbers, names, strict=True))
-        ends = [[known.get(node, node) for node in row] for row in task.ends[:, place].tolist()]
-        edges = np.arange(place.numel()).astype(object)
-        return EdgePredictions(
-            ids=edges,
-            logits=logits[place],
-            classes=self.input_spec.classes,
-            threshold=self.threshold,
-            ends=np.array(ends, dtype=object),
-            time=(task.time[place] if task.time.numel() else task.time).numpy(),
-        )
+        ends = np.array([[known.get(node, node) for node in row] for row in task.ends[:, place].tolist()], dtype=object)
+        time = (task.time[place] if task.time.numel() else task.time).numpy()
+        edges, classes = np.arange(place.numel()).astype(object), self.input_spec.classes
+        return EdgePredictions(edges, logits[place], classes, self.threshold, ends, time)
 
     def check_task(self, fits: bool, reason: str) -> None:
         """Refuse a model of another task, with the reason."""
@@ -472,14 +466,9 @@ class Predictor(TaskPredictor):
         """Return names of the features of a graph's nodes [F] and edges [D], numbers where unknown."""
         recipe = recipe_of(graph)
         own = (recipe.node_columns, recipe.edge_columns) if recipe else ((), ())
-        nodes, edges = (
-            _sized(feature_names(self.input_spec.columns(kind)), [column.name for column in more], width, what)
-            for kind, more, width, what in (
-                (NODE, own[0] if "nodes" in graph.own_columns else (), graph.num_features, "node"),
-                (EDGE, own[1], graph.num_edge_features, "edge"),
-            )
-        )
-        return nodes, edges
+        more = own[0] if "nodes" in graph.own_columns else ()
+        nodes = _sized(feature_names(self.input_spec.columns(NODE)), more, graph.num_features, "node")
+        return nodes, _sized(feature_names(self.input_spec.columns(EDGE)), own[1], graph.num_edge_features, "edge")
 
     @cached_property
     def column_names(self) -> list[str]:
@@ -622,9 +611,7 @@ class Predictor(TaskPredictor):
             raise FedGraphError(f"{self.source} expects a {kinds[typed]} graph, got a {kinds[not typed]} one")
         self._check_edge_features(own)
         shares = getattr(self._example, "far", None)
-        if (
-            shares and own.num_features + MARKS == self.input_spec.num_features
-        ):  # a graph without edges to other parties
+        if shares and own.num_features + MARKS == self.input_spec.num_features:  # without edges to other parties
             own = widened(own, ())
         client = kind(as_scored(self.cfg, self.task), own)
         client.model.load_state_dict(self._fitting(client.model, own), strict=False)
@@ -795,8 +782,9 @@ def _which(at: str, cfg: RunConfig) -> str:
     return at or (BEST if cfg.evaluation.select in BY_VALIDATION else LAST)
 
 
-def _sized(first: list[str], last: list[str], width: int, what: str) -> list[str]:
-    """Return names of columns: the first ones, the last ones, and numbers between them, such as for counts in windows."""
+def _sized(first: list[str], own: Sequence[Any], width: int, what: str) -> list[str]:
+    """Return names of columns: the first ones, the party's own, and numbers between them, such as for counts in windows."""
+    last = [column.name for column in own]
     if len(first) + len(last) > width:
         first, last = [], []
     return [*first, *(f"{what} column {number}" for number in range(len(first), width - len(last))), *last]
