@@ -1,19 +1,15 @@
 """Command ``server``: run a fleet's SuperLink, behind nginx if other machines may connect."""
 
 import argparse
-import contextlib
 import shutil
 import ssl
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.keys import Places, read_fleet, write_configuration
 from fedgraph_flwr.fleet.operating import admit, connect
-from fedgraph_flwr.fleet.processes import Process, say, tool, wait_for_one
+from fedgraph_flwr.fleet.processes import Process, healthy, say, tool, wait_for_one
 from fedgraph_flwr.party.options import add_options
 
 ENVIRONMENT = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -50,7 +46,8 @@ def main(args: argparse.Namespace) -> int:
         processes += start(args.folder, places, args.database or args.folder / "superlink.db", plain)
         connect(args.name, places.superlink, args.folder / "ca.crt")
         if not args.no_join:
-            _join_all(args.folder, args.name)
+            for path in sorted(args.folder.glob("*.pub")):
+                say(admit(path, args.name))
         command = f"fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
         say(f"ready on {places.listen}; start nodes with: {command}")
         ended = wait_for_one(processes)
@@ -76,7 +73,10 @@ def start(folder: Path, places: Places, database: Path, plain: bool) -> list[Pro
     command += ["--ssl-keyfile", str(folder / "server.key"), "--database", str(database)]
     started = [Process(command, ENVIRONMENT | ({flower_patches.PLAIN: "1"} if plain else {}))]
     try:
-        _wait_until_it_answers(started[0], places.superlink, folder / "ca.crt")
+        context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        if not healthy(f"https://{places.superlink}", started[0].ended, PATIENCE, context):
+            what = f"the SuperLink on {places.superlink} ended, or did not respond within {PATIENCE:g} s"
+            raise RunFailed(f"{what}; see its last lines above")
         if places.guarded:
             # again, since the folder may have moved, for example into a container
             configuration = write_configuration(folder, "server", places)
@@ -85,22 +85,3 @@ def start(folder: Path, places: Places, database: Path, plain: bool) -> list[Pro
         started[0].end()
         raise
     return started
-
-
-def _wait_until_it_answers(process: Process, address: str, authority: Path) -> None:
-    context = ssl.create_default_context(cafile=str(authority))
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if process.ended():
-            raise RunFailed(f"flower-superlink ended with code {process.popen.returncode}; see its last lines above")
-        with contextlib.suppress(urllib.error.URLError, OSError):
-            urllib.request.urlopen(f"https://{address}/health", timeout=2, context=context).close()
-            return
-        time.sleep(0.2)
-    raise RunFailed(f"the SuperLink on {address} did not respond within {PATIENCE:g} s; see its last lines above")
-
-
-def _join_all(folder: Path, name: str) -> None:
-    """Register the public keys of a folder."""
-    for path in sorted(folder.glob("*.pub")):
-        say(admit(path, name))

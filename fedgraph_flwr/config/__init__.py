@@ -3,8 +3,6 @@
 from fedgraph_flwr.config.composition import (
     CONF,
     compose,
-    conf_dir,
-    conf_dirs,
     configuration,
     described,
     from_run_config,
@@ -13,7 +11,6 @@ from fedgraph_flwr.config.composition import (
     to_yaml,
 )
 from fedgraph_flwr.config.schema import (
-    ADVERSARIES,
     AGGREGATORS,
     ANY,
     AVERAGES,
@@ -22,12 +19,9 @@ from fedgraph_flwr.config.schema import (
     MAX_THREADS,
     METRICS,
     SAMPLERS,
-    SELECTIONS,
     SHARES,
     TASKS,
     UNBOUNDED,
-    AdversaryConfig,
-    AttackConfig,
     DatasetConfig,
     EvaluationConfig,
     ModelConfig,

@@ -227,6 +227,11 @@ class Section:
         return f"{_full(self.group, key)}={' or '.join(values) if excludes else default}"
 
 
+def _absolute(params: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the params with an absolute path under a key, since clients run in other folders."""
+    return params | ({key: str(Path(str(path)).expanduser().absolute())} if (path := params.get(key)) else {})
+
+
 NO_EFFECT = "has no effect with {}"
 """Reason of many `Section.clashes`."""
 
@@ -250,8 +255,7 @@ class DatasetConfig(Section, group="dataset"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if path := self.params.get("path"):  # absolute, since clients run in other folders
-            self.params = {**self.params, "path": str(Path(str(path)).expanduser().absolute())}
+        self.params = _absolute(self.params, "path")
 
 
 @dataclass
@@ -728,8 +732,7 @@ class StrategyConfig(Section, group="strategy"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if run := self.params.get("run"):  # absolute, since clients run in other folders
-            self.params = {**self.params, "run": str(Path(str(run)).expanduser().absolute())}
+        self.params = _absolute(self.params, "run")
         if self.personalization in PERSONAL_PREFIXES:
             self.private = list(dict.fromkeys([*self.private, *PERSONAL_PREFIXES[self.personalization]]))
         elif self.personalization != "none":

@@ -7,9 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.fleet.operating import check_connection
-from fedgraph_flwr.fleet.processes import end_group, environment, free_port, tool
+from fedgraph_flwr.fleet.processes import end_group, environment, free_port, healthy, tool
 from fedgraph_flwr.runs.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
 from fedgraph_flwr.runs.prepare import Runnable, prepare
 from fedgraph_flwr.runs.progress import SETUP, OnRound, OnWait
@@ -100,7 +97,8 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
         with log_file.open("w") as log:
             process = subprocess.Popen(command, env=own, stdout=log, stderr=log, start_new_session=True)
         try:
-            _wait_healthy(port, process, log_file)
+            if not healthy(f"http://127.0.0.1:{port}", lambda: process.poll() is not None, 300.0):
+                raise RunFailed(f"the local SuperLink did not start: see its log {log_file}")
             yield own
         finally:
             end_group(process)
@@ -179,16 +177,3 @@ def _result(out: Path) -> dict[str, Any]:
         raise RunFailed(f"Flower ended, but wrote no {SUMMARY} to {out}: see its log {out / 'flower.log'}")
     summary: dict[str, Any] = json.loads((out / SUMMARY).read_text())
     return summary
-
-
-def _wait_healthy(port: int, process: subprocess.Popen[bytes], log_file: Path, timeout: float = 300.0) -> None:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise RunFailed(f"the local SuperLink did not start: see its log {log_file}")

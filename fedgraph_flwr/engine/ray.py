@@ -44,6 +44,7 @@ from fedgraph_flwr.engine.grid import (
 )
 from fedgraph_flwr.engine.process import freed_memory_kept, keep_freed_memory, reduce_gc, same_process_state
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.fleet.processes import kill_after
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
 from fedgraph_flwr.runs.folder import make_folder
@@ -320,7 +321,9 @@ class RayGrid(BaseGrid):
                 # A restarted actor must not repeat reads or writes of files.
                 once = any("run" in m.content.config_records.get(CONFIG, {}) for m in own)
                 keep = once or len(share.since) + len(share.flying) + 1 >= KEEP_EVERY
-                self._send(share, _Call(own, shared, letters, keep, self._own_plan(own)))
+                nodes = [m.metadata.dst_node_id for m in own]
+                plan = self.plan and Plan(self.plan.groups, {node: self.plan.shares[node] for node in nodes})
+                self._send(share, _Call(own, shared, letters, keep, plan))
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -342,11 +345,6 @@ class RayGrid(BaseGrid):
         reply = share.actor.reply.options(num_returns=2)
         replies, call.states = reply.remote(call.shared, call.letters, call.keep, call.plan)
         share.flying[replies] = call
-
-    def _own_plan(self, messages: list[Message]) -> Plan | None:
-        """Return the plan for the clients of these messages."""
-        nodes = [message.metadata.dst_node_id for message in messages]
-        return self.plan and Plan(self.plan.groups, {node: self.plan.shares[node] for node in nodes})
 
     def _receive(self) -> None:
         waiting = {replies: share for share in self.shares for replies in share.flying}
@@ -489,9 +487,7 @@ class Pool:
         family = [member for daemon in daemons for member in (daemon, *_descendants(daemon))]
         ray.shutdown()
         self._over.set()
-        for member in psutil.wait_procs(family, timeout=5)[1]:
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
+        kill_after(family, 5)
         psutil.wait_procs(family, timeout=5)
         self.folder.cleanup()
 

@@ -96,13 +96,6 @@ def _traits(client: GraphClient) -> tuple[bool, Hashable]:
 _known: WeakKeyDictionary[GraphClient, tuple[bool, Hashable]] = WeakKeyDictionary()
 
 
-def descends_plainly(client: GraphClient) -> bool:
-    """Return whether local training is plain gradient descent on all training nodes, step after step."""
-    steps = ("descend", "gradient", "batches", "parameters")
-    whole = client.batch.inputs is client.inputs and client.batch.nodes is client.train_nodes
-    return whole and inherits(client, steps) and steps_plainly(client)
-
-
 # --- replies in progress --------------------------------------------------------------------------------------------------
 
 
@@ -267,8 +260,10 @@ def _score(calls: Sequence[Call]) -> None:
 
 
 def _descends(client: GraphClient) -> bool:
-    """Return whether local training is plain gradient descent."""
-    return descends_plainly(client) and client.local_steps > 0 and stackable(client)
+    """Return whether local training is plain gradient descent on all training nodes, step after step."""
+    whole = client.batch.inputs is client.inputs and client.batch.nodes is client.train_nodes
+    plain = whole and inherits(client, ("descend", "gradient", "batches", "parameters")) and steps_plainly(client)
+    return plain and client.local_steps > 0 and stackable(client)
 
 
 def _descent_key(call: Call) -> Hashable:

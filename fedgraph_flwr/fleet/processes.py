@@ -5,12 +5,18 @@ import os
 import shlex
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 GRACE = 10.0
 """Seconds between a request to terminate and a kill."""
@@ -90,6 +96,26 @@ def wait_for_one(processes: Sequence[Process], look: float = 0.2) -> Process:
         time.sleep(look)
 
 
+def healthy(url: str, ended: Callable[[], object], seconds: float, context: ssl.SSLContext | None = None) -> bool:
+    """Return whether a server's address responds, before its process has ended and within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not ended():
+        with contextlib.suppress(OSError):  # URLError, too
+            urllib.request.urlopen(f"{url}/health", timeout=2, context=context).close()
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def kill_after(family: Sequence["psutil.Process"], seconds: float) -> None:
+    """Wait for processes to end, and kill those that do not."""
+    import psutil
+
+    for member in psutil.wait_procs(family, timeout=seconds)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+
+
 def environment() -> dict[str, str]:
     """Return the environment with Flower's commands on the PATH, since they call each other by name."""
     return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
@@ -122,9 +148,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.terminate()
-    for member in psutil.wait_procs(family, timeout=10)[1]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
+    kill_after(family, 10)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
