@@ -56,10 +56,8 @@ def chains(people: Ints, count: int, depth: int, rng: np.random.Generator) -> Ch
     """
     places = 2 * depth - 1
     if count * places > people.size:
-        raise FedGraphError(
-            f"{people.size} persons are too few for {count} chains of {places} members: raise dataset.accounts, or lower"
-            f" dataset.per_kind or dataset.depth={depth}"
-        )
+        fix = f"raise dataset.accounts, or lower dataset.per_kind or dataset.depth={depth}"
+        raise FedGraphError(f"{people.size} persons are too few for {count} chains of {places} members: {fix}")
     members = rng.permutation(people)[: count * places].reshape(count, places)
     weight = weights(depth)
     fan = (rng.random(members.shape) < 0.5) & (weight > 0)

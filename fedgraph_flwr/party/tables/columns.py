@@ -65,6 +65,9 @@ def log_warning(text: str) -> None:
     log(WARNING, "%s", text)
 
 
+_NOTHING_AGREED = Schema((), {})
+
+
 @dataclass(frozen=True)
 class Treatment:
     """Column options of the user, and the schema that the parties agreed on.
@@ -113,14 +116,19 @@ class Treatment:
         return agreed or self.scaling or default
 
     @property
+    def agreed(self) -> Schema:
+        """The schema that the parties agreed on; one without columns if there is none."""
+        return self.schema or _NOTHING_AGREED
+
+    @property
     def undirected(self) -> bool:
         """Whether the schema says that each row of the edge table represents both directions."""
-        return bool(self.schema and self.schema.undirected)
+        return self.agreed.undirected
 
     @property
     def new_role(self) -> bool:
         """Whether the schema has no section of the party's role yet."""
-        return bool(self.role) and (self.schema is None or self.role not in self.schema.roles)
+        return bool(self.role) and self.role not in self.agreed.roles
 
     def missing(self, kind: str, agreed: Mapping[str, Column], names: Sequence[str]) -> set[str]:
         """Return the columns of a type that parties of this role do not have.
@@ -136,14 +144,13 @@ class Treatment:
 
     def roles(self, tables: Types, names: Mapping[str, Sequence[str]]) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Return the schema's roles with the party's, from the columns of all roles and those of its tables, by type."""
-        agreed = self.schema.roles if self.schema else {}
         if not self.new_role:
-            return agreed
+            return self.agreed.roles
         own = {
             kind: tuple(name for name, c in found.items() if c.kind != "ignored" and name in names.get(kind, ()))
             for kind, found in tables.items()
         }
-        return {**agreed, self.role: {kind: found for kind, found in own.items() if found}}
+        return {**self.agreed.roles, self.role: {kind: found for kind, found in own.items() if found}}
 
     @property
     def options(self) -> dict[str, Mapping[str, str]]:
@@ -255,8 +262,7 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
     Raises:
         FedGraphError: a column of the schema is missing, or an option contradicts the schema.
     """
-    schema = treatment.schema
-    agreed = dict(schema.nodes.get(kind, {})) if schema else {}
+    schema, agreed = treatment.schema, dict(treatment.agreed.nodes.get(kind, {}))
     fresh = [name for name in names if name not in agreed] if schema is None or treatment.new_role else []
     found = _detected(kind, table, fresh, where, treatment)
     agreed |= {name: column for name, (column, _) in found.items()}

@@ -133,11 +133,9 @@ def edge_data(
     Raises:
         FedGraphError: a value does not match its column's kind, or a time is missing.
     """
-    schema = treatment.schema
-    agreed = (schema and schema.edge_classes) or None
+    agreed = treatment.agreed.edge_classes or None
     classes = agreed_classes(edge_classes, agreed, treatment, "--edge-classes")
-    encoded = names or (schema and schema.nodes.get(kind))
-    made = features(kind, table, names, where, treatment) if encoded else None
+    made = features(kind, table, names, where, treatment) if names or treatment.agreed.nodes.get(kind) else None
     made = made if made and made.x.size(1) else None
     found: dict[str, Any] = {"edge_attr": made.x} if made else {}
     if columns.time:

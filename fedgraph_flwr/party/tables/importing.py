@@ -189,8 +189,7 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
     held = {kind: read_table(path, layout, say) for kind, path in nodes.items() if path is not None}
     tables = Tables(held, {}, files, [*nodes], [*edges], target, columns)
     roles_of_rows = ("edge_features", "time", "edge_label", "graph", "seconds", "recipe")
-    agreed = treatment.schema.nodes.get(EDGE) if treatment.schema else None
-    need_rows = in_memory, agreed, *(getattr(columns, role) for role in roles_of_rows)
+    need_rows = in_memory, treatment.agreed.nodes.get(EDGE), *(getattr(columns, role) for role in roles_of_rows)
     path = edges.get(EDGE_TYPE)
     if tables.single and path and edge_stream.is_big(path) and not any(need_rows):
         tables.stream, tables.edges = path, {EDGE_TYPE: read_columns(path, layout, say)}
@@ -289,7 +288,7 @@ def _features(
     tables: Tables, usable: Mapping[str, Sequence[str]], found: Mapping[EdgeType, TableEdges], treatment: Treatment
 ) -> dict[str, Features]:
     """Return the features of every type that has some; a type without a table has the schema's columns for no row."""
-    agreed = treatment.schema.nodes if treatment.schema else {}
+    agreed = treatment.agreed.nodes
     made = {
         kind: features(kind, tables.nodes[kind], names, tables.files[kind], treatment)
         for kind, names in usable.items()
@@ -355,8 +354,8 @@ def _agreed_of_edges(
     """Return the fields of a schema that only a graph of one type has."""
     if not tables.single:
         return {}
-    targets = treatment.schema.targets if treatment.schema else {}
-    return {"undirected": undirected, "edge_classes": found[EDGE_TYPE].data.classes, "targets": targets}
+    classes = found[EDGE_TYPE].data.classes
+    return {"undirected": undirected, "edge_classes": classes, "targets": treatment.agreed.targets}
 
 
 def with_records(graph: Graph, edges: TableEdges, rule: Any, role: str, undirected: bool) -> Graph:

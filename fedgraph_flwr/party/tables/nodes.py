@@ -113,7 +113,7 @@ def agreed_targets(names: Sequence[str], treatment: Treatment) -> Tensor:
     Raises:
         FedGraphError: the schema has other targets.
     """
-    agreed = treatment.schema.targets if treatment.schema else {}
+    agreed = treatment.agreed.targets
     if not agreed:
         return torch.zeros(0, 0, dtype=torch.float64)
     if list(agreed) != list(names):

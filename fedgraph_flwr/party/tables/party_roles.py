@@ -47,7 +47,7 @@ def complete(
         names = {columns.source, columns.target, *columns.edge_others}
         edges[EDGE_TYPE] = pd.DataFrame({name: np.zeros(0, dtype=object) for name in sorted(names)})
         files[EDGE] = files[NODE]
-    held = schema.roles.get(treatment.role) if schema else None
+    held = treatment.agreed.roles.get(treatment.role)
     free = [name for name in map(str, nodes[NODE].columns) if name not in columns.others]
     if NAMED in held.get(NODE, ()) if held is not None else not free:
         nodes[NODE] = nodes[NODE].assign(**{NAMED: "yes"})
@@ -68,7 +68,7 @@ def nodes_of_role(links: Any, columns: Columns, stored: Any, where: str, treatme
         FedGraphError: the stored graph is not of a party without node table.
     """
     role = getattr(stored, "linking", {}).get("role", "")
-    if NAMED not in (treatment.schema.roles.get(role, {}) if treatment.schema else {}).get(NODE, ()):
+    if NAMED not in treatment.agreed.roles.get(role, {}).get(NODE, ()):
         whose = f"role {role}" if role else "this party"
         raise FedGraphError(f"{where} needs --nodes FILE: the graph of {whose} was imported from a table of nodes")
     table = _ends(links, columns, where)

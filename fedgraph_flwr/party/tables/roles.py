@@ -146,7 +146,7 @@ def check_roles(columns: Columns, kind: str, treatment: Treatment) -> None:
     Raises:
         FedGraphError: a column is both.
     """
-    agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else {}
+    agreed = treatment.agreed.nodes.get(kind, {})
     for role in ("id", "label", "split", "client", "graph"):
         name = getattr(columns, role)
         if name in agreed and agreed[name].kind != "ignored":
@@ -209,7 +209,7 @@ def edge_feature_columns(
     Raises:
         FedGraphError: as `feature_columns`.
     """
-    agreed = treatment.schema.nodes if treatment.schema else {}
+    agreed = treatment.agreed.nodes
     found = feature_columns(tables, columns.edge_features, columns.edge_others, files)
     for kind, table in tables.items():
         if columns.edge_features and found[kind]:
