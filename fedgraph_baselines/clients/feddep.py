@@ -24,8 +24,8 @@ from fedgraph_baselines.methods import feddep
 from fedgraph_baselines.methods.feddep import ENCODER, PROTOTYPES, WIDTHS, Peers, clustered
 from fedgraph_baselines.methods.impaired import ADDED, HIDDEN_SHARE, Impaired, nearest, places, whole_numbers
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
+from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.feddep import DeepGenerator, FusedSAGE, fused_inputs
 from fedgraph_flwr.numerics.losses import task_loss
@@ -54,10 +54,8 @@ class FedDEPClient(GraphClient, method=feddep):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require a model that aggregates embeddings in a layer after its first."""
         if not isinstance(model, FusedSAGE) or cfg.model.layers < 2:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs model=fused_sage and model.layers >= 2, got model={cfg.model.name} and"
-                f" model.layers={cfg.model.layers}"
-            )
+            got = f"model={cfg.model.name} and model.layers={cfg.model.layers}"
+            raise unfit(cfg, "model=fused_sage and model.layers >= 2", got, "set both")
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -27,8 +27,8 @@ from fedgraph_baselines.methods import fedfa
 from fedgraph_baselines.methods.fedfa import EPS, GAPS, GROUPS, MOMENTUM, RUNNING, SPREAD, STATISTICS
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.replies import Received
+from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.wire.messages import Arrays
@@ -58,15 +58,11 @@ class FedFAClient(GraphClient, method=fedfa):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require hidden layers whose features can be changed."""
         if not isinstance(model, Stack) or not len(model.layers):
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs a model that is a stack of at least 2 layers, such as model=gcn,"
-                f" got model={cfg.model.name} with model.layers={cfg.model.layers}"
-            )
+            got = f"model={cfg.model.name} with model.layers={cfg.model.layers}"
+            raise unfit(cfg, "a stack of at least 2 layers", got, "set model=gcn, say, and model.layers=2")
         if set(model.widths) != {cfg.model.hidden}:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs hidden layers of width model.hidden={cfg.model.hidden}, got model.widths="
-                f"{model.widths}: leave model.widths empty"
-            )
+            width = f"hidden layers of width model.hidden={cfg.model.hidden}"
+            raise unfit(cfg, width, f"model.widths={model.widths}", "leave model.widths empty")
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the running statistics and their spread; a model that is only scored comes without them."""

@@ -47,6 +47,7 @@ from fedgraph_baselines.methods.fedgcn import (
     outgoing,
 )
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
+from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
@@ -74,14 +75,9 @@ class FedGCNClient(GraphClient, method=fedgcn):
         if not (hops := method_params(cls, cfg).hops):
             return
         if not isinstance(model, GCN):
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} with strategy.hops={hops} computes GCN's first layer, got model={cfg.model.name}:"
-                " set model=gcn"
-            )
+            raise unfit(cfg, f"GCN's first layer for strategy.hops={hops}", f"model={cfg.model.name}", "set model=gcn")
         if cfg.partition.name == "overlapping":
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs one owner for each node, got partition=overlapping: set another partition"
-            )
+            raise unfit(cfg, "one owner for each node", "partition=overlapping", "set another partition")
 
     @cached_property
     def outgoing(self) -> Boundary:
@@ -162,9 +158,7 @@ class FedGCNClient(GraphClient, method=fedgcn):
         for peer, degrees in self.from_peers(groups, DEGREES, external).items():
             degree[external[peer]] = degrees
         if "z" not in self.memory:
-            raise FedGraphError(
-                "the server requested phase 'extend' before phase 'smooth': a server of this package does not"
-            )
+            raise FedGraphError("the server requested phase 'extend' before phase 'smooth': repeat the run")
         own = self.memory["z"][: self.graph.num_nodes].cpu().numpy()
         self.take(np.concatenate([own, z]), degree)
         return {}, {}
@@ -179,10 +173,8 @@ class FedGCNClient(GraphClient, method=fedgcn):
         for peer in sorted(sent.keys() | places.keys()):
             found, expected = (len(of.get(peer, ())) for of in (sent, places))
             if found != expected:
-                raise FedGraphError(
-                    f"client {peer} sent client {self.graph.client} {found} rows of {group}, expected {expected}: their graphs"
-                    " differ in the edges between them; import them again with the same links"
-                )
+                sent_ = f"client {peer} sent client {self.graph.client} {found} rows of {group}, expected {expected}"
+                raise FedGraphError(f"{sent_}: their graphs differ in the edges between them; link all parties again")
         return sent
 
     def packed(self, rows: np.ndarray) -> np.ndarray:

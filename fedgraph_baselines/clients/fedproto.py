@@ -24,10 +24,17 @@ from torch import Tensor
 from fedgraph_baselines.methods import prototypes
 from fedgraph_baselines.methods.prototypes import PROTOTYPES, WIDTH, class_means, distances
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
+from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.messages import Arrays, check_arrays
+
+
+def no_hidden(cfg: RunConfig) -> FedGraphError:
+    """Return the error of a model without hidden features, whose means are what a client shares."""
+    got = f"model={cfg.model.name} with model.layers={cfg.model.layers}"
+    return unfit(cfg, "hidden features", got, "set model.layers to at least 2")
 
 
 class FedProtoClient(GraphClient, method=prototypes):
@@ -45,10 +52,7 @@ class FedProtoClient(GraphClient, method=prototypes):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require hidden features."""
         if cfg.model.layers < 2:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} shares means of hidden features, which model={cfg.model.name} with"
-                f" model.layers={cfg.model.layers} does not have: set model.layers to at least 2"
-            )
+            raise no_hidden(cfg)
 
     def describe(self) -> dict[str, Any]:
         """Add D, which determines the shape of the prototypes, to the description."""
@@ -114,8 +118,5 @@ class FedProtoClient(GraphClient, method=prototypes):
         self.model.eval()
         h = self.model.encode(self.inputs)
         if h is getattr(self.inputs, "x", None):
-            raise FedGraphError(
-                f"strategy={self.cfg.strategy.name} shares means of hidden features, which model={self.cfg.model.name} does"
-                " not have: set model.layers to at least 2"
-            )
+            raise no_hidden(self.cfg)
         return h

@@ -112,13 +112,11 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
         for name, rows in groups.get(PROPOSED, {}).items():
             owners, width = groups[OWNERS][name], self.graph.num_features
             if rows.ndim != 2 or rows.shape[1] != width or owners.shape != rows.shape[:1] or not rows.size:
-                raise FedGraphError(
-                    f"the server sent rows {rows.shape} with owners {owners.shape}, expected [R, {width}], [R]"
-                )
+                sent = f"rows {rows.shape} with owners {owners.shape}"
+                raise FedGraphError(f"the server sent {sent}, expected [R, {width}], [R]")
             if not 0 <= owners.min() <= owners.max() < len(rows):
-                raise FedGraphError(
-                    f"the server sent owners of {len(rows)} rows up to {owners.max()}, expected 0 to {len(rows) - 1}"
-                )
+                sent = f"owners of {len(rows)} rows from {owners.min()} to {owners.max()}"
+                raise FedGraphError(f"the server sent {sent}, expected 0 to {len(rows) - 1}")
             proposed, owner = torch.from_numpy(rows), torch.from_numpy(owners).long()
             drawn = drawn_neighbours(
                 self.graph.edge_index, self.graph.num_nodes, int(owner.max()) + 1, self.params.neighbours

@@ -77,18 +77,14 @@ class FedSageTrueClient(FedGradClient):
             max=self.graph.num_nodes - 1
         )
         if not torch.equal(self.graph.node_id[places], torch.from_numpy(ids).long()):
-            raise FedGraphError(
-                f"client {requested_by} requested nodes that client {self.graph.client} does not have: distribute the"
-                " client files again"
-            )
+            what = f"nodes that client {self.graph.client} does not have"
+            raise FedGraphError(f"client {requested_by} requested {what}: distribute the client files again")
         graph, who = self.graph, int(requested_by)
         ends = graph.cut_out[0][graph.cut_out_owner == who], graph.cut_in[0][graph.cut_in_owner == who]
         # In a simulation with shared nodes, cut edges name a node's owner only, but other holders request it too.
         if not (self.policy.trusting or torch.isin(places, torch.cat(ends)).all()):
-            raise FedGraphError(
-                f"client {requested_by} requested features of nodes of client {graph.client} that have no edge to it;"
-                " only neighbours may be requested"
-            )
+            what = f"nodes of client {graph.client} that have no edge to it"
+            raise FedGraphError(f"client {requested_by} requested features of {what}: expected neighbours only")
         return to_numpy(self.graph.x[places])
 
     @phase
@@ -102,11 +98,8 @@ class FedSageTrueClient(FedGradClient):
         for owner in self.owner.unique().tolist():
             rows, wanted = groups.get("features", {}).get(str(owner)), self.owner == owner
             if rows is None or rows.shape != x[wanted].shape:
-                got = "none" if rows is None else f"shape {rows.shape}"
-                raise FedGraphError(
-                    f"client {self.graph.client} needs features of {x[wanted].shape[0]} nodes of client {owner}, shape"
-                    f" {tuple(x[wanted].shape)}, got {got}"
-                )
+                needs = f"client {self.graph.client} needs features {list(x[wanted].shape)} of nodes of client {owner}"
+                raise FedGraphError(f"{needs}, got {'none' if rows is None else list(rows.shape)}")
             x[wanted] = torch.from_numpy(rows)
         self.extend(x)
         return {}, {}

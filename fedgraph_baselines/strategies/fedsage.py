@@ -65,10 +65,8 @@ class FedSage(GraphStrategy, method=fedsage):
             owner.size == len(rows) and bool(((steps == 0) | (steps == 1)).all()) and (not owner.size or owner[0] == 0)
         )
         if not named or (owner.size and np.bincount(owner).max() > facts):
-            raise FedGraphError(
-                f"client {reply.client} replied to phase 'generate' with {OWNERS}/rows that do not number the owners of"
-                f" {len(rows)} rows from 0"
-            )
+            what = f"{OWNERS}/rows that do not number the owners of {len(rows)} rows from 0"
+            raise FedGraphError(f"client {reply.client} replied to phase 'generate' with {what}")
 
     def setup(self) -> None:
         """Train the generators, and extend the graphs."""

@@ -63,11 +63,8 @@ class FedTAD(GraphStrategy, method=fedtad):
         """Require that the server receives all parameters of the model."""
         values = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
         if missing := values - model.shared(cfg.strategy.shared, cfg.strategy.private).keys():
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} runs clients' models on the server and needs all parameters, but {min(missing)} is"
-                f" private (strategy.shared={cfg.strategy.shared}, strategy.private={cfg.strategy.private}):"
-                " remove these overrides"
-            )
+            what = f"strategy={cfg.strategy.name} runs clients' models on the server, but {min(missing)} is private"
+            raise FedGraphError(f"{what}: leave out strategy.shared and strategy.private")
 
     @staticmethod
     def verify(phase: str, reply: Reply, facts: Any) -> None:
@@ -76,11 +73,9 @@ class FedTAD(GraphStrategy, method=fedtad):
             return
         sums, classes, nodes = reply.metrics[RELIABILITY], reply.metrics["num_classes"], reply.metrics["num_train"]
         if len(sums) != classes or sum(sums) > nodes * (1 + ROUNDING):
-            raise FedGraphError(
-                f"client {reply.client} replied to phase '{phase}' with {RELIABILITY} of {len(sums)} classes that sum to"
-                f" {sum(sums):g}, expected {classes} classes and at most its {nodes} training nodes: install the same version of"
-                " fedgraph-flwr on both sides"
-            )
+            what = f"client {reply.client} replied to phase '{phase}' with {RELIABILITY} of {len(sums)} classes"
+            expected = f"{classes} classes and at most its {nodes} training nodes"
+            raise FedGraphError(f"{what} that sum to {sum(sums):g}, expected {expected}")
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Return θ after distillation."""

@@ -16,6 +16,11 @@ from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.tasks import Task, kind_of, task_class, unread_key
 
 
+def unfit(cfg: RunConfig, needs: str, got: str, remedy: str) -> FedGraphError:
+    """Return the error of a method whose needs this configuration does not meet."""
+    return FedGraphError(f"strategy={cfg.strategy.name} needs {needs}, got {got}: {remedy}")
+
+
 def one_type(cfg: RunConfig, model: Model) -> None:
     """Require nodes and edges of one type.
 
@@ -23,10 +28,8 @@ def one_type(cfg: RunConfig, model: Model) -> None:
         FedGraphError: the model is for typed graphs.
     """
     if model.heterogeneous:
-        raise FedGraphError(
-            f"strategy={cfg.strategy.name} needs nodes and edges of one type, model={cfg.model.name} reads several: set a model"
-            " for one type, such as model=gcn"
-        )
+        model_ = f"model={cfg.model.name}, which reads several"
+        raise unfit(cfg, "nodes and edges of one type", model_, "set a model for one type, such as model=gcn")
 
 
 def network(kind: type[Model], name: str) -> Requirement:
@@ -34,9 +37,7 @@ def network(kind: type[Model], name: str) -> Requirement:
 
     def require(cfg: RunConfig, model: Model) -> None:
         if not isinstance(model, kind):
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs model={name}, got model={cfg.model.name}: set model={name}"
-            )
+            raise unfit(cfg, f"model={name}", f"model={cfg.model.name}", f"set model={name}")
 
     return require
 

@@ -122,7 +122,7 @@ class Policy(Section, group="policy"):
     modules: list[str] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
     messages: dict[str, int] = field(default_factory=dict)
-    rounds: int = number(10_000, low=1)
+    rounds: int = number(10_000, low=1, high=LARGEST)
     min_clients: int = number(1, low=1)
     max_share: float = number(0.75, high=1, without_low=True)
     opened_sums: str = choice(STRICT, RULES)
@@ -132,8 +132,8 @@ class Policy(Section, group="policy"):
     max_epsilon: float = 0.0
     purpose: str = "training"
     min_nodes: int = 5
-    max_parameters: int = number(100_000_000, low=1)
-    max_width: int = number(1024, low=1)
+    max_parameters: int = number(100_000_000, low=1, high=LARGEST)
+    max_width: int = number(1024, low=1, high=LARGEST)
     check_start: bool = True
     max_step: float = 0.0
     late_start: bool = False

@@ -158,5 +158,5 @@ def test_wrong_keys_are_refused(word):
 
 
 def test_typed_graphs_are_refused():
-    with pytest.raises(FedGraphError, match="needs nodes and edges of one type, model=rgcn reads several"):
+    with pytest.raises(FedGraphError, match="needs nodes and edges of one type, got model=rgcn"):
         check_method(compose(["strategy=fedgta", "model=rgcn"]))
