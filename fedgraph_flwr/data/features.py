@@ -539,15 +539,11 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
     """
     size = home.size
     ends = {"out": (book.source, book.target), "in": (book.target, book.source)}
-    order = {way: np.argsort(near, kind="stable") for way, (near, _) in ends.items()}
 
-    def most(values: Any, way: str, least: float = 0, lowest: bool = False) -> Any:
-        """The largest (or smallest) value of each account's records [A]."""
-        near = ends[way][0][order[way]]
-        first = np.flatnonzero(np.diff(near, prepend=-1))
+    def most(values: Any, way: str, least: float = 0, ufunc: np.ufunc = np.maximum) -> Any:
+        """The largest (or by ``ufunc`` smallest) value of each account's records, ``least`` without any [A]."""
         found = np.full(size, least, dtype=np.float64)
-        if first.size:
-            found[near[first]] = (np.minimum if lowest else np.maximum).reduceat(values[order[way]], first)
+        ufunc.at(found, ends[way][0], np.asarray(values, dtype=np.float64))
         return found
 
     def summed(values: Any, way: str) -> Any:
@@ -569,7 +565,7 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
         yield f"mean_{way}", share(total[way], number[way])
         yield f"elsewhere_{way}", share(summed(home[far], way), number[way])
         yield f"hop2_{way}", np.bincount(pairs // size, weights=partners[pairs % size], minlength=size)
-    first = np.minimum(*(most(book.time, way, np.inf, lowest=True) for way in ends))
+    first = np.minimum(*(most(book.time, way, np.inf, np.minimum) for way in ends))
     last = np.maximum(*(most(book.time, way, -np.inf) for way in ends))
     yield "active", np.where(np.isfinite(first), last - first, 0)
     flows = {}
@@ -611,9 +607,9 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
         yield f"flow_depth_{w}", most(through, "out")
         yield f"flow_first_{w}", most(later.depth, "out")
         yield f"flow_last_{w}", most(held[f"flow_in_depth_{w}"], "in")
-        yield f"flow_gap_{w}", most(held[f"flow_in_gap_{w}"], "out", 1.0, lowest=True)
+        yield f"flow_gap_{w}", most(held[f"flow_in_gap_{w}"], "out", 1.0, np.minimum)
         hours = np.where(follows, held[f"flow_in_hours_{w}"], days * 24)
-        yield f"flow_hours_{w}", most(hours, "out", days * 24, lowest=True)
+        yield f"flow_hours_{w}", most(hours, "out", days * 24, np.minimum)
 
 
 class Flow(NamedTuple):
