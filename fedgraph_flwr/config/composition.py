@@ -42,6 +42,7 @@ from fedgraph_flwr.config.schema import (
     key_field,
     kind_of,
 )
+from fedgraph_flwr.data.root import imported_names, imported_path
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize, unknown
 
 Layer = tuple[str, dict[str, Any]]
@@ -363,8 +364,6 @@ def group_file(group: str, name: str) -> dict[str, Any]:
     """
     path = group_path(group, name)
     if path is None:
-        from fedgraph_flwr.data.root import imported_names
-
         raise unknown(group, name, [*group_names(group), *(imported_names() if group == "dataset" else ())])
     return load(path)
 
@@ -407,11 +406,8 @@ def _group(group: str, name: str) -> Layer:
         short = {"name": name.partition(":")[2], _SHORT[group]: name} if group in _SHORT else {"name": name}
         return name, {group: short}
     path = group_path(group, name)
-    if path is None and _is_name(name):
-        from fedgraph_flwr.data.root import imported_path
-
-        if group == "dataset" and (own := imported_path(name)).is_file():
-            return str(own), {group: {"name": name}, **_own_defaults(own)}
+    if group == "dataset" and path is None and _is_name(name) and (own := imported_path(name)).is_file():
+        return str(own), {group: {"name": name}, **_own_defaults(own)}
     body = group_file(group, name)
     if group == "protocol":
         return str(path), body
@@ -453,7 +449,6 @@ _BY_TASK = "tasks"
 def _has_recipe(dataset: str, given: Mapping[str, Any]) -> bool:
     """Return whether nodes have columns of their own records, as the user's keys or the first file of the graph say."""
     from fedgraph_flwr.data.graph import read_header
-    from fedgraph_flwr.data.root import imported_path
 
     path = Path(str(given.get("dataset.path", ""))) if dataset == "file" else imported_path(dataset)
     file = Path(str(given["graph"]), "client_0000.safetensors") if given.get("graph") else path
@@ -467,8 +462,6 @@ def _has_recipe(dataset: str, given: Mapping[str, Any]) -> bool:
 def _wishes(group: str, name: str) -> dict[str, str]:
     path = group_path(group, name)
     if group == "dataset" and path is None and _is_name(name):
-        from fedgraph_flwr.data.root import imported_path
-
         return _own_wishes(own) if (own := imported_path(name)).is_file() else {}
     body = load(path) if path else {}
     return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
@@ -644,10 +637,8 @@ def _check_sections(node: Mapping[str, Any], source: str, places: Mapping[str, s
     """Refuse a section that is not a dict."""
     for section, usual in _SECTIONS.items():
         if not isinstance(node.get(section, {}), dict):
-            got = f"got {node[section]!r} ({places.get(section, source)})"
-            raise FedGraphError(
-                f"{section} must contain keys with values, such as {section}.{next(iter(vars(usual)))}, {got}"
-            )
+            got, example = f"{node[section]!r} ({places.get(section, source)})", f"{section}.{next(iter(vars(usual)))}"
+            raise FedGraphError(f"{section} must contain keys with values, such as {example}, got {got}")
 
 
 def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:

@@ -284,11 +284,7 @@ class SplitConfig(Section, group="split"):
         ("train", lambda c: c.share > 1 + 1e-9, "at most 1 together with split.val and split.test"),
         ("folds", lambda c: c.kind == "kfold" and c.folds < 3, ">= 3"),
         ("until", lambda c: len(c.until) not in (0, 2) or c.until != sorted(c.until), "two ascending times in seconds"),
-        (
-            "step",
-            lambda c: c.step is not None and not _STEP.fullmatch(c.step),
-            "hours or days such as 6h, or null",
-        ),
+        ("step", lambda c: c.step is not None and not _STEP.fullmatch(c.step), "hours or days such as 6h, or null"),
     )
 
     @property
@@ -471,13 +467,7 @@ class EvaluationConfig(Section, group="evaluation"):
     # clients also send confusion matrices of their test nodes, for the report of a fleet
     confusion: bool = False
 
-    clashes = (
-        (
-            "select=own_best_val",
-            "clients=cohort",
-            "needs scores of the same clients in each round, unlike {}",
-        ),
-    )
+    clashes = (("select=own_best_val", "clients=cohort", "needs scores of the same clients in each round, unlike {}"),)
     limits = (("clients", lambda c: not _is_count(c.clients, 1, "all", "cohort"), "all, cohort or an integer >= 1"),)
 
     def __post_init__(self) -> None:

@@ -62,6 +62,9 @@ Replies = tuple[list[Bare | Error], bool, PartialSum]
 States = dict[int, dict[str, np.ndarray]]
 """Private state by node."""
 
+Result = tuple[Replies, States | None]
+"""Both, if state is due."""
+
 Files = dict[str, bytes]
 """Client files by name."""
 
@@ -143,9 +146,7 @@ class ClientActor:
             session.store_state(self._context(node), tensors)
             self.sizes[node] = _size(tensors)
 
-    def reply(
-        self, shared: list[Any], letters: list[Letter], keep: bool, plan: Plan | None = None
-    ) -> tuple[Replies, States | None]:
+    def reply(self, shared: list[Any], letters: list[Letter], keep: bool, plan: Plan | None = None) -> Result:
         """Reply to all letters of an exchange, in order.
 
         Args:

@@ -415,9 +415,8 @@ def _fail(spec: Any) -> None:
         RuntimeVersionHttpInterceptor(component_name="SuperExec"),
         RuntimeTokenHttpInterceptor(spec.token),
     ]
-    client = RuntimeHttpClient.from_server_address(
-        server_address=spec.runtime_api_address, insecure=spec.insecure, root_certificates=None, interceptors=hooks
-    )
+    where = {"server_address": spec.runtime_api_address, "insecure": spec.insecure, "root_certificates": None}
+    client = RuntimeHttpClient.from_server_address(**where, interceptors=hooks)
     with contextlib.suppress(httpx.HTTPError, RuntimeError):
         client.PushTaskOutput(PushTaskOutputRequest(sub_status="failed", details="the client's process died"))
     client.close()

@@ -127,9 +127,8 @@ def check_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp384r1":
-        raise FedGraphError(
-            f"--key {path}: expected an EC P-384 OpenSSH key without passphrase; create one with fleet join"
-        )
+        what = "expected an EC P-384 OpenSSH key without passphrase"
+        raise FedGraphError(f"--key {path}: {what}; create one with fleet join")
     if path.stat().st_mode & 0o077:
         raise FedGraphError(f"--key {path} is readable by other users; run chmod 600 {path}")
     return key

@@ -152,9 +152,8 @@ def clear(folder: Path) -> None:
 
 
 _KINDS = {"headline": str, "strategy": str, "dataset": str, "rounds": int, "best_round": int, "seed": int}
-_KINDS |= dict.fromkeys(
-    ("metrics", "clients", "failed", "failures", "phases", "train", "nodes", "bytes_by_phase"), dict
-)
+_KINDS |= dict.fromkeys(("metrics", "clients", "failed", "failures", "phases", "train", "nodes"), dict)
+_KINDS["bytes_by_phase"] = dict
 """Type of the values that readers of summaries and records rely on."""
 
 
@@ -367,9 +366,7 @@ def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) 
         raise FedGraphError(f"{spec} does not define features and classes ({first_line(error)})") from error
     for client, found in schemas.items():
         if known and list(found) != known:
-            what = (
-                f"client {client} has another schema than the run {key}={folder}, so columns would mean something else"
-            )
+            what = f"client {client} has another schema than the run {key}={folder}, so columns mean something else"
             raise FedGraphError(f"{what} to the model: import its tables with that run's schema (--schema)")
     own = folder / path.name.replace("model_", "models_")
     models = as_arrays(unflatten(read_tensors(own)[0])) if own.is_file() else {}

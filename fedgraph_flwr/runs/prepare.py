@@ -112,9 +112,7 @@ def check_unused(cfg: RunConfig) -> None:
         if Path(run).resolve() == Path(cfg.out).resolve():
             raise FedGraphError(f"{key}={run} reads the folder that out= would replace: pass another out=")
         if key == "init" and path.with_name(path.name.replace("model_", "models_")).is_file():
-            what = (
-                f"its server kept parameters of each client, which belong to the state of strategy={cfg.strategy.name}"
-            )
+            what = f"its server kept parameters of each client, the state of strategy={cfg.strategy.name}"
             fix = "start from a run of another strategy, or train from the beginning"
             raise FedGraphError(f"init={run}: {what}: {fix}")
     if not cfg.resume and not cfg.overwrite and (Path(cfg.out) / SUMMARY).is_file():

@@ -214,9 +214,7 @@ def _range(values: np.ndarray, wanted: ArrayField, name: str, who: str) -> None:
     low, high = wanted.bounds if values.dtype.kind == "f" else (wanted.low, wanted.high)
     if values.size and not (low <= values.min() and values.max() <= high):
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise FedGraphError(
-                f"{who} with '{name}' whose values are not finite: if training diverged, lower train.lr"
-            )
+            raise FedGraphError(f"{who} with '{name}' whose values are not finite: if it diverged, lower train.lr")
         span = f"from {values.min():g} to {values.max():g}"
         raise FedGraphError(f"{who} with '{name}' {span}, expected {low:g} to {high:g}")
 
