@@ -124,21 +124,32 @@ def _client_table(
         ]
     if levels:
         columns["chance"] = [number(partial(score_text, metric=metric), level) for level in levels]
-    if graphs:
-        sizes = {"nodes": "nodes", "edges": "edges", "train": "training nodes", "cut_edges": "cut edges"}
-        for key, name in sizes.items():
-            if key != "train" or items == "nodes":
-                columns[name] = [number(count, graph[key]) for graph in graphs]
-        columns["homophily"] = [number(percent, graph["edge_homophily"]) for graph in graphs]
-        columns["label mix"] = [number(percent, distance) for distance in _label_mix(graphs)]
-    for key, name in () if graphs else _REPORTED.items():
-        if any(key in one for one in run.reported):
-            found = (one.get(key) for one in run.reported)
-            columns[name] = [number(count, None if size is None else float(np.sum(size))) for size in found]
+    columns |= _described(graphs, items) if graphs else _reported(run)
     if tested := run.per_client.get("test-count"):
         columns[f"test {items}"] = [number(count, size) for size in tested]
     rows = zip_longest(*columns.values(), fillvalue=("–", math.nan))
     return table(list(columns), rows, "All clients. Click on a column to sort.")
+
+
+def _described(graphs: Sequence[dict[str, Any]], items: str) -> dict[str, list[Any]]:
+    """Return columns of the clients' graphs."""
+    names = {"nodes": "nodes", "edges": "edges", "training nodes": "train", "cut edges": "cut_edges"}
+    if items != "nodes":
+        del names["training nodes"]
+    columns = {name: [number(count, graph[key]) for graph in graphs] for name, key in names.items()}
+    columns["homophily"] = [number(percent, graph["edge_homophily"]) for graph in graphs]
+    columns["label mix"] = [number(percent, distance) for distance in _label_mix(graphs)]
+    return columns
+
+
+def _reported(run: FinishedRun) -> dict[str, list[Any]]:
+    """Return columns of the sizes that clients reported."""
+    columns = {}
+    for key, name in _REPORTED.items():
+        sizes = [one.get(key) for one in run.reported]
+        if any(size is not None for size in sizes):
+            columns[name] = [number(count, None if size is None else float(np.sum(size))) for size in sizes]
+    return columns
 
 
 def _label_mix(graphs: Sequence[dict[str, Any]]) -> list[float]:

@@ -36,15 +36,10 @@ def parse_sweep(
     Raises:
         FedGraphError: an invalid override, or an invalid combination.
     """
-    given = _given(overrides)
+    given = _given(overrides, trials)
     tuned = given.pop("tune", [])
     seeds = given.pop("seed", ["0"])
     searched = {key: values[0] for key, values in given.items() if is_distribution(values[0])}
-    if single := [key for key in tuned if len(given.get(key, [])) < 2]:
-        raise FedGraphError(f"tune={single[0]} needs several values of the key: pass {single[0]}=A,B")
-    if bool(searched) != bool(trials):
-        example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
-        raise FedGraphError(f"a search needs a number of trials and a key with a distribution: {example}")
     free = {key: values for key, values in given.items() if key not in (*tuned, *searched)}
     methods = _methods(free)
     fixed = {key: values for key, values in free.items() if not key.startswith("strategy.") and key != "strategy"}
@@ -77,8 +72,12 @@ def _options(trials: int, baseline: str, baselines: bool) -> list[str]:
     return [*options, *([] if baselines else ["--no-baselines"])]
 
 
-def _given(overrides: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each key."""
+def _given(overrides: Sequence[str], trials: int) -> dict[str, list[str]]:
+    """Return the values of each key.
+
+    Raises:
+        FedGraphError: an invalid override, a tuned key with one value, or a search without trials or without a key.
+    """
     given: dict[str, list[str]] = {}
     for word in overrides:
         key, sign, value = word.partition("=")
@@ -89,6 +88,11 @@ def _given(overrides: Sequence[str]) -> dict[str, list[str]]:
         given[key] = expand(value)
         if len(set(given[key])) < len(given[key]):
             raise FedGraphError(f"'{word}' contains a value twice: list each value once")
+    if single := [key for key in given.get("tune", []) if len(given.get(key, [])) < 2]:
+        raise FedGraphError(f"tune={single[0]} needs several values of the key: pass {single[0]}=A,B")
+    if any(is_distribution(values[0]) for values in given.values()) != bool(trials):
+        example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
+        raise FedGraphError(f"a search needs a number of trials and a key with a distribution: {example}")
     return given
 
 

@@ -256,8 +256,9 @@ def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> 
         check_names([key], known | {"extends"}, "key", places[str(key)])
     seeds = [word.partition("=")[2] for word in overrides if word.startswith("seed=")]
     over = [word for word in overrides if not word.startswith("seed=")]
-    if several := [word for word in over if len(expand(word.partition("=")[2])) > 1]:
-        raise FedGraphError(f"'{several[0]}' has several values: define them in {path} under settings, methods or grid")
+    for word in over:
+        if len(expand(word.partition("=")[2])) > 1:
+            raise FedGraphError(f"'{word}' has several values: define them in {path} under settings, methods or grid")
     plain = ("title", "source", "notes", "figure", "baselines", "baseline", "tuned_on")
     published = {
         key: {str(name): value for name, value in (body.get(key) or {}).items()} for key in ("paper", "beside")
