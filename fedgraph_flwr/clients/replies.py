@@ -35,6 +35,7 @@ from fedgraph_flwr.wire.messages import (
     Arrays,
     check_arrays,
 )
+from fedgraph_flwr.wire.reply_schema import ArrayField, check
 
 
 class Received(dict[str, Any]):
@@ -146,9 +147,7 @@ def take_class_weights(client: GraphClient, group: Arrays) -> None:
     Raises:
         FedGraphError: they are missing or negative, do not match this graph's classes, or leave too few training nodes.
     """
-    check_arrays(group, {"w": (client.task.width,)}, "the server")
-    if (group["w"] < 0).any():
-        raise FedGraphError(f"the server sent class weights {group['w'].tolist()}, expected no negative value")
+    check(group, {"w": ArrayField((client.task.width,), "float64", 0)}, "the server sent class weights")
     weights = group["w"].astype(np.float64)[client.batch.y.cpu().numpy()]
     behind = weights.sum() ** 2 / max((weights**2).sum(), np.finfo(np.float64).tiny)
     if client.num_train and behind < client.policy.min_nodes:

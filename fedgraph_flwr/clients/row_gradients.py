@@ -168,8 +168,7 @@ def _check_payments(graph: ClientGraph, payments: int, last: int) -> None:
         )
     if graph.far_x.numel():
         raise FedGraphError(
-            "privacy.unit=payment counts the rows of one party that read a payment, but this party's file has columns that other"
-            " parties share of their accounts: link it without --share"
+            "privacy.unit=payment counts rows of one party, but this party's file has columns of others: link it without --share"
         )
     if payments < LEAST_PAYMENTS:
         raise FedGraphError(

@@ -134,10 +134,7 @@ def respond(message: Message, context: Context) -> Message:
     except Exception as error:
         reason, trace = located(error), error
         if not _simulated(context):
-            reason = (
-                f"the request failed: {located(error, public=True)}; arrays or numbers may be missing, or have other types or"
-                " shapes than expected; the node's log has the message and the traceback"
-            )
+            reason = f"the request failed: {located(error, public=True)}; its arrays or numbers may be wrong: see the node's log"
     if not context.node_config.get("live"):
         log(ERROR, reason, exc_info=trace)
     for key in _PATHS:
@@ -167,13 +164,8 @@ def _audited(message: Message, reply: Message, request: Request | None, context:
     record = message.content.get(CONFIG)
     config = record if isinstance(record, ConfigRecord) else {}
     numbers = {key: config[key] if type(config.get(key)) is int else 0 for key in ("round", "exchange")}
-    entry: dict[str, Any] = {
-        "run": str(context.run_id),
-        "strategy": "",
-        "phase": sanitize(config.get("phase", ""), 60),
-        **numbers,
-        "noise": {},
-    }
+    entry: dict[str, Any] = {"run": str(context.run_id), "strategy": "", "phase": sanitize(config.get("phase", ""), 60)}
+    entry |= {**numbers, "noise": {}}
     arrays = message.content.array_records.values()
     entry["received"] = sum(len(array.data) for record in arrays for array in record.values())
     if reply.has_error() or request is None:

@@ -133,8 +133,7 @@ class StateFolder:
             yield
         except (FedGraphError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise FedGraphError(
-                f"{self._file(name)} holds no state of this client in this run ({first_line(error)}): restore the file, or start"
-                " a new run"
+                f"{self._file(name)} holds no state of this client in this run ({first_line(error)}): restore it or start anew"
             ) from error
 
     def _file(self, name: str) -> Path:
@@ -148,8 +147,7 @@ class StateFolder:
         for key, expected in self.owner.items():
             if values.get(key) != expected:
                 raise FedGraphError(
-                    f"{self._file(name)} has {key}={values.get(key)}, expected {expected}: give each node its own state"
-                    " folder"
+                    f"{self._file(name)} has {key}={values.get(key)}, expected {expected}: give each node its own folder"
                 )
         return state, values
 

@@ -286,10 +286,6 @@ def _entries(matrix: sp.csr_matrix, kept: Array) -> sp.csr_matrix:
     return sp.csr_matrix((matrix.data[kept], matrix.indices[kept], before[matrix.indptr]), shape=matrix.shape)
 
 
-def _accumulated(totals: Sequence[Matrix], weights: Array, current: Matrix) -> list[Matrix]:
-    return [_plus(total, float(w) * current) if w else total for total, w in zip(totals, weights, strict=True)]
-
-
 def _plus(left: Matrix, right: Matrix) -> Matrix:
     if sp.issparse(left) and sp.issparse(right):
         return left + right
@@ -348,8 +344,7 @@ class RowMessage:
                 parts = (arrays["values"], arrays["columns"], starts)
                 return RowMessage(nodes, sp.csr_matrix(parts, shape=(nodes.size, columns)))
         raise FedGraphError(
-            f"the message of another client does not hold {nodes.size} rows of a sparse or dense matrix, got arrays"
-            f" {', '.join(sorted(arrays))}"
+            f"the message of another client does not hold {nodes.size} rows of a matrix, got arrays {', '.join(sorted(arrays))}"
         )
 
 
@@ -421,18 +416,17 @@ class HopExchange:
             self.current = stored(self.current)
         columns, size = self.current.shape[1], self.current.size  # size of CSR: its entries
         if 0 < self.max_entries < (entries := size * self.num_nodes // columns):
-            raise FedGraphError(
-                f"client {self.client} holds {entries} entries of hop {self.hop}, more than"
-                f" {self.max_entries}: set strategy.prune (30 in the paper)"
-            )
-        self.totals = _accumulated(self.totals, self.weights[:, self.hop - 1], self.current)
+            what = f"client {self.client} holds {entries} entries of hop {self.hop}"
+            raise FedGraphError(f"{what}, more than {self.max_entries}: set strategy.prune (30 in the paper)")
+        pairs = zip(self.totals, self.weights[:, self.hop - 1], strict=True)
+        self.totals = [_plus(total, float(w) * self.current) if w else total for total, w in pairs]
 
     def messages(self) -> dict[int, RowMessage]:
         """Return B_i^k = Ã_k^[i] [Â^[k]]^l for every client i with edges into this client k."""
-        built = {}
-        for peer, (nodes, edges) in self.incoming.items():
-            built[peer] = RowMessage(nodes, self._block_pruned(multiply(edges, self.current), peer))
-        return built
+        return {
+            peer: RowMessage(nodes, self._block_pruned(multiply(edges, self.current), peer))
+            for peer, (nodes, edges) in self.incoming.items()
+        }
 
     def receive(self, messages: Mapping[int, RowMessage]) -> None:
         """Take B_i^k of the other clients: [Â^[i]]^{l+1} = D̃_i⁻¹ Σ_k B_i^k, Eq. (45).

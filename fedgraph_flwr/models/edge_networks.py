@@ -159,8 +159,7 @@ class EdgeNetwork(Stack):
         width = hidden if edge_updates else num_edge_features
 
         def layer(num_in: int, num_out: int) -> nn.Module:
-            made = [self.convolution(num_in, num_out, width) for _ in range(1 + reverse)]
-            return nn.ModuleList(made)
+            return nn.ModuleList([self.convolution(num_in, num_out, width) for _ in range(1 + reverse)])
 
         super().__init__(
             hidden, num_classes, layer, hidden=hidden, layers=layers + 1, dropout=dropout, head=Linear, norm=norm

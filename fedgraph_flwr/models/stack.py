@@ -167,10 +167,8 @@ class Stack(Model):
     def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Prepare inputs, and refuse a graph that is too small for batch normalisation."""
         if graph.num_nodes < 2 and any(isinstance(norm, nn.BatchNorm1d) for norm in self.norms):
-            raise FedGraphError(
-                f"model.norm={self.norm} needs at least 2 nodes per client, got {graph.num_nodes}: set model.norm"
-                " to layer or none"
-            )
+            needs = f"model.norm={self.norm} needs at least 2 nodes per client, got {graph.num_nodes}"
+            raise FedGraphError(f"{needs}: set model.norm to layer or none")
         return super().prepare(graph, device, dtype)
 
     def hidden(self, inputs: Any, layers: Sequence[Any] | None = None) -> list[Tensor]:

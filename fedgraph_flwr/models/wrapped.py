@@ -180,8 +180,7 @@ class Wrapped(Model):
         reads = bool(self.sizes.get("edges") and self.arguments.get(self.sizes["edges"]))
         if reads and third != ["edge_attr"]:
             raise FedGraphError(
-                f"{self.kind.__name__} cannot be exported with edge features: forward takes edge_attr as its third argument in"
-                " an exported folder"
+                f"{self.kind.__name__} cannot be exported with edge features: make edge_attr the third argument of its forward"
             )
         weights = {name: value.clone() for name, value in self.net.state_dict().items()}
         return Plain(f"{self.kind.__module__}:{self.kind.__qualname__}", self.arguments, weights, reads_edges=reads)
@@ -207,8 +206,7 @@ def wrapper(kind: Any) -> type[Wrapped]:
     sizes = {size: name for size, names in SIZES.items() for name in names if name in accepted}
     if missing := [" or ".join(SIZES[size]) for size in ("features", "outputs") if size not in sizes]:
         raise FedGraphError(
-            f"{kind.__module__}:{kind.__name__} cannot be a model: its __init__ has no parameter {missing[0]}, which receives"
-            " a size of the graph"
+            f"{kind.__module__}:{kind.__name__} cannot be a model: its __init__ has no parameter {missing[0]}, a graph's size"
         )
     own = [
         p.replace(kind=p.KEYWORD_ONLY, annotation=_annotation(p))

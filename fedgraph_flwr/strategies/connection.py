@@ -69,9 +69,9 @@ class Connection:
             elif info.client in clients and clients[info.client].node_id in was:
                 log(WARNING, _refusal(info, f"which is still node {clients[info.client].node_id}"))
             elif info.client in clients:
+                both = f"nodes {clients[info.client].node_id} and {info.node_id}"
                 raise FedGraphError(
-                    f"nodes {clients[info.client].node_id} and {info.node_id} both claim to be client {info.client}: give each"
-                    " SuperNode its own graph file"
+                    f"{both} both claim to be client {info.client}: give each SuperNode its own graph file"
                 )
             else:
                 clients[info.client] = info

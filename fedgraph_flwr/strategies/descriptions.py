@@ -58,14 +58,10 @@ class Descriptions:
         """
         if key not in self._known:
             values = {index: info.description.get(key) for index, info in self.method.clients.items()}
-            first, *_ = values.items()
-            for index, value in values.items():
-                if value != first[1]:
-                    raise FedGraphError(
-                        f"client {index} has {key}={value}, client {first[0]} has {key}={first[1]}: all clients of a run must"
-                        " agree"
-                    )
-            self._known[key] = first[1]
+            (first, common), *_ = values.items()
+            if odd := [f"client {index} has {key}={value}" for index, value in values.items() if value != common]:
+                raise FedGraphError(f"{odd[0]}, client {first} has {key}={common}: all clients of a run must agree")
+            self._known[key] = common
         return self._known[key]
 
     def size(self, key: str) -> Any:

@@ -120,9 +120,8 @@ class FedSPA(GraphStrategy, method=fedspa):
         """
         if self.params.masked and self.cohort_size < 2:
             raise FedGraphError(
-                f"strategy.fisher_exchange=scalar hides a client in a sum over its round's clients, but a round has only"
-                f" {self.cohort_size} (num_clients={len(self.clients)}, strategy.fraction={self.cfg.strategy.fraction}): expected"
-                " at least 2"
+                f"strategy.fisher_exchange=scalar hides a client among those of its round, which are {self.cohort_size}"
+                f" (num_clients={len(self.clients)}, strategy.fraction={self.cfg.strategy.fraction}): expected at least 2"
             )
         if self.params.masked:
             published = self.request_all("publish_key")

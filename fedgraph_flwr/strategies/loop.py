@@ -225,9 +225,9 @@ class Loop:
             FedGraphError: names a client with another number.
         """
         if (last := max(self.strategy.clients)) >= self.cfg.num_clients:
+            places = f"clients 0 to {self.cfg.num_clients - 1}, but a node is client {last}"
             raise FedGraphError(
-                f"{protection} draws cohorts among clients 0 to {self.cfg.num_clients - 1}, but a node is client {last}: number"
-                " the graph files from 0, or raise num_clients"
+                f"{protection} draws among {places}: number the graph files from 0, or raise num_clients"
             )
 
     def _class_weights(self) -> Arrays:
@@ -280,10 +280,8 @@ class Loop:
         everyone = sorted(method.involved)
         restored = enough_replies(method, DESCRIBE, messages(method, DESCRIBE, everyone, {}, scalars))
         if len(restored) < len(everyone):
-            reasons = "; ".join(recorder.setup_record["failed"].values())
-            raise RunFailed(
-                f"{len(restored)} of {len(everyone)} clients restored their state of round {done}: {reasons}"
-            )
+            counts, reasons = f"{len(restored)} of {len(everyone)}", "; ".join(recorder.setup_record["failed"].values())
+            raise RunFailed(f"{counts} clients restored their state of round {done}: {reasons}")
         # Without rounds left, the final scores count as requests of this round, as at the clients.
         self._next_round(done)
         return done

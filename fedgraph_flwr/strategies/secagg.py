@@ -148,10 +148,8 @@ class SecureSums:
         """
         for client, published in sizes.items():
             if published.tolist() != sizes_of(self.strategy.clients[client].description):
-                raise RunFailed(
-                    f"client {client} published the sizes {published.tolist()} for a secure sum, which are not those of its"
-                    " description: start the run again without it"
-                )
+                sizes_sent = f"the sizes {published.tolist()} for a secure sum, not those of its description"
+                raise RunFailed(f"client {client} published {sizes_sent}: start the run again without it")
 
     def reveal(self, replies: list[Reply]) -> dict[str, Arrays]:
         """Return the weighted mean, or the sum, of each masked group over the clients that replied.

@@ -274,7 +274,7 @@ def test_wrong_messages_are_refused():
     for arrays in (narrow, narrow | {"values": np.ones(3)}, {"nodes": client.nodes[:2]}):
         with pytest.raises(
             FedGraphError,
-            match="the message of another client does not hold 2 rows of a sparse or dense matrix, got arrays",
+            match="the message of another client does not hold 2 rows of a matrix, got arrays",
         ):
             RowMessage.of(arrays, N)
 
