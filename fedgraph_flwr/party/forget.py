@@ -134,8 +134,7 @@ def _check(cfg: RunConfig, folder: Path) -> None:
     if before := cfg.init or cfg.evaluate:
         key = "init" if cfg.init else "evaluate"
         raise FedGraphError(
-            f"{folder} has {key}={before}, a model that the party may have trained: forget it there first, then repeat this"
-            " run on the result"
+            f"{folder} has {key}={before}, a model that the party may have trained: forget it there first, then repeat this run"
         )
     if cfg.strategy.pooled and not cfg.graph:
         raise FedGraphError(f"{folder} has strategy={cfg.strategy.name} on one pooled graph, which has no parties")

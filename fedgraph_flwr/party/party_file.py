@@ -205,7 +205,6 @@ def table_order(path: Path, ids: np.ndarray) -> np.ndarray:
     row = pd.Index(as_words(column_of(table, name, str(where), "id"))).get_indexer(np.asarray(ids, dtype=str))
     if (row < 0).all():
         raise FedGraphError(
-            f"{where} has none of the {len(row)} nodes of the model's client: pass --client with the number that this party has"
-            " in the run"
+            f"{where} has none of the {len(row)} nodes of the model's client: pass --client with this party's number in the run"
         )
     return np.argsort(np.where(row < 0, len(table), row), kind="stable")

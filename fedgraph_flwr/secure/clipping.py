@@ -58,8 +58,7 @@ def clipped_groups(
                 origin = {key: np.zeros_like(array) for key, array in own.items()}
             elif shapes(origin) != shapes(own):
                 raise FedGraphError(
-                    f"the server's message has no model with the arrays of '{group}', from which privacy.dp={rules.dp} measures a"
-                    " client's update"
+                    f"the server's message has no model with the arrays of '{group}', whose update privacy.dp={rules.dp} clips"
                 )
             update, norm = flat(own) - flat(origin), norms[group]
             bits[group] = np.array([bit(float(np.linalg.norm(update)), norm)])

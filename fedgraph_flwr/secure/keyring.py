@@ -106,8 +106,7 @@ class Keyring:
         """
         if keys.get(self.client) != own:
             raise RunFailed(
-                f"client {self.client} received a list of keys in which its own differs from the one it published: the"
-                " server replaced it; start a new run"
+                f"client {self.client} received a list of keys in which its own differs: the server replaced it; start a new run"
             )
         if self.report:
             self.report(exchange, fingerprint(self.run, exchange, keys), sorted(keys))

@@ -49,8 +49,7 @@ def mask(values: Arrays, sealer: Sealer, clients: Iterable[int], step: str) -> A
     peers = [client for client in clients if client != sealer.client]
     if not peers:
         raise RunFailed(
-            f"client {sealer.client} should join a sum without any other client, which would reveal its values: expected at"
-            " least 1 other"
+            f"client {sealer.client} should join a sum without any other client, expected at least 1 to hide its values"
         )
     total = to_fixed(flat({PEERS: values}), 2.0**FRACTION_BITS, LIMIT, sealer.client)
     return shaped(total + pairwise(sealer, peers, step, total.size), {PEERS: values})[PEERS]

@@ -246,14 +246,8 @@ def random_prime() -> int:
 def _passes(number: int, base: int) -> bool:
     """Return whether an odd number passes the Miller-Rabin test with a base."""
     twos = (number - 1 & -(number - 1)).bit_length() - 1
-    power = pow(base, number - 1 >> twos, number)
-    if power in (1, number - 1):
-        return True
-    for _ in range(twos - 1):
-        power = power * power % number
-        if power == number - 1:
-            return True
-    return False
+    odd = number - 1 >> twos
+    return pow(base, odd, number) == 1 or any(pow(base, odd << k, number) == number - 1 for k in range(twos))
 
 
 def _vector(found: Mapping[str, int]) -> Vector:
@@ -293,7 +287,6 @@ def _read(path: Path, raw: bytes) -> dict[str, Any]:
                     raise ValueError("model")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise FedGraphError(
-            f"{path} is not the ledger of this node's opened secure sums: restore it, or remove it to forget which sums were"
-            " opened"
+            f"{path} is not the ledger of this node's opened secure sums: restore it, or remove it to forget which they were"
         ) from error
     return content

@@ -445,8 +445,7 @@ class Member:
     def _expect(self, present: str, absent: str, server_round: int) -> None:
         if present not in self.state or absent in self.state or int(self.state["round"][0]) != server_round:
             raise RunFailed(
-                f"client {self.client} accepts each step of a secure sum once and in order: it holds no keys for this step of "
-                f"round {server_round}"
+                f"client {self.client} accepts each step of a secure sum once and in order: no keys of round {server_round}"
             )
 
     def _sealer(self, which: int) -> Sealer:

@@ -63,8 +63,7 @@ class SpentPrivacy:
         if (epsilon := spent(after)) > self.limit:
             raise FedGraphError(
                 f"this node's policy allows ε ≤ {self.limit:g} at δ = {_delta(after):g} over all runs of purpose '{self.purpose}'"
-                f" (max_epsilon): {releases} more release(s) of this run would make it {epsilon:.3g}, now it is"
-                f" {spent(self.booked):.3g}"
+                f" (max_epsilon): now it is {spent(self.booked):.3g}, with {releases} more release(s) {epsilon:.3g}"
             )
         self.booked = after
 

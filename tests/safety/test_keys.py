@@ -104,7 +104,7 @@ def test_who_is_not_pinned_does_not_sign_or_is_not_oneself():
     ):
         check(0, keys, {"1": signatures["1"]})
     for found in (keys, {1: keys[1], 2: keys[2]}):
-        with pytest.raises(RunFailed, match="list of keys in which its own differs from the one it published"):
+        with pytest.raises(RunFailed, match="list of keys in which its own differs: the server replaced it"):
             check(0, found, signatures, own=b"y" * 32, pins=None)
 
 

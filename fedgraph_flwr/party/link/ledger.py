@@ -26,6 +26,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link.files import DATA, Ints, record_columns
 from fedgraph_flwr.party.tables.parties import BETWEEN
+from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 
 SUFFIX = ".ledger"
 
@@ -116,12 +117,11 @@ class Ledger:
 
     def save(self, path: Path) -> None:
         """Write it, readable by its owner only."""
-        tensors: dict[str, Tensor] = {}
+        tree: Tree = {}
         for number, found in enumerate(self.peers.values()):
-            tensors |= {f"{number}/keys": pack_words(found.keys), f"{number}/alone": pack_words(found.alone)}
-            for name, data in (("data", found.data), ("own", found.own)):
-                tensors |= {f"{number}/{name}/{key}": values for key, values in data.items()}
-        write_tensors(path, tensors, {"party": self.party, "basis": self.basis, "peers": [*self.peers]})
+            words = {"keys": pack_words(found.keys), "alone": pack_words(found.alone)}
+            tree[str(number)] = {**words, "data": found.data, "own": found.own}
+        write_tensors(path, flatten(tree), {"party": self.party, "basis": self.basis, "peers": [*self.peers]})
         path.chmod(0o600)
 
     @classmethod
@@ -135,16 +135,13 @@ class Ledger:
             return cls()
         tensors, values = read_tensors(path)
         try:
-            peers = {}
+            peers, tree = {}, unflatten(tensors)
             for number, name in enumerate(values["peers"]):
-                keys, alone = (unpack_words(tensors[f"{number}/{part}"]).tolist() for part in ("keys", "alone"))
-                data, own = (
-                    {key: tensors[at] for key in DATA if (at := f"{number}/{part}/{key}") in tensors}
-                    for part in ("data", "own")
-                )
-                peers[str(name)] = Matched(keys, alone, data, own)
+                found = tree[str(number)]
+                keys, alone = (unpack_words(found[part]).tolist() for part in ("keys", "alone"))
+                peers[str(name)] = Matched(keys, alone, found.get("data", {}), found.get("own", {}))
             return cls(str(values["party"]), str(values["basis"]), peers)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FedGraphError(f"{path} is not a ledger of a link: restore it, or link without --since") from error
 
 

@@ -324,18 +324,16 @@ class LinkParty:
             graph = self.graph
             if self.rules.identities:
                 rows = self.nodes_for(peer)
-                ids = normal_ids(unpack_words(graph.ids)[rows], id_form(graph))
-                self._values[peer] = rows, [str(word).encode() for word in ids]
+                keys = [str(word).encode() for word in normal_ids(unpack_words(graph.ids)[rows], id_form(graph))]
             else:
-                parties = self.graph.linking["parties"]
-                place = parties.index(self.names[peer]) if self.names[peer] in parties else -1
-                rows = np.flatnonzero(graph.foreign[1].numpy() == place)
-                self._values[peer] = self._without_matched(peer, rows, files.record_keys(graph, rows, self.names[peer]))
-            if len(self._values[peer][1]) > self.rules.max_ids:
+                parties, name = graph.linking["parties"], self.names[peer]
+                rows = np.flatnonzero(graph.foreign[1].numpy() == (parties.index(name) if name in parties else -1))
+                rows, keys = self._without_matched(peer, rows, files.record_keys(graph, rows, name))
+            if len(keys) > (most := self.rules.max_ids):
                 raise RunFailed(
-                    f"client {self.client} has {len(self._values[peer][1])} records for client {peer}, expected at most"
-                    f" {self.rules.max_ids} (--max-ids)"
+                    f"client {self.client} has {len(keys)} records for client {peer}, expected at most {most} (--max-ids)"
                 )
+            self._values[peer] = rows, keys
         return self._values[peer]
 
     def _without_matched(self, peer: int, rows: Ints, keys: list[bytes]) -> tuple[Ints, list[bytes]]:
@@ -410,8 +408,7 @@ class LinkParty:
         committed = _array(arrays, "commitment", (32,))
         if np.array_equal(committed, matching.commitment(self.pairs[peer]["masks"])):
             raise RunFailed(
-                f"client {peer} copied the commitment of client {self.client}, expected one to its own masks: no masks are"
-                " sent"
+                f"client {peer} copied the commitment of client {self.client}, expected its own: no masks are sent"
             )
         self.pairs[peer]["commitment"] = committed
 
@@ -420,8 +417,7 @@ class LinkParty:
         for key, digest in self._ledger_digest(peer, peer).items():
             if not np.array_equal(arrays[key], digest):
                 raise RunFailed(
-                    f"clients {self.client} and {peer} keep different records of the last link: nothing is sent; link without"
-                    " --since"
+                    f"clients {self.client} and {peer} keep different records of the last link: link without --since"
                 )
         size = _array(arrays, "size", (1,), "int64")
         self._check_size(peer, int(size[0]))
@@ -882,8 +878,7 @@ class LinkParty:
                 edges[peer] = self._between(peer, own, starts[peer] + rows)
         if (ids < 0).any() or np.unique(ids).size < ids.size:
             raise RunFailed(
-                f"client {self.client} received inconsistent owners of shared nodes: two nodes have one number, or one has"
-                " none; nothing is written"
+                f"client {self.client} received two numbers, or none, of a shared node: nothing is written; link again"
             )
         return files.linked(graph, ids, starts[-1], edges)
 

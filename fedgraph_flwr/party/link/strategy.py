@@ -55,8 +55,7 @@ class Link(GraphStrategy):
         """Relay the announcements, then the envelopes of each step."""
         if sorted(self.clients) != list(range(self.cfg.num_clients)):
             raise RunFailed(
-                f"link needs clients 0 to {self.cfg.num_clients - 1}, got {sorted(self.clients)}: number the parties that take"
-                " part from 0 (`import --client`)"
+                f"link needs clients 0 to {self.cfg.num_clients - 1}, got {sorted(self.clients)}: number them: `import --client`"
             )
         replies = self.take(ANNOUNCE, "announce")
         announced = [reply.groups[ANNOUNCED] for reply in replies]
