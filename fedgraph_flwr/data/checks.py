@@ -49,10 +49,9 @@ def check_graph(graph: AnyGraph, where: str, labelled: bool = True) -> AnyGraph:
             _tensor(getattr(graph, key), key, torch.bool, (len(graph.y),))
         if not graph.num_nodes:
             raise FedGraphError("the graph has no nodes, expected at least 1")
-        if (
-            isinstance(graph, Graph) and not graph.num_features and "recipe" not in graph.own_columns
-        ):  # made after the split
-            raise FedGraphError(f"x must be [{graph.num_nodes}, F] with F >= 1, got {list(graph.x.shape)}")
+        made_later = isinstance(graph, HeteroGraph) or "recipe" in graph.own_columns
+        if not made_later and not graph.num_features:
+            raise FedGraphError(f"x must be [{graph.num_nodes}, F] with F >= 1, got F = 0")
         if labelled and not bool(graph.labelled.any()):
             kind = f" of type '{graph.target}'" if isinstance(graph, HeteroGraph) else ""
             raise FedGraphError(f"no labelled node{kind}: fill the label (in a saved graph y, from 0) of at least one")
@@ -129,9 +128,10 @@ def _check_plain(graph: Graph, finite: bool) -> None:
 def _check_rows(graph: Graph, key: str, rows: Rows, count: int, finite: bool) -> None:
     """Check a field with a row for each of ``count`` items."""
     tensor, width = getattr(graph, key), getattr(graph, rows.width) if rows.width else None
-    held = rows.needed or bool(isinstance(tensor, Tensor) and tensor.numel()) or bool(width and count)
+    filled = isinstance(tensor, Tensor) and tensor.numel() > 0
+    held = rows.needed or filled or bool(width and count and rows.of != "foreign")
     # Features of a file with compressed edges, which is mapped, may have half the size.
-    half = key == "x" and graph.compressed is not None and isinstance(tensor, Tensor) and tensor.dtype == torch.float16
+    half = key == "x" and filled and tensor.dtype == torch.float16 and graph.compressed is not None
     dtype = torch.float16 if half else rows.dtype
     _tensor(tensor, key, dtype, ((count, width) if held else (None, None))[: 1 + rows.wide])
     if dtype.is_floating_point and finite:

@@ -539,7 +539,7 @@ class ClientGraph(Graph):
     foreign_out: Tensor = _rows("foreign", torch.bool, needed=True)
     foreign_id: Tensor = _rows("foreign", torch.uint8, wide=True, needed=True)
     foreign_key: Tensor = _rows("foreign", torch.uint8, wide=True, needed=True)
-    foreign_edge_attr: Tensor = _rows("foreign", torch.float32, wide=True)
+    foreign_edge_attr: Tensor = _rows("foreign", torch.float32, wide=True, width="num_edge_features")
     foreign_edge_time: Tensor = _rows("foreign", low=None)
     foreign_edge_y: Tensor = _rows("foreign", low=None)
     linking: dict[str, Any] = field(default_factory=dict)

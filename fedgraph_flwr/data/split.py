@@ -6,7 +6,7 @@ and a client's graph (``scope: client``). A client's random stream depends on th
 """
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -66,12 +66,16 @@ def grouping_seed(cfg: SplitConfig, seed: int) -> int:
 
 def split_targets(graph: AnyTyped, cfg: SplitConfig, seed: int) -> AnyTyped:
     """Return a heterogeneous graph with masks on its target nodes; split before the partition, as clients share nodes."""
-    n = graph.y.numel()
-    labels = {key: getattr(graph, key) for key in ("y", *MASKS, "num_classes", "name")}
-    nodes = split_graph(
-        Graph(x=torch.zeros(n, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64), **labels), cfg, seed
-    )
+    nodes = split_graph(shell(graph), cfg, seed)
     return replace(graph, train_mask=nodes.train_mask, val_mask=nodes.val_mask, test_mask=nodes.test_mask)
+
+
+def shell(graph: Graph | HeteroGraph, nodes: Tensor | slice = slice(None), **of_client: Any) -> Any:
+    """Return a graph, or with ``of_client`` a client's, of only the labels and masks of some nodes with labels."""
+    rows: dict[str, Any] = {key: getattr(graph, key)[nodes] for key in ("y", *MASKS)}
+    rows |= {"x": torch.zeros(len(rows["y"]), 0), "edge_index": torch.zeros(2, 0, dtype=torch.int64)}
+    kind = ClientGraph if of_client else Graph
+    return kind(**rows, num_classes=graph.num_classes, name=graph.name, **of_client)
 
 
 def ensure_train(graph: AnyGraph, minimum: int, seed: int) -> AnyGraph:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import FORMAT_VERSION, MASKS, ClientGraph, Graph, write_bytes
+from fedgraph_flwr.data.graph import FORMAT_VERSION, MASKS, Graph, write_bytes
 from fedgraph_flwr.data.mapped import Blocks, require_space, write_blocks
-from fedgraph_flwr.data.split import grouping_seed, split_graph
+from fedgraph_flwr.data.split import grouping_seed, shell, split_graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition.clients import assign, split_client, splits_whole
 from fedgraph_flwr.partition.stream import blocks
@@ -67,7 +67,7 @@ def make_files(graph: Graph, cfg: RunConfig, folder: Path) -> list[int]:
         spool = Spool(graph, parts, folder)
         spool.fill()
         if splits_whole(cfg):
-            graph = replace_masks(graph, split_graph(_shell(graph), cfg.split, cfg.seed))
+            graph = replace_masks(graph, split_graph(shell(graph), cfg.split, cfg.seed))
         for index in range(len(parts)):
             path = folder / f"client_{index:04d}.safetensors"
             if not path.is_file():
@@ -216,16 +216,6 @@ class Spool:
         return int(state["rows"])
 
 
-def _shell(graph: Graph, nodes: Tensor | None = None, **of_client: Any) -> Any:
-    """Return a graph of labels and masks alone, of some nodes."""
-    chosen = slice(None) if nodes is None else nodes
-    names = ("y", *MASKS)
-    tensors: dict[str, Any] = {name: getattr(graph, name)[chosen] for name in names}
-    tensors |= {"x": tensors["y"].new_zeros((len(tensors["y"]), 0)), "edge_index": torch.zeros(2, 0, dtype=torch.int64)}
-    kind = ClientGraph if of_client else Graph
-    return kind(**tensors, num_classes=graph.num_classes, name=graph.name, **of_client)
-
-
 def replace_masks(graph: Graph, masked: Graph) -> Graph:
     """Return a graph with the masks of another, its edges still compressed."""
     found = object.__new__(type(graph))
@@ -238,7 +228,7 @@ def _write_client(graph: Graph, parts: list[Tensor], index: int, spool: Spool, c
     """Write one client's file."""
     nodes = parts[index]
     values: dict[str, Any] = {"client": index, "num_clients": len(parts), "num_global_nodes": graph.num_nodes}
-    client = split_client(_shell(graph, nodes, **values), cfg)
+    client = split_client(shell(graph, nodes, **values), cfg)
     role = "in_" if spool.by_target else ""
     degree = spool.degree[nodes.numpy()].astype(np.int64)
     indptr = np.concatenate([[0], np.cumsum(degree)])

@@ -34,7 +34,11 @@ class Targets(Task):
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         super().__init__(cfg, graph)
-        check_targets(cfg, self.graph)
+        if not graph.num_targets:
+            raise FedGraphError(
+                f"task={cfg.task.name} needs targets, which '{graph.name}' does not have: import them with"
+                " `fedgraph-flwr import --predict-columns NAMES`, or use a dataset that has them"
+            )
         self.y = self.entries(self.graph.targets.double())
         known = ~self.y.isnan().all(1)
         self.masks = {split: getattr(graph, f"{split}_mask") & known for split in STAGES}
@@ -207,16 +211,3 @@ def scale_of(graph: Any) -> Tensor:
     if graph.target_stats.numel():
         return graph.target_stats
     return torch.tensor([[0.0], [1.0]], dtype=torch.float64).repeat(1, graph.num_targets)
-
-
-def check_targets(cfg: RunConfig, graph: Any) -> None:
-    """Refuse a graph without targets.
-
-    Raises:
-        FedGraphError: with the option that imports them.
-    """
-    if not graph.num_targets:
-        raise FedGraphError(
-            f"task={cfg.task.name} needs targets, which '{graph.name}' does not have: import them with"
-            " `fedgraph-flwr import --predict-columns NAMES`, or use a dataset that has them"
-        )

@@ -53,6 +53,17 @@ WRONG = {
     "classes of another kind": ({"num_classes": "3"}, "num_classes must be an integer, at least 1, got '3'"),
     "classes beyond counting": ({"num_classes": 10**30}, "num_classes must be an integer, at least 1, got 1000"),
     "a name that is none": ({"name": 7}, "name must be a string, got 7"),
+    "records of another width": (
+        {
+            "linking": {"parties": ["b"]},
+            "foreign": torch.zeros(2, 1, dtype=torch.int64),
+            "foreign_out": NONE[:1],
+            "foreign_id": torch.zeros(1, 1, dtype=torch.uint8),
+            "foreign_key": torch.zeros(1, 1, dtype=torch.uint8),
+            "foreign_edge_attr": torch.zeros(1, 2),
+        },
+        r"foreign_edge_attr must be torch.float32 \[1, 0\], got torch.float32 \[1, 2\]",
+    ),
     "groups too few": ({"group": IDS[3:]}, r"group must be torch.int64 \[16\]"),
 }
 
