@@ -73,17 +73,11 @@ def ports(source: Ints, target: Ints, time: Ints) -> Ints:
 
 def _ranks(owner: Ints, other: Ints, time: Ints) -> Ints:
     """Rank of ``other`` among the distinct neighbours of ``owner``, by first contact [E]."""
-    edge = np.arange(owner.size)
-    order = np.lexsort((edge, time, other, owner))
-    same = (np.diff(owner[order]) == 0) & (np.diff(other[order]) == 0)
-    first = np.concatenate([[True], ~same])[: owner.size]
-    pair = np.cumsum(first) - 1  # of each edge in `order`
-    opening = order[first]  # first edge of each pair
-    by_contact = np.lexsort((opening, time[opening], owner[opening]))
-    holder = owner[opening][by_contact]
-    place = np.arange(holder.size)
-    rank = np.empty(holder.size, dtype=np.int64)
-    rank[by_contact] = place - np.searchsorted(holder, holder)
+    order = np.lexsort((time, owner))
+    near = owner[order]
+    code = near * (1 + other.max(initial=0)) + other[order]
+    _, first, pair = np.unique(code, return_index=True, return_inverse=True)
+    met = np.cumsum(np.isin(np.arange(near.size), first))  # pairs up to each edge in `order`
     found = np.empty(owner.size, dtype=np.int64)
-    found[order] = rank[pair]
+    found[order] = (met - met[np.searchsorted(near, near)])[first][pair]
     return found
