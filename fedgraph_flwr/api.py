@@ -10,7 +10,6 @@ The command line calls these functions. Slow imports are deferred.
 """
 
 import dataclasses
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configuration, described
-from fedgraph_flwr.config.run_keys import RunKeys
+from fedgraph_flwr.config.run_keys import Place, RunKeys
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.runs.interrupt import after_the_round
 from fedgraph_flwr.runs.progress import Shown
@@ -47,7 +46,7 @@ class Run:
         path: the run folder.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: Place):
         self.path = Path(path).absolute()
 
     @property
@@ -106,7 +105,7 @@ class Run:
         """
         return plot([self], metric)
 
-    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+    def report(self, path: Place | None = None) -> Path:
         """Write one self-contained HTML page, by default in the run folder, and return its path."""
         from fedgraph_flwr.party.use.predict import load_predictor
         from fedgraph_flwr.report.writing import write_report
@@ -143,7 +142,7 @@ class Run:
             raise FedGraphError("nothing to predict: pass a graph, or client=I for a client's graph")
         return self._client_graph(client) if graph is None and client is not None else graph
 
-    def export(self, folder: str | os.PathLike[str], client: int | None = None) -> Path:
+    def export(self, folder: Place, client: int | None = None) -> Path:
         """Write the trained model to a folder that plain PyG loads, with scores and a model card, and return the folder.
 
         Raises:
@@ -297,7 +296,7 @@ def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
     return done
 
 
-def load_run(path: str | os.PathLike[str]) -> Run:
+def load_run(path: Place) -> Run:
     """Load the run of a folder, finished or not.
 
     Raises:
@@ -321,7 +320,7 @@ def ray_session(address: str = "") -> Iterator[None]:
         yield
 
 
-def compare(runs: Iterable[Run | str | os.PathLike[str]]) -> "pd.DataFrame":
+def compare(runs: Iterable[Run | Place]) -> "pd.DataFrame":
     """Compare runs; those that differ only in their seeds are one row, with mean and standard deviation.
 
     Returns:
@@ -340,7 +339,7 @@ def compare(runs: Iterable[Run | str | os.PathLike[str]]) -> "pd.DataFrame":
 
 
 def worth(
-    runs: Iterable[Run | str | os.PathLike[str]], client: int | None = None, metric: str = "", clusters: str = "auto"
+    runs: Iterable[Run | Place], client: int | None = None, metric: str = "", clusters: str = "auto"
 ) -> "pd.DataFrame":
     """Compare runs on one party's own test items with the first of them, with paired 95 % intervals and the cost.
 
@@ -362,7 +361,7 @@ def worth(
     return compared([one.path if isinstance(one, Run) else Path(one) for one in runs], client, metric, clusters)
 
 
-def audit(state: str | os.PathLike[str], expect: str = "") -> "pd.DataFrame":
+def audit(state: Place, expect: str = "") -> "pd.DataFrame":
     """Verify the audit log of a node and return one row per run: requests, refusals, bytes, what left, ε.
 
     Args:
@@ -377,7 +376,7 @@ def audit(state: str | os.PathLike[str], expect: str = "") -> "pd.DataFrame":
     return verified(Path(state), expect)
 
 
-def blend(runs: Iterable[Run | str | os.PathLike[str]], out: str | os.PathLike[str]) -> Run:
+def blend(runs: Iterable[Run | Place], out: Place) -> Run:
     """Weigh the logits of finished runs by each client's validation items, and return the blend as a run with scores.
 
     Args:
@@ -393,12 +392,7 @@ def blend(runs: Iterable[Run | str | os.PathLike[str]], out: str | os.PathLike[s
     return Run(out)
 
 
-def forget(
-    run: Run | str | os.PathLike[str],
-    party: str | int,
-    out: str | os.PathLike[str],
-    graph: str | os.PathLike[str] | None = None,
-) -> Run:
+def forget(run: Run | Place, party: str | int, out: Place, graph: Place | None = None) -> Run:
     """Remove a party from a finished simulation exactly: return the run that never had it, replayed from the first round.
 
     Args:
@@ -416,7 +410,7 @@ def forget(
     return Run(out)
 
 
-def plot(runs: Iterable[Run | str | os.PathLike[str]], metric: str = "accuracy") -> "Figure":
+def plot(runs: Iterable[Run | Place], metric: str = "accuracy") -> "Figure":
     """Plot validation (thin) and test (bold) means of a metric by round for several runs.
 
     Raises:
@@ -463,7 +457,7 @@ def keys(group: str = "") -> "pd.DataFrame":
     return pd.DataFrame(map(dataclasses.asdict, found)).set_index("name")
 
 
-def _run(one: Run | str | os.PathLike[str]) -> Run:
+def _run(one: Run | Place) -> Run:
     return one if isinstance(one, Run) else load_run(one)
 
 
@@ -479,7 +473,7 @@ def _with_graphs(
     from fedgraph_flwr.partition import objects, store
     from fedgraph_flwr.runs.checks import check_method
     from fedgraph_flwr.runs.folder import LAUNCHER, owned
-    from fedgraph_flwr.runs.prepare import check_unused, here, with_folder
+    from fedgraph_flwr.runs.prepare import check_unused, with_folder
 
     keys = dict(keys)
     option, held, replaced = "graphs=[...]", graphs, ["dataset", "graph", "resume", "partition"]
@@ -493,7 +487,7 @@ def _with_graphs(
             raise FedGraphError(f"{key} cannot be combined with {option}, which replaces it: remove one of them")
     given = [*objects.defaults(held, target), *([f"num_clients={len(graphs)}"] if graphs is not None else [])]
     cfg = configuration(overrides, keys, given)
-    if not here(cfg):
+    if cfg.on_fleet:
         why = f"engine={cfg.engine} is a fleet, whose nodes have their own graphs"
         raise FedGraphError(f"{option} requires a simulation, but {why}: set engine=inline or ray, or leave it out")
     if graphs is None:

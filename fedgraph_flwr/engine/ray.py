@@ -484,8 +484,7 @@ class Pool:
             self._over.set()
             self.folder.cleanup()
             return
-        daemons = [child for child in psutil.Process().children() if _of_ray(child)]
-        family = [member for daemon in daemons for member in (daemon, *_descendants(daemon))]
+        family = _family()
         ray.shutdown()
         self._over.set()
         kill_after(family, 5)
@@ -549,16 +548,15 @@ def _room(resources: dict[str, float], cfg: RunConfig) -> int:
     return int(min(room, resources.get("GPU", 0) / cfg.client_gpus) if cfg.client_gpus else room)
 
 
-def _of_ray(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return any(ray.__path__[0] in word for word in process.cmdline())
-    return False
-
-
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        return process.children(recursive=True)
-    return []
+def _family() -> list[psutil.Process]:
+    """Return Ray's processes that this one started, with their descendants."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(ray.__path__[0] in word for word in child.cmdline()):
+                found.append(child)
+                found += child.children(recursive=True)
+    return found
 
 
 _pool: Pool | None = None

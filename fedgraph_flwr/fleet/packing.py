@@ -84,9 +84,7 @@ class PackingGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Pack and send messages."""
-        outgoing = list(messages)
-        for message in outgoing:
-            message.content = packed(message.content)
+        outgoing = _packed_all(messages)
         sent = self.grid.push_messages(outgoing)
         if outgoing:
             self.schedule = self.schedules[outgoing[0].metadata.message_type]
@@ -109,10 +107,15 @@ class PackingGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """See Flower's grid."""
-        outgoing = list(messages)
-        for message in outgoing:
-            message.content = packed(message.content)
-        return [_opened(message) for message in self.grid.send_and_receive(outgoing, timeout=timeout)]
+        replies = self.grid.send_and_receive(_packed_all(messages), timeout=timeout)
+        return [_opened(message) for message in replies]
+
+
+def _packed_all(messages: Iterable[Message]) -> list[Message]:
+    outgoing = list(messages)
+    for message in outgoing:
+        message.content = packed(message.content)
+    return outgoing
 
 
 def _opened(message: Message) -> Message:

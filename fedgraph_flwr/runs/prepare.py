@@ -51,12 +51,12 @@ def prepare(run: Runnable) -> Prepared:
     check_unused(cfg)
     check_method(cfg)
     check_tracking(cfg)
-    if here(cfg):
+    if not cfg.on_fleet:
         cfg = resolved(cfg)
     check_clients(cfg)
     if note := unread_edge_features(cfg):
         log(WARNING, "%s", note)
-    if here(cfg) and not cfg.ray.address:
+    if not cfg.on_fleet and not cfg.ray.address:
         check_memory(cfg, lambda: map(load, files(client_files(cfg))))
     if cfg.attack.name != "none":
         from fedgraph_flwr.evaluation import attacks
@@ -72,7 +72,7 @@ def unread_edge_features(cfg: RunConfig) -> str:
     network = models.network(cfg.model)
     # a task may read the columns of edges beside a model that reads none
     by_task = network.row_wise is True and kind_of(cfg).reads_edges
-    if not here(cfg) or network.reads_edges or by_task:
+    if cfg.on_fleet or network.reads_edges or by_task:
         return ""
     shapes, values = read_header(files(client_files(cfg))[0])
     summed = values.get("own_columns", {}).get("edges", 0)  # columns whose totals nodes have
@@ -86,7 +86,7 @@ def unread_edge_features(cfg: RunConfig) -> str:
 
 def fingerprint_of_data(cfg: RunConfig) -> list[str] | None:
     """Return hashes of the files behind the clients' graphs; None on a fleet."""
-    return content(cfg) if here(cfg) else None
+    return None if cfg.on_fleet else content(cfg)
 
 
 def check_resume(cfg: RunConfig, data: list[str] | None) -> None:
@@ -123,11 +123,11 @@ def check_unused(cfg: RunConfig) -> None:
 def with_folder(cfg: RunConfig) -> RunConfig:
     """Return the configuration with absolute paths of folders, as a fleet's server and later commands run in other folders."""
     if not cfg.out:
-        cfg = resolved(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
+        cfg = resolved(cfg) if cfg.graph and not cfg.on_fleet else cfg  # for the dataset's name
         data = cfg.engine if cfg.on_fleet else cfg.dataset.name
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{data}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
-    keys = ("out", "resume", "evaluate", "init", *(["graph"] if here(cfg) else []))
+    keys = ("out", "resume", "evaluate", "init", *(["graph"] if not cfg.on_fleet else []))
     given = {key: getattr(cfg, key) for key in keys}
     paths: dict[str, Any] = {key: str(Path(path).expanduser().absolute()) for key, path in given.items() if path}
     return dataclasses.replace(cfg, **paths)
@@ -137,8 +137,3 @@ def _unused(folder: Path) -> Path:
     """Return the folder, with a number appended if it exists."""
     others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(path for path in chain([folder], others) if not path.exists())
-
-
-def here(cfg: RunConfig) -> bool:
-    """Return whether this run is a simulation, so that this machine has the client files."""
-    return not cfg.on_fleet

@@ -17,7 +17,7 @@ from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition import input_spec, parties
 from fedgraph_flwr.runs.checks import startup_notes
 from fedgraph_flwr.runs.folder import FAILURE, INPUT_SPEC, InUse, headline_score, owned
-from fedgraph_flwr.runs.prepare import Prepared, Runnable, check_unused, here, prepare, with_folder
+from fedgraph_flwr.runs.prepare import Prepared, Runnable, check_unused, prepare, with_folder
 from fedgraph_flwr.runs.progress import OnRound
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.tracking import Trackers
@@ -47,9 +47,9 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
             if cfg.ray.aggregate:
                 recorder.extra["aggregated"] = "actors"
             trackers.begin(recorder.run_name)
-            known = input_spec(cfg) if here(cfg) else {}
+            known = input_spec(cfg) if not cfg.on_fleet else {}
             recorder.extra |= {"classes": known["classes"]} if known else {}
-            recorder.extra |= {"parties": names} if here(cfg) and (names := parties(cfg)) else {}
+            recorder.extra |= {"parties": names} if not cfg.on_fleet and (names := parties(cfg)) else {}
             strategy = locate(cfg.strategy.server)(cfg, recorder)
             strategy.start(grid)
             names = [str(number) for number in range(strategy.described.size("num_classes"))]
