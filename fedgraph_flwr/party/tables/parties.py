@@ -12,7 +12,6 @@ spaces and case, amounts plain decimals, and dates UTC days. Leading zeros count
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -261,14 +260,13 @@ def _report_spellings(
     named: Sequence[np.ndarray], folded: Sequence[np.ndarray], where: str, treatment: Treatment
 ) -> None:
     """Report parties that the table writes in several ways."""
-    spelled: dict[str, Counter[str]] = {}
-    for names, forms in zip(named, folded, strict=True):
-        pairs, counts = np.unique(np.stack([forms, names.astype(str)]), axis=1, return_counts=True)
-        for form, name, count in zip(*pairs, counts, strict=True):
-            spelled.setdefault(str(form), Counter())[str(name)] += int(count)
-    for form, spellings in spelled.items():
-        if form and len(spellings) > 1:
-            listing = ", ".join(f"'{sanitize(name, 40)}' ({count})" for name, count in spellings.items())
+    import pandas as pd
+
+    pairs = pd.DataFrame({"form": np.concatenate(folded), "name": np.concatenate(named)})
+    for form, names in pairs.groupby("form")["name"]:
+        counts = names.value_counts()
+        if form and len(counts) > 1:
+            listing = ", ".join(f"'{sanitize(name, 40)}' ({count})" for name, count in counts.items())
             treatment.say(f"{where}: a party has several spellings, counted as one: {listing}")
 
 
