@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.report.units import duration
 
 if TYPE_CHECKING:  # SciPy and Torch come with these, which `--help` does not need
     from fedgraph_flwr.sweeps.execution import How
@@ -144,7 +145,7 @@ def _plan(index: ResultsIndex, missing: Sequence[Cell], jobs: int, seconds: floa
     if not missing:
         return text
     side = f", {jobs} in parallel" if jobs > 1 else ""
-    time = "duration unknown" if seconds is None else f"about {_time(seconds / max(jobs, 1))}"
+    time = "duration unknown" if seconds is None else f"about {duration(seconds / max(jobs, 1))}"
     return f"{text}{side}, {time}"
 
 
@@ -176,18 +177,10 @@ def _run(index: ResultsIndex, how: How, configs: Sequence[RunConfig], out: TextI
             done += 1
             shares.pop(cell.label, None)
             score = sanitize(failure(row)) or f"{100 * number(row, 'value'):.2f} %"
-            remaining = f"about {_time(seconds)} left" if seconds else ""
+            remaining = f"about {duration(seconds)} left" if seconds else ""
             bar.update(task, completed=done + sum(shares.values()), total=done + left, left=remaining)
             line = f"{done}/{done + left} {cell.setting}, {cell.method}, seed {cell.seed}: {score}"
             more = f"  ({remaining})" if remaining and not console.is_terminal else ""
             console.print(line + more, markup=False, highlight=False, soft_wrap=True)
 
         execute(index, how, on_row, on_share)
-
-
-def _time(seconds: float) -> str:
-    """Format a duration."""
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 1):.0f} s"

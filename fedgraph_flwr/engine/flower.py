@@ -15,7 +15,7 @@ from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.fleet.operating import check_connection
-from fedgraph_flwr.fleet.processes import end_group, environment, free_port, healthy, tool
+from fedgraph_flwr.fleet.processes import end_group, environment, free_port, healthy, tool, without_box
 from fedgraph_flwr.runs.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
 from fedgraph_flwr.runs.prepare import Runnable, prepare
 from fedgraph_flwr.runs.progress import SETUP, OnRound, OnWait
@@ -165,7 +165,7 @@ def _flwr_run(
 def _why(tail: list[str]) -> str:
     """Return the error box of Flower's command line, else its last lines, as one line."""
     box = max((i for i, line in enumerate(tail) if line.startswith("╭")), default=-3)
-    return " ".join(re.sub("[\u2500-\u257f]+", " ", " ".join(tail[box:])).split())
+    return without_box(" ".join(tail[box:]))
 
 
 def _result(out: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize, unknown
-from fedgraph_flwr.fleet.processes import environment, say, tool
+from fedgraph_flwr.fleet.processes import environment, say, tool, without_box
 
 
 def connect(name: str, address: str, authority: Path) -> None:
@@ -120,5 +120,5 @@ def _failure(done: subprocess.CompletedProcess[str], name: str) -> RunFailed:
             f"no SuperLink responds at {address}, the address of connection '{name}' in {_configuration()}: check that"
             " `fedgraph-flwr server` is running there"
         )
-    lines = [line.strip("\u2500\u2502\u256d\u256e\u2570\u256f ") for line in (done.stdout + done.stderr).splitlines()]
-    return RunFailed(f"{' '.join(['flwr', *done.args[1:]])} failed: {sanitize(' '.join(filter(None, lines)), 600)}")
+    why = sanitize(without_box(done.stdout + done.stderr), 600)
+    return RunFailed(f"{' '.join(['flwr', *done.args[1:]])} failed: {why}")

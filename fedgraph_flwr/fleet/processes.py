@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import socket
@@ -125,6 +126,11 @@ def tool(name: str) -> str:
     """Return Flower's command next to this Python, else its name for the PATH."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.is_file() else name
+
+
+def without_box(text: str) -> str:
+    """Return the text of Flower's command line, without the lines of its boxes, as one line."""
+    return " ".join(re.sub("[\u2500-\u257f]+", " ", text).split())
 
 
 def free_port() -> int:
