@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
 from fedgraph_flwr.clients.descent import grads
+from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.clients.row_gradients import Rows, check_rows
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
@@ -44,9 +45,7 @@ class FedGradClient(GraphClient):
         """Require cross-entropy, weighted by class or not: its sums add up over clients to the loss of all nodes."""
         super().check(cfg, model)
         if cfg.train.loss not in cls.losses:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs train.loss={' or '.join(cls.losses)}, got train.loss={cfg.train.loss}"
-            )
+            raise unfit(cfg, f"train.loss={' or '.join(cls.losses)}", f"train.loss={cfg.train.loss}", "set it")
         if cfg.privacy.unit != "client":
             check_rows(cfg, model)
 

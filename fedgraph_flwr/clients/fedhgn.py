@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import Batch, GraphClient, ReplyContent, phase
+from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import coefficients
 from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, alignment
 from fedgraph_flwr.models import Model
@@ -37,10 +37,8 @@ class FedHGNClient(GraphClient, method=coefficients):
 
     def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):
         if not isinstance(graph, HeteroGraph):
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs a heterogeneous graph, got one type of nodes: set a dataset with node and"
-                " edge types, such as dataset=aifb"
-            )
+            remedy = "set a dataset with node and edge types, such as dataset=aifb"
+            raise unfit(cfg, "a heterogeneous graph", "one type of nodes", remedy)
         if cfg.strategy.private_schema:
             held = [a for a, n in graph.counts.items() if n or a == graph.target]
             edge_types: list[EdgeType] = [r for r, index in graph.edges.items() if index.size(1)]
@@ -57,10 +55,8 @@ class FedHGNClient(GraphClient, method=coefficients):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require a model with bases."""
         if not isinstance(model, HeteroModel) or not model.num_bases:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs a model with bases, got model={cfg.model.name}:"
-                " set model=rgcn or model=simple_hgn, and model.bases to 1 or more"
-            )
+            remedy = "set model=rgcn or model=simple_hgn, and model.bases to 1 or more"
+            raise unfit(cfg, "a model with bases", f"model={cfg.model.name}", remedy)
 
     def describe(self) -> dict[str, Any]:
         """Return the description, without the numbers of types unless the schema is shared."""

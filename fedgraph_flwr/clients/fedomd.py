@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
-from fedgraph_flwr.clients.requirements import network
+from fedgraph_flwr.clients.requirements import network, unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
@@ -77,10 +77,8 @@ class FedOMDClient(GraphClient, method=fedomd, requires=(network(OrthoGCN, "fedo
         super().check(cfg, model)
         params = method_params(cls, cfg)
         if params.cmd and params.beta and params.cmd_nodes == "all" and cfg.train.sampler != "none":
-            raise FedGraphError(
-                f"strategy.cmd_nodes=all compares moments of all nodes, and a step of train.sampler={cfg.train.sampler} has "
-                "those of its training nodes: set strategy.cmd_nodes=train or train.sampler=none"
-            )
+            got, remedy = f"train.sampler={cfg.train.sampler}", "set strategy.cmd_nodes=train or train.sampler=none"
+            raise unfit(cfg, "all nodes in a step for strategy.cmd_nodes=all", got, remedy)
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the pooled moments [H, 5, D] and, with ``cmd_range=pooled``, the widths b − a [H]."""

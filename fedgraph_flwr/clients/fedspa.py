@@ -31,10 +31,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import Batch, GraphClient, ReplyContent, phase
+from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods import fedspa
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
@@ -126,15 +127,11 @@ class FedSPAClient(GraphClient, method=fedspa):
         """Require a model with channels that the posterior can weight, unless it is off."""
         groups = {parameter_group(name) for name in model.shared(cfg.strategy.shared)}
         if method_params(cls, cfg).posterior and not {"hom", "het"} <= groups:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} weights the channels theta_hom and theta_het, which model={cfg.model.name} does "
-                "not have or strategy.shared leaves out: set model=fedspa, or strategy.posterior=false"
-            )
+            got, remedy = f"model={cfg.model.name}", "set model=fedspa, or strategy.posterior=false"
+            raise unfit(cfg, "shared channels theta_hom and theta_het", got, remedy)
         if (folds := method_params(cls, cfg).folds) > 1 and cfg.train.sampler != "none":
-            raise FedGraphError(
-                f"strategy.folds={folds} changes the edge types of a whole graph in every step, which train.sampler="
-                f"{cfg.train.sampler} does not support: set strategy.folds=1 or train.sampler=none"
-            )
+            needs, got = f"whole graphs in every step for strategy.folds={folds}", f"train.sampler={cfg.train.sampler}"
+            raise unfit(cfg, needs, got, "set strategy.folds=1 or train.sampler=none")
 
     def describe(self) -> dict[str, Any]:
         """Add N_i and, for the prior weights, S_i to the description."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import ReplyContent, phase
 from fedgraph_flwr.clients.fedgrad import FedGradClient
-from fedgraph_flwr.clients.requirements import network
+from fedgraph_flwr.clients.requirements import network, unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
@@ -81,9 +81,7 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         super().check(cfg, model)
         features = method_params(cls, cfg).features
         if isinstance(model.g, torch.nn.Identity) and features != "hop2vec":
-            raise FedGraphError(
-                f"model.structure_mlp=false needs strategy.features=hop2vec, got strategy.features={features}"
-            )
+            raise unfit(cfg, "strategy.features=hop2vec with model.structure_mlp=false", features, "set one of them")
 
     # --- setup: Algorithm 3 -------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedstruct import FedStructClient
+from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedstruct, hops
 from fedgraph_flwr.methods.fedstruct import STRUCTURE
@@ -49,10 +50,7 @@ class PrivateFedStructClient(FedStructClient):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if not self.trains_structure:
-            raise FedGraphError(
-                f"strategy={self.cfg.strategy.name} needs strategy.features=hop2vec, got"
-                f" strategy.features={self.params.features}"
-            )
+            raise unfit(self.cfg, "strategy.features=hop2vec", f"strategy.features={self.params.features}", "set it")
         self.s = torch.from_numpy(self.structure_features()).to(self.device, self.dtype)
         self.met: dict[int, Matrix] = {}
         self.met_rows: dict[int, np.ndarray] = {}

@@ -272,7 +272,9 @@ def test_b_refuses_features_that_need_the_global_graph(train):
 def test_options_that_do_not_go_together_are_named(train, monkeypatch):
     with pytest.raises(FedGraphError, match="needs model=fedstruct, got model=gcn"):
         train("model=gcn")
-    with pytest.raises(FedGraphError, match=r"structure_mlp=false needs strategy\.features=hop2vec"):
+    with pytest.raises(
+        FedGraphError, match=r"needs strategy\.features=hop2vec with model\.structure_mlp=false, got degree"
+    ):
         train("model.structure_mlp=false", "strategy.features=degree")
     monkeypatch.setattr("fedgraph_flwr.clients.fedstruct.MAX_ENTRIES", 10)
     with pytest.raises(RunFailed, match=r"set strategy\.prune"):
