@@ -79,7 +79,7 @@ def test_what_a_policy_accepts(node):
     [
         ("strategis: [fedavg]", "policy key 'strategis' is unknown (<policy>); did you mean 'strategies'?"),
         ("rounds: many", "policy.rounds (policy=<policy>) must be an integer, got 'many'"),
-        ("rounds: 0", "policy.rounds must be >= 1, got 0"),
+        ("rounds: 0", "policy.rounds must be in [1, 9223372036854775807], got 0"),
         ("strategies: fedavg", "policy.strategies (policy=<policy>) must be"),
         ("- fedavg", "policy=<policy> of --node-config must hold keys and values"),
         ("a: [", "policy=<policy> of --node-config is not valid YAML, line "),
