@@ -80,11 +80,8 @@ def party_sums(
 
 def _moments(known: np.ndarray) -> dict[str, float]:
     """Return the number of values [N], their mean and the sum of squares around it."""
-    return {
-        "count": int(known.size),
-        "mean": float(known.mean()),
-        "squares": float(((known - known.mean()) ** 2).sum()),
-    }
+    mean = float(known.mean())
+    return {"count": int(known.size), "mean": mean, "squares": float(((known - mean) ** 2).sum())}
 
 
 def _pooled(sums: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
@@ -275,16 +272,17 @@ def _merged_layout(schemas: Mapping[str, Schema], say: Say) -> TableLayout:
     common = {}
     for key in dict.fromkeys(key for layout in layouts.values() for key in layout):
         values = {n: v for n, layout in layouts.items() if (v := layout.get(key, "")) or not schemas[n].roles}
-        if len(set(values.values())) == 1:
-            common[key] = next(iter(values.values()))
-        else:
-            shown = {name: f"'{value}'" if value else "the default" for name, value in values.items()}
-            listing = ", ".join(f"{value} in {name}" for name, value in shown.items())
-            if key not in ("separator", "encoding"):
-                common[key] = next(iter(values.values()))
-            keeps = f"the schema keeps '{common[key]}', so" if common.get(key) else "the schema keeps the default, so"
-            say(f"{key} of the tables is {listing}: {keeps} the other parties must pass their own")
+        alike = len(set(values.values())) == 1
+        common[key] = next(iter(values.values())) if alike or key not in ("separator", "encoding") else ""
+        if not alike:
+            listing = ", ".join(f"{_or_default(value)} in {name}" for name, value in values.items())
+            keeps = f"the schema keeps {_or_default(common[key])}, so the other parties must pass their own"
+            say(f"{key} of the tables is {listing}: {keeps}")
     return TableLayout(**common)
+
+
+def _or_default(value: str) -> str:
+    return f"'{value}'" if value else "the default"
 
 
 def _merged_table(kind: str, parties: Reports, say: Say, warn: Say) -> dict[str, Column]:
@@ -348,9 +346,7 @@ def _report_values(
     name: str, column: Column, texts: Mapping[str, Mapping[str, int]], rows: int, say: Say, warn: Say
 ) -> None:
     """Report how many rows of a category become "other", and which values only one party has."""
-    total: Counter[str] = Counter()
-    for own in texts.values():
-        total.update(own)
+    total = sum(map(Counter, texts.values()), Counter[str]())
     if lost := rows - sum(total[word] for word in column.categories):
         cut = {word: count for word, count in total.items() if word not in column.categories}
         named = f": {named_counts(cut)}" if cut else "; their values have too few rows to be shared"
@@ -378,17 +374,13 @@ def _merged(name: str, column: Column, sums: Sequence[Mapping[str, Any]], floor:
     if not n:
         raise FedGraphError(f"no party has {floor} rows with a value in column '{name}': pass --kind {name}=ignored")
     if column.kind == "category":
-        total: Counter[str] = Counter()
-        for s in known:
-            total.update(s["words"])
+        total = sum((Counter(s["words"]) for s in known), Counter[str]())
         categories = frequent(total, floor)
         fill = max(categories, key=lambda word: total[word]) if categories else ""
         return replace(column, categories=categories, statistics={"fill": fill})
     if column.kind == "flag":
         return replace(column, statistics={"fill": float(2 * sum(s["ones"] for s in known) > n)})
-    bins: Counter[str] = Counter()
-    for s in known:
-        bins.update(s["bins"])
+    bins = sum((Counter(s["bins"]) for s in known), Counter[str]())
     low, middle, high = quantiles(bins, [0.25, 0.5, 0.75])
     mean, variance = _pooled(known)
     scale = scale_of(column, (low, middle, high), mean, np.sqrt(variance))
