@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -168,13 +168,12 @@ class Scored:
             own_rows = owner == p
             of_training = labels[known[own_rows[known]]]
             most = int(np.bincount(of_training).argmax()) if of_training.size else None
-            rows = {split: np.flatnonzero(mask & own_rows) for split, mask in chosen.items()}
-            self.parts.append(
-                {
-                    split: _Nodes(own, labels[own], _share(labels[own], most), None if days is None else days[own])
-                    for split, own in rows.items()
-                }
-            )
+            nodes = {}
+            for split, mask in chosen.items():
+                own = np.flatnonzero(mask & own_rows)
+                day_of = None if days is None else days[own]
+                nodes[split] = _Nodes(own, labels[own], _share(labels[own], most), day_of)
+            self.parts.append(nodes)
 
     def score(
         self, logits: Tensor, metrics: Sequence[str], own: Mapping[str, str] | None = None
@@ -323,17 +322,12 @@ def averages(per_client: dict[str, list[float]], nodes: list[float] | None = Non
             continue
         value = np.asarray(values, dtype=np.float64)
         known = ~np.isnan(value)
-        weights: dict[str, Any] = {
-            "": np.ones_like(value),
-            "_by_test_nodes": np.asarray(per_client[f"{split}-count"], dtype=np.float64),
-        }
-        if nodes is not None:
-            weights["_by_nodes"] = np.asarray(nodes, dtype=np.float64)
-        for suffix, weight in weights.items():
-            total = weight[known].sum()
-            result[f"{split}_{metric}{suffix}"] = (
-                float((weight * value)[known].sum() / total) if total else float("nan")
-            )
+        weights = {"": np.ones_like(value), "_by_test_nodes": per_client[f"{split}-count"], "_by_nodes": nodes}
+        for suffix, given in weights.items():
+            if given is not None:
+                weight = np.asarray(given, dtype=np.float64)
+                total, found = weight[known].sum(), (weight * value)[known].sum()
+                result[f"{split}_{metric}{suffix}"] = float(found / total) if total else float("nan")
     return result
 
 

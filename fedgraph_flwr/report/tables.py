@@ -19,21 +19,16 @@ def tables_of(folder: Path) -> list[Path]:
     """Return the tables of the sweeps in a folder; none for a run folder."""
     if (folder / CONFIG).is_file():
         return []
-    return [
-        path.with_suffix(".md")
-        for path in sorted(folder.glob("*.csv"))
-        if ours(path) and path.with_suffix(".md").is_file()
-    ]
+    found = [path.with_suffix(".md") for path in sorted(folder.glob("*.csv")) if ours(path)]
+    return [path for path in found if path.is_file()]
 
 
 def write_tables(tables: Sequence[Path], out: Path) -> Path:
     """Write a page of sweeps and return its path; those without a stored outcome are shown as in their Markdown."""
     page = Page("Sweeps")
     for place, path in enumerate(tables):
-        if path.with_suffix(".json").is_file():
-            add_sweep(
-                page, json.loads(path.with_suffix(".json").read_bytes()), path.parent, f"-{place}" if place else ""
-            )
+        if (stored := path.with_suffix(".json")).is_file():
+            add_sweep(page, json.loads(stored.read_bytes()), path.parent, f"-{place}" if place else "")
         else:
             page.add(body([path]))
     return page.write(out)

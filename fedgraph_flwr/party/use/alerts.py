@@ -11,7 +11,7 @@ items carry time, since items of a day resemble each other, else of items. Nothi
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -161,6 +161,12 @@ def figures(margin: Floats, y: Ints, day: Ints | None, threshold: float) -> dict
         )
         found[name] = [float(value) for value in (shares[0], *np.nanpercentile(sampled, [2.5, 97.5]))]
     return found
+
+
+def ranges(found: Mapping[str, Any], form: Callable[[Any], str]) -> list[str]:
+    """Return each of `figures` with its interval as text."""
+    ends = {name: list(map(form, value)) for name, value in found.items() if isinstance(value, list | tuple)}
+    return [f"{name.replace('_', ' ')} {value} [{low}, {high}]" for name, (value, low, high) in ends.items()]
 
 
 def reliability(chance: Floats, y: Ints) -> dict[str, Any]:

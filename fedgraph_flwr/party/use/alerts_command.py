@@ -100,15 +100,12 @@ def _cost(text: str) -> tuple[float, float]:
 
 def _print(choice: Any) -> None:
     """Print the choice with its figures."""
+    from fedgraph_flwr.party.use.alerts import ranges
+
     lowest = f"{choice.probability:.3g} (score {choice.threshold:.4g})"
     print(f"alert: '{choice.positive}' with a calibrated probability of at least {lowest}")
     for split, figures in (("validation", choice.validation), ("test", choice.test)):
-        shown = [
-            f"{name.replace('_', ' ')} {value[0]:.3g} [{value[1]:.3g}, {value[2]:.3g}]"
-            for name, value in figures.items()
-            if isinstance(value, list)
-        ]
-        if shown:
+        if shown := ranges(figures, "{:.3g}".format):
             print(f"{split}: {', '.join(shown)} ({figures['items']} items, {figures['positives']} '{choice.positive}')")
     if choice.calibrated:
         before, after = (choice.calibrated[when]["brier"] for when in ("before", "after"))

@@ -14,7 +14,7 @@ from fedgraph_flwr.data.schema import EDGE, NODE
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.party.use.alerts import Choice
+from fedgraph_flwr.party.use.alerts import Choice, ranges
 from fedgraph_flwr.party.use.predict import Predictor
 from fedgraph_flwr.report.as_json import finite
 from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
@@ -187,11 +187,7 @@ def _alerts(choice: dict[str, Any] | None) -> list[str]:
     lines = ["", "## Alerts", ""]
     lines += [f"'{escaped(choice['positive'])}' from a score of {_number(choice['threshold'])} on:", ""]
     for split in ("validation", "test"):
-        parts = [
-            f"{name.replace('_', ' ')} {_number(value[0])} [{_number(value[1])}, {_number(value[2])}]"
-            for name, value in choice[split].items()
-            if isinstance(value, list | tuple)
-        ]
+        parts = ranges(choice[split], _number)
         lines += [f"- {split} items: {', '.join(parts)} (95 % intervals)"] if parts else []
     if curves := choice["calibrated"]:
         kind = "one temperature" if choice["calibration"]["temperature"] else "isotonic regression"

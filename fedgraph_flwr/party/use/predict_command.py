@@ -128,21 +128,23 @@ def main(args: argparse.Namespace) -> int:
     if args.json and (args.out is not None or args.pairs is not None):
         raise FedGraphError("--json prints the predictions of items: leave --out and --pairs out")
     predictor = opened(args, ("out",))
+    of, given = predictor.task.ITEMS, chosen_input(args, predictor)
     if args.pairs is not None:
-        predictor = _with_options(predictor, args)
-        graph, ids, _ = _graph(args, predictor)
-        return _score_pairs(predictor, graph, ids, args)
-    of = getattr(getattr(predictor, "task", None), "ITEMS", "nodes")
-    found = predicted_from(args, *chosen_input(args, predictor))
-    if args.party_file and of == "nodes" and not (args.nodes or args.graph or args.node_table):
-        found = found.at(table_order(args.party_file, found.ids))
-    _set_threshold(found, args.threshold)
+        found = _of_pairs(*given[:3], args)
+    else:
+        found = predicted_from(args, *given)
+        if args.party_file and of == "nodes" and not (args.nodes or args.graph or args.node_table):
+            found = found.at(table_order(args.party_file, found.ids))
+        _set_threshold(found, args.threshold)
     frame = found.to_frame()
     if args.out is None:
         print(as_json(frame.to_dict("records")) if args.json else as_csv(frame, args.keep_formulas).rstrip("\n"))
         return 0
     found.write(args.out, args.keep_formulas)
-    _print_written(found, frame, of, predictor, args)
+    if args.pairs is not None:
+        print(f"wrote {len(frame)} scored pairs to {args.out}")
+    else:
+        _print_written(found, frame, of, predictor, args)
     return 0
 
 
@@ -214,10 +216,9 @@ def _list_left_out(read: Any, args: argparse.Namespace) -> None:
     print(f"{len(read.left_out)} of {total} rows of {args.edges} are not {verb}, {example}", file=sys.stderr)
 
 
-def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace) -> int:
-    """Score the pairs of a table, and print or write them."""
+def _of_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace) -> Any:
+    """Return the scores of the pairs of a table."""
     from fedgraph_flwr.party.tables.reading import read_table
-    from fedgraph_flwr.party.use.frames import as_csv
 
     layout = layout_of(args)
     ends = [layout.source or "source", layout.target or "target"]
@@ -225,13 +226,7 @@ def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace)
     if missing := [name for name in ends if name not in table.columns]:
         expected = f"{' and '.join(ends)}, or pass --source-column and --target-column"
         raise FedGraphError(f"{args.pairs} has no column '{missing[0]}': expected {expected}")
-    found = predictor.predict_pairs(graph, table[ends].astype(str).to_numpy().tolist(), ids)
-    if args.out is None:
-        print(as_csv(found.to_frame(), args.keep_formulas), end="")
-        return 0
-    found.write(args.out, args.keep_formulas)
-    print(f"wrote {len(found.scores)} scored pairs to {args.out}")
-    return 0
+    return predictor.predict_pairs(graph, table[ends].astype(str).to_numpy().tolist(), ids)
 
 
 def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
