@@ -187,5 +187,5 @@ def test_a_partys_own_node_does_not_lie_whatever_it_is_told(run, monkeypatch, cl
         return call(self, message)
 
     monkeypatch.setattr(InlineGrid, "_call", at_home)
-    with pytest.raises(FedGraphError, match="a party's own node refuses adversary.kind=scaling"):
+    with pytest.raises(FedGraphError, match=r"a party's own node refuses adversary\.kind=scaling"):
         run("adversary.kind=scaling", "adversary.clients=[0]", sizes=(12,))
