@@ -24,17 +24,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.config.lookup import maker
-from fedgraph_flwr.data import (
-    collections,
-    csbm,
-    knowledge,
-    molecules,
-    payment_files,
-    payments,
-    planted,
-    raw,
-    typed,
-)
+from fedgraph_flwr.data import collections, csbm, knowledge, molecules, payment_files, payments, planted, raw, typed
 from fedgraph_flwr.data.checks import check_file, check_graph
 from fedgraph_flwr.data.cleaning import clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes

@@ -178,6 +178,10 @@ class HeteroGraph:
             check_dtypes(
                 data[kind], f"'{':'.join(kind) if isinstance(kind, tuple) else kind}' of {name or 'the HeteroData'}"
             )
+        of_edges = {
+            r: edge_tensors(data[r], f"{name or 'the HeteroData'}, '{':'.join(r)}'", ["edge_attr"])
+            for r in data.edge_types
+        }
         return HeteroGraph(
             counts={a: int(data[a].num_nodes) for a in data.node_types},
             edges={r: data[r].edge_index.to(torch.int64) for r in data.edge_types},
@@ -187,13 +191,7 @@ class HeteroGraph:
             num_classes=num_classes,
             x={a: data[a].x.to(torch.float32) for a in data.node_types if getattr(data[a], "x", None) is not None},
             name=name,
-            edge_attr={
-                r: rows
-                for r in data.edge_types
-                for rows in edge_tensors(
-                    data[r], f"{name or 'the HeteroData'}, '{':'.join(r)}'", ["edge_attr"]
-                ).values()
-            },
+            edge_attr={r: found["edge_attr"] for r, found in of_edges.items() if found},
         )
 
     def to_pyg(self) -> Any:

@@ -113,20 +113,14 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
         _download(path, packed=isinstance(table.targets, tuple))
     rows = pd.read_csv(path)
     y = _answers(rows, table, path)
-    graphs = [_graph(str(smiles)) for smiles in rows.iloc[:, table.smiles]]
+    texts = [str(smiles) for smiles in rows.iloc[:, table.smiles]]
+    graphs = [_graph(text) for text in texts]
     kept = [place for place, graph in enumerate(graphs) if graph[0].size(0)]
-    if len(kept) < len(graphs):
-        log(
-            WARNING,
-            "%s: %d of %d SMILES strings do not describe a molecule and are left out",
-            name,
-            len(graphs) - len(kept),
-            len(graphs),
-        )
+    if lost := len(graphs) - len(kept):
+        log(WARNING, "%s: %d of %d SMILES strings are no molecules and are left out", name, lost, len(graphs))
     if not kept:
         raise FedGraphError(f"{path} has no SMILES string of a molecule in column {table.smiles}: fetch the file again")
     y = y[kept]
-    smiles = [str(rows.iloc[place, table.smiles]) for place in kept]
     single = y.size(1) == 1 and not table.numbers
     more: dict[str, Any] = {"y": y[:, 0].nan_to_num(nan=-1)} if single else {"targets": y}
     return from_graphs(
@@ -134,7 +128,7 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
         edge_attr=[graphs[place][2] for place in kept],
         num_classes=2 if single else 1,
         name=name,
-        masks=scaffold_split(smiles, y),
+        masks=scaffold_split([texts[place] for place in kept], y),
         **more,
     )
 

@@ -40,13 +40,13 @@ def make(graph: Graph | list[Graph], cfg: RunConfig) -> list[ClientGraph]:
         FedGraphError: as `assign` and `split_graph`, or a client without a training node.
     """
     if isinstance(graph, list):
-        return [_alone(own, index, len(graph), cfg) for index, own in enumerate(graph)]
-    whole = splits_whole(cfg)
-    if graph.edge_split.numel() and not whole:  # the data's own split, which is not asked for
-        graph = replace(graph, edge_split=graph.edge_split[:0])
-    if whole:
-        graph = split_graph(graph, cfg.split, cfg.seed)
-    graph = with_told_records(with_node_columns(graph), cfg.partition.share, cfg.partition.min_records)
+        alone: list[ClientGraph] = []
+        for index, one in enumerate(graph):
+            own = _prepared(one, cfg)
+            (client,) = cut(own, [torch.arange(own.num_nodes)])
+            alone += _finished([replace(client, client=index, num_clients=len(graph))], cfg)
+        return alone
+    graph = with_told_records(_prepared(graph, cfg), cfg.partition.share, cfg.partition.min_records)
     seed = grouping_seed(cfg.split, cfg.seed)
     if cfg.partition.name == RELATIONS:
         clients = by_relation(graph, cfg.partition, cfg.num_clients, seed)
@@ -54,17 +54,22 @@ def make(graph: Graph | list[Graph], cfg: RunConfig) -> list[ClientGraph]:
         clients = cut(graph, assign(graph, cfg.partition, cfg.num_clients, seed))
     if cfg.partition.share:
         clients = with_shares(clients, cfg.partition.share, cfg.partition.min_records, cfg.seed)
-    clients = with_target_stats([split_client(client, cfg) for client in clients])
-    return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
+    return _finished(clients, cfg)
 
 
-def _alone(graph: Graph, client: int, num_clients: int, cfg: RunConfig) -> ClientGraph:
-    """Return the client that holds a whole graph, which its own training items standardise."""
+def _prepared(graph: Graph, cfg: RunConfig) -> Graph:
+    """Return a graph that is split, if it is split as a whole, with the columns of its nodes."""
     if splits_whole(cfg):
         graph = split_graph(graph, cfg.split, cfg.seed)
-    graph = with_node_columns(graph)
-    own = replace(cut(graph, [torch.arange(graph.num_nodes)])[0], client=client, num_clients=num_clients)
-    return flip_edges(with_target_stats([split_client(own, cfg)])[0], cfg.dataset.edge_flip, cfg.seed)
+    elif graph.edge_split.numel():  # the data's own split, which is not asked for
+        graph = replace(graph, edge_split=graph.edge_split[:0])
+    return with_node_columns(graph)
+
+
+def _finished(clients: Sequence[ClientGraph], cfg: RunConfig) -> list[ClientGraph]:
+    """Return clients that are split, with the statistics of their targets, and with flipped edges."""
+    clients = with_target_stats([split_client(client, cfg) for client in clients])
+    return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
 
 
 def with_target_stats(clients: Sequence[ClientGraph]) -> list[ClientGraph]:

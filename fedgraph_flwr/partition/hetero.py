@@ -177,10 +177,7 @@ def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
             f"clients have different numbers of features of nodes and edges, {sorted(sizes)}, so their graphs cannot be pooled"
             " (strategy=central): use another strategy"
         )
-    ids, place = (
-        {},
-        {},
-    )  # by type: the global ids that someone holds, and where each first occurs among all clients' nodes
+    ids, place = {}, {}  # by type: global ids that someone holds, and where each first occurs among all clients' nodes
     for kind in first.counts:
         held = torch.cat([part.node_id.get(kind, torch.zeros(0, dtype=torch.int64)) for part in parts])
         unique, index = np.unique(held.numpy(), return_index=True)

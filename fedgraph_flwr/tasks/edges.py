@@ -113,15 +113,8 @@ class Edges(Classification):
         if split.numel():
             found[known] = split[known]
             return found
-        if self.cfg.split.kind != "ratio" and known.numel():
-            raise FedGraphError(
-                f"client {self.graph.client}: split.kind={self.cfg.split.kind} needs edges that were split by"
-                + (
-                    " their times: import the tables with --time-column and --split temporal, or set split.kind=ratio"
-                    if self.cfg.split.kind == "temporal"
-                    else f" the data, which those of '{self.graph.name}' are not: set split.kind=ratio"
-                )
-            )
+        if known.numel():
+            pairs.check_stages(self.graph, self.cfg.split)
         owner = part[known].numpy() if part.numel() else np.zeros(known.numel(), dtype=np.int64)
         place = self._hashed(ends[:, known].numpy(), np.stack([owner, y[known].numpy()]))
         shares = self.cfg.split.train, self.cfg.split.val, self.cfg.split.test

@@ -2,9 +2,16 @@
 
 import numpy as np
 
+from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.draws import GOLDEN, mix
+
+STAGED = {
+    "temporal": "import the tables with --time-column and --split temporal",
+    "public": "choose a dataset that assigns edges to stages",
+}
+"""Remedy for edges without stages by ``split.kind``."""
 
 MAX_DRAWN = 2**26
 """Pairs without an edge, or wrong ends of triples, that a client holds at once."""
@@ -89,6 +96,19 @@ def check_one_way(graph: Graph, task: str) -> None:
         raise FedGraphError(
             f"task={task} reads each edge once, but these tables were imported with --undirected, which lists it twice: import"
             " them without it, and set model.reverse=true for messages in both directions"
+        )
+
+
+def check_stages(graph: Graph, cfg: SplitConfig) -> None:
+    """Check that edges have the stages that a split by time or by the data needs.
+
+    Raises:
+        FedGraphError: they have none.
+    """
+    if cfg.kind in STAGED and not graph.edge_split.numel():
+        raise FedGraphError(
+            f"split.kind={cfg.kind} needs a stage for each edge, which '{graph.name}' does not have: {STAGED[cfg.kind]}, or set"
+            " split.kind=ratio"
         )
 
 

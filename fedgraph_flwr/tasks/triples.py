@@ -98,11 +98,7 @@ class Triples(Task):
     def _split(self, graph: ClientGraph, triples: np.ndarray, owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the split of each triple, 0 to 2, or -1 for none: that of the data, or by a keyed hash within each client."""
         if self.cfg.split.kind == "public":
-            if not graph.edge_split.numel():
-                raise FedGraphError(
-                    f"split.kind=public needs triples that the data assigns to training, validation and test, which"
-                    f" '{graph.name}' does not have: set split.kind=ratio"
-                )
+            pairs.check_stages(graph, self.cfg.split)
             return np.asarray(graph.edge_split.numpy()[rows])
         key = derive_seed(self.cfg.seed, "triples")
         ends = graph.node_id.numpy()[triples[[0, 2]]]

@@ -478,7 +478,9 @@ def test_graphs_that_do_not_fit_are_refused():
         client(replace(graph, edge_y=torch.zeros(0, dtype=torch.int64), num_edge_classes=0))
     with pytest.raises(FedGraphError, match="imported with --undirected, which lists it twice"):
         client(replace(graph, schema={"undirected": True}))
-    with pytest.raises(FedGraphError, match=r"split\.kind=temporal needs edges that were split by their times"):
+    with pytest.raises(
+        FedGraphError, match=r"split\.kind=temporal needs a stage .* --time-column and --split temporal"
+    ):
         client(graph, "split.kind=temporal")
 
 

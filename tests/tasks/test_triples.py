@@ -395,7 +395,9 @@ def test_data_without_relations_or_split_are_refused():
         client(graph)
     graph = random_graph()
     graph.edge_split = torch.zeros(0, dtype=torch.int8)
-    with pytest.raises(FedGraphError, match=r"split.kind=public needs triples that the data assigns"):
+    with pytest.raises(
+        FedGraphError, match=r"split.kind=public needs a stage for each edge, .* choose a dataset that assigns"
+    ):
         client(graph, "split.kind=public")
 
 
