@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.cleaning import to_undirected
-from fedgraph_flwr.data.edge_columns import COUNTS, log_counts
+from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.features import Book, Ints, cents_of, edge_columns
 from fedgraph_flwr.data.graph import pack_words
 from fedgraph_flwr.data.pyg import Features
@@ -177,22 +177,20 @@ def with_computed(
         named, code = np.unique(names_elsewhere(found, columns.id_form), return_inverse=True)
         pair = np.stack([found.node.numpy(), num_nodes + code])
         both[:, found.rows.numpy()] = np.where(found.outgoing.numpy(), pair, pair[::-1])
-    kept = np.flatnonzero(both[0] >= 0)
+    kept, own, described = np.flatnonzero(both[0] >= 0), dict[str, Any](), dict[str, Any]()
     if recipe is not None and cents is not None:
         book = Book(both[0, kept], both[1, kept], time[kept], cents[kept])
-        table = edge_columns(book, recipe)
-        if kept.size < time.size:
-            whole = np.zeros((time.size, table.shape[1]), dtype=np.float32)
-            whole[kept] = table
-            table = whole
-        rows = torch.from_numpy(np.stack([book.source, book.target, book.time, book.cents]))
-        own = {"book": rows, "book_ids": pack_words(named) if named.size else torch.zeros(0, 0, dtype=torch.uint8)}
-        made = with_columns(data, torch.from_numpy(table))
-        return replace(made, own=own | {"own_columns": {"recipe": recipe.to_dict(), "edges": table.shape[1]}})
-    counts = np.zeros((time.size, len(COUNTS) * len(windows)))
-    counts[kept] = log_counts(both[:, kept], time[kept], windows)
-    made = with_columns(data, torch.from_numpy(counts))
-    return replace(made, own={"own_columns": {"edges": made.computed}})
+        table, described = edge_columns(book, recipe), {"recipe": recipe.to_dict()}
+        own["book"] = torch.from_numpy(np.stack([book.source, book.target, book.time, book.cents]))
+        own["book_ids"] = pack_words(named) if named.size else torch.zeros(0, 0, dtype=torch.uint8)
+    else:
+        table = log_counts(both[:, kept], time[kept], windows).astype(np.float32)
+    whole = table
+    if kept.size < time.size:
+        whole = np.zeros((time.size, table.shape[1]), dtype=np.float32)
+        whole[kept] = table
+    own["own_columns"] = described | {"edges": table.shape[1]}
+    return replace(with_columns(data, torch.from_numpy(whole)), own=own)
 
 
 def names_elsewhere(found: Records, form: str) -> np.ndarray:
