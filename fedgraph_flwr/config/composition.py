@@ -494,12 +494,13 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     by_dataset = protocol.pop("datasets", {})
     by_strategy = protocol.pop("strategies", {})
 
-    def choose(group: str, *preferences: Any) -> str:
-        return str(chosen.get(group) or next((p for p in preferences if p), None) or defaults[group])
+    def choose(group: str, *wishes: Mapping[str, Any]) -> str:
+        wished = (wish.get(group) for wish in wishes)
+        return str(chosen.get(group) or next(filter(None, wished), None) or defaults[group])
 
-    strategy = choose("strategy", by_protocol.get("strategy"))
+    strategy = choose("strategy", by_protocol)
     named = given.get("dataset.name")  # dataset.name=NAME selects a dataset too
-    dataset = choose("dataset", by_protocol.get("dataset"), named if named in group_names("dataset") else None)
+    dataset = choose("dataset", by_protocol, {"dataset": named} if named in group_names("dataset") else {})
     selected = _one_of(dataset, given)
     data_name = str(given.get("dataset.name") or selected[1].get("dataset", {}).get("name", dataset))
     section = data_name if data_name in by_dataset else dataset
@@ -513,14 +514,11 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     file = Path(str(given.get("dataset.path", ""))).expanduser() if dataset == "file" else Path()
     if file.is_file():
         own.append(_own_wishes(file))
-    wishes = [*chosen_below, by_protocol, *own]
-    partition = choose("partition", *(wish.get("partition") for wish in wishes))
-    task = choose("task", by_protocol.get("task"))
+    partition = choose("partition", *chosen_below, by_protocol, *own)
+    task = choose("task", by_protocol)
     of_task = _wishes("task", task)
-    wished = [wish.get("model") for wish in (*chosen_below, *own, by_protocol, of_task)]
-    if _RECIPE in of_task and _has_recipe(dataset, given):
-        wished.insert(-1, of_task[_RECIPE])
-    model = choose("model", *wished)
+    by_recipe = {"model": of_task[_RECIPE]} if _RECIPE in of_task and _has_recipe(dataset, given) else {}
+    model = choose("model", *chosen_below, *own, by_protocol, by_recipe, of_task)
 
     layers += [selected, _group("partition", partition), _group("model", model), _group("task", task)]
     layers += _by_task(dataset, task, given, chosen)
