@@ -15,7 +15,6 @@ from torch import Tensor
 from fedgraph_flwr.clients.epochs import Epochs, Places, refuse_above
 from fedgraph_flwr.clients.subgraph_batches import ClusterBatches, EdgeClusterBatches, SaintBatches
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models import Model
@@ -92,35 +91,27 @@ class NeighbourBatches(Epochs):
     """Batches of one client.
 
     Args:
-        cfg: the run's configuration.
-        client: index of the client.
-        model: its model.
-        graph: the client's graph.
-        inputs: the model's inputs of the whole graph.
-        nodes: training nodes [V].
-        y: their labels [V].
+        client: with its model, its inputs of the whole graph, and its training nodes [V].
 
     Raises:
         FedGraphError: there are fewer training nodes than a batch has.
     """
 
-    def __init__(
-        self, cfg: RunConfig, client: int, model: Model, graph: ClientGraph, inputs: Any, nodes: Tensor, y: Tensor
-    ):
-        train, count = cfg.train, nodes.numel()
+    def __init__(self, client: GraphClient):
+        train, count = client.cfg.train, client.num_train
         if count:
-            refuse_above("train.batch_size", train.batch_size, count, f"training nodes of client {client}")
-        super().__init__(cfg, client, max(-(-count // train.batch_size), 1) if train.batch_size else 1)
-        self.y = y
-        self.nodes = nodes.cpu().numpy()
-        self.device = nodes.device
-        self.open(model, graph, inputs)
+            who = f"training nodes of client {client.graph.client}"
+            refuse_above("train.batch_size", train.batch_size, count, who)
+        per_epoch = max(-(-count // train.batch_size), 1) if train.batch_size else 1
+        super().__init__(client.cfg, client.graph.client, per_epoch)
+        self.nodes, self.y, self.device = client.train_nodes.cpu().numpy(), client.batch.y, client.device
+        self.open(client)
 
-    def open(self, model: Model, graph: ClientGraph, inputs: Any) -> None:
+    def open(self, client: GraphClient) -> None:
         """Prepare what batches are drawn from."""
-        dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
-        blockwise = isinstance(inputs, GraphInputs)
-        self.neighbours = inputs.neighbours if blockwise else model.neighbours(graph, self.device, dtype)
+        inputs, dtype = client.inputs, client.dtype
+        whole = None if isinstance(inputs, GraphInputs) else client.model.neighbours(client.graph, self.device, dtype)
+        self.neighbours = inputs.neighbours if whole is None else whole
         self.sampler = self.sampler_of(self.neighbours)
         self.rows = FeatureRows(inputs.x, self.device, dtype, buffers=2)  # one is read while the next is filled
 
@@ -161,9 +152,9 @@ class NeighbourBatches(Epochs):
 class TypedBatches(NeighbourBatches):
     """Batches of a client with typed nodes and edges: each hop draws up to the fan-out from each edge type."""
 
-    def open(self, model: Any, graph: Any, inputs: Any) -> None:
+    def open(self, client: GraphClient) -> None:
         """Take the model, which holds the edges of its client by type."""
-        self.model = model
+        self.model: Any = client.model
 
     def step(self, server_round: int, exchange: int, index: int) -> Batch:
         """As of `NeighbourBatches`; nodes are ascending, as the model reads them."""
@@ -176,17 +167,12 @@ class TypedBatches(NeighbourBatches):
 
 def of(client: GraphClient) -> NeighbourBatches | ClusterBatches | SaintBatches | None:
     """Return the batches of a client; None without ``train.sampler``."""
-    cfg, model, graph = client.cfg, client.model, client.graph
-    if cfg.train.sampler == "none":
+    sampler = client.cfg.train.sampler
+    if sampler == "none":
         return None
-    check_model(cfg, model)
-    items = client.inputs, client.train_nodes, client.batch.y
-    if cfg.train.sampler == "clusters":
-        parts = cfg, graph, model, *items, client.file
-        if isinstance(client.task, Edges):
-            return EdgeClusterBatches(*client.task.train_items, *parts)
-        return ClusterBatches(*parts)
-    if cfg.train.sampler == "saint":
-        return SaintBatches(cfg, graph, model, *items)
-    kind = TypedBatches if model.heterogeneous else NeighbourBatches
-    return kind(cfg, graph.client, model, graph, *items)
+    check_model(client.cfg, client.model)
+    if sampler == "clusters":
+        return EdgeClusterBatches(client) if isinstance(client.task, Edges) else ClusterBatches(client)
+    if sampler == "saint":
+        return SaintBatches(client)
+    return TypedBatches(client) if client.model.heterogeneous else NeighbourBatches(client)

@@ -1,7 +1,6 @@
 """Batches that are parts of a client's graph (``train.sampler=clusters``, ``saint``)."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.clients.epochs import Epochs, Places, refuse_above
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph, rows_of
 from fedgraph_flwr.data.many_graphs import MASKS
-from fedgraph_flwr.models import Model
+from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models.readout import items_of
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows
 from fedgraph_flwr.numerics.prepared import derived
@@ -24,18 +22,12 @@ from fedgraph_flwr.wire.messages import derive_seed
 
 
 class TrainingRows:
-    """Training nodes of a client among the nodes of a batch.
+    """Training nodes of a client among the nodes of a batch."""
 
-    Args:
-        num_nodes: N.
-        nodes: training nodes [V].
-        y: their labels [V].
-    """
-
-    def __init__(self, num_nodes: int, nodes: Tensor, y: Tensor):
-        self.y, self.device = y, nodes.device
-        self.place = np.full(num_nodes, -1)
-        self.place[nodes.cpu().numpy()] = np.arange(len(nodes))
+    def __init__(self, client: GraphClient):
+        self.y, self.device = client.batch.y, client.device
+        self.place = np.full(client.graph.num_nodes, -1)
+        self.place[client.train_nodes.cpu().numpy()] = np.arange(client.num_train)
 
     def among(self, nodes: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return which of some nodes [n] train, as places among them, and their labels."""
@@ -53,47 +45,32 @@ class ClusterBatches(Epochs):
     the whole graph.
 
     Args:
-        cfg: the run's configuration.
-        graph: the client's graph.
-        model: its model.
-        inputs: the model's inputs of the whole graph.
-        nodes: training nodes [V].
-        y: their labels [V].
-        file: the graph's file, next to which the parts are cached; None: no cache.
+        client: with its graph, its model and its training items; its parts are cached next to the graph's file.
 
     Raises:
         FedGraphError: there are more parts than nodes.
     """
 
-    def __init__(
-        self,
-        cfg: RunConfig,
-        graph: ClientGraph,
-        model: Model,
-        inputs: Any,
-        nodes: Tensor,
-        y: Tensor,
-        file: Path | None = None,
-    ):
+    def __init__(self, client: GraphClient):
+        cfg, graph = client.cfg, client.graph
         refuse_above("train.clusters", cfg.train.clusters, graph.num_nodes, f"nodes of client {graph.client}")
-        self.graph, self.model, self.device = graph, model, nodes.device
-        self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
-        label = parts_of(cfg, graph, file).numpy()
-        held, trained = np.unique(label), self.open(graph, nodes, y, label)
+        self.graph, self.model, self.device, self.dtype = graph, client.model, client.device, client.dtype
+        label = parts_of(client).numpy()
+        held, trained = np.unique(label), self.open(client, label)
         self.members = {part: np.flatnonzero(label == part) for part in held.tolist()}
         self.trained, self.others = trained, np.setdiff1d(held, trained)
         batches = -(-len(held) // cfg.train.clusters_per_batch)
         super().__init__(cfg, graph.client, max(min(batches, len(trained)), 1))
-        self.rows = FeatureRows(inputs.x, torch.device("cpu"), self.dtype)
+        self.rows = FeatureRows(client.inputs.x, torch.device("cpu"), self.dtype)
         source, target = graph.edge_index.numpy()
         self.order = np.argsort(target, kind="stable")
         indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=graph.num_nodes))])
         self.edges = Subgraphs(indptr, source[self.order])
 
-    def open(self, graph: ClientGraph, nodes: Tensor, y: Tensor, label: NDArray[np.int32]) -> NDArray[np.int32]:
+    def open(self, client: GraphClient, label: NDArray[np.int32]) -> NDArray[np.int32]:
         """Take the training items, and return the parts that hold some, ascending; ``label`` is the part of each node [N]."""
-        self.training = TrainingRows(graph.num_nodes, nodes, y)
-        return np.unique(label[nodes.cpu().numpy()])
+        self.training = TrainingRows(client)
+        return np.unique(label[client.train_nodes.cpu().numpy()])
 
     def deal(self, random: np.random.Generator) -> Places:
         """Return the parts of each batch."""
@@ -127,22 +104,14 @@ class EdgeClusterBatches(ClusterBatches):
     """The same for items that are edges: a batch predicts the training edges that its subgraph has.
 
     An edge between two parts is predicted only where a batch holds both.
-
-    Args:
-        train_edges: place of each training edge among the edges that training reads [V].
-        attr: features of these edges for the readout [V, D].
-        more: as of `ClusterBatches`.
     """
 
-    def __init__(self, train_edges: Tensor, attr: Tensor, *more: Any):
-        self.train_edges, self.attr = train_edges, attr
-        super().__init__(*more)
-
-    def open(self, graph: ClientGraph, nodes: Tensor, y: Tensor, label: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Take the training edges; parts hold those between their own nodes."""
-        self.y, self.item = y, np.full(graph.num_edges, -1)
-        self.item[self.train_edges.numpy()] = np.arange(len(self.train_edges))
-        source, target = label[graph.edge_index[:, self.train_edges].numpy()]
+    def open(self, client: GraphClient, label: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Take the training edges, with their features for the readout [V, D]; parts hold those between their own nodes."""
+        edges, self.attr = client.task.train_items  # type: ignore[attr-defined]
+        self.y, self.item = client.batch.y, np.full(client.graph.num_edges, -1)
+        self.item[edges.numpy()] = np.arange(len(edges))
+        source, target = label[client.graph.edge_index[:, edges].numpy()]
         return np.unique(source[source == target])
 
     def batch(self, inputs: Any, graph: ClientGraph, nodes: NDArray[np.int64], edges: NDArray[np.int64]) -> Batch:
@@ -157,8 +126,9 @@ class EdgeClusterBatches(ClusterBatches):
         return Batch(inputs, None, self.y[chosen.to(self.device)])
 
 
-def parts_of(cfg: RunConfig, graph: ClientGraph, file: Path | None) -> Tensor:
+def parts_of(client: GraphClient) -> Tensor:
     """Return the METIS part of each node of a client, int32 [N], computed once per client, seed and number of parts."""
+    cfg, graph, file = client.cfg, client.graph, client.file
 
     def make() -> Tensor:
         source, target = graph.edge_index.numpy()
@@ -180,31 +150,24 @@ class SaintBatches(Epochs):
     batch. An epoch has ceil(N / 2m) steps, as in the authors' code.
 
     Args:
-        cfg: the run's configuration; ``train.batch_size`` is m.
-        graph: the client's graph.
-        model: its model.
-        inputs: the model's inputs of the whole graph.
-        nodes: training nodes [V].
-        y: their labels [V].
+        client: with its graph, its model and its training nodes; ``train.batch_size`` is m.
 
     Raises:
         FedGraphError: m is larger than the number of edges.
     """
 
-    def __init__(self, cfg: RunConfig, graph: ClientGraph, model: Model, inputs: Any, nodes: Tensor, y: Tensor):
-        hops, self.device = model.sampled_hops, nodes.device
-        assert hops is not None
-        self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
-        self.neighbours = model.neighbours(graph, self.device, self.dtype)
+    def __init__(self, client: GraphClient):
+        cfg, graph, self.device, self.dtype = client.cfg, client.graph, client.device, client.dtype
+        self.neighbours = client.model.neighbours(graph, self.device, self.dtype)
         indptr, indices, draws = self.neighbours.indptr, self.neighbours.indices, cfg.train.batch_size
         count = len(indptr) - 1
         pattern = undirected(indices.astype(np.int64), np.repeat(np.arange(count), np.diff(indptr)), count)
         refuse_above("train.batch_size", draws, max(pattern.nnz // 2, 1), f"edges of client {graph.client}")
         super().__init__(cfg, graph.client, -(-count // (2 * draws)))
-        self.hops = hops
+        self.hops = client.model.sampled_hops or 0  # `batches.check_model` refuses none
         self.sampler, self.edges = EdgeSampler(pattern, draws), Subgraphs(indptr, indices)
-        self.training = TrainingRows(count, nodes, y)
-        self.rows = FeatureRows(inputs.x, self.device, self.dtype)
+        self.training = TrainingRows(client)
+        self.rows = FeatureRows(client.inputs.x, self.device, self.dtype)
 
     def step(self, server_round: int, exchange: int, index: int) -> Batch:
         """Return the batch of a step, by the arguments of `key`; its features are valid until the next batch."""
