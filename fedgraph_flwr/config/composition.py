@@ -545,17 +545,15 @@ def _is_name(name: str) -> bool:
 
 def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
     """Move a group's keys that its dataclass does not define to its ``params``."""
-    body = node.get(group)
-    if isinstance(body, dict):
-        if not isinstance(body.get("params") or {}, dict):
-            raise FedGraphError(f"{group}.params must contain keys with values, got {body['params']!r}")
-        known = {f.name for f in dataclasses.fields(cls)}
-        if group == "strategy":  # a method's key may have the name of a part, whose value is a section
-            values = {**(body.get("params") or {}), **body}
-            known -= {part for part in KEYS if not isinstance(values.get(part, {}), dict)}
-        own = {key: body.pop(key) for key in list(body) if key not in known}
-        if own:
-            body["params"] = {**(body.get("params") or {}), **own}
+    body = node.get(group, {})
+    params = body.get("params") or {}
+    if not isinstance(params, dict):
+        raise FedGraphError(f"{group}.params must contain keys with values, got {params!r}")
+    known = {f.name for f in dataclasses.fields(cls)}
+    if group == "strategy":  # a method's key may have the name of a part, whose value is a section
+        known -= {part for part in KEYS if not isinstance((params | body).get(part, {}), dict)}
+    if own := {key: body.pop(key) for key in list(body) if key not in known}:
+        body["params"] = params | own
 
 
 _LIFTED = {**EXTENSIBLE, "attack": AttackConfig}
@@ -576,7 +574,6 @@ def _build(layers: list[Layer], places: Mapping[str, str] | None = None, chosen:
     """
     places, doubtful = places or {}, set[str]()
     merged: dict[str, Any] = {}
-    nodes: list[tuple[str, dict[str, Any]]] = []
     accepted_params: dict[str, set[str]] = {group: set() for group in _LIFTED}
     for source, node in layers:
         if isinstance(node.get("attack"), str):
@@ -587,11 +584,10 @@ def _build(layers: list[Layer], places: Mapping[str, str] | None = None, chosen:
             unknown_here = _select(group, node, source, merged, accepted_params[group], places)
             doubtful = unknown_here if source == "override" and group == "strategy" else doubtful
         merged = _over(merged, node)
-        nodes.append((source, node))
     try:
         cfg: RunConfig = instance(RunConfig, merged)
     except MisfitError as error:
-        raise _explained(error, nodes, places) from error
+        raise _explained(error, layers, places) from error
     _check_places(cfg, doubtful, places)
     if chosen:
         defaults = own_defaults(cfg.strategy.server, cfg.strategy.client)
@@ -600,19 +596,14 @@ def _build(layers: list[Layer], places: Mapping[str, str] | None = None, chosen:
 
 
 def _select(
-    group: str,
-    node: dict[str, Any],
-    source: str,
-    merged: dict[str, Any],
-    accepted: set[str],
-    places: Mapping[str, str],
+    group: str, node: dict[str, Any], source: str, merged: dict[str, Any], accepted: set[str], places: Mapping[str, str]
 ) -> set[str]:
     """Prepare ``merged`` for a group's part of a layer, and add the part's additional keys to ``accepted``.
 
     Returns:
         The additional keys that were not accepted before.
     """
-    body = node[group] if isinstance(node.get(group), dict) else {}
+    body = node.get(group, {})
     if group == "strategy" and source != "override" and "name" in body:
         merged[group] = {key: value for key, value in merged.get(group, {}).items() if key not in METHOD}
     if group == "strategy":
@@ -620,11 +611,10 @@ def _select(
     before = merged.get(group, {}).get("name", _NAMES[group])
     own, name = set(body.get("params") or {}), str(body.get("name", before))
     new = own - accepted
-    if source == "override" and group not in ("strategy", "attack") and not _is_code(group, name, merged):
-        for key in new:
-            known = {f.name for f in dataclasses.fields(_LIFTED[group])} - {"params"}
-            where = places.get(f"{group}.{key}", f"override {group}.{key}")
-            raise unknown(f"{group} key", key, known | accepted, where)
+    if new and source == "override" and group not in ("strategy", "attack") and not _is_code(group, name, merged):
+        known, key = {f.name for f in dataclasses.fields(_LIFTED[group])} - {"params"}, min(new)
+        where = places.get(f"{group}.{key}", f"override {group}.{key}")
+        raise unknown(f"{group} key", key, known | accepted, where)
     accepted |= own
     if "name" in body and (source != "override" or (group == "model" and name != before)):
         merged[group] = {**merged.get(group, {}), "params": {}}  # another selection starts from its own keys
@@ -647,10 +637,10 @@ def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
     }
 
 
-def _explained(error: MisfitError, nodes: list[tuple[str, dict[str, Any]]], places: Mapping[str, str]) -> FedGraphError:
+def _explained(error: MisfitError, layers: list[Layer], places: Mapping[str, str]) -> FedGraphError:
     """Return the error for a value or key that does not fit, naming the layer that it is from."""
     key = error.key
-    source = next((source for source, node in reversed(nodes) if _holds(node, key)), "the composed config")
+    source = next((source for source, node in reversed(layers) if _holds(node, key)), "the composed config")
     source = places.get(key, source) if source == "override" else source
     if error.known:
         return unknown("key", key, error.known, source)

@@ -120,7 +120,7 @@ def _flwr_run(
     connection: str,
     environment: dict[str, str],
     on_round: OnRound | None,
-    say: OnWait = lambda what: None,
+    say: OnWait,
     options: Sequence[str] = (),
 ) -> None:
     config = Path(cfg.out) / "run-config.toml"
