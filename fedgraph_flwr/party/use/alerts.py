@@ -152,15 +152,19 @@ def figures(margin: Floats, y: Ints, day: Ints | None, threshold: float) -> dict
         np.add.at(by_day, day - day.min(), counts)
         drawn = np.random.default_rng(0).multinomial(days, np.full(days, 1 / days), SAMPLES) @ by_day
     found: dict[str, Any] = {"items": len(y), "positives": int(y.sum()), "days": days}
-    # columns: alerts, right alerts, positives, days
-    whole, drawn = (np.append(c, np.full((len(c), 1), days), axis=1) for c in (counts.sum(0)[None], drawn))
-    ways = {"precision": (1, 0), "recall": (1, 2)} | ({"alerts_per_day": (0, 3)} if days else {})
-    for name, (above, below) in ways.items():
-        shares, sampled = (
-            np.divide(c[:, above], c[:, below], out=np.zeros(len(c)), where=c[:, below] > 0) for c in (whole, drawn)
-        )
-        found[name] = [float(value) for value in (shares[0], *np.nanpercentile(sampled, [2.5, 97.5]))]
+    whole, sampled = (_ratios(each, days) for each in (counts.sum(0)[None], drawn))
+    for name, values in sampled.items():
+        low, high = np.nanpercentile(values, [2.5, 97.5])
+        found[name] = [float(value) for value in (whole[name][0], low, high)]
     return found
+
+
+def _ratios(counts: Ints, days: int) -> dict[str, Floats]:
+    """Return precision and recall, and alerts per day if there are days, of alerts, right ones and positives [n, 3]."""
+    alerts, right, positives = counts.T
+    found = {"precision": curves.ratio(right, alerts), "recall": curves.ratio(right, positives)}
+    found = {name: np.nan_to_num(values) for name, values in found.items()}  # 0 of nothing
+    return found | ({"alerts_per_day": alerts / days} if days else {})
 
 
 def ranges(found: Mapping[str, Any], form: Callable[[Any], str]) -> list[str]:
