@@ -364,7 +364,8 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     if cfg.source:
         graph = _made(cfg, {"seed": seed, "num_clients": num_clients})
     elif path:
-        graph = _own(path)
+        known = is_mapped(path) and is_trusted(path)
+        graph = _checked(check_file(load_graph(path), str(path), finite=not known), str(path))
     elif cfg.name == "file":
         raise FedGraphError("dataset=file needs dataset.path=FILE, a file written by `fedgraph-flwr import --out FILE`")
     elif source is None:
@@ -410,12 +411,6 @@ def digest(source: str, params: str, seed: int, num_clients: int) -> str:
         path = Path(folder) / "graph.safetensors"
         _made(cfg, {"seed": seed, "num_clients": num_clients}).save(path)
         return read_digest(path)
-
-
-def _own(path: Path) -> Graph | HeteroGraph:
-    graph = load_graph(path)
-    known = is_mapped(path) and is_trusted(path)
-    return _checked(check_file(graph, str(path), finite=not known), str(path))
 
 
 def _checked(graph: Graph | HeteroGraph, where: str) -> Graph | HeteroGraph:

@@ -22,7 +22,7 @@ from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import MASKS, from_graphs
 from fedgraph_flwr.data.own_columns import with_node_columns
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
-from fedgraph_flwr.data.split import split_graph, split_targets
+from fedgraph_flwr.data.split import AnyTyped, split_graph, split_targets
 from fedgraph_flwr.data.typed import without_reverse
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -211,14 +211,22 @@ def check_labels(held: Any, where: str, of: str = "") -> None:
     """Check the labels and masks of a ``Data``, or of a node type, which ``of`` names in errors.
 
     Raises:
-        FedGraphError: there are no nodes, or not one integer ``y`` for each; or as of `check_masks`.
+        FedGraphError: there are no nodes, not one integer ``y`` for each, or a mask lists nodes or has another length.
     """
     if not held.num_nodes:
         raise FedGraphError(f"{where} has no nodes{of}, expected at least 1")
     y = getattr(held, "y", None)
     if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != held.num_nodes:
         raise FedGraphError(f"{where}: y{of} must be one integer per node, got {form_of(y)}")
-    check_masks(held, held.num_nodes, where)
+    for key in MASKS:
+        mask = getattr(held, key, None)
+        valid = (
+            isinstance(mask, Tensor) and mask.shape[:1] == (held.num_nodes,) and bool(((mask == 0) | (mask == 1)).all())
+        )
+        if mask is not None and not valid:
+            raise FedGraphError(
+                f"{where}: {key} must hold one boolean for each of {held.num_nodes} nodes, got {form_of(mask)}"
+            )
 
 
 def labelled_type(data: Any, where: str, key: str = "target", target: str = "") -> str:
@@ -253,21 +261,6 @@ def numbered_classes(y: Tensor, where: str) -> list[str]:
             " renumber them, or name the classes with --classes"
         )
     return [str(label) for label in range(largest + 1)]
-
-
-def check_masks(data: Any, num_nodes: int, where: str) -> None:
-    """Check that every existing mask has one boolean per node.
-
-    Raises:
-        FedGraphError: a mask lists nodes, or has another length.
-    """
-    for key in MASKS:
-        mask = getattr(data, key, None)
-        valid = isinstance(mask, Tensor) and mask.shape[:1] == (num_nodes,) and bool(((mask == 0) | (mask == 1)).all())
-        if mask is not None and not valid:
-            raise FedGraphError(
-                f"{where}: {key} must hold one boolean for each of {num_nodes} nodes, got {form_of(mask)}"
-            )
 
 
 def client_graph(
@@ -381,6 +374,6 @@ def schema_of(
     return stored(schema, fitted, schema.undirected, layouts[1])
 
 
-def in_order(graph: HeteroGraph) -> HeteroGraph:
+def in_order(graph: AnyTyped) -> AnyTyped:
     """Return the graph with its types in alphabetical order."""
     return graph.on_schema(sorted(graph.counts), sorted(graph.edges))

@@ -45,16 +45,7 @@ def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
 
 
 def _split_many(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
-    """Return many graphs with masks of whole graphs.
-
-    Raises:
-        FedGraphError: a temporal split.
-    """
-    if cfg.kind == "temporal":
-        raise FedGraphError(
-            f"split.kind=temporal cuts one graph at times, but '{graph.name}' holds many graphs: set split.kind to ratio, kfold"
-            " or public"
-        )
+    """Return many graphs with masks of whole graphs."""
     items, of = split_graph(one_per_graph(graph), cfg, seed), index_of(graph)
     return replace(graph, **{mask: getattr(items, mask)[of] for mask in MASKS})
 
@@ -156,12 +147,12 @@ def _temporal(graph: AnyGraph, cfg: SplitConfig) -> tuple[AnyGraph, list[Tensor]
     The cuts are times: edges of equal time are of one stage. Nodes without edges are in no mask.
 
     Raises:
-        FedGraphError: edges have no times.
+        FedGraphError: edges have no times, or the graph is one of many.
     """
     time = graph.edge_time
     if not time.numel():
         raise FedGraphError(
-            f"split.kind=temporal needs a time for each edge, which {graph.name or 'the graph'} ({graph.num_edges} edges) lacks:"
+            f"split.kind=temporal needs a time for each edge of one graph, which {graph.name or 'the graph'} lacks:"
             " import edges with --time-column, or set split.kind=ratio"
         )
     if cfg.until:

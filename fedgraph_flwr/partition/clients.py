@@ -1,6 +1,6 @@
 """Split a graph into clients: ownership of nodes, and each client's graph."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -282,11 +282,8 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
     omitted. For disjoint clients this is the original graph with each client's masks. Separately imported clients, each with
     its own numbering, are concatenated. Where clients share nodes and each edge is one client's, ``edge_part`` names the client.
     """
-    if len(sizes := {(c.num_features, c.num_classes, c.num_edge_features) for c in clients}) > 1:
-        raise FedGraphError(
-            f"clients have different numbers of features, classes and edge features, {sorted(sizes)}, so their graphs cannot be"
-            " pooled (strategy=central): use another strategy"
-        )
+    sizes = {(c.num_features, c.num_classes, c.num_edge_features) for c in clients}
+    check_poolable(sizes, "features, classes and edge features")
     if all(c.num_nodes == c.num_global_nodes and not c.shared for c in clients):
         starts = np.cumsum([0, *(c.num_nodes for c in clients)]).tolist()
         clients = [
@@ -314,6 +311,19 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         num_global_nodes=clients[0].num_global_nodes,
         **joined_edge_data(clients, ("", "cut_out_"), edges.size(1), error),
     )
+
+
+def check_poolable(sizes: Collection[Any], of: str) -> None:
+    """Check that all clients have the same numbers ``of`` something.
+
+    Raises:
+        FedGraphError: with the different numbers.
+    """
+    if len(sizes) > 1:
+        raise FedGraphError(
+            f"clients have different numbers of {of}, {sorted(sizes)}, so their graphs cannot be pooled (strategy=central): use"
+            " another strategy"
+        )
 
 
 def _pooled_edges(clients: Sequence[ClientGraph], shared: bool) -> tuple[Tensor, Tensor]:

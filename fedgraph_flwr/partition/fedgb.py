@@ -23,7 +23,7 @@ from fedgraph_flwr.data.cleaning import both_directions, without_loops
 from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, form_of, unsplit
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import index_of
-from fedgraph_flwr.data.pyg import check_data, from_list, labelled_type, read_pickled
+from fedgraph_flwr.data.pyg import check_data, from_list, in_order, labelled_type, read_pickled
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.partition.clients import with_target_stats
 from fedgraph_flwr.partition.hetero import share_schema
@@ -200,8 +200,7 @@ def _typed(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) -> 
     """Return a client of a typed node task, with the reverse of every edge type."""
     data = _data(path)
     graph = _of_types(data, path, masks) if hasattr(data, "edge_types") else _of_numbers(data, path, masks)
-    both = graph.without_reverse().with_reverse()
-    return both.on_schema(sorted(both.counts), sorted(both.edges))
+    return in_order(graph.without_reverse().with_reverse())
 
 
 def _of_types(data: Any, path: Path, masks: Sequence[Tensor]) -> HeteroClientGraph:

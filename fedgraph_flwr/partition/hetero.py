@@ -20,6 +20,7 @@ from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.root import data_root
 from fedgraph_flwr.data.split import split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.partition.clients import check_poolable
 
 ATTEMPTS = 1000
 
@@ -172,11 +173,7 @@ def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
         return clients[0]
     parts = share_schema(list(clients))
     first = parts[0]
-    if len(sizes := {tuple(part.num_features) for part in parts}) > 1:
-        raise FedGraphError(
-            f"clients have different numbers of features of nodes and edges, {sorted(sizes)}, so their graphs cannot be pooled"
-            " (strategy=central): use another strategy"
-        )
+    check_poolable({tuple(part.num_features) for part in parts}, "features of nodes and edges")
     ids, place = {}, {}  # by type: global ids that someone holds, and where each first occurs among all clients' nodes
     for kind in first.counts:
         held = torch.cat([part.node_id.get(kind, torch.zeros(0, dtype=torch.int64)) for part in parts])

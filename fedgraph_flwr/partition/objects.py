@@ -110,12 +110,19 @@ def _clients_of_many(graphs: Sequence[Any], cfg: RunConfig, name: str, classes: 
 
 
 def defaults(graphs: Sequence[Any], target: str = "") -> list[str]:
-    """Return default overrides for graphs in memory: nothing of the default dataset, and their masks as split, if they have any.
+    """Return default overrides for graphs in memory: nothing of the default dataset, and their masks as split, if one has any.
 
     Raises:
-        FedGraphError: see `any_split`.
+        FedGraphError: not a list of objects, or an error of `whole` on type and target.
     """
-    return ["dataset=file", *(["split.kind=public"] if any_split(graphs, target) else [])]
+    if not isinstance(graphs, list | tuple) or not graphs:
+        got = "an empty one" if isinstance(graphs, list | tuple) else f"a {type(graphs).__name__}"
+        raise FedGraphError(
+            f"graphs must be a list of PyG Data or HeteroData, or of lists of Data, one per client, got {got}:"
+            " fedgraph_flwr.datasets.partition cuts one graph into many"
+        )
+    unmarked = all(isinstance(data, list | tuple) or _unmarked(data, target) for data in graphs)
+    return ["dataset=file", *([] if unmarked else ["split.kind=public"])]
 
 
 def partitioned(data: Any, cfg: RunConfig, name: str, classes: Sequence[str] = (), target: str = "") -> list[Any]:
@@ -136,21 +143,6 @@ def say_unread(graphs: Sequence[Any]) -> None:
         log(WARNING, "%s is ignored: every edge has weight 1", " and ".join(sorted(unread)))
 
 
-def any_split(graphs: Sequence[Any], target: str = "") -> bool:
-    """Whether an object has training and test masks, so that all must have them.
-
-    Raises:
-        FedGraphError: not a list of objects, or an error of `whole` on type and target.
-    """
-    if not isinstance(graphs, list | tuple) or not graphs:
-        got = "an empty one" if isinstance(graphs, list | tuple) else f"a {type(graphs).__name__}"
-        raise FedGraphError(
-            f"graphs must be a list of PyG Data or HeteroData, or of lists of Data, one per client, got {got}:"
-            " fedgraph_flwr.datasets.partition cuts one graph into many"
-        )
-    return not all(isinstance(data, list | tuple) or _unmarked(data, target) for data in graphs)
-
-
 def _unmarked(data: Any, target: str) -> list[str]:
     """Return the names of masks that are missing or mark no node."""
     labelled = _labelled(data, target)
@@ -165,6 +157,7 @@ def _client(
     if (cut.get("client"), cut.get("num_clients")) == (index, number):
         return check_file(ClientGraph(**cut), where)
     graph = whole(data, classes, target, where)
+    split: Any = split_targets if isinstance(graph, HeteroGraph) else split_graph
     if cfg.split.kind != "public":
         graph = replace(graph, **unsplit(len(graph.y)))
     elif unmarked := _unmarked(data, target):
@@ -172,8 +165,7 @@ def _client(
             f"{where} marks no node in {' and none in '.join(unmarked)}, but split.kind=public needs at least one:"
             " mark some, or pass split.kind=ratio"
         )
-    split: Any = split_targets if isinstance(graph, HeteroGraph) else split_graph
-    if cfg.split.kind == "public":
+    else:
         graph = split(graph, cfg.split, cfg.seed)
     own = client_graph(graph, index, number, cfg.split, cfg.seed)
     ids = None if isinstance(graph, HeteroGraph) else _ids(data, graph.num_nodes, where)
