@@ -24,7 +24,7 @@ from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.schema import NODE, Schema, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.party.link.files import Ints, id_form
-from fedgraph_flwr.party.link.protocol import LinkParty
+from fedgraph_flwr.party.link.protocol import LinkParty, array_of
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.tables.parties import normal_ids
 from fedgraph_flwr.wire.messages import Arrays
@@ -120,6 +120,7 @@ class JoinParty(LinkParty):
 
     def _take_share(self, peer: int, arrays: Arrays) -> None:
         count = self._ordered(peer).size
+        array_of(arrays, "account", (count,), "int64")
         columns = {str(number): (self.columns[number], count) for number in self.held(peer)}
         self._take_columns(peer, arrays, columns)
 

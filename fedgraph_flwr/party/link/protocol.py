@@ -405,7 +405,7 @@ class LinkParty:
 
     def _take_commit(self, peer: int, arrays: Arrays) -> None:
         self._take_size(peer, arrays)
-        committed = _array(arrays, "commitment", (32,))
+        committed = array_of(arrays, "commitment", (32,))
         if np.array_equal(committed, matching.commitment(self.pairs[peer]["masks"])):
             raise RunFailed(
                 f"client {peer} copied the commitment of client {self.client}, expected its own: no masks are sent"
@@ -419,7 +419,7 @@ class LinkParty:
                 raise RunFailed(
                     f"clients {self.client} and {peer} keep different records of the last link: link without --since"
                 )
-        size = _array(arrays, "size", (1,), "int64")
+        size = array_of(arrays, "size", (1,), "int64")
         self._check_size(peer, int(size[0]))
         self.pairs[peer]["size"] = size
 
@@ -460,7 +460,7 @@ class LinkParty:
 
     def _take_mask(self, peer: int, arrays: Arrays) -> None:
         pair = self.pairs[peer]
-        masks = _array(arrays, "masks", (int(pair["size"][0]), 32))
+        masks = array_of(arrays, "masks", (int(pair["size"][0]), 32))
         if not np.array_equal(matching.commitment(masks), pair["commitment"]):
             raise RunFailed(
                 f"client {peer} sent client {self.client} masks that do not match its commitment: no replies are sent"
@@ -490,7 +490,7 @@ class LinkParty:
             raise RunFailed(
                 f"client {peer} copied the replies of client {self.client}, expected its own: no rows are sent"
             )
-        nonce = _array(arrays, "nonce", (32,)).tobytes()
+        nonce = array_of(arrays, "nonce", (32,)).tobytes()
         if not np.array_equal(self._binding(peer, self.client, nonce, rows), self.pairs[peer]["binding"]):
             raise RunFailed(
                 f"client {peer} sent client {self.client} replies that do not match its commitment: no rows are sent"
@@ -500,14 +500,14 @@ class LinkParty:
         return {"binding": self._binding(self.client, peer, self._nonce(peer), self._replies(peer))}
 
     def _take_seal(self, peer: int, arrays: Arrays) -> None:
-        self.pairs[peer]["binding"] = _array(arrays, "binding", (32,))
+        self.pairs[peer]["binding"] = array_of(arrays, "binding", (32,))
 
     def _make_double(self, peer: int) -> Arrays:
         return {"doubled": self._replies(peer), "nonce": _bytes(self._nonce(peer))}
 
     def _take_double(self, peer: int, arrays: Arrays) -> None:
         pair = self.pairs[peer]
-        replies = _array(arrays, "doubled", (len(pair["masks"]), REPLY))
+        replies = array_of(arrays, "doubled", (len(pair["masks"]), REPLY))
         self._check_binding(peer, arrays, replies)
         pair["replies"] = replies
         del pair["masks"]
@@ -523,7 +523,7 @@ class LinkParty:
 
     def _take_prove(self, peer: int, arrays: Arrays) -> None:
         own = self._checked_order(peer, arrays)
-        points = _array(arrays, "points", (own.size, POINT))
+        points = array_of(arrays, "points", (own.size, POINT))
         rows = (row.tobytes() for row in points)
         agreed = matching.agreed(self._secret_of(peer, b"proof"), own, rows, f"client {peer}")
         keys = dict(zip(own, agreed, strict=True))
@@ -536,7 +536,7 @@ class LinkParty:
 
     def _take_agree(self, peer: int, arrays: Arrays) -> None:
         expected = self.pairs[peer]["expected"]
-        wrong = (_array(arrays, "tags", expected.shape) != expected).any(axis=1)
+        wrong = (array_of(arrays, "tags", expected.shape) != expected).any(axis=1)
         if wrong.any():
             raise RunFailed(
                 f"client {peer} could not prove that it holds {int(wrong.sum())} of the {wrong.size} records that client"
@@ -583,7 +583,7 @@ class LinkParty:
 
     def _take_ask(self, peer: int, arrays: Arrays) -> None:
         pair = self.pairs[peer]
-        hashes = _array(arrays, "hashes", (int(pair["size"][0]), REPLY))
+        hashes = array_of(arrays, "hashes", (int(pair["size"][0]), REPLY))
         self._check_binding(peer, arrays, hashes)
         pair["doubled"] = hashes
         self._check_shared(peer)
@@ -690,8 +690,8 @@ class LinkParty:
     def _take_match(self, peer: int, arrays: Arrays) -> None:
         own, old = self._checked_order(peer, arrays), len(self._known(peer).keys)
         most = self.nodes[peer] + (self.rules.max_ids * len(self.peers) if self.rules.one_sided == "stub" else 0)
-        last = max(int(_array(arrays, "count", (1,), "int64", 0, most)[0]), 1) - 1
-        _array(arrays, "row", (own.size + old,), "int64", -1 if self._overlaps else 0, last)
+        last = max(int(array_of(arrays, "count", (1,), "int64", 0, most)[0]), 1) - 1
+        array_of(arrays, "row", (own.size + old,), "int64", -1 if self._overlaps else 0, last)
         if not self.rules.identities:
             sends = self._sends_data(peer, self.values(peer)[0][own])
             self._take_data(arrays, "", sends.size - int(sends.sum()))
@@ -701,9 +701,9 @@ class LinkParty:
                 raise RunFailed(
                     f"client {peer} disclosed {size} records, expected at most {self.rules.max_ids} (--max-ids)"
                 )
-            _array(arrays, "alone_row", (size,), "int64", 0, last)
-            _array(arrays, "alone_out", (size,), "bool")
-            _array(arrays, "alone_id", (size, REPLY))
+            array_of(arrays, "alone_row", (size,), "int64", 0, last)
+            array_of(arrays, "alone_out", (size,), "bool")
+            array_of(arrays, "alone_id", (size, REPLY))
             self._take_data(arrays, "alone_", size)
         self.pairs[peer]["match"] = arrays
 
@@ -715,7 +715,7 @@ class LinkParty:
             if not count:
                 arrays.setdefault(f"{prefix}{key}", own[:0])  # a party without records sends no data
             bounds = limits.get(key, (-LARGEST, LARGEST))
-            _array(arrays, f"{prefix}{key}", (count, *own.shape[1:]), own.dtype.name, *bounds)
+            array_of(arrays, f"{prefix}{key}", (count, *own.shape[1:]), own.dtype.name, *bounds)
 
     def _make_resolve(self, peer: int) -> Arrays:
         _, places, _ = self._prepared
@@ -732,7 +732,7 @@ class LinkParty:
         own, _ = self.intersection(peer)
         alone = len(self.values(peer)[0]) - own.size
         last = int(self.pairs[peer]["match"]["count"][0]) - 1
-        self.pairs[peer]["resolve"] = {"row": _array(arrays, "row", (alone,), "int64", -1, last)}
+        self.pairs[peer]["resolve"] = {"row": array_of(arrays, "row", (alone,), "int64", -1, last)}
 
     # --- columns of far ends ------------------------------------------------------------------------------------------
 
@@ -796,7 +796,7 @@ class LinkParty:
 
     def _take_share(self, peer: int, arrays: Arrays) -> None:
         graph, ids = self.linked, arrays["account"]
-        _array(arrays, "account", (len(ids),), "int64")
+        array_of(arrays, "account", (len(ids),), "int64")
         known = [getattr(graph, cut)[1, getattr(graph, f"{cut}_owner") == peer] for cut in ("cut_out", "cut_in")]
         if (np.diff(ids) <= 0).any() or not np.isin(ids, torch.cat(known).numpy()).all():
             raise RunFailed(
@@ -807,7 +807,7 @@ class LinkParty:
         columns = {str(place): (column, ids.size) for place, column in enumerate(self.columns)}
         columns |= {f"edge {place}": (column, both) for place, (column, _) in enumerate(self.records)}
         if self.records:
-            _array(arrays, "known", (both,), "bool")
+            array_of(arrays, "known", (both,), "bool")
         self._take_columns(peer, arrays, columns)
 
     def _take_columns(self, peer: int, arrays: Arrays, columns: Mapping[str, tuple[Column, int]]) -> None:
@@ -818,7 +818,7 @@ class LinkParty:
             exact = column.form == EXACT
             low, high = (-LARGEST, LARGEST) if exact else column.codes
             name = f"column '{column.name}' ({column.form})"
-            _array(arrays, key, (count,), "float32" if exact else "int8", low, high, name)
+            array_of(arrays, key, (count,), "float32" if exact else "int8", low, high, name)
         self.pairs[peer]["share"] = arrays
 
     def _with_told(self, peer: int, attr: Tensor, outgoing: NDArray[np.bool_]) -> Tensor:
@@ -973,7 +973,7 @@ class LinkParty:
             raise RunFailed(
                 f"clients {self.client} and {peer} have different edges between them: nothing is written; link again"
             )
-        self._files[peer] = _array(arrays, "file", (32,)).tobytes()
+        self._files[peer] = array_of(arrays, "file", (32,)).tobytes()
         if len(self._files) < graph.num_clients:
             return
         name = hashlib.sha256(b"".join(self._files[k] for k in sorted(self._files))).hexdigest()
@@ -1051,7 +1051,7 @@ def simulate(parties: Sequence[LinkParty], relay: Callable[[str, dict[Any, Any]]
 
 def _announced(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return the statement that a party signs: its key and its number of nodes."""
-    key, nodes = _array(arrays, "key", (32,)), _array(arrays, "nodes", (1,), "int64")
+    key, nodes = array_of(arrays, "key", (32,)), array_of(arrays, "nodes", (1,), "int64")
     return hashlib.sha256(key.tobytes() + int(nodes[0]).to_bytes(8, "little")).digest()
 
 
@@ -1059,7 +1059,7 @@ def _bytes(content: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8)
 
 
-def _array(
+def array_of(
     arrays: Mapping[str, NDArray[Any]],
     key: str,
     shape: tuple[int, ...],
