@@ -7,7 +7,7 @@ import inspect
 import io
 import re
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -127,25 +127,25 @@ def _model_keys(body: Mapping[str, Any]) -> dict[str, Key]:
     networks = importlib.import_module("fedgraph_flwr.models")  # takes a second
     chosen = ModelConfig(str(body["name"]))
     own, comments = _declared(networks.own_schema(chosen), "model."), keyword_comments(networks.network(chosen))
-    declared = {f"model.{key}": _declared(ModelConfig, "model.")[key] for key in networks.COMMON}
+    common = _declared(ModelConfig, "model.")
+    declared = {f"model.{key}": common[key] for key in networks.COMMON}
     return declared | {f"model.{n}": dataclasses.replace(key, meaning=comments.get(n, "")) for n, key in own.items()}
 
 
 @cache
 def _comments(cls: type) -> dict[str, str]:
     """Return the comments above, behind and within each field, including fields of base classes."""
-    comments: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        comments |= _comments_in(base) if is_dataclass(base) else {}
-    return comments
+    return _merged(base for base in reversed(cls.__mro__) if is_dataclass(base))
 
 
 def keyword_comments(cls: type) -> dict[str, str]:
     """Return the comments above and behind each keyword of a class's ``__init__`` and those of its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        found |= _comments_in(vars(base)["__init__"]) if inspect.isfunction(vars(base).get("__init__")) else {}
-    return found
+    made = (vars(base).get("__init__") for base in reversed(cls.__mro__))
+    return _merged(function for function in made if inspect.isfunction(function))
+
+
+def _merged(sources: Iterable[Any]) -> dict[str, str]:
+    return {name: comment for source in sources for name, comment in _comments_in(source).items()}
 
 
 def _comments_in(source_of: Any) -> dict[str, str]:
