@@ -31,7 +31,7 @@ LOG, HEAD = "audit.jsonl", "audit.head"
 START = "0" * 64
 
 _KINDS = {"at": str, "run": str, "strategy": str, "phase": str, "round": int, "exchange": int, "received": int}
-_KINDS |= {"sent": dict, "refused": str, "noise": dict}
+_KINDS |= {"sent": dict, "refused": str, "noise": dict, "n": int, "hash": str}
 
 
 def append(state: Path, entry: Mapping[str, Any]) -> None:
@@ -193,8 +193,7 @@ def _read(path: Path, n: int, line: bytes) -> dict[str, Any]:
     """
     try:
         entry: dict[str, Any] = json.loads(line)
-        number = entry["n"]
-        if any(type(entry[key]) is not kind for key, kind in _KINDS.items()) or not isinstance(entry["hash"], str):
+        if any(type(entry[key]) is not kind for key, kind in _KINDS.items()):
             raise ValueError("values")
         if entry["noise"]:
             check_booking(entry["noise"])
@@ -204,6 +203,6 @@ def _read(path: Path, n: int, line: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         cut = "" if line.endswith(b"\n") else ", it was cut off"
         raise FedGraphError(f"{path}, line {n} is no entry of the log{cut}: it was changed") from error
-    if number != n:
-        raise FedGraphError(f"{path}, line {n} is entry {sanitize(number, 20)}: lines were removed or moved")
+    if entry["n"] != n:
+        raise FedGraphError(f"{path}, line {n} is entry {entry['n']}: lines were removed or moved")
     return entry

@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -192,16 +193,11 @@ def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | Non
     from fedgraph_flwr.party.party_file import client_file
     from fedgraph_flwr.secure.keyring import Keyring
 
-    found: dict[int, tuple[Path, Any]] = {}
-    for given in files:
-        path = client_file(given)
-        graph = partition.load(path)
-        if graph.client in found:
-            raise FedGraphError(
-                f"{found[graph.client][0]} and {path} are both client {graph.client}: import one again with another --client"
-            )
-        found[graph.client] = path, graph
-    ordered = [found[client] for client in sorted(found)]
+    found = [(path, partition.load(path)) for path in map(client_file, files)]
+    ordered = sorted(found, key=lambda file: file[1].client)
+    for (one, first), (other, second) in pairwise(ordered):
+        if (number := first.client) == second.client:
+            raise FedGraphError(f"{one} and {other} are both client {number}: import one again with another --client")
     if len(ordered) < 2:
         raise FedGraphError(f"link needs the files of two parties or more, got {ordered[0][0]}")
     for client, (path, graph) in enumerate(ordered):
