@@ -167,8 +167,10 @@ def _default(section: Any, key: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as an override has it."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    """Return a value as an override has it; -0.0 as 0."""
+    if isinstance(value, float):
+        return f"{value or 0:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Section:

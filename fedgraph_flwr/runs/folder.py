@@ -363,7 +363,7 @@ def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) 
     try:
         known = json.loads(spec.read_bytes()).get("fingerprint") if spec.is_file() else None
     except (AttributeError, ValueError, RecursionError) as error:
-        raise FedGraphError(f"{spec} does not define features and classes ({first_line(error)})") from error
+        raise FedGraphError(f"{spec} defines no features and classes ({first_line(error)}): repeat the run") from error
     for client, found in schemas.items():
         if known and list(found) != known:
             what = f"client {client} has another schema than the run {key}={folder}, so columns mean something else"

@@ -194,7 +194,7 @@ class Policy(Section, group="policy"):
         """Refuse a run whose model, task, sampler or noise the policy does not accept."""
         model, task, sampler = cfg.model.name, cfg.task.name, cfg.train.sampler
         networks, samplers = ", ".join(self.networks), ", ".join(self.samplers)
-        _require(not networks or model in self.networks, f"model={model}", f"networks {networks}")
+        _require(not self.networks or model in self.networks, f"model={model}", f"networks {networks}")
         _require(task in self.tasks, f"task={task}", f"tasks {', '.join(self.tasks)} (tasks)")
         _require(sampler in self.samplers, f"train.sampler={sampler}", f"samplers {samplers} (samplers)")
         self._check_privacy(cfg.privacy)

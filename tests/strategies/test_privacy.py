@@ -416,6 +416,7 @@ def test_what_cannot_be_covered_is_refused(run, overrides, message):
     [
         (["privacy.noise_multiplier=1"], "has no effect with privacy.dp=none"),
         (["privacy.dp=server_fixed"], "protects no more than strategy.aggregator=norm_bound"),
+        (["privacy.dp=server_fixed", "privacy.noise_multiplier=-0.0"], "with privacy.noise_multiplier=0 protects"),
         (["privacy.dp=client_fixed", "privacy.scores=noised"], "privacy.scores=noised adds no noise with"),
         (["privacy.dp=client_fixed", "privacy.epsilon_budget=1"], "has no effect with privacy.noise_multiplier=0"),
     ],

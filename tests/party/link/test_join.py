@@ -220,15 +220,19 @@ def test_a_party_that_leaves_ends_the_link(files):
         joined(files, LinkRules(match="ids", entities="columns", share=SHARE), leave)
 
 
-def test_a_bank_that_tells_more_than_its_role_has_is_refused(files, monkeypatch):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"9": np.arange(8)}, "column '9', which the rules or its role do not name"),
+        ({"account": np.arange(3)}, r"account is int64 \(3,\), expected int64 \(8,\)"),
+    ],
+)
+def test_a_bank_that_tells_more_than_its_role_has_is_refused(files, monkeypatch, other, message):
     make = JoinParty._make_share
-
-    def more(self, peer):
-        arrays = dict(make(self, peer))
-        return {**arrays, "9": arrays["account"]} if self.client == 1 else arrays
-
-    monkeypatch.setattr(JoinParty, "_make_share", more)
-    with pytest.raises(RunFailed, match=r"client 1 sent .*column '9', which the rules or its role do not name"):
+    monkeypatch.setattr(
+        JoinParty, "_make_share", lambda self, peer: {**make(self, peer), **(other if self.client == 1 else {})}
+    )
+    with pytest.raises(RunFailed, match=f"client 1 sent .*{message}"):
         joined(files, LinkRules(match="ids", entities="columns", share=SHARE))
 
 
