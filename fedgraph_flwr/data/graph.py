@@ -322,14 +322,24 @@ class Graph:
         return replace(self, edge_index=edge_index, **rows_at(self, "edge", order))
 
     def until(self, stage: int, last: int | None = None) -> Self:
-        """Return the graph as a stage may read it: without edges of later stages (``edge_split``).
+        """Return the graph as a stage may read it: without edges and cut edges of later stages (``edge_split``).
 
         Args:
             stage: the stage.
             last: time of the last edges that it reads, in seconds; None: it reads all of its edges.
         """
-        kept = _read(self.edge_split, self.edge_time, stage, last)
-        return self if kept is None else self.with_edges(self.edge_index[:, kept], kept)
+        graph = self
+        for of, start in (("edge", ""), ("cut_out", "cut_out_"), ("cut_in", "cut_in_")):
+            split = getattr(self, f"{start}edge_split", self.edge_split[:0])
+            if not split.numel():
+                continue
+            kept = split <= stage
+            if last is not None:
+                kept &= getattr(self, f"{start}edge_time") <= last
+            places = kept.nonzero().view(-1)
+            inner: dict[str, Any] = {} if start else {"edge_index": self.edge_index[:, places]}
+            graph = replace(graph, **rows_at(self, of, places), **inner)
+        return graph
 
     @classmethod
     def from_pyg(cls, data: Any, num_classes: int, name: str = "") -> "Graph":
@@ -552,23 +562,6 @@ class ClientGraph(Graph):
     def num_parties(self) -> int:
         """Number of parties that records may name."""
         return len(self.linking.get("parties", ()))
-
-    def until(self, stage: int, last: int | None = None) -> Self:
-        """As `Graph.until`, of cut edges too."""
-        graph = super().until(stage, last)
-        for cut in ("cut_out", "cut_in"):
-            kept = _read(getattr(self, f"{cut}_edge_split"), getattr(self, f"{cut}_edge_time"), stage, last)
-            if kept is not None:
-                graph = replace(graph, **rows_at(self, cut, kept))
-        return graph
-
-
-def _read(split: Tensor, time: Tensor, stage: int, last: int | None) -> Tensor | None:
-    """Return the places of edges that a stage reads until a time; None: all."""
-    if not split.numel():
-        return None
-    kept = split <= stage
-    return (kept if last is None else kept & (time <= last)).nonzero().view(-1)
 
 
 def graph_digest(graph: ClientGraph) -> Tensor:

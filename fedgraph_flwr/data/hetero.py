@@ -35,6 +35,12 @@ EdgeType = tuple[str, str, str]
 REVERSE = "rev_"
 
 
+def check_types(data: Any, where: str) -> None:
+    """As `check_dtypes`, of all types of a ``HeteroData``."""
+    for kind in (*data.node_types, *data.edge_types):
+        check_dtypes(data[kind], f"{where}, '{':'.join(kind) if isinstance(kind, tuple) else kind}'")
+
+
 @dataclass
 class HeteroGraph:
     """Heterogeneous graph with labels on the nodes of one type.
@@ -174,10 +180,7 @@ class HeteroGraph:
     @classmethod
     def from_pyg(cls, data: Any, target: str, num_classes: int, name: str = "") -> "HeteroGraph":
         """Convert a PyG ``HeteroData``; missing masks become all False."""
-        for kind in (*data.node_types, *data.edge_types):
-            check_dtypes(
-                data[kind], f"'{':'.join(kind) if isinstance(kind, tuple) else kind}' of {name or 'the HeteroData'}"
-            )
+        check_types(data, name or "the HeteroData")
         of_edges = {
             r: edge_tensors(data[r], f"{name or 'the HeteroData'}, '{':'.join(r)}'", ["edge_attr"])
             for r in data.edge_types

@@ -18,7 +18,7 @@ from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.checks import check_graph
 from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, form_of
-from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph, check_types
 from fedgraph_flwr.data.many_graphs import MASKS, from_graphs
 from fedgraph_flwr.data.own_columns import with_node_columns
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
@@ -60,10 +60,6 @@ def unchanged(kind: str, x: Tensor, where: str) -> Features:
     x = matrix(x)
     columns = {"x": Column(width=x.size(1))}
     return Features(columns, columns, x)
-
-
-def _silent(text: str) -> None:
-    pass
 
 
 def read_pickled(path: Path | str, more: Sequence[Any] = ()) -> Any:
@@ -111,7 +107,7 @@ def from_data(
     undirected: bool = False,
     scaling: str = "none",
     encode: Encode = unchanged,
-    say: Callable[[str], None] = _silent,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Graph:
     """Build a graph from a ``Data`` in memory, which is not modified; ``where`` names it in errors.
 
@@ -321,9 +317,7 @@ def from_hetero_data(
     if target not in data.node_types:
         raise unknown("target node type", target, data.node_types, where)
     check_labels(data[target], where, f" of type '{target}'")
-    for kind in (*data.node_types, *data.edge_types):
-        name = ":".join(kind) if isinstance(kind, tuple) else kind
-        check_dtypes(data[kind], f"{where}, '{name}'")
+    check_types(data, where)
     made = {
         kind: encode(kind, data[kind].x, where)
         for kind in data.node_types

@@ -21,7 +21,7 @@ from fedgraph_flwr.data.pyg import (
     numbered_classes,
 )
 from fedgraph_flwr.data.split import split_graph, split_targets
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition.clients import with_target_stats
 from fedgraph_flwr.partition.hetero import share_schema
@@ -197,10 +197,7 @@ def _labelled(data: Any, target: str) -> Any:
     """Return the node type with labels."""
     if not _typed(data):
         return data
-    target = target or labelled_type(data, "the graph")
-    if target not in data.node_types:
-        raise unknown("target node type", target, data.node_types)
-    return data[target]
+    return data[labelled_type(data, "the graph", target=target)]
 
 
 def _classes(data: Any, target: str) -> int:
