@@ -146,10 +146,11 @@ class Consent:
     min_records: int = 1
 
     def __post_init__(self) -> None:
-        if type(self.parties) is not int or type(self.max_ids) is not int or not str(self.purpose).strip():
+        numbers = self.parties, self.max_ids, self.min_records
+        if any(type(number) is not int for number in numbers) or not str(self.purpose).strip():
             raise FedGraphError(
-                f"a consent needs a whole number of parties, a purpose and a whole number max_ids, got {self.parties!r},"
-                f" {self.purpose!r} and {self.max_ids!r}"
+                f"a consent needs a purpose, got {self.purpose!r}, and whole numbers of parties, max_ids and min_records, got"
+                f" {numbers}"
             )
         LinkRules(**agreed_rules(self))
         try:

@@ -124,6 +124,7 @@ def test_consent_of_all_parties_is_accepted_by_each(signed, keys):
             r"is for share=\['age:eps=1'\], but the run has share=\['age'\]",
         ),
         ({"min_records": 5}, IDS, 2, TODAY, "is for min_records=5, but the run has min_records=1: change the run"),
+        ({"min_records": "5"}, IDS, 2, TODAY, r"whole numbers of parties, max_ids and min_records, got .*'5'\)"),
         (
             {"entities": "edges", "share": ["age"]},
             replace(IDS, entities="edges", share=["age"]),
