@@ -101,21 +101,17 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         step = self.exchange + 1
         if "keys" in groups:
             self.meet(groups)
-        exchange = self.hop_exchange()
+        exchange, others = self.hop_exchange(), set(range(self.graph.num_clients)) - {self.graph.client}
         spectra = exchange.pruning.active("global")
         fields = self.spectrum_fields if spectra and step % 2 == 0 else self.row_fields
         inbox = self.opened(groups, f"acquire {step - 1}", lambda _: fields)
         if spectra and step % 2:  # every hop takes two exchanges: values, then rows
             if step > 1:
                 self.take_rows(exchange, inbox, step)
-            values, counts = hops.spectrum(exchange.current)
-            everyone = set(range(self.graph.num_clients)) - {self.graph.client}
-            return self.sealed({peer: {"values": values, "counts": counts} for peer in everyone}, f"acquire {step}"), {
-                "done": 0
-            }
+            return self.sealed(dict.fromkeys(others, self.spectrum), f"acquire {step}"), {"done": 0}
         if spectra:
-            self.check_senders(inbox, set(range(self.graph.num_clients)) - {self.graph.client}, step)
-            inbox[self.graph.client] = dict(zip(("values", "counts"), hops.spectrum(exchange.current), strict=True))
+            self.check_senders(inbox, others, step)
+            inbox[self.graph.client] = self.spectrum
             exchange.keep_hop([(inbox[k]["values"], inbox[k]["counts"]) for k in sorted(inbox)])
         elif step > 1:
             self.take_rows(exchange, inbox, step)
@@ -141,6 +137,11 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         keys = {client: key.tobytes() for client, key in enumerate(groups["keys"]["keys"])}
         self.keyring.check("announce", self.sealer.public, keys, groups.get(SIGNATURES, {}))
         self.sealer.meet(keys)
+
+    @property
+    def spectrum(self) -> Arrays:
+        """This client's part of a globally pruned hop."""
+        return dict(zip(("values", "counts"), hops.spectrum(self.hop_exchange().current), strict=True))
 
     @property
     def pruning(self) -> Pruning:

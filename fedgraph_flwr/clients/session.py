@@ -92,6 +92,10 @@ _spent: dict[tuple[int, str], SpentPrivacy] = {}  # by node and purpose
 _ledgers: dict[tuple[int, int], Ledger] = {}  # of nodes that an engine keeps alive in this process
 
 
+Items = tuple[tuple[str, str], ...]
+"""Names and values of Flower's run config, in order."""
+
+
 class Request(NamedTuple):
     """A message that the node's policy permits.
 
@@ -434,11 +438,7 @@ def _ledger(client: GraphClient, context: Context) -> Ledger:
 
 
 def _permit(
-    client: GraphClient,
-    context: Context,
-    config: Mapping[str, Any],
-    items: tuple[tuple[str, str], ...],
-    checkpoints: StateFolder | None,
+    client: GraphClient, context: Context, config: Mapping[str, Any], items: Items, checkpoints: StateFolder | None
 ) -> None:
     """Record a request, or refuse it: by the policy, because of an earlier request, or for a changed configuration.
 
@@ -467,7 +467,7 @@ def _permit(
 
 
 @functools.lru_cache(maxsize=8)
-def _run_config(items: tuple[tuple[str, str], ...], foreign: bool) -> RunConfig:
+def _run_config(items: Items, foreign: bool) -> RunConfig:
     return from_run_config(dict(items), foreign)
 
 
