@@ -98,8 +98,16 @@ def check_forest(forest: Mapping[str, NDArray], outputs: int, columns: int, tree
         FedGraphError: names the array, its value, and what is accepted.
     """
     check(forest, forest_fields(outputs, columns, trees, nodes), who)
-    if problem := _problem(forest, nodes):
+    if problem := _problem(forest, nodes) or _odd_value(forest["value"], forest["feature"] >= 0):
         raise FedGraphError(f"{who} with {problem}")
+
+
+def _odd_value(value: NDArray, split: NDArray) -> str:
+    """Return which score of a leaf or gain of a split is out of range; empty if none is."""
+    most, least = np.abs(value[~split]).max(initial=0), value[split].min(initial=0)
+    if most > LEAF:
+        return f"a leaf of {most:g}, expected at most {LEAF:g}"
+    return f"a split of gain {least:g}, expected at least 0" if least < 0 else ""
 
 
 def _problem(forest: Mapping[str, NDArray], nodes: int) -> str:
@@ -123,12 +131,7 @@ def _problem(forest: Mapping[str, NDArray], nodes: int) -> str:
     if left[~split].any() or right[~split].any():
         return "a leaf that has children: expected left and right to be 0"
     parents = np.bincount(np.concatenate([(start[tree] + child)[split] for child in (left, right)]), minlength=size)
-    if (parents != (place > 0)).any():
-        return "a tree in which a node has no parent, or two"
-    if (most := np.abs(forest["value"][~split]).max(initial=0)) > LEAF:
-        return f"a leaf of {most:g}, expected at most {LEAF:g}"
-    least = forest["value"][split].min(initial=0)
-    return f"a split of gain {least:g}, expected at least 0" if least < 0 else ""
+    return "a tree in which a node has no parent, or two" if (parents != (place > 0)).any() else ""
 
 
 def leaves(forest: Mapping[str, NDArray], x: Floats) -> NDArray[np.int64]:
