@@ -113,7 +113,8 @@ def _check_plain(graph: Graph, finite: bool) -> None:
             counts[key] = getattr(graph, key).size(1)
         else:
             _check_rows(graph, key, rows, counts[rows.of], finite)
-    _tensor(graph.target_stats, "target_stats", torch.float64, (2 if graph.target_stats.numel() else 0, None))
+    shape = (2, graph.num_targets) if graph.target_stats.numel() else (0, None)
+    _tensor(graph.target_stats, "target_stats", torch.float64, shape)
     if not bool(graph.target_stats.isfinite().all()) or not bool((graph.target_stats[1:] > 0).all()):
         raise FedGraphError(
             f"target_stats must be finite means and standard deviations above 0, got {graph.target_stats.tolist()}"
@@ -137,8 +138,8 @@ def _check_rows(graph: Graph, key: str, rows: Rows, count: int, finite: bool) ->
     if dtype.is_floating_point and finite:
         _finite(tensor, key, rows.of if rows.of in ("node", "edge") else "row", rows.unknown)
     if not rows.wide and dtype != torch.bool and rows.low is not None:
-        end = getattr(graph, rows.end) if isinstance(rows.end, str) else rows.end
-        _within(tensor, key, end or None, rows.low)
+        end = getattr(graph, rows.end) if isinstance(rows.end, str) else rows.end or None
+        _within(tensor, key, end or None if rows.low else end, rows.low)  # the number of classes may be unknown
 
 
 def _check_own(graph: Graph) -> None:

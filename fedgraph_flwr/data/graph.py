@@ -364,6 +364,7 @@ class Graph:
         content = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith(private)}
         empty = {key for key in _OPTIONAL if not content.get(key, True)}
         empty |= {key for key, value in content.items() if isinstance(value, Tensor | str | dict) and not len(value)}
+        empty -= {key for key, rows in rows_by_field(self).items() if rows.needed}
         return Data(**{key: value for key, value in content.items() if key not in empty})
 
     def save(self, path: Path | str | BinaryIO) -> None:

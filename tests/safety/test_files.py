@@ -40,6 +40,11 @@ WRONG = {
     "a feature without end": ({"x": torch.full((16, 5), torch.inf)}, "x must be finite; node 0 has inf in column 0"),
     "ids too many": ({"node_id": torch.arange(17)}, r"node_id must be torch.int64 \[16\]"),
     "ids beyond the graph": ({"num_global_nodes": 5}, r"node_id must be in 0\.\.4; place 5 has 5"),
+    "ids of a graph without nodes": ({"num_global_nodes": 0}, r"node_id must be in 0\.\.-1; place 0 has 0"),
+    "statistics of other targets": (
+        {"target_stats": torch.ones(2, 3, dtype=torch.float64)},
+        r"target_stats must be torch.float64 \[2, 0\]",
+    ),
     "a cut edge from nowhere": (
         {"cut_out": torch.tensor([[16], [5]]), "cut_out_owner": torch.tensor([1])},
         r"cut_out, row 0, must be in 0\.\.15",

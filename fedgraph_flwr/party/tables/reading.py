@@ -156,7 +156,7 @@ def _check_lengths(path: Path, separator: str, encoding: str) -> None:
         found = next(((rows.line_num, len(row)) for row in rows if len(row) != number and not _blank(row)), None)
     if found:
         wrong = f"{found[1]} fields, {'fewer' if found[1] < number else 'more'} than the {number} of the header"
-        fix = "give every row one field per column (empty where unknown), and quote values that contain the separator"
+        fix = "give rows one field per column (empty if unknown), quote values with separators, end lines without one"
         raise FedGraphError(f"{path}, line {found[0]}: {wrong}: {fix}")
 
 

@@ -262,8 +262,8 @@ def margins(predictor: Any, graph: Any) -> tuple[Floats, Any]:
     Raises:
         FedGraphError: the model does not predict two classes.
     """
-    of_two = predictor.task.classes and len(predictor.input_spec.classes) == 2
-    predictor.check_task(of_two, f"alerts need two classes, and it has {len(predictor.input_spec.classes)}")
+    count = len(predictor.input_spec.classes) if predictor.task.classes else 0
+    predictor.check_task(count == 2, f"alerts need items of two classes, and it has {count}")
     logits, task = predictor.items(graph)
     return curves.margin(logits.numpy()), task
 

@@ -242,7 +242,7 @@ class _Network:
                 found = self.net(x[0], edges, own.edge_attr, own.item_index, held, **own.known)
             else:
                 found = self.net(x[0], edges, *([own.edge_attr] if self.reads_edges else []), **own.known)
-                found = found[self.place : self.place + 1]
+            found = found[self.place : self.place + 1] if own.item_index is None else found
         finally:
             clear_masks(self.net)
             for module in masked:

@@ -222,6 +222,11 @@ class TaskPredictor(ABC):
         """Origin of the model, for errors."""
         return self.input_spec.where
 
+    @property
+    def of_party(self) -> bool:
+        """Whether it is the model of a client whose graph is stored: not the shared one, and not exported."""
+        return isinstance(self, Predictor) and self.client is not None
+
     def party_graph(self) -> Any:
         """Return the client's graph.
 
@@ -230,7 +235,7 @@ class TaskPredictor(ABC):
         """
         if self.own is None:
             lost = f"client {self.client}'s graph is not in {self.cfg.graph or 'the cache'}: restore its file"
-            reason = lost if self.client is not None else "no party is chosen: pass --client I or --node DIR"
+            reason = lost if self.of_party else "it has no party's graph: pass --client I or --node DIR of a run"
             raise FedGraphError(f"{self.source}: {reason}")
         return self.own
 

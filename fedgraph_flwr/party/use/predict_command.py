@@ -287,6 +287,6 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
         if found.note:
             print(found.note, file=sys.stderr)
         return found.graph, found.ids, found
-    if predictor.client is None:
+    if not predictor.of_party:
         raise FedGraphError("no input: pass --nodes FILE and --edges FILE, --graph FILE, or --client I")
     return predictor.party_graph(), None, None

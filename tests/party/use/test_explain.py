@@ -114,13 +114,22 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
 @pytest.mark.parametrize("model", ["gcn", "gat", "gine", "pna", "mlp"])
 def test_contributions_of_nodes_sum_to_the_score(model, tmp_path):
     """Of every network of plain PyG; an edge far from the item and the columns of an unread node contribute nothing."""
-    run = fg.run(f"model={model}", num_clients=1, rounds=1, progress=False, out=str(tmp_path / "run"), **SMALL)
+    check_contributions(model, tmp_path, **SMALL)
+
+
+def test_contributions_of_a_number_of_nodes_sum_to_it(tmp_path):
+    check_contributions("gcn", tmp_path, dataset="planted-regression", task="nodes-regression", **{"dataset.nodes": 60})
+
+
+def check_contributions(model, tmp_path, **keys):
+    run = fg.run(f"model={model}", num_clients=1, rounds=1, progress=False, out=str(tmp_path / "run"), **keys)
     predictor = load_predictor(run.path, 0)
     own = predictor.own
     (found,) = explain(predictor, own, None, None, [str(int(own.node_id[3]))])
-    logits = predictor.logits(own)[3].double().numpy()
+    logits = predictor.outputs(own)[0][3].double().numpy()
     chosen = 1 if len(logits) == 2 else logits.argmax()
-    assert found.score == pytest.approx(logits[chosen] - np.delete(logits, chosen).mean(), rel=1e-3, abs=1e-4)
+    score = logits[chosen] - np.delete(logits, chosen).mean() if len(logits) > 1 else logits[0]
+    assert found.score == pytest.approx(score, rel=1e-3, abs=1e-4)
     total = found.of_columns.sum() + found.of_edges.sum()
     assert total == pytest.approx(found.score - found.base, abs=0.05 * max(abs(found.score - found.base), 1))
     source, target = own.edge_index.numpy()

@@ -175,6 +175,8 @@ def test_preprocessing_without_our_package_makes_our_features(bank):
         sys.path.pop(0)
     x, edge_index, ids = preprocess.read(bank / "a_customers.csv", bank / "a_payments.csv")
     net = load_export(bank / "out")
+    with pytest.raises(FedGraphError, match=f"{bank / 'out'}: it has no party's graph: pass --client I or --node DIR"):
+        net.party_graph()
     args = ["--nodes", str(bank / "a_customers.csv"), "--edges", str(bank / "a_payments.csv"), "--out"]
     for source in ("run", "out"):
         assert cli.main(["predict", str(bank / source), *args, str(bank / f"{source}.csv")]) == 0
