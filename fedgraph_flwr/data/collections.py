@@ -65,9 +65,7 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
     with _no_empty_folders(folder):
         dataset = Fetched(str(folder), **({"name": part} if part is not None else {}))
     if len(dataset) != 1:
-        raise FedGraphError(
-            f"{where} has {len(dataset)} graphs, expected one: pass them from Python, fg.run(graphs=[...])"
-        )
+        raise FedGraphError(f"{where} has {len(dataset)} graphs, not one: pass them to fg.run(graphs=[...])")
     data = dataset[0]
     if hasattr(data, "node_types"):
         target = labelled_type(data, where, "dataset.target", str(params.get("target") or ""))

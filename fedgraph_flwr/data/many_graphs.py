@@ -177,7 +177,5 @@ def check_answers(graph: Graph) -> None:
         same = values.nan_to_num(nan=torch.inf) if values.is_floating_point() else values
         wrong = (same != same[first][of]).view(len(same), -1).any(1).nonzero()
         if wrong.numel():
-            raise FedGraphError(
-                f"the nodes of graph {int(graph.graph_id[wrong[0]])} of '{graph.name}' differ in {key}: each must hold the value"
-                " of its graph"
-            )
+            which = f"graph {int(graph.graph_id[wrong[0]])} of '{graph.name}'"
+            raise FedGraphError(f"the nodes of {which} differ in {key}: each must hold the value of its graph")

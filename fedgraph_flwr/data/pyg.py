@@ -152,9 +152,8 @@ def from_list(graphs: Sequence[Any], where: str) -> Graph:
     for place, form in enumerate(forms):
         for key, value in form.items():
             if value != forms[0][key]:
-                raise FedGraphError(
-                    f"{where}[{place}] has {key} {value}, and {where}[0] {forms[0][key]}: expected the same in all graphs"
-                )
+                two = f"{where}[{place}] has {key} {value}, and {where}[0] {forms[0][key]}"
+                raise FedGraphError(f"{two}: expected the same in all graphs")
     width = forms[0]["columns of edge_attr"]
     attr = None if width is None else [data.edge_attr.view(len(data.edge_attr), width) for data in graphs]
     y = torch.stack([data.y.view(-1) for data in graphs])
@@ -179,10 +178,8 @@ def _form(data: Any, where: str) -> dict[str, Any]:
         check_dtypes(data, where)
         fits = y.numel() == 1
     if x.dim() != 2 or not fits or (index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x)):
-        raise FedGraphError(
-            f"{where} must have x [n, F], edges between its n nodes, and as y one integer class, or numbers with a bool for each"
-            f" in y_mask, got {str(data)[:200]}"
-        )
+        y = "as y one integer class, or numbers with a bool for each in y_mask"
+        raise FedGraphError(f"{where} must have x [n, F], edges of its n nodes, and {y}, got {str(data)[:200]}")
     return {
         "columns of x": x.size(1),
         "columns of edge_attr": None if attr is None else attr.shape[1:].numel(),
@@ -220,9 +217,8 @@ def check_labels(held: Any, where: str, of: str = "") -> None:
             isinstance(mask, Tensor) and mask.shape[:1] == (held.num_nodes,) and bool(((mask == 0) | (mask == 1)).all())
         )
         if mask is not None and not valid:
-            raise FedGraphError(
-                f"{where}: {key} must hold one boolean for each of {held.num_nodes} nodes, got {form_of(mask)}"
-            )
+            expected = f"one boolean for each of {held.num_nodes} nodes"
+            raise FedGraphError(f"{where}: {key} must hold {expected}, got {form_of(mask)}")
 
 
 def labelled_type(data: Any, where: str, key: str = "target", target: str = "") -> str:
@@ -234,9 +230,8 @@ def labelled_type(data: Any, where: str, key: str = "target", target: str = "") 
     labelled = [kind for kind in data.node_types if "y" in data[kind]]
     found = target or (labelled[0] if len(labelled) == 1 else "")
     if found not in labelled:
-        raise FedGraphError(
-            f"{where}: pass {key}=TYPE, a node type with labels y, one of: {', '.join(labelled) or 'none'}"
-        )
+        known = ", ".join(labelled) or "none"
+        raise FedGraphError(f"{where}: pass {key}=TYPE, a node type with labels y, one of: {known}")
     return str(found)
 
 
@@ -252,10 +247,8 @@ def numbered_classes(y: Tensor, where: str) -> list[str]:
     """
     largest = int(y.max())
     if largest >= max(MAX_CLASSES, y.numel()):
-        raise FedGraphError(
-            f"{where}: y has the label {largest} at node {int(y.argmax())}; labels number classes from 0, below {MAX_CLASSES}:"
-            " renumber them, or name the classes with --classes"
-        )
+        what = f"y has the label {largest} at node {int(y.argmax())}, expected class numbers below {MAX_CLASSES}"
+        raise FedGraphError(f"{where}: {what}: renumber them, or name the classes with --classes")
     return [str(label) for label in range(largest + 1)]
 
 
@@ -290,9 +283,8 @@ def client_graph(
     by_edges = not typed and (bool((own.edge_y >= 0).any()) or own.schema.get("agreed", {}).get("roles"))
     if not bool(own.train_mask.any()) and not by_edges:
         of = f" of type '{own.target}'" if typed else ""
-        raise FedGraphError(
-            f"client {client} has {len(own.y)} nodes{of}, none for training: label some, or mark some by its split column or mask"
-        )
+        fix = "label some, or mark some by its split column or mask"
+        raise FedGraphError(f"client {client} has {len(own.y)} nodes{of}, none for training: {fix}")
     return own.both_ways() if typed else with_node_columns(own)
 
 

@@ -108,11 +108,10 @@ def split_client(client: ClientGraph, cfg: RunConfig) -> ClientGraph:
     whole = splits_whole(cfg)
     client = ensure_train(client, cfg.split.min_train, cfg.seed) if whole else split_graph(client, cfg.split, cfg.seed)
     if cfg.task.name not in ("edges", "links", "triples") and not client.train_mask.any():
-        raise FedGraphError(
-            f"client {client.client} has {client.num_nodes} nodes, none for training: lower num_clients"
-            f" ({client.num_clients}), use another partition, or set split.min_train=1"
-            + (" or split.kind=ratio" if cfg.split.kind in ("public", "temporal") else "")
-        )
+        what = f"client {client.client} has {client.num_nodes} nodes, none for training"
+        split = " or split.kind=ratio" if cfg.split.kind in ("public", "temporal") else ""
+        fewer = f"lower num_clients={client.num_clients}"
+        raise FedGraphError(f"{what}: {fewer}, use another partition, or set split.min_train=1{split}")
     return client
 
 
@@ -133,14 +132,10 @@ def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
     if not own and cfg.name not in GROUPINGS:
         raise unknown("partition.name", cfg.name, [*GROUPINGS, RELATIONS, "module:function"])
     if num_clients > graph.num_nodes:
-        raise FedGraphError(
-            f"num_clients={num_clients} exceeds the {graph.num_nodes} nodes of '{graph.name}': lower it"
-        )
+        raise FedGraphError(f"num_clients={num_clients} exceeds the {graph.num_nodes} nodes of '{graph.name}'")
     if cfg.merge == "random_merge" and not own and cfg.name not in FREE:
-        raise FedGraphError(
-            f"partition.merge=random_merge takes the number of clients from the groups, but the groups of {cfg.name} follow"
-            f" num_clients: use it with {' or '.join(FREE)}"
-        )
+        what = f"partition.merge=random_merge makes as many clients as groups, and {cfg.name} makes num_clients groups"
+        raise FedGraphError(f"{what}: use it with {' or '.join(FREE)}")
     seed %= 2**31  # what METIS, scikit-learn and NumPy all accept
     grouping = function(cfg.name, "partition") if own else GROUPINGS[cfg.name]
     groups = grouping(graph, cfg, num_clients, seed)
@@ -155,15 +150,11 @@ def _checked(groups: Any, num_nodes: int, name: str) -> list[np.ndarray]:
     try:
         kept = [group for group in (np.unique(np.asarray(group)) for group in groups) if group.size]
     except (TypeError, ValueError) as error:
-        raise FedGraphError(
-            f"partition={name} must return a list of arrays of node ids ({first_line(error)})"
-        ) from error
+        raise FedGraphError(f"partition={name} must return lists of node ids ({first_line(error)})") from error
     wrong = [g for g in kept if g.dtype.kind not in "iu" or g[0] < 0 or g[-1] >= num_nodes]
     if wrong or not kept:
         got = f"{wrong[0][0]}..{wrong[0][-1]} ({wrong[0].dtype})" if wrong else "no node"
-        raise FedGraphError(
-            f"partition={name} must return lists of node ids, integers from 0 to {num_nodes - 1}, got {got}"
-        )
+        raise FedGraphError(f"partition={name} must return lists of node ids from 0 to {num_nodes - 1}, got {got}")
     return [group.astype(np.int64) for group in kept]
 
 
@@ -259,10 +250,8 @@ def by_relation(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int)
         FedGraphError: edges without labels, or as `groups.skewed`.
     """
     if not graph.edge_y.numel():
-        raise FedGraphError(
-            f"partition={RELATIONS} needs labels of edges, which '{graph.name}' does not have: choose another partition, or"
-            " import the tables with --edge-label-column"
-        )
+        what = f"partition={RELATIONS} needs labels of edges, which '{graph.name}' does not have"
+        raise FedGraphError(f"{what}: choose another partition, or import tables with --edge-label-column")
     owner = torch.from_numpy(skewed(graph.edge_y.numpy(), cfg, num_clients, seed, f"edges of '{graph.name}'"))
     clients = []
     for client in range(num_clients):
@@ -320,10 +309,8 @@ def check_poolable(sizes: Collection[Any], of: str) -> None:
         FedGraphError: with the different numbers.
     """
     if len(sizes) > 1:
-        raise FedGraphError(
-            f"clients have different numbers of {of}, {sorted(sizes)}, so their graphs cannot be pooled (strategy=central): use"
-            " another strategy"
-        )
+        what = f"clients with different numbers of {of}, {sorted(sizes)}"
+        raise FedGraphError(f"{what}, cannot be pooled (strategy=central): use another strategy")
 
 
 def _pooled_edges(clients: Sequence[ClientGraph], shared: bool) -> tuple[Tensor, Tensor]:
@@ -339,9 +326,7 @@ def _pooled_edges(clients: Sequence[ClientGraph], shared: bool) -> tuple[Tensor,
         edge_part = torch.arange(len(clients)).repeat_interleave(torch.tensor([c.num_edges for c in clients]))
     elif shared:  # clients share nodes, so several may list one edge
         if any(c.has_edge_data for c in clients):
-            raise FedGraphError(
-                "clients that share nodes cannot be pooled if their edges have features, times or labels: several of them may"
-                " list one edge; use a partition into disjoint clients"
-            )
+            what = "clients that share nodes cannot be pooled if their edges, which several may list, have data"
+            raise FedGraphError(f"{what}: use a partition into disjoint clients")
         edges = torch.unique(edges, dim=1)
     return edges, edge_part

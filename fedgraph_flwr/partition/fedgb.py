@@ -24,7 +24,7 @@ from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, form_of, unsplit
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import index_of
 from fedgraph_flwr.data.pyg import check_data, from_list, in_order, labelled_type, read_pickled
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.partition.clients import with_target_stats
 from fedgraph_flwr.partition.hetero import share_schema
 
@@ -80,9 +80,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     found = manifest if isinstance(manifest, dict) else {}
     if found.get("schema_version") != VERSION:
         version = sanitize(found.get("schema_version"), 40)
-        raise FedGraphError(
-            f"{path} has schema_version {version}, expected '{VERSION}': write it again with FedGB {VERSION}"
-        )
+        raise FedGraphError(f"{path} has schema_version {version}: write it again with FedGB {VERSION}")
     kind = str(found.get("level")), str(found.get("task"))
     if kind not in TASKS:
         known = ", ".join("/".join(pair) for pair in TASKS)
@@ -97,15 +95,12 @@ def _partition(folder: Path, manifest: Mapping[str, Any]) -> Path:
     root = folder / "distrib"
     if name := manifest.get("processed_partition"):
         if not isinstance(name, str) or Path(name).name != name:
-            raise FedGraphError(
-                f"{MANIFEST}: processed_partition must be the name of a folder, got {sanitize(name, 80)}"
-            )
+            raise FedGraphError(f"{MANIFEST}: processed_partition must name a folder, got {sanitize(name, 80)}")
         return root / name
     found = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     if len(found) != 1:
-        raise FedGraphError(
-            f"{root} has {len(found)} folders, expected one: name it as processed_partition in {MANIFEST}, or remove the others"
-        )
+        fix = f"name it as processed_partition in {MANIFEST}, or remove the others"
+        raise FedGraphError(f"{root} has {len(found)} folders, expected one: {fix}")
     return found[0]
 
 
@@ -114,17 +109,15 @@ def _split(folder: Path, client: int) -> list[Tensor]:
     masks = [read_pickled(folder / f"{split}_{client}.pt") for split in SPLITS]
     for split, mask in zip(SPLITS, masks, strict=True):
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.dim() != 1:
-            raise FedGraphError(
-                f"{folder / f'{split}_{client}.pt'} must hold a tensor of one bool per node or graph, got {form_of(mask)}"
-            )
+            path = folder / f"{split}_{client}.pt"
+            raise FedGraphError(f"{path} must hold a tensor of one bool per node or graph, got {form_of(mask)}")
     return masks
 
 
 def _fitting(masks: Sequence[Tensor], count: int, path: Path) -> Sequence[Tensor]:
     if any(len(mask) != count for mask in masks):
-        raise FedGraphError(
-            f"{path} has {count} nodes or graphs, and its masks have {'/'.join(str(len(mask)) for mask in masks)} entries"
-        )
+        sizes = "/".join(str(len(mask)) for mask in masks)
+        raise FedGraphError(f"{path} has {count} nodes or graphs, and its masks have {sizes} entries")
     return masks
 
 
@@ -189,10 +182,8 @@ def _global_ids(data: Any, count: int, path: Path) -> Tensor:
     else:
         ids = _integers(data, "global_map", count, path)
     if (count and int(ids.min()) < 0) or ids.unique().numel() < count:
-        raise FedGraphError(
-            f"{path}: global_map must give each of the {count} nodes its own id of at least 0, got {ids.unique().numel()}"
-            f" different ids from {int(ids.min())}"
-        )
+        got = f"{ids.unique().numel()} different ids from {int(ids.min())}"
+        raise FedGraphError(f"{path}: global_map must give each of {count} nodes its own id from 0 on, got {got}")
     return ids
 
 
@@ -222,9 +213,7 @@ def _of_numbers(data: Any, path: Path, masks: Sequence[Tensor]) -> HeteroClientG
     relations = _names(data, "hetero_edge_types", relation, path)
     target = str(getattr(data, "target_node_type", ""))
     if target not in names:
-        raise FedGraphError(
-            f"{path}: target_node_type '{sanitize(target, 60)}' is not a node type: expected one of {', '.join(names)}"
-        )
+        raise unknown("target_node_type", sanitize(target, 60), names, str(path))
     ids, place = _global_ids(data, len(x), path), torch.empty_like(kind)
     rows = {name: (kind == number).nonzero().view(-1) for number, name in enumerate(names)}
     for own in rows.values():
@@ -265,9 +254,8 @@ def _graphs(path: Path, masks: Sequence[Tensor], manifest: Mapping[str, Any]) ->
     graph = from_list(graphs, str(path))
     answers: dict[str, Any] = {}
     if bool(graph.num_targets) != (manifest["task"] == "graph_reg"):
-        raise FedGraphError(
-            f"{path}: y must be floats for graph_reg, integers for graph_cls, got {form_of(graphs[0].y)}"
-        )
+        got = form_of(graphs[0].y)
+        raise FedGraphError(f"{path}: y must be floats for graph_reg, integers for graph_cls, got {got}")
     if not graph.num_targets:
         answers["num_classes"] = _classes(held, graph.y)
     of = index_of(graph)

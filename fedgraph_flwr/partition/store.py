@@ -132,10 +132,8 @@ def _given(cfg: RunConfig) -> Path:
         ("dataset.edge_flip", cfg.dataset.edge_flip, ""),
     ):
         if value:
-            raise FedGraphError(
-                f"{key}={value} does not apply to graph={folder}, whose client files already exist: pass it to `fedgraph-flwr"
-                f" partition`, which writes them{other}"
-            )
+            what = f"{key}={value} does not apply to graph={folder}, whose client files already exist"
+            raise FedGraphError(f"{what}: pass it to `fedgraph-flwr partition`, which writes them{other}")
     return folder
 
 
@@ -187,10 +185,8 @@ def load_client(cfg: RunConfig, index: int) -> Any:
     if path is None:
         clients = num_clients(cfg)
         if index >= clients:
-            raise FedGraphError(
-                f"client {index} does not exist: expected 0 to {clients - 1}, as the run has {clients}"
-                " (num_clients, or 1 for a pooled graph)"
-            )
+            run = f"the run has {clients} (num_clients, or 1 for a pooled graph)"
+            raise FedGraphError(f"client {index} does not exist: expected 0 to {clients - 1}, as {run}")
         path = _place(folder, index, whole=False)
     return load(path or _name(folder, index))
 
@@ -249,14 +245,12 @@ def check(folder: Path) -> None:
     """
     paths = _single(folder)
     if not paths:
-        raise FedGraphError(
-            f"graph={folder} contains no client files; create them with `fedgraph-flwr partition --out {folder}`"
-        )
+        made = f"`fedgraph-flwr partition --out {folder}`, or `import --client I --out`"
+        raise FedGraphError(f"graph={folder} contains no client files: create them with {made}")
     for index, path in enumerate(paths):
         if path.name != f"client_{index:04d}.safetensors":
-            raise FedGraphError(
-                f"graph={folder} has no client_{index:04d}.safetensors, but has {path.name}: expected consecutive numbers from 0"
-            )
+            missing = f"client_{index:04d}.safetensors"
+            raise FedGraphError(f"graph={folder} has no {missing}, but {path.name}: expected numbers from 0 on")
     first: dict[str, Any] = {}
     headers = [read_header(path) for path in paths]
     check_same((str(path), values.get("schema", {})) for path, (_, values) in zip(paths, headers, strict=True))
@@ -539,9 +533,8 @@ def make(graph: Any, cfg: RunConfig) -> Sequence[Any]:
         FedGraphError: the partition or the split is impossible.
     """
     if cfg.partition.share and type(graph) is not Graph:
-        raise FedGraphError(
-            "partition.share needs one graph with one type of nodes, whose edges between clients have far ends: leave it out"
-        )
+        needs = "one graph with one type of nodes, whose edges between clients have far ends"
+        raise FedGraphError(f"partition.share needs {needs}: leave it out")
     clients: Sequence[Any] = _module(graph).make(graph, cfg)
     return clients
 

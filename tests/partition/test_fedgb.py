@@ -211,14 +211,14 @@ class Strange:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda root: nodes(root, schema_version="2"), "has schema_version 2, expected '1.0'"),
+        (lambda root: nodes(root, schema_version="2"), "has schema_version 2: write it again with FedGB 1.0"),
         (
             lambda root: nodes(root, level="graphs"),
             "has level/task graphs/node_cls, expected one of: homo_subgraph/node",
         ),
         (lambda root: nodes(root, num_clients=True), "has num_clients True, expected a positive integer"),
         (lambda root: nodes(root, num_clients=4), r"no such file: .*train_3\.pt"),
-        (lambda root: nodes(root, processed_partition="../x"), "processed_partition must be the name of a folder"),
+        (lambda root: nodes(root, processed_partition="../x"), "processed_partition must name a folder"),
         (lambda root: (nodes(root) / "distrib" / "other").mkdir(), "has 2 folders, expected one"),
         (
             lambda root: torch.save(Strange(), nodes(root) / "distrib/natural/data_1.pt"),
@@ -250,7 +250,7 @@ def test_another_folder_is_refused(tmp_path, change, reason):
         ({"y": torch.tensor(1)}, r"data_1\.pt\[3\] has y a class, and .* 3 numbers"),
         ({"y_mask": torch.ones(1, 2) > 0}, r"data_1\.pt\[3\] must have .* a bool for each"),
         ({"edge_attr": None}, r"data_1\.pt\[3\] has columns of edge_attr None, and .* 2"),
-        ({"edge_index": torch.tensor([[0], [99]])}, r"data_1\.pt\[3\] must have .* edges between its n nodes"),
+        ({"edge_index": torch.tensor([[0], [99]])}, r"data_1\.pt\[3\] must have .* edges of its n nodes"),
     ],
 )
 def test_graphs_that_differ_are_refused(tmp_path, fedgb, change, reason):

@@ -47,7 +47,7 @@ NONE = {
     [
         ({"edge_index": HALF}, r"mine: edge_index must hold integers, got torch.float32: convert it with .long\(\)"),
         ({"x": COMPLEX}, r"mine: x must hold real numbers, got torch.complex64: pass the real and imaginary parts"),
-        ({"y": BILLION}, r"mine: y has the label 1000000000 at node 1; .* below 10000: renumber them, or .* --classes"),
+        ({"y": BILLION}, r"mine: y has the label 1000000000 at node 1, .* below 10000: renumber them, or .* --classes"),
         (NONE, "mine has no nodes"),
     ],
 )
