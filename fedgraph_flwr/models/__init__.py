@@ -63,9 +63,8 @@ def build(cfg: ModelConfig, num_features: Any, num_classes: int, num_edge_featur
     kind = network(cfg)
     if isinstance(num_features, list) != kind.heterogeneous:
         kinds = ("one node type", "typed nodes and edges")
-        raise FedGraphError(
-            f"model={cfg.name} needs a graph with {kinds[kind.heterogeneous]}, not {kinds[not kind.heterogeneous]}: set another"
-        )
+        needed, found = kinds[kind.heterogeneous], kinds[not kind.heterogeneous]
+        raise FedGraphError(f"model={cfg.name} needs a graph with {needed}, not {found}: set another model or dataset")
     sizes = (num_features, num_classes, num_edge_features) if kind.reads_edges else (num_features, num_classes)
     return kind(*sizes, **keywords(cfg))
 

@@ -252,9 +252,9 @@ def book_link(policy: Path, peers: Mapping[int, str], keyring: Keyring, hours: f
     Raises:
         FedGraphError: the last run with a peer is too recent, or the record cannot be read or written.
     """
-    now = time.time() if now is None else now
     advice = f"move it away if no link run took place in the last {hours:g} hours"
     with _record(policy.with_name(f"{policy.stem}.links.json"), "the record of link runs", advice) as record:
+        now = time.time() if now is None else now  # behind the lock, or a run that waited would be before the other
         for client in peers:
             name = peer_name(client, keyring)
             if (passed := now - float(record.get(name, 0.0))) < 3600 * hours:
@@ -314,8 +314,9 @@ def _record(path: Path, what: str, advice: str) -> Iterator[dict[str, Any]]:
             record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
             yield record
             write_bytes(path, (json.dumps(record, indent=1) + "\n").encode())
-    except (OSError, Timeout, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FedGraphError(f"cannot read, lock or write {path}, {what} ({first_line(error)}): {advice}") from error
+    except (OSError, Timeout, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"cannot read, lock or write {path}, {what} ({first_line(error)})"
+        raise FedGraphError(f"{problem}: if it is damaged, {advice}") from error
 
 
 def peer_name(client: int, keyring: Keyring) -> str:
