@@ -422,6 +422,8 @@ def test_typed_graphs_in_memory():
     two["author"].y = torch.zeros(10, dtype=torch.int64)
     with pytest.raises(fg.FedGraphError, match="pass target=TYPE"):
         fg.run(graphs=[two], model="rgcn")
+    with pytest.raises(fg.FedGraphError, match="one of: paper, author, got 'venue'"):
+        fg.run(graphs=[two], model="rgcn", target="venue")
 
 
 @pytest.mark.parametrize(

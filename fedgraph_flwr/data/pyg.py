@@ -168,8 +168,10 @@ def from_list(graphs: Sequence[Any], where: str) -> Graph:
 def _form(data: Any, where: str) -> dict[str, Any]:
     """Return what graphs side by side must have alike: their columns, and the kind and number of their answers."""
     held: dict[str, Any] = {key: getattr(data, key, None) for key in ("x", "edge_index", "y", "edge_attr", "y_mask")}
-    if hasattr(data, "node_types") or not all(isinstance(held[key], Tensor) for key in ("x", "edge_index", "y")):
-        raise FedGraphError(f"{where} must be a PyG Data with tensors x, edge_index and y, got {str(data)[:100]}")
+    tensors = ["x", "edge_index", *(["edge_attr"] if held["edge_attr"] is not None else []), "y"]
+    if hasattr(data, "node_types") or not all(isinstance(held[key], Tensor) for key in tensors):
+        listed = ", ".join(tensors[:-1])
+        raise FedGraphError(f"{where} must be a PyG Data with tensors {listed} and y, got {str(data)[:100]}")
     x, index, y, attr, mask = held.values()
     if y.is_floating_point():
         marks = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == y.numel())
@@ -230,8 +232,8 @@ def labelled_type(data: Any, where: str, key: str = "target", target: str = "") 
     labelled = [kind for kind in data.node_types if "y" in data[kind]]
     found = target or (labelled[0] if len(labelled) == 1 else "")
     if found not in labelled:
-        known = ", ".join(labelled) or "none"
-        raise FedGraphError(f"{where}: pass {key}=TYPE, a node type with labels y, one of: {known}")
+        known, got = ", ".join(labelled) or "none", f", got '{target}'" if target else ""
+        raise FedGraphError(f"{where}: pass {key}=TYPE, a node type with labels y, one of: {known}{got}")
     return str(found)
 
 

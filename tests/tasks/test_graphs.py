@@ -383,6 +383,13 @@ def test_lists_of_data_are_clients_with_many_graphs(numbers, tmp_path):
         (lambda given: [given[0], []], r"graphs\[1\] must be a list of PyG Data like the others.*got an empty list"),
         (lambda given: [given[0], [*given[1], Data(x=torch.ones(2, 2))]], r"graphs\[1\]\[12\] must be a PyG Data with"),
         (
+            lambda given: [
+                given[0],
+                [Data(x=torch.ones(2, 2), edge_index=torch.zeros(2, 0).long(), y=torch.zeros(1).long(), edge_attr=[])],
+            ],
+            r"graphs\[1\]\[0\] must be a PyG Data with tensors x, edge_index, edge_attr and y",
+        ),
+        (
             lambda given: [[*given[0][:-1], _wide(given[0][-1])], given[1]],
             r"graphs\[0\]\[11\] has columns of x 3, and graphs\[0\]\[0\] 2",
         ),
