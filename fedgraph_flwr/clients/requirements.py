@@ -108,13 +108,14 @@ def check_task(cfg: RunConfig, client: Any) -> None:
         )
     read = [*cfg.evaluation.own.values(), *cfg.evaluation.points]
     of_classes = {
+        f"attack={cfg.attack.name}": cfg.attack.name != "none",
         f"train.loss={cfg.train.loss}": cfg.train.loss != "cross_entropy",
         "evaluation.confusion=true": cfg.evaluation.confusion,
         f"adversary.kind={cfg.adversary.kind}": cfg.adversary.kind == "label_flip" or cfg.adversary.backdoor,
-        f"attack={cfg.attack.name}": cfg.attack.name != "none",
         f"evaluation.metrics={read} (accepted: {', '.join(task.METRICS)})": read,
     }
-    if not task.classes and (asked := [key for key, holds in of_classes.items() if holds]):
+    of_nodes = task.ITEMS == "nodes" or cfg.attack.name == "none"  # an attack finds edges between nodes
+    if not (task.classes and of_nodes) and (asked := [key for key, holds in of_classes.items() if holds]):
         raise FedGraphError(f"{asked[0]} needs classes of nodes, and task={cfg.task.name} has none: leave it out")
     if network.heterogeneous and not task.typed:
         raise FedGraphError(
