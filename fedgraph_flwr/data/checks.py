@@ -138,8 +138,13 @@ def _check_rows(graph: Graph, key: str, rows: Rows, count: int, finite: bool) ->
     if dtype.is_floating_point and finite:
         _finite(tensor, key, rows.of if rows.of in ("node", "edge") else "row", rows.unknown)
     if not rows.wide and dtype != torch.bool and rows.low is not None:
-        end = getattr(graph, rows.end) if isinstance(rows.end, str) else rows.end or None
-        _within(tensor, key, end or None if rows.low else end, rows.low)  # the number of classes may be unknown
+        _within(tensor, key, _end(graph, rows), rows.low)
+
+
+def _end(graph: Graph, rows: Rows) -> int | None:
+    """Return the end of a field's range; None where it has none, or where the number of classes is unknown."""
+    end = getattr(graph, rows.end) if isinstance(rows.end, str) else rows.end or None
+    return end or None if rows.low else end
 
 
 def _check_own(graph: Graph) -> None:

@@ -102,7 +102,7 @@ def test_warnings_of_a_fleet_reach_whoever_waits(tmp_path, monkeypatch, capsys, 
     )
     fake.chmod(0o755)
     monkeypatch.setattr(flower, "tool", lambda name: str(fake))
-    flower._flwr_run(cfg, "somewhere", dict(os.environ), None)
+    flower._flwr_run(cfg, "somewhere", dict(os.environ), None, lambda what: None)
     assert capsys.readouterr().err == ("warning: 2 of 3 nodes: start\n" if engine == "fleet" else "")
     assert "hello: you" in (tmp_path / "flower.log").read_text()
 
@@ -159,7 +159,7 @@ def test_what_flower_says_at_its_end_is_one_line(tmp_path, monkeypatch, printed,
     fake.chmod(0o755)
     monkeypatch.setattr(flower, "tool", lambda name: str(fake))
     with pytest.raises(RunFailed, match=message):
-        flower._flwr_run(compose([f"out={tmp_path}"]), "fleet", dict(os.environ), None)
+        flower._flwr_run(compose([f"out={tmp_path}"]), "fleet", dict(os.environ), None, lambda what: None)
 
 
 def test_what_the_how_to_leaves_in_the_checkout_is_not_packed_into_the_app(tmp_path):

@@ -36,5 +36,5 @@ def test_rounds_by_hand(run, rule, fraction, option):
 def test_keys_are_checked(run):
     with pytest.raises(FedGraphError, match=r"strategy\.feddc\.alpha must be >= 0, got -1"):
         run("strategy=feddc", "strategy.alpha=-1")
-    with pytest.raises(FedGraphError, match=r"set strategy\.feddc\.option=I"):
+    with pytest.raises(FedGraphError, match=r"or strategy\.feddc\.option=I"):
         run("strategy=feddc", "strategy.option=II", "train.optimizer=adam")

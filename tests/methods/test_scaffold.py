@@ -112,7 +112,7 @@ def test_parameters_that_no_gradient_reaches_stay_where_they_are(run, monkeypatc
 
 def test_option_two_needs_plain_sgd(run):
     for overrides in (["train.optimizer=adam"], ["train.momentum=0.9"]):
-        with pytest.raises(FedGraphError, match=r"set strategy\.scaffold\.option=I"):
+        with pytest.raises(FedGraphError, match=r"or strategy\.scaffold\.option=I"):
             run(*WORDS, "strategy=scaffold", "strategy.option=II", *overrides)
     with pytest.raises(FedGraphError, match=r"strategy\.scaffold\.option 'III' is unknown"):
         run("strategy=scaffold", "strategy.option=III")
