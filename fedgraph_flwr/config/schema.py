@@ -19,7 +19,7 @@ from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Union, cast, get_args, get_origin, get_type_hints
 
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.operating import FORMS, point
@@ -166,6 +166,14 @@ def _default(section: Any, key: str) -> str:
     return _default(found.type, rest) if rest else _text(default_of(found))
 
 
+@cache
+def _term(section: Any, term: str) -> tuple[str, bool, list[str]]:
+    """Split a term of `Section.clashes` into its key, whether it excludes its values, and the values."""
+    key, _, text = term.partition("=")
+    values = [value or _default(section, key[:-1]) for value in text.split("|")]
+    return key.removesuffix("!"), key.endswith("!"), values
+
+
 def _text(value: Any) -> str:
     """Return a value as an override has it; -0.0 as 0."""
     if isinstance(value, float):
@@ -207,22 +215,16 @@ class Section:
             if holds(self):
                 raise FedGraphError(message.format(c=self))
 
-    def _term(self, term: str) -> tuple[str, bool, list[str]]:
-        """Split a term into its key, whether it excludes its values, and the values."""
-        key, _, text = term.partition("=")
-        values = [value or _default(type(self), key[:-1]) for value in text.split("|")]
-        return key.removesuffix("!"), key.endswith("!"), values
-
     def _holding(self, term: str) -> str:
         """Return the key of a term with its value if the term holds, else ""."""
-        key, excludes, values = self._term(term)
+        key, excludes, values = _term(cast(Any, type(self)), term)
         text = _text(attrgetter(key)(self))
         among = any(text.startswith(v[:-1]) if v.endswith("*") else text == v for v in values)
         return f"{_full(self.group, key)}={text}" if among != excludes else ""
 
     def _without(self, term: str) -> str:
         """Return what to set so that a term does not hold."""
-        key, excludes, values = self._term(term)
+        key, excludes, values = _term(cast(Any, type(self)), term)
         default = _default(type(self), key)
         if not excludes and default in values:
             return f"another {_full(self.group, key)}"
