@@ -145,7 +145,7 @@ def test_few_items_are_not_scored_under_a_policy():
     made.policy = Policy(min_nodes=8)
     y = made.task.y[made.task.masks["test"]]
     entries = sum(int((y[:, c] == v).sum()) for c in range(5) for v in (0, 1) if (y[:, c] == v).sum() >= 8)
-    kept = made.scorer(made.policy.min_nodes).parts[0]["test"][1]  # type: ignore[attr-defined]
+    kept = made.scorer(made.policy.min_nodes).parts[0]["test"][1]
     assert int((~kept.isnan()).sum()) == entries < y.numel()
     made.policy = Policy(min_nodes=50)
     assert score(made, made.predict())["test-count"] == [0]
