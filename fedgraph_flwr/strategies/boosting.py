@@ -128,7 +128,9 @@ class Boosting(GraphStrategy):
     def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse trees that cannot be evaluated."""
         if FOREST in reply.groups:
-            check_forest(reply.groups[FOREST], *facts, who=f"client {reply.client} replied to phase '{phase}'")
+            outputs, columns, trees, nodes = facts
+            who = f"client {reply.client} replied to phase '{phase}'"
+            check_forest(reply.groups[FOREST], outputs, columns, trees, nodes, who)
 
     # --- a round ------------------------------------------------------------------------------------------------------
 
