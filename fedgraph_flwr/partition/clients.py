@@ -224,7 +224,7 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
 
     return [
         ClientGraph(
-            **(rows_at(graph, "node", nodes) | {"group": graph.group[:0], "node_id": nodes}),
+            **(rows_at(graph, "node", nodes) | {"group": graph.group[:0], "part": graph.group[:0], "node_id": nodes}),
             **{key: getattr(graph, key) for key in SHARED_FIELDS},
             edge_index=torch.stack(intra[i][:2]),
             cut_out=torch.stack(leaving[i][:2]),

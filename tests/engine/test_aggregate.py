@@ -125,7 +125,7 @@ def test_an_answer_that_is_refused_after_it_was_added_ends_the_run(go):
         (["strategy=fedtgp"], "strategy=fedtgp needs each client's values of 'prototypes'"),
         (["strategy=fedlit"], "needs late weights of 'model' .* set ray.aggregate=false"),
         (["strategy.aggregator=median"], "strategy.aggregator=median needs single models"),
-        (["privacy.secagg=true"], "set one of the two"),
+        (["privacy.secagg=true"], "set ray.aggregate=false, or privacy.secagg=false"),
         (["strategy.weighting=uniform", "privacy.dp=client_fixed"], "clips single updates"),
     ],
 )

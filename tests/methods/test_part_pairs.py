@@ -141,5 +141,5 @@ def test_every_pair_is_combined_or_refused():
             chosen = {name: options[0] for name, options in CHOICES.items()} | {key: value, other: another}
             assert (((key, value), (other, another)) in seen) == (not refused(chosen))
             if refused(chosen):
-                with pytest.raises(FedGraphError, match=f"strategy.variates={value} sets the next model itself"):
+                with pytest.raises(FedGraphError, match=f"strategy.variates={value} sets the next model,"):
                     check_method(compose(overrides_of(chosen)))
