@@ -193,6 +193,7 @@ def test_an_own_adversary_lies(own):
         ("builtins:open", {"file": "it", "mode": "w"}),
         ("torch:load", {"f": "it"}),
         ("fedgraph_flwr.cli.app:main", {"argv": ["new", "method", "it"]}),
+        ("fedgraph_baselines.methods.fedtad:reliability", {}),
     ],
 )
 def test_a_configuration_calls_no_function_of_a_library(tmp_path, monkeypatch, source, keys):
