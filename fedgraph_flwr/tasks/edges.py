@@ -152,10 +152,15 @@ class Edges(Classification):
 
     def columns(self) -> Tensor:
         """Those of the edges, then of their sources and of their targets, without what another client owns and does not share."""
-        graph = self.whole
-        (inner, leaving), x = (graph.edge_index, graph.cut_out), graph.x
-        far = far_rows(graph, leaving[1], torch.nan)
-        ends = [torch.cat([x[inner[0]], x[leaving[0]]]), torch.cat([x[inner[1]], far])]
+        graph, x = self.whole, self.whole.x
+        inner, leaving = graph.edge_index, graph.cut_out
+        sources = [x[inner[0]], x[leaving[0]]]
+        targets = [x[inner[1]], far_rows(graph, leaving[1], torch.nan)]
+        if graph.schema.get(ENTERING):
+            entering = graph.cut_in
+            sources.append(far_rows(graph, entering[1], torch.nan))
+            targets.append(x[entering[0]])
+        ends = [torch.cat(sources), torch.cat(targets)]
         own = [own_rows(graph, "edge_attr")] if graph.num_edge_features else []
         return torch.cat([*own, *ends], dim=1)[self.order]
 
