@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configuration, described
 from fedgraph_flwr.config.run_keys import Place, RunKeys
 from fedgraph_flwr.errors import FedGraphError, check_names
+from fedgraph_flwr.evaluation.best_round import failed_replies
 from fedgraph_flwr.runs.interrupt import after_the_round
 from fedgraph_flwr.runs.progress import Shown
 from fedgraph_flwr.runs.progress import progress as shown_progress
@@ -74,7 +75,11 @@ class Run:
         rows = {}
         for record in self._read.every_round:
             phases = record["phases"].values()
-            row = {"seconds": record["seconds"], "clients": len(record["cohort"]), "failed": len(record["failed"])}
+            row = {
+                "seconds": record["seconds"],
+                "clients": len(record["cohort"]),
+                "failed": len(failed_replies(record)),
+            }
             row |= {key: sum(phase[key] for phase in phases) for key in ("bytes_up", "bytes_down")}
             rows[record["round"]] = row | record.get("train", {}) | record.get("metrics", {})
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("round")

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.evaluation.best_round import coverage, trained
 from fedgraph_flwr.logs import log
 
 app = ServerApp()
@@ -43,8 +44,9 @@ def _log_end(summary: dict[str, Any], cfg: RunConfig) -> None:
         for key, values in score_table(summary, cfg).items():
             scores = ", ".join(f"{value:.4f} ({when})" for when, value in values.items())
             log(INFO, "%s: %s", key.replace("_", " "), scores)
+        over = f", over {who}" if (who := coverage(summary)) else ""
         headline = summary["headline"], headline_score(summary), summary.get("chance", nan)
-        log(INFO, "headline: %s = %.4f (chance level %.4f)", *headline)
+        log(INFO, "headline: %s = %.4f (chance level %.4f)%s", *headline, over)
     cost = f"{size(summary['bytes_up'])} from clients, {size(summary['bytes_down'])} to them"
     log(INFO, "%d rounds in %s, %s", summary["rounds"], duration(summary["total_seconds"]), cost)
     if "privacy" in summary:
@@ -57,5 +59,6 @@ def _log_end(summary: dict[str, Any], cfg: RunConfig) -> None:
 def _log_round(record: dict[str, Any]) -> None:
     metrics = record.get("metrics", {})
     scores = [f"{key} {metrics[key]:.4f}" for key in ("val_accuracy", "test_accuracy") if key in metrics]
-    sizes = record["round"], len(record["cohort"]), record["seconds"]
-    log(INFO, "round %d: %d clients, %.2f s, %s", *sizes, ", ".join(scores))
+    scores += [f"scored by {who}"] if (who := coverage(record)) else []
+    sizes = record["round"], trained(record), len(record["cohort"]), record["seconds"]
+    log(INFO, "round %d: %d of %d clients replied, %.2f s, %s", *sizes, ", ".join(scores))

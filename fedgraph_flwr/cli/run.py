@@ -98,6 +98,7 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
     from rich.table import Table
 
     from fedgraph_flwr.evaluation import metrics
+    from fedgraph_flwr.evaluation.best_round import coverage
     from fedgraph_flwr.report.runs import WHEN, score_table
     from fedgraph_flwr.runs.folder import headline_score
 
@@ -116,8 +117,10 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
     console.print(table)
     if len(scores) > rows and not verbose:
         console.print(f"{len(scores) - rows} more scores: --verbose, or the report", highlight=False)
+    over = f", over {who}" if (who := coverage(summary)) else ""
     console.print(
-        f"headline: {summary['headline']} = {headline_score(summary):.4f} (chance level {summary.get('chance', nan):.4f})  |  "
+        f"headline: {summary['headline']} = {headline_score(summary):.4f} (chance level {summary.get('chance', nan):.4f})"
+        f"{over}  |  "
         f"rounds {summary['rounds']} (best {summary['best_round']}), "
         f"{summary['seconds_per_round']:.3f} s each, set-up {summary['setup_seconds']:.1f} s  |  "
         f"up {summary['bytes_up'] / 1e6:.1f} MB, down {summary['bytes_down'] / 1e6:.1f} MB",

@@ -5,6 +5,7 @@ is in the run folder. The server names the round of the best model; under ``eval
 validation score decides.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,13 +88,15 @@ class SavedModels:
             return
         name, sign = self.rules.watched
         scored, score = int(config["scored"]), sign * float(np.mean(scores.get(f"val-{name}", np.nan)))
+        score = -math.inf if math.isnan(score) else score
         self.state[LAST] = {
             **unflatten({path: leaf.detach().cpu().clone() for path, leaf in leaves.items()}),
             "round": torch.tensor(scored),
             "figure": torch.tensor(score, dtype=torch.float64),
         }
         if self.own_choice and self._better(scored, score):
-            self.state[BEST] = self.state[LAST]
+            # Copy: a file of state must store each tensor once.
+            self.state[BEST] = unflatten({path: leaf.clone() for path, leaf in flatten(self.state[LAST]).items()})
 
     def digest_of(self, graph: ClientGraph) -> Tensor:
         """Return `graph_digest` of the client's graph, computed once."""

@@ -344,11 +344,16 @@ def chance_key(cfg: EvaluationConfig, split: str) -> str:
     return f"{split}_{chance.name_of(cfg.headline)}{_SUFFIX[cfg.average]}"
 
 
-def left_out(cfg: EvaluationConfig, per_client: Mapping[str, Sequence[float]]) -> dict[int, str]:
-    """Return the clients that the headline's mean leaves out, with the reason."""
+def left_out(
+    cfg: EvaluationConfig, per_client: Mapping[str, Sequence[float]], clients: Sequence[int] | None = None
+) -> dict[int, str]:
+    """Return the clients that the headline's mean leaves out, with the reason.
+
+    ``clients`` are those of the entries, by default all from 0.
+    """
     values, counts = per_client.get(f"test-{cfg.headline}", ()), per_client.get("test-count", ())
-    found = zip(values, counts, strict=False)
-    return {c: _undefined(cfg.headline, count) for c, (value, count) in enumerate(found) if np.isnan(value)}
+    found = zip(range(len(values)) if clients is None else clients, values, counts, strict=False)
+    return {client: _undefined(cfg.headline, count) for client, value, count in found if np.isnan(value)}
 
 
 def _undefined(metric: str, count: float) -> str:
@@ -388,32 +393,63 @@ class OwnRounds:
     A client stops after ``evaluation.patience`` rounds without a better score. Later scores do not count.
 
     Attributes:
-        scores: named as in `score`, one entry per client; empty before the first round.
+        scores: named as in `score`, one entry per client, NaN for a client that never replied; empty before the first round.
     """
 
     def __init__(self, cfg: EvaluationConfig):
         self.cfg = cfg
         self.scores: dict[str, np.ndarray] = {}
-        self._best = self._since = np.empty(0)  # best score, and its round
+        self._best = np.empty(0)
+        self._since = np.empty(0, dtype=np.int64)  # round of the best score; 0 for a client without a score
 
-    def take(self, server_round: int, per_client: dict[str, list[float]]) -> None:
-        """Add a round's scores of all clients; rounds with missing clients or without scores are skipped."""
+    def take(
+        self, server_round: int, per_client: Mapping[str, Sequence[float]], clients: Sequence[int] | None = None
+    ) -> None:
+        """Add the scores of a round.
+
+        Args:
+            server_round: number of the round.
+            per_client: scores as in `score`, one entry per client; empty if clients send none.
+            clients: the clients of the entries. None for records of older versions, whose entries have no clients: those of a
+                round with fewer or more clients than before are skipped.
+        """
         if not per_client or self.cfg.clients == "cohort":
             return
         name, sign = self.cfg.watched
-        value = sign * np.asarray(per_client[f"val-{name}"])
-        if not self.scores:
-            self.scores = {key: np.array(column) for key, column in per_client.items()}
-            self._best, self._since = np.where(np.isnan(value), -np.inf, value), np.full(value.size, server_round)
-        elif value.size == self._best.size:
-            better = self._waiting(server_round - 1) & (value > self._best + self.cfg.min_delta)
-            self._best[better], self._since[better] = value[better], server_round
-            for key, column in per_client.items():
-                self.scores[key][better] = np.asarray(column)[better]
+        value = sign * np.asarray(per_client[f"val-{name}"], dtype=np.float64)
+        if clients is None and self.scores and value.size != self._best.size:
+            return
+        at = np.arange(value.size) if clients is None else np.asarray(clients, dtype=np.int64)
+        if not at.size:
+            return
+        self._make_room(int(at.max()) + 1, per_client)
+        value = np.where(np.isnan(value), -np.inf, value)
+        first = self._since[at] == 0
+        better = first | (self._waiting(server_round - 1)[at] & (value > self._best[at] + self.cfg.min_delta))
+        chosen = at[better]
+        self._best[chosen], self._since[chosen] = value[better], server_round
+        for key, column in per_client.items():
+            self.scores[key][chosen] = np.asarray(column, dtype=np.float64)[better]
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients with a score."""
+        return np.flatnonzero(self._since).tolist()
 
     def all_stopped(self, server_round: int) -> bool:
-        """Return whether all clients have stopped."""
-        return bool(self.scores) and not self._waiting(server_round).any()
+        """Return whether all clients with a score have stopped."""
+        return bool(self.scores) and not self._waiting(server_round)[self._since > 0].any()
+
+    def _make_room(self, clients: int, names: Iterable[str]) -> None:
+        """Extend all columns to this many clients."""
+        more = max(clients - self._best.size, 0)
+        self._best = np.append(self._best, np.full(more, -np.inf))
+        self._since = np.append(self._since, np.zeros(more, dtype=np.int64))
+        blank = np.full(self._best.size, np.nan)
+        self.scores = {
+            name: np.append(self.scores.get(name, blank[: self._best.size - more]), blank[:more])
+            for name in dict.fromkeys([*self.scores, *names])
+        }
 
     def _waiting(self, server_round: int) -> np.ndarray:
         return np.logical_or(not self.cfg.patience, server_round - self._since < self.cfg.patience)

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from fedgraph_flwr.config import SHARES
 from fedgraph_flwr.config.operating import point
 from fedgraph_flwr.evaluation import chance
+from fedgraph_flwr.evaluation.best_round import failed_replies
 from fedgraph_flwr.evaluation.intervals import Interval, paired
 from fedgraph_flwr.report.page import Page, dot, grid, note, number, of_change, render, table
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of, method_name
@@ -119,9 +120,11 @@ def _summary(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Marku
 
 def _without(run: FinishedRun) -> str:
     """Return a note on clients excluded from the mean, if any."""
+    if run.unnamed:
+        return " The run's version did not record which clients scored a round, so its best round may be one of few clients."
     left_out = run.left_out
     if not left_out:
-        return ""
+        return f" It covers {who}." if (who := run.coverage) and run.cfg.evaluation.clients != "all" else ""
     clients = len(run.per_client["test-count"])
     reasons = "; ".join(f"client {c}: {why}" for c, why in list(left_out.items())[:MAX_NAMED])
     more = f"; and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
@@ -177,7 +180,7 @@ def tiles(group: RunGroup) -> Markup:
     run, summary = group.runs[0], group.runs[0].summary
     done = run.every_round[-1]["round"] if run.every_round else 0
     total, each = (duration(_mean(group, key)) for key in ("total_seconds", "seconds_per_round"))
-    failed = sum(len(record["failed"]) for run in group.runs for record in run.every_round)
+    failed = sum(len(failed_replies(record)) for run in group.runs for record in run.every_round)
     cells = [
         ("rounds", str(done), f"best {run.shown_round}" if run.shown_round else "none scored"),
         ("time", total, f"{each} per round (median)"),

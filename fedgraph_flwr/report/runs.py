@@ -5,7 +5,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from fedgraph_flwr.config import DatasetConfig, RunConfig, compose
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
+from fedgraph_flwr.evaluation.best_round import MISSING, SCORED_BY, coverage
 from fedgraph_flwr.evaluation.intervals import Interval, ended, over
 from fedgraph_flwr.evaluation.intervals import deviation as standard_deviation
 from fedgraph_flwr.runs.folder import (
@@ -91,7 +92,23 @@ class FinishedRun:
     @property
     def left_out(self) -> dict[int, str]:
         """Clients excluded from the headline score, with the reason."""
-        return metrics.left_out(self.cfg.evaluation, self.per_client)
+        clients = self._shown.get(SCORED_BY)
+        found = (
+            metrics.left_out(self.cfg.evaluation, self._shown.get("clients", {}), clients) if self.per_client else {}
+        )
+        return dict(
+            sorted({**found, **{int(client): "did not reply" for client in self._shown.get(MISSING, {})}}.items())
+        )
+
+    @property
+    def coverage(self) -> str:
+        """Whose scores the headline covers; empty if unknown."""
+        return coverage(self.summary or self._shown)
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether clients failed in a run of an older version, whose records do not name the clients behind each score."""
+        return any(record["failed"] and SCORED_BY not in record for record in self.rounds)
 
     @property
     def shown_round(self) -> int:
@@ -102,8 +119,14 @@ class FinishedRun:
 
     @property
     def per_client(self) -> dict[str, list[float]]:
-        """Each client's scores at `shown_round`, such as ``test-accuracy``; empty unless all are known."""
-        return {} if "scored_by" in self._shown else dict(self._shown.get("clients", {}))
+        """Scores at `shown_round` by client, such as ``test-accuracy``, NaN for a client that did not reply.
+
+        Empty if clients send none, or if not all were to score the model.
+        """
+        found, clients = self._shown.get("clients", {}), self._shown.get(SCORED_BY)
+        if self.cfg.evaluation.clients != "all":
+            return {}
+        return {key: _placed(values, clients, self._shown.get(MISSING, {})) for key, values in found.items()}
 
     @property
     def confusion(self) -> list[list[int]]:
@@ -135,6 +158,14 @@ class FinishedRun:
         """Return round numbers and values of one mean, such as ``test_accuracy``."""
         points = [(r["round"], r["metrics"][key]) for r in self.rounds if key in r["metrics"]]
         return [x for x, _ in points], [y for _, y in points]
+
+
+def _placed(values: Sequence[float], clients: Sequence[int] | None, missing: Iterable[str]) -> list[float]:
+    """Return values by client; NaN for missing clients. Records of older versions name no clients: theirs come in order."""
+    if clients is None:
+        return list(values)
+    named = {**dict.fromkeys(map(int, missing), math.nan), **dict(zip(clients, values, strict=True))}
+    return [named.get(client, math.nan) for client in range(max(named, default=-1) + 1)]
 
 
 def _described(graph: Any) -> dict[str, Any]:

@@ -152,8 +152,8 @@ def clear(folder: Path) -> None:
 
 
 _KINDS = {"headline": str, "strategy": str, "dataset": str, "rounds": int, "best_round": int, "seed": int}
-_KINDS |= dict.fromkeys(("metrics", "clients", "failed", "failures", "phases", "train", "nodes"), dict)
-_KINDS["bytes_by_phase"] = dict
+_KINDS |= dict.fromkeys(("metrics", "clients", "failed", "failures", "phases", "train", "nodes", "missing"), dict)
+_KINDS |= {"bytes_by_phase": dict, "scored_by": list}
 """Type of the values that readers of summaries and records rely on."""
 
 

@@ -19,6 +19,7 @@ from fedgraph_flwr.config import RunConfig, to_yaml
 from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
 from fedgraph_flwr.errors import system_errors
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.evaluation.best_round import MISSING, NO_SCORES, SCORED_BY, BestRound, failed_replies
 from fedgraph_flwr.runs.code import digest
 from fedgraph_flwr.runs.folder import (
     CHECKPOINT,
@@ -67,14 +68,14 @@ class Recorder:
         self.folder = Path(cfg.out) if cfg.out else None
         self.on_round = on_round
         self.rounds: list[dict[str, Any]] = []
-        self.best_round, self.best_score = 0, -np.inf
+        self.best = BestRound()
         self.own = metrics.OwnRounds(cfg.evaluation)
         self.best_arrays: Arrays = {}
         self.best_models: dict[int, Arrays] = {}
         self.final_arrays: Arrays = {}
         self.extra: dict[str, Any] = {}
         self.described: Mapping[int, Any] = {}
-        self._nodes: list[float] | None = None
+        self._nodes: dict[int, float] = {}
         self.setup_record: dict[str, Any] = _blank(0, [])
         self.end_record: dict[str, Any] = _blank(0, [])
         self._open: dict[str, Any] = self.setup_record
@@ -122,21 +123,40 @@ class Recorder:
     ) -> None:
         """Complete the record of the pending round with scores of the shared parameters.
 
-        ``nodes`` has each client's number of nodes, if means are weighted by them. ``models`` has personal shared parameters by
-        client.
+        Args:
+            scores: ``metrics``, ``clients``, the clients of their entries under ``scored_by``, and further values; ``missing``
+                has the clients that were to score this model and did not, with reasons.
+            arrays: the shared parameters.
+            nodes: each client's number of nodes, if means are weighted by them.
+            models: personal shared parameters by client.
         """
         if self._pending is None:
             raise RuntimeError("scores without a finished round")
         record, self._pending = self._pending, None
         record |= scores
-        value = metrics.watched(self.cfg.evaluation, scores["metrics"])
-        if value > self.best_score + self.cfg.evaluation.min_delta or not self.best_round:
-            self.best_round, self.best_score, self.best_arrays = record["round"], value, arrays
+        known = {who.partition(" ")[0] for who in record["failed"] if who.endswith("(evaluate)")}
+        record["failed"] |= {
+            f"{client} {NO_SCORES}": why for client, why in record.get(MISSING, {}).items() if client not in known
+        }
+        if self.best.take(
+            record, metrics.watched(self.cfg.evaluation, scores["metrics"]), self.cfg.evaluation.min_delta
+        ):
+            self.best_arrays = arrays
             # Copy: an absent client keeps the same arrays, and a checkpoint must store each array once.
             self.best_models = {c: {n: a.copy() for n, a in own.items()} for c, own in (models or {}).items()}
-        self.own.take(record["round"], scores["clients"])
-        self._nodes = nodes
+        self._take_own(record)
+        if nodes:
+            self._nodes |= dict(zip(record.get(SCORED_BY, range(len(nodes))), nodes, strict=True))
         self._write(record)
+
+    def _take_own(self, record: Mapping[str, Any]) -> None:
+        """Add a scored round to the clients' own best rounds."""
+        self.own.take(record["round"], record["clients"], record.get(SCORED_BY))
+
+    @property
+    def best_round(self) -> int:
+        """Number of the best round so far; 0 before the first scored round."""
+        return self.best.round
 
     def end_round(self, train: dict[str, Any], arrays: Arrays, **more: dict[str, Any]) -> None:
         """Record the parameters of a round; its record waits for their scores.
@@ -168,14 +188,14 @@ class Recorder:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the validation score has not improved for ``evaluation.patience`` rounds."""
+        """Whether the validation score has not improved for ``evaluation.patience`` rounds, by the rule of `BestRound`."""
         patience = self.cfg.evaluation.patience
         last = next((r["round"] for r in reversed(self.rounds) if "metrics" in r), None)
         if not patience or last is None:
             return False
         if self.cfg.evaluation.select == "own_best_val":
             return self.own.all_stopped(last)
-        return bool(last - self.best_round >= patience)
+        return self.best.last - self.best.round >= patience
 
     def checkpoint(self, server_round: int, arrays: Arrays, server: Tree, descriptions: Mapping[int, Any]) -> None:
         """Write all state that the server needs to resume after this round; ``descriptions`` are the clients', by index."""
@@ -185,7 +205,7 @@ class Recorder:
             round=server_round,
             run=self.run_name,
             best_round=self.best_round,
-            best_score=self.best_score,
+            best_score=self.best.score,
             pending=self._pending or {},
             fingerprint=self.fingerprint,
             seconds=self._total_seconds(),
@@ -213,12 +233,13 @@ class Recorder:
             client: {key: value for key, value in description.items() if key.startswith("num_")}
             for client, description in sorted(self.described.items())
         }
-        last = next((r for r in reversed(scored) if r["clients"] and "scored_by" not in r), None)
-        for split in metrics.SPLITS if last else ():
-            counts = last["clients"].get(f"{split}-count", [])  # type: ignore[index]
-            if len(counts) == len(found):
-                for client, count in zip(found, counts, strict=True):
-                    found[client][f"num_{split}"] = int(count)
+        for record in scored:
+            for split in metrics.SPLITS:
+                counts = record["clients"].get(f"{split}-count", [])
+                clients = record.get(SCORED_BY, list(found) if len(counts) == len(found) else [])
+                for client, count in zip(clients, counts, strict=False):
+                    if client in found:
+                        found[client][f"num_{split}"] = int(count)
         return found
 
     def resume(self) -> tuple[int, Arrays, Tree] | None:
@@ -226,7 +247,7 @@ class Recorder:
         if self.restored is None:
             return None
         found, self.restored = self.restored, None
-        self.best_round, self.best_score = found.best_round, found.best_score
+        self.best.restore(found.best_round, found.best_score, found.rounds)
         self.best_arrays = as_arrays(found.tree.get("best", {}))
         self.best_models = {int(client): own for client, own in as_arrays(found.tree.get("best_models", {})).items()}
         self._pending = found.pending
@@ -234,7 +255,7 @@ class Recorder:
         self.rounds = found.rounds
         for record in self.rounds:
             if "clients" in record:
-                self.own.take(record["round"], record["clients"])
+                self._take_own(record)
         if self.folder:
             write_bytes(self.folder / ROUNDS, "".join(json.dumps(r) + "\n" for r in self.rounds).encode())
             for path in (self.folder / SUMMARY, self.folder / FAILURE, *leftovers(self.folder)):
@@ -258,7 +279,8 @@ class Recorder:
             models: personal shared parameters by client, for methods that have them.
 
         Keys: ``headline`` (the reported score as ``KEY at CHOICE``), its value under that KEY, such as ``test_accuracy``,
-        ``chance`` (its chance level), ``left_out`` (clients excluded from its mean, with reasons), ``strategy``, ``dataset``
+        ``chance`` (its chance level), ``left_out`` (clients excluded from its mean, with reasons), ``scored_by`` (the clients
+        that scored it), ``missing`` (those that were to score it and did not, with reasons), ``strategy``, ``dataset``
         (unknown for a fleet), ``clients`` (for a fleet: sizes reported by each), ``protocol``, ``seed``, ``rounds`` (completed),
         ``best_round``, ``metrics`` (every score and mean at ``best_val``, ``own_best_val``, ``last`` and ``last5``),
         ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``, ``setup_exchanges``,
@@ -278,12 +300,14 @@ class Recorder:
         every = [self.setup_record, *self.rounds, self.end_record]
         phases = [(name, entry) for record in every for name, entry in record["phases"].items()]
         last_round = self.rounds[-1] if self.rounds else self.setup_record
-        left_out = metrics.left_out(self.cfg.evaluation, scored[-1]["clients"]) if scored else {}
+        behind = self._behind(scored)
+        left_out = self._left_out(scored)
         summary = {
             headline: chosen.get(headline, float("nan")),
             "headline": f"{headline} at {choice}",
             "chance": chosen.get(metrics.chance_key(self.cfg.evaluation, "test"), float("nan")),
             **({"left_out": left_out} if left_out else {}),
+            **behind,
             "strategy": self.cfg.strategy.name,
             "dataset": self.cfg.data_name,
             **({"clients": self._reported(scored)} if self.cfg.on_fleet else {}),
@@ -300,7 +324,7 @@ class Recorder:
             "bytes_up": sum(e["bytes_up"] for _, e in phases),
             "bytes_down": sum(e["bytes_down"] for _, e in phases),
             "bytes_by_phase": _by_phase(phases),
-            "failures": {k: v for r in every for k, v in r["failed"].items()},
+            "failures": {k: v for r in every for k, v in failed_replies(r).items()},
             "peak_rss_mb": _peak_rss_mb(),
             "versions": dict(installed("fedgraph-flwr", "flwr", "torch", "torch-geometric", "numpy", "ray")),
             "commit": _commit(),
@@ -322,11 +346,48 @@ class Recorder:
         if not scored:
             return {}
         last = scored[-1]["metrics"]
+        own = {key: column.tolist() for key, column in self.own.scores.items()}
+        size = len(next(iter(own.values()), ()))
+        nodes = [self._nodes.get(client, np.nan) for client in range(size)] if self._nodes else None
         return {
-            "own_best_val": metrics.averages({k: list(v) for k, v in self.own.scores.items()}, self._nodes),
+            "own_best_val": metrics.averages(own, nodes),
             "last": last,
             "last5": {k: float(np.mean([r["metrics"][k] for r in scored[-5:]])) for k in last},
-            "best_val": next((r["metrics"] for r in scored if r["round"] == self.best_round), last),
+            "best_val": self._best_of(scored)["metrics"],
+        }
+
+    def _best_of(self, scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the record of the best round."""
+        return next((r for r in scored if r["round"] == self.best_round), scored[-1])
+
+    def _headline_records(self, scored: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Return the records of the rounds behind the headline; of no single round under ``own_best_val``."""
+        chosen = {"best_val": [self._best_of(scored)] if scored else [], "last5": scored[-5:], "last": scored[-1:]}
+        return chosen.get(self.cfg.evaluation.select, ())
+
+    def _behind(self, scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the clients behind the headline, and those that were to score it and did not, with reasons."""
+        if self.cfg.evaluation.select == "own_best_val" and self.own.scores:
+            records = scored
+            clients = set(self.own.clients)
+        else:
+            records = self._headline_records(scored)
+            clients = {client for record in records for client in record.get(SCORED_BY, ())}
+            if len(records) > 1 and self.cfg.evaluation.clients != "cohort":
+                clients = clients.intersection(*(record.get(SCORED_BY, ()) for record in records))
+        missing = {client: why for record in records for client, why in record.get(MISSING, {}).items()}
+        if self.cfg.evaluation.clients != "cohort":
+            missing = {client: why for client, why in missing.items() if int(client) not in clients}
+        known = all(SCORED_BY in record for record in records) and records
+        return ({SCORED_BY: sorted(clients)} if known else {}) | ({MISSING: missing} if missing else {})
+
+    def _left_out(self, scored: Sequence[dict[str, Any]]) -> dict[int, str]:
+        """Return the clients that replied and that the headline's mean leaves out, with reasons."""
+        records = self._headline_records(scored) or scored
+        return {
+            client: why
+            for record in records[-1:]
+            for client, why in metrics.left_out(self.cfg.evaluation, record["clients"], record.get(SCORED_BY)).items()
         }
 
     def _write_end(self, folder: Path, models: Mapping[int, Arrays] | None) -> None:

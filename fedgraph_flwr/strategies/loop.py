@@ -1,6 +1,7 @@
 """The loop of a run: connect, set up, rounds with their scores and checkpoints, and the end."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
@@ -13,6 +14,7 @@ from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr.data.schema import check_fingerprints, check_links
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
+from fedgraph_flwr.evaluation.best_round import MISSING, SCORED_BY
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.bases import GraphStrategy
@@ -34,7 +36,15 @@ from fedgraph_flwr.strategies.requests import (
     messages,
     with_own,
 )
-from fedgraph_flwr.strategies.scoring import as_list, confusion_of, counts_of, scores_of, statistics_of, training_record
+from fedgraph_flwr.strategies.scoring import (
+    as_list,
+    confusion_of,
+    counts_of,
+    scorers,
+    scores_of,
+    statistics_of,
+    training_record,
+)
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.wire.trees import Tree, as_arrays, unlike
@@ -87,6 +97,7 @@ class Loop:
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
         self._rule = cohorts.LOWEST_HASHES
+        self._cohort_drawn: list[int] = []  # before clients drop out of the round's own exchanges
         self._silent: set[int] = set()  # clients of the cohort whose node did not respond in the previous round
 
     def run(self) -> Result:
@@ -146,14 +157,17 @@ class Loop:
             log(INFO, "new in this run, and not in %s: %s", self.cfg.init, ", ".join(new))
             start["new"] = new
         if self.cfg.privacy.scores == "exact":
-            start["metrics"] = self._scores(self._judged(self._judges()))["metrics"]
+            judges = self._judges()
+            found = self._scores(self._judged(judges), judges)
+            start |= {key: found[key] for key in ("metrics", SCORED_BY, MISSING) if key in found}
         recorder.extra["start"] = start
 
     def _finish(self) -> Result:
         """Score the last model, and end the run."""
         method, recorder = self.strategy, self.recorder
         if recorder.pending and not recorder.should_stop and self._scores_sent:
-            self._scored(self._judged(self._judges()))
+            judges = self._judges()
+            self._scored(self._judged(judges), judges)
         self._keep()
         recorder.extra |= self._spent()
         recorder.finish(method.models)
@@ -180,7 +194,7 @@ class Loop:
             self._wait_for_silent()
             replies = self._train()
             if method.scores_due:
-                self._scored(replies)
+                self._scored(replies, self._cohort_drawn)
             if recorder.should_stop:
                 break
             method.arrays = self._next_arrays(replies)
@@ -311,6 +325,7 @@ class Loop:
             method.clients |= back
             self._bind()
         method.cohort = self._sample(server_round)
+        self._cohort_drawn = list(method.cohort)
         self._silent = self._silent & set(method.cohort) - back.keys()
         due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
         method.scores_due = due and self._scores_sent
@@ -437,7 +452,7 @@ class Loop:
         method, who = self.strategy, self.cfg.evaluation.clients
         judges = method.cohort if who == "cohort" else self._judges()
         if method.scores_due and (method.cohort != judges or method.scores_first):
-            self._scored(self._judged(judges))
+            self._scored(self._judged(judges), self._cohort_drawn if who == "cohort" else judges)
             method.scores_due = False
 
     def _judges(self) -> list[int]:
@@ -455,8 +470,8 @@ class Loop:
         sent = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
         return enough_replies(method, EVALUATE, sent)
 
-    def _scores(self, replies: list[Reply]) -> dict[str, Any]:
-        """Return the scores in these replies."""
+    def _scores(self, replies: list[Reply], judges: Sequence[int]) -> dict[str, Any]:
+        """Return the scores in these replies, the clients of their entries, and the clients among ``judges`` without a reply."""
         method, evaluation = self.strategy, self.cfg.evaluation
         for reply in replies:
             method.counted.setdefault(reply.client, counts_of(reply.metrics))
@@ -467,15 +482,17 @@ class Loop:
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
         if evaluation.confusion:
             scores |= confusion_of(replies, method.agreed("num_classes"))
-        if evaluation.clients != "all":
-            scores["scored_by"] = [reply.client for reply in replies]
+        missing = sorted(set(judges) - {reply.client for reply in replies})
+        scores[SCORED_BY] = scorers(replies, self.cfg.strategy.pooled)
+        if missing:
+            scores[MISSING] = {str(client): method.failed.get(client, "it was not requested") for client in missing}
         return scores
 
-    def _scored(self, replies: list[Reply]) -> None:
-        """Complete the previous round's record with the scores in these replies."""
-        method, nodes, scores = self.strategy, self._nodes_of(replies), self._scores(replies)
+    def _scored(self, replies: list[Reply], judges: Sequence[int]) -> None:
+        """Complete the previous round's record with the scores in these replies; ``judges`` were to send them."""
+        method, nodes, scores = self.strategy, self._nodes_of(replies), self._scores(replies, judges)
         if method.privacy and self.cfg.privacy.scores == "noised":
-            scores = {"metrics": method.privacy.release_scores(scores["clients"]), "clients": {}, **self._spent()}
+            scores |= {"metrics": method.privacy.release_scores(scores["clients"]), "clients": {}, **self._spent()}
         self.recorder.scored(scores, method.arrays, nodes, method.models)
 
     # --- the end ------------------------------------------------------------------------------------------------------

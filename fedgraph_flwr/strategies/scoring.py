@@ -107,6 +107,13 @@ def scores_of(
     return {"metrics": metrics.averages(per_client, nodes), "clients": per_client}
 
 
+def scorers(replies: Sequence[Reply], pooled: bool) -> list[int]:
+    """Return the client of each entry of the scores; the only reply of a pooled run has one entry per client."""
+    if not pooled:
+        return [reply.client for reply in replies]
+    return list(range(max((len(as_list(reply.metrics.get("test-count", []))) for reply in replies), default=0)))
+
+
 def confusion_of(replies: Iterable[Reply], classes: int) -> dict[str, list[list[int]]]:
     """Return the sum of reported counts, [C, C], and per cell the largest minimum that kept a client from reporting.
 

@@ -25,6 +25,9 @@ COUNTED = (MAJORITY, HOMOPHILY)
 FAILED, REFUSED, DIED = "failed: ", "refused: ", "died: "
 """Prefixes of the headline of a run without a score: it failed; it did not start; its process ended."""
 
+PARTLY = "scored by "
+"""Prefix of ``missed`` of a run whose score does not cover all clients that were to score it."""
+
 Row = Mapping[str, Any]
 Identity = tuple[str, frozenset[tuple[str, str]]]
 Found = Mapping[Identity, Row]

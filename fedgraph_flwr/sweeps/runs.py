@@ -13,7 +13,8 @@ from typing import Any
 
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
-from fedgraph_flwr.sweeps.rows import DIED, FAILED, FIELDS, HOMOPHILY, MAJORITY, REFUSED
+from fedgraph_flwr.evaluation.best_round import MISSING, coverage
+from fedgraph_flwr.sweeps.rows import DIED, FAILED, FIELDS, HOMOPHILY, MAJORITY, PARTLY, REFUSED
 from fedgraph_flwr.sweeps.spec import Cell
 
 
@@ -60,7 +61,8 @@ def _train(cell: Cell, keep: Path | None, on_share: Callable[[float], None] | No
     same["exchanges"] = sum(phase["exchanges"] for phase in summary["bytes_by_phase"].values())
     if failed := summary["failures"]:
         who, reason = next(iter(failed.items()))
-        same["missed"] = sanitize(f"client {who}: {reason}", 300)
+        partly = f"{PARTLY}{coverage(summary)}; " if MISSING in summary else ""
+        same["missed"] = sanitize(f"{partly}client {who}: {reason}", 300)
     if "attack" in summary:
         return {**same, "headline": "the attack's accuracy", "value": summary["attack"]["accuracy"]}
     if "adversary" in summary:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedgraph_flwr.config import bounded_metric
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, over, paired
-from fedgraph_flwr.sweeps.rows import COUNTED, Found, failure, number
+from fedgraph_flwr.sweeps.rows import COUNTED, PARTLY, Found, failure, number
 from fedgraph_flwr.sweeps.spec import Cell, Sweep
 
 
@@ -18,6 +18,7 @@ class SweepSummary:
 
     Attributes:
         chosen: selected choice of each setting and column, by the name of its rows.
+        partly: settings and columns with a score that does not cover all clients that were to score it.
         choices: names of all choices of a setting and column.
         failures: runs without a score, with the reason.
         missed: runs with a score in which clients failed, with the first reason.
@@ -30,6 +31,7 @@ class SweepSummary:
     success: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     failures: list[tuple[Cell, str]] = field(default_factory=list)
     missed: list[tuple[Cell, str]] = field(default_factory=list)
+    partly: set[tuple[str, str]] = field(default_factory=set)
     choices: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     chosen: dict[tuple[str, str], str] = field(default_factory=dict)
     headlines: set[str] = field(default_factory=set)
@@ -50,6 +52,8 @@ class SweepSummary:
                 self.headlines.add(str(row["headline"]))
                 if row.get("missed"):
                     self.missed.append((cell, str(row["missed"])))
+                    if str(row["missed"]).startswith(PARTLY):
+                        self.partly.add(at)
             for key in ("validation", "success"):
                 if row.get(key):
                     getattr(self, key).setdefault(at, {})[cell.seed] = scale * number(row, key)

@@ -61,6 +61,8 @@ def _footer(tally: SweepSummary) -> str:
     text = f"Mean (standard deviation){of}{unit} over {seeds_text}. {MADE}{tally.sweep.made}`."
     if any(not tally.values.get((setting, name)) for (setting, _), names in tally.choices.items() for name in names):
         text += " An empty cell has not been run yet."
+    if tally.partly:
+        text += " †: a score that does not cover all clients; the runs are listed below."
     return text
 
 
@@ -147,6 +149,8 @@ def _cell(tally: SweepSummary, setting: str, method: str) -> str:
     if len(known) < len(values):
         parts.append(f"{len(values) - len(known)} of {len(values)} failed")
     reached = tally.reached(setting, method).values()
+    if (setting, tally.chosen[setting, method]) in tally.partly:
+        parts.append("†")
     return " ".join(parts) + (f"; {statistics.mean(reached):.0f}" if reached else "")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, check_names, first_line
+from fedgraph_flwr.evaluation.best_round import SCORED_BY, failed_replies
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, MODELS, ROUNDS, SUMMARY, as_number
 
@@ -152,11 +153,12 @@ def scalars(record: Mapping[str, Any], by_client: bool = False) -> dict[str, flo
     found |= {f"bytes/{name}/{way}": phase[f"bytes_{way}"] for name, phase in phases.items() for way in ("up", "down")}
     found |= {"seconds/round": record["seconds"]}
     found |= {f"seconds/{name}": phase["seconds"] for name, phase in phases.items()}
-    found |= {"clients/asked": len(record["cohort"]), "clients/failed": len(record["failed"])}
+    found |= {"clients/asked": len(record["cohort"]), "clients/failed": len(failed_replies(record))}
     found |= {f"privacy/{key}": value for key, value in record.get("privacy", {}).items()}
     if by_client:
         for key, values in record.get("clients", {}).items():
-            found |= {f"client/{client}/{key.replace('-', '_')}": value for client, value in enumerate(values)}
+            clients = record.get(SCORED_BY, range(len(values)))
+            found |= {f"client/{client}/{key.replace('-', '_')}": v for client, v in zip(clients, values, strict=False)}
     return finite(found)
 
 

@@ -13,6 +13,7 @@ from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.data.schema import EDGE, NODE
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.evaluation.best_round import SCORED_BY
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.party.use.alerts import Choice, ranges
 from fedgraph_flwr.party.use.predict import Predictor
@@ -44,7 +45,8 @@ def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
         content |= {"alerts": asdict(Choice.load(run, predictor))} if predictor.client is not None else {}
     if predictor.unscored:
         return finite({key: value for key, value in content.items() if key not in ("headline", "score", "chance")})
-    return finite({**content, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
+    named = {SCORED_BY: record[SCORED_BY]} if SCORED_BY in record else {}
+    return finite({**content, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})} | named)
 
 
 def write_export(
@@ -176,8 +178,11 @@ def _scores(found: dict[str, Any], task: type[Task]) -> list[str]:
         return ["Not available when this card was written."]
     head = ["client", *(key.removeprefix("test-").replace("_", " ") for key in shown)]
     values = zip(*(clients[key] for key in shown), strict=True)
+    order = found.get(SCORED_BY, range(len(clients[shown[0]])))
     means = [found["metrics"].get(key.replace("-", "_", 1)) for key in shown]
-    return _table([head, *([name, *map(_number, row)] for name, row in [*enumerate(values), ("mean", means)])])
+    return _table(
+        [head, *([name, *map(_number, row)] for name, row in [*zip(order, values, strict=False), ("mean", means)])]
+    )
 
 
 def _alerts(choice: dict[str, Any] | None) -> list[str]:
