@@ -36,7 +36,7 @@ _RULE = """
 """
 
 _OUTPUT = """
---out FILE  .csv or .parquet file of the alerts
+--out FILE  .csv or .parquet file of the alerts (default: with new tables, print CSV)
 --reasons N  reasons per alert in the file (default: 3; 0: none)
 --explained N  alerts with reasons, the highest ones (default: 50)
 --page FILE  .html page: threshold, calibration, alerts
@@ -46,6 +46,7 @@ _OUTPUT = """
 def main(args: argparse.Namespace) -> int:
     """Handle ``alerts``."""
     from fedgraph_flwr.party.use import alerts
+    from fedgraph_flwr.party.use.frames import as_csv
     from fedgraph_flwr.party.use.pages import alerts_page, write_outputs
 
     if args.reasons < 0 or args.explained < 0:
@@ -61,7 +62,8 @@ def main(args: argparse.Namespace) -> int:
     else:
         choice = alerts.Choice.load(folder, predictor)
     _print(choice)
-    if args.out is None and args.page is None:
+    written = args.out is not None or args.page is not None
+    if not (written or args.nodes or args.edges or args.graph):
         return 0
     given = predict_command.chosen_input(args, predictor)
     found = predict_command.predicted_from(args, *given)
@@ -69,6 +71,10 @@ def main(args: argparse.Namespace) -> int:
     if args.reasons and args.explained and len(listed):
         listed["reasons"] = _reasons(given, listed, args.reasons, args.explained)
     items = len(found.logits)
+    if not written:
+        print(f"{len(listed)} alerts of {items} items:")
+        print(as_csv(listed, args.keep_formulas).rstrip("\n"))
+        return 0
     what = f"{len(listed)} alerts of {items} items to "
     write_outputs(args, listed, lambda: alerts_page(choice, listed, predictor, items), what)
     return 0

@@ -5,6 +5,7 @@ a stored one if the party's file names it, else a new one. A row that cannot be 
 scored.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.link.files import id_form
 from fedgraph_flwr.party.tables.columns import as_words
-from fedgraph_flwr.party.tables.parties import PartyRule, accounts_of, fold, normal_ids, parties_of
+from fedgraph_flwr.party.tables.parties import BETWEEN, PartyRule, accounts_of, fold, normal_ids, parties_of
 
 Ints = NDArray[np.int64]
 
@@ -148,6 +149,27 @@ def global_ids(stored: ClientGraph, far: NDArray[np.str_], first: int) -> Ints:
     known = names[place] == far
     ids[known] = stored.far_id.numpy()[place[known]]
     return ids
+
+
+def names_by_id(graph: Any, names: NDArray[Any]) -> dict[int, Any]:
+    """Return the name of each account by its global id, for a table: of the own ones those given, of others their id.
+
+    Args:
+        graph: the party's graph, or one with its nodes.
+        names: of its nodes [N].
+
+    An id that two accounts have is followed by the party. An account without a known id is not among them.
+    """
+    numbers = graph.node_id.tolist() if hasattr(graph, "node_id") else range(len(names))
+    found = dict(zip(numbers, names, strict=True))
+    if not len(getattr(graph, "far_name", ())):
+        return found
+    listed = [text.partition(BETWEEN)[::2] for text in unpack_words(graph.far_name).tolist()]
+    count = Counter([*map(str, found.values()), *(name for _, name in listed)])
+    for number, (party, name) in zip(graph.far_id.tolist(), listed, strict=True):
+        if name:
+            found.setdefault(number, name if count[name] == 1 else f"{name} ({party})")
+    return found
 
 
 def far_names_of(stored: ClientGraph) -> NDArray[np.str_]:

@@ -26,6 +26,7 @@ from torch import Tensor
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.numerics.forest import raw_scores
+from fedgraph_flwr.party.use.day import names_by_id
 from fedgraph_flwr.party.use.export import PlainInputs, PlainReader, module_of
 from fedgraph_flwr.party.use.predict import Predictor, as_client, as_scored, names_of
 from fedgraph_flwr.party.use.trees import shapley
@@ -339,6 +340,7 @@ def _of_network(
     of_nodes, of_edges = predictor.feature_names(own)
     edge_names = np.full(len(outputs) + 1, "", dtype=object)  # the last one: predicted by another party
     edge_names[numbers[0]] = numbers[1]
+    called = names_by_id(own, names)
     listed = []
     for item, row, which in items:
         if isinstance(task, Edges):
@@ -363,7 +365,7 @@ def _of_network(
             other = list(replace(made, net=random).contributions())
         columns = [*of_edges] if actual[2].numel() else []
         columns += [f"{end}{name}" for end in [*made.ends] for name in of_nodes]
-        far = read.node_id[own.num_nodes :].numpy().astype(object)
+        far = [called.get(number, f"account {number}") for number in read.node_id[own.num_nodes :].tolist()]
         listed.append(
             Reasons(
                 item=item,
@@ -375,7 +377,7 @@ def _of_network(
                 values=made.values(),
                 random=np.concatenate(other),
                 of_edges=found[1],
-                ends=np.concatenate([names, far])[read.edge_index.numpy()],
+                ends=np.concatenate([names, np.array(far, dtype=object)])[read.edge_index.numpy()],
                 edges=edges,
                 time=read.edge_time.numpy(),
             )

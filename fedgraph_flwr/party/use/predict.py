@@ -44,6 +44,7 @@ from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.forest import empty_forest
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.party.tables.roles import Columns
+from fedgraph_flwr.party.use.day import names_by_id
 from fedgraph_flwr.party.use.frames import check_suffix, write_frame
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
 from fedgraph_flwr.runs.checks import client_class, rebuilds
@@ -264,9 +265,7 @@ class TaskPredictor(ABC):
             return Predictions(names_of(graph, ids), logits, self.input_spec.classes, self.threshold)
         place = task.order.argsort()
         names = names_of(graph, ids)
-        numbers = graph.node_id.tolist() if hasattr(graph, "node_id") else range(len(names))
-        known = dict(zip(numbers, names, strict=True))
-        ends = np.array([[known.get(node, node) for node in row] for row in task.ends[:, place].tolist()], dtype=object)
+        ends = _names_of_ends(graph, names, task.ends[:, place])
         time = (task.time[place] if task.time.numel() else task.time).numpy()
         edges, classes = np.arange(place.numel()).astype(object), self.input_spec.classes
         return EdgePredictions(edges, logits[place], classes, self.threshold, ends, time)
@@ -847,6 +846,14 @@ def names_of(graph: Any, ids: Sequence[Any] | np.ndarray | None) -> np.ndarray:
         held = held.get(graph.target) if isinstance(held, dict) else held
         ids = held.numpy() if held is not None and len(held) else np.arange(graph.y.size(0))
     return np.asarray(ids, dtype=object)
+
+
+def _names_of_ends(graph: Any, names: np.ndarray, ends: Tensor) -> np.ndarray:
+    """Return the names of accounts by their global ids [2, V]; text where names are text, so that a column has one type."""
+    known = names_by_id(graph, names)
+    text = any(isinstance(name, str) for name in known.values())
+    other = str if text else int
+    return np.array([[known.get(node, other(node)) for node in row] for row in ends.tolist()], dtype=object)
 
 
 def _names_of_graphs(graph: Graph, ids: Any) -> np.ndarray:

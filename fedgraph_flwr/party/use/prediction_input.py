@@ -30,11 +30,12 @@ from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, TableLayout, fitted_schema
-from fedgraph_flwr.errors import FedGraphError, check_names
+from fedgraph_flwr.errors import FedGraphError, check_names, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features, log_warning
 from fedgraph_flwr.party.tables.edges import EdgeData, amounts_of, arranged, edge_data, edge_ends, with_columns
 from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
 from fedgraph_flwr.party.tables.nodes import Ids, column_of
+from fedgraph_flwr.party.tables.parties import fold, normal_ids, parties_of
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import BOUND, Columns, edge_feature_columns, edge_types, feature_columns
@@ -221,7 +222,9 @@ def new_nodes(
         return NewNodes(graph, unpack_words(graph.ids), np.arange(starts(graph).numel()))
     table, links = read_table(nodes, columns.layout), read_table(edges, columns.layout)
     own = Ids.of(table, columns.id, str(nodes))
-    named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target) if end in links.columns]
+    named_ends = [column_of(links, end, str(edges), "end of edges") for end in (columns.source, columns.target)]
+    named = [np.unique(as_words(words)) for words in named_ends]
+    _check_known(own, links, columns, stored, (str(nodes), str(edges), where), treatment or spec.treatment())
     outside = [word for texts in named for word in texts[own.index.get_indexer(texts) < 0]]
     known = isinstance(stored, Graph) and stored.book.numel() > 0 and _names(stored, own, named)
     known = known or rule_of(columns, stored) is not None
@@ -238,6 +241,39 @@ def new_nodes(
         remedy = "pass --client I or --graph FILE to name the graph that contains it" if stored is None else remedy
         raise FedGraphError(f"{edges} names '{outside[0]}', which is not an id of {nodes}: {remedy}")
     return _joined(table, links, own, columns, spec, stored, (str(nodes), str(edges), where), treatment)
+
+
+def _check_known(
+    own: Ids, links: Any, columns: Columns, stored: Any, where: tuple[str, str, str], treatment: Treatment
+) -> None:
+    """Refuse a node table of another party than the edges and the stored graph, and report one that hardly fits them.
+
+    Raises:
+        FedGraphError: no id of the nodes is known to the edges or to the stored graph.
+    """
+    if not isinstance(stored, Graph) or not len(stored.ids) or not len(own.index):
+        return
+    ids, held = own.index.to_numpy(), unpack_words(stored.ids)
+    texts = [as_words(links[end]) for end in (columns.source, columns.target)]
+    if rule := rule_of(columns, stored):  # accounts of other parties are no nodes of this one
+        mine = [fold(names) == fold([rule.own])[0] for names in parties_of(links, texts, rule, where[1])]
+        texts = [words[rows] for words, rows in zip(texts, mine, strict=True)]
+        ids, held, *texts = (normal_ids(words, rule.id_form) for words in (ids, held, *texts))
+    ends = np.unique(np.concatenate(texts))
+    stored_ones = np.isin(ids, held)
+    lone = ~stored_ones & ~np.isin(ids, ends)
+    if len(links) and lone.all():
+        raise FedGraphError(
+            f"{where[0]} and {where[1]} do not belong together: no id of the nodes, such as '{sanitize(ids[0], 40)}', is an end"
+            f" of an edge or in {where[2]}: pass the tables of one party"
+        )
+    if 2 * lone.sum() > lone.size:
+        treatment.warn(
+            f"{int(lone.sum())} of {lone.size} ids of {where[0]} are ends of no row of {where[1]} and unknown to {where[2]}:"
+            " check that the tables belong to one party"
+        )
+    elif not stored_ones.any() and not np.isin(ends, held).any():
+        treatment.warn(f"no id of {where[0]} or {where[1]} is in {where[2]}: they are scored as a graph of their own")
 
 
 def _names(stored: Graph, own: Ids, named: list[np.ndarray]) -> bool:
@@ -429,9 +465,32 @@ def _with_cut_edges(
         **{f.name: getattr(graph, f.name) for f in fields(graph)} | {"schema": {**graph.schema, ENTERING: True}},
         **cut,
         node_id=torch.cat([stored.node_id, fresh]),
-        **{key: getattr(stored, key) for key in ("client", "num_clients", "far", "far_id", "far_x")},
+        **{key: getattr(stored, key) for key in ("client", "num_clients", "far")},
+        **_far_fields(stored, day.far, far),
         num_global_nodes=count + new + len(day.far),
     )
+
+
+def _far_fields(stored: ClientGraph, names: np.ndarray, ids: Tensor) -> dict[str, Any]:
+    """Return ``far_id``, ``far_name`` and ``far_x`` of a graph with further accounts of other parties, of which nothing is told.
+
+    Args:
+        stored: the party's graph.
+        names: party and id of accounts of other parties [K].
+        ids: their global ids; those of accounts that the graph does not have are larger than all of its own [K].
+    """
+    held: dict[str, Any] = {key: getattr(stored, key) for key in ("far_id", "far_name", "far_x")}
+    if not held["far_name"].numel():
+        return held
+    fresh = ~torch.isin(ids, held["far_id"])
+    order = ids[fresh].argsort()
+    more = names[fresh.numpy()][order.numpy()]
+    held["far_id"] = torch.cat([held["far_id"], ids[fresh][order]])
+    held["far_name"] = pack_words(np.concatenate([unpack_words(held["far_name"]), more]))
+    if held["far_x"].numel():
+        unknown = held["far_x"].new_full((more.size, held["far_x"].size(1)), torch.nan)
+        held["far_x"] = torch.cat([held["far_x"], unknown])
+    return held
 
 
 def _edge_ids(links: Any, columns: Columns, where: str) -> np.ndarray:
