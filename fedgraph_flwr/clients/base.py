@@ -200,7 +200,8 @@ class GraphClient(Side, NumPyClient):
 
     def describe(self) -> dict[str, Any]:
         """Return the client's description, which the server receives before round 1."""
-        return describe(self.cfg, self.graph, self.num_train, self.task.width)
+        found = describe(self.cfg, self.graph, self.num_train, self.task.width)
+        return found | ({"min_nodes": self.policy.min_nodes} if self.policy.min_nodes > 1 else {})
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the groups of arrays that come with a model to train or evaluate."""
@@ -294,6 +295,11 @@ class GraphClient(Side, NumPyClient):
         self.memory = moved(tree, self.device)
 
     # --- tools for methods --------------------------------------------------------------------------------------------
+
+    @property
+    def score_floor(self) -> int:
+        """Fewest items behind a score: the larger of ``evaluation.min_items`` and the policy's ``min_nodes``."""
+        return max(self.cfg.evaluation.min_items, self.policy.min_nodes)
 
     @property
     def num_train(self) -> int:

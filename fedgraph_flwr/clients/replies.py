@@ -202,7 +202,8 @@ def _bounded(
 def _framework_numbers(client: GraphClient, name: str) -> set[str]:
     """Return the names of the numbers that the framework itself sends in a reply."""
     if name == DESCRIBE:
-        return {"num_train", "num_nodes", "num_features", "num_edge_features", "num_classes", "schema", "link", SPEAKS}
+        sizes = {"num_train", "num_nodes", "num_features", "num_edge_features", "num_classes"}
+        return {*sizes, "schema", "link", "min_nodes", SPEAKS}
     cfg = client.cfg
     if name not in (TRAIN, EVALUATE):
         return set()

@@ -18,10 +18,10 @@ def infer(client: GraphClient) -> Tensor:
 
 @seam
 def score(client: GraphClient, logits: Tensor) -> dict[str, list[float]]:
-    """Return scores of logits [N, C], by split and metric; none of a class with fewer nodes than the policy's ``min_nodes``."""
+    """Return scores of logits [N, C], by split and metric; none of a class with fewer nodes than `score_floor`."""
     evaluation = client.cfg.evaluation
     names = client.task.wanted(evaluation, client.task.width)
-    return client.scorer(client.policy.min_nodes).score(logits, names, evaluation.own)
+    return client.scorer(client.score_floor).score(logits, names, evaluation.own)
 
 
 def scores(client: GraphClient) -> dict[str, list[float]]:
@@ -29,7 +29,7 @@ def scores(client: GraphClient) -> dict[str, list[float]]:
     logits = client.predict()
     found = score(client, logits)
     if client.cfg.evaluation.confusion:
-        found[metrics.CONFUSION] = client.task.confusion(logits, client.policy.min_nodes)
+        found[metrics.CONFUSION] = client.task.confusion(logits, client.score_floor)
     if client.cfg.strategy.personal:
         found |= {f"global-{key}": value for key, value in score(client, client.predict_shared()).items()}
     return found

@@ -468,6 +468,8 @@ class EvaluationConfig(Section, group="evaluation"):
     min_delta: float = 0.0  # minimum improvement of the score
     trained: bool = False  # also score each client's model directly after local training
     full: bool = False  # also compute auc, average_precision and F1 per class with more than two classes
+    # leave classes, relations and labels with fewer items in a client's split out of its scores, as a node's min_nodes does
+    min_items: int = number(0, low=0)
     # clients also send confusion matrices of their test nodes, for the report of a fleet
     confusion: bool = False
 

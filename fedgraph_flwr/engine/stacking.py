@@ -239,7 +239,7 @@ def _predict(calls: Sequence[Call]) -> None:
 
 def _scored_alone(client: GraphClient) -> bool:
     """Return whether scores depend only on the logits, on one graph."""
-    scored = client.scorer(client.policy.min_nodes)
+    scored = client.scorer(client.score_floor)
     plain = not client.cfg.evaluation.own and not client.cfg.evaluation.points
     return plain and isinstance(scored, metrics.Scored) and len(scored.parts) == 1
 
@@ -247,7 +247,7 @@ def _scored_alone(client: GraphClient) -> bool:
 def _score(calls: Sequence[Call]) -> None:
     """Compute the scores of each client."""
     clients = [call.client for call in calls]
-    scorers = [client.scorer(client.policy.min_nodes) for client in clients]
+    scorers = [client.scorer(client.score_floor) for client in clients]
     scored = [scorer for scorer in scorers if isinstance(scorer, metrics.Scored)]
 
     def segments() -> Segments:

@@ -15,6 +15,9 @@ SCORED_BY = "scored_by"
 MISSING = "missing"
 """Key of a record: clients that were to score its model and did not → reason. Absent if the round is complete."""
 
+MIN_ITEMS = "min_items"
+"""Key of a summary: a client leaves classes with fewer items in a split out of its scores. Absent if none does."""
+
 NO_SCORES = "(scores)"
 """Phase in a record's ``failed`` of a client that did not score its model; the next round's record has the exchange."""
 
@@ -81,8 +84,10 @@ def coverage(found: Mapping[str, Any], named: int = 3) -> str:
     if SCORED_BY not in found:
         return ""
     replied, missing = len(found[SCORED_BY]), list(found.get(MISSING, ()))
+    least = found.get(MIN_ITEMS, 0)
+    rare = f", without classes of fewer than {least} items at a client (min_nodes)" if least else ""
     if not missing:
-        return f"{replied} client{'' if replied == 1 else 's'}"
+        return f"{replied} client{'' if replied == 1 else 's'}{rare}"
     which = ", ".join(map(str, missing[:named])) + (", ..." if len(missing) > named else "")
     who = f"client{'' if len(missing) == 1 else 's'} {which} did not reply"
-    return f"{replied} of {replied + len(missing)} clients ({who})"
+    return f"{replied} of {replied + len(missing)} clients ({who}){rare}"

@@ -153,7 +153,7 @@ def clear(folder: Path) -> None:
 
 _KINDS = {"headline": str, "strategy": str, "dataset": str, "rounds": int, "best_round": int, "seed": int}
 _KINDS |= dict.fromkeys(("metrics", "clients", "failed", "failures", "phases", "train", "nodes", "missing"), dict)
-_KINDS |= {"bytes_by_phase": dict, "scored_by": list}
+_KINDS |= {"bytes_by_phase": dict, "scored_by": list, "min_items": int}
 """Type of the values that readers of summaries and records rely on."""
 
 
@@ -391,6 +391,8 @@ def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folde
         now, before = descriptions.get(client, {}), found.descriptions.get(client)
         before = before if isinstance(before, dict) else {}
         for key in sorted(now.keys() | before.keys()):
+            if key == "min_nodes":  # a party may change its policy
+                continue
             if key == "num_train" and key not in now:  # older versions reported it under differential privacy, too
                 continue
             if now.get(key) != before.get(key):

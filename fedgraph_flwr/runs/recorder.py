@@ -19,7 +19,7 @@ from fedgraph_flwr.config import RunConfig, to_yaml
 from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
 from fedgraph_flwr.errors import system_errors
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.evaluation.best_round import MISSING, NO_SCORES, SCORED_BY, BestRound, failed_replies
+from fedgraph_flwr.evaluation.best_round import MIN_ITEMS, MISSING, NO_SCORES, SCORED_BY, BestRound, failed_replies
 from fedgraph_flwr.runs.code import digest
 from fedgraph_flwr.runs.folder import (
     CHECKPOINT,
@@ -280,7 +280,8 @@ class Recorder:
 
         Keys: ``headline`` (the reported score as ``KEY at CHOICE``), its value under that KEY, such as ``test_accuracy``,
         ``chance`` (its chance level), ``left_out`` (clients excluded from its mean, with reasons), ``scored_by`` (the clients
-        that scored it), ``missing`` (those that were to score it and did not, with reasons), ``strategy``, ``dataset``
+        that scored it), ``missing`` (those that were to score it and did not, with reasons), ``min_items``
+        (clients leave classes with fewer items out of their scores), ``strategy``, ``dataset``
         (unknown for a fleet), ``clients`` (for a fleet: sizes reported by each), ``protocol``, ``seed``, ``rounds`` (completed),
         ``best_round``, ``metrics`` (every score and mean at ``best_val``, ``own_best_val``, ``last`` and ``last5``),
         ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``, ``setup_exchanges``,
@@ -379,7 +380,9 @@ class Recorder:
         if self.cfg.evaluation.clients != "cohort":
             missing = {client: why for client, why in missing.items() if int(client) not in clients}
         known = all(SCORED_BY in record for record in records) and records
-        return ({SCORED_BY: sorted(clients)} if known else {}) | ({MISSING: missing} if missing else {})
+        floors = [self.cfg.evaluation.min_items, *(int(what.get("min_nodes", 0)) for what in self.described.values())]
+        least = {MIN_ITEMS: max(floors)} if known and max(floors) > 1 else {}
+        return ({SCORED_BY: sorted(clients)} if known else {}) | least | ({MISSING: missing} if missing else {})
 
     def _left_out(self, scored: Sequence[dict[str, Any]]) -> dict[int, str]:
         """Return the clients that replied and that the headline's mean leaves out, with reasons."""

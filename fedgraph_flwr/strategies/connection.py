@@ -135,7 +135,7 @@ def _refusal(info: ClientInfo, why: str) -> str:
 
 def difference(known: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """Return how a client's description differs from before; floating-point rounding of another machine does not count."""
-    for key in sorted(known.keys() | found.keys()):
+    for key in sorted((known.keys() | found.keys()) - {"min_nodes"}):  # a party may change its policy
         before, now = known.get(key), found.get(key)
         if before != now and not _rounding(before, now):
             return f"{key}={before}, not {sanitize(now, 60)}"

@@ -181,6 +181,7 @@ class ReplyReader:
             fields["num_features"] = replace(fields["num_features"], optional=True)
         if not self.method.privacy:
             fields["num_train"] = whole
+        fields["min_nodes"] = NumberField(0, LARGEST, whole=True, optional=True)
         fields["link"] = NumberField(0, 2**48 - 1, whole=True, optional=True)
         fields["schema"] = NumberField(0, 2**48 - 1, whole=True, length=up_to(2**16), optional=True)
         if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":

@@ -201,3 +201,18 @@ def test_a_report_on_an_old_run_says_that_its_records_name_no_clients(run, monke
     assert found.unnamed
     assert "did not record which clients scored" in _without(found)
     assert compose([], found.folder / "config.yaml").rounds == 11
+
+
+def test_a_fleet_and_a_simulation_with_the_same_rule_show_the_same_score(run, monkeypatch, tmp_path):
+    """Nodes leave classes with fewer than three items out of their scores: the number says so, and a simulation can, too."""
+    sizes, short = (40, 44, 48), ["rounds=2", "dtype=float64", "model.dropout=0"]
+    plain = run(*short, sizes=sizes)
+    same = run(*short, "evaluation.min_items=3", f"graph={plain.cfg.graph}", sizes=sizes)
+    (policy := tmp_path / "policy.yaml").write_text("min_nodes: 3\n")
+    party_nodes(monkeypatch, sorted(Path(plain.cfg.graph).glob("*.safetensors")), policy, tmp_path)
+    fleet = run(*short, f"graph={plain.cfg.graph}", sizes=sizes)
+    assert fleet.summary["metrics"] == same.summary["metrics"]
+    assert fleet.summary["test_accuracy"] != plain.summary["test_accuracy"]
+    assert (fleet.summary["min_items"], same.summary["min_items"], plain.summary.get("min_items")) == (3, 3, None)
+    assert "without classes of fewer than 3 items at a client" in coverage(fleet.summary)
+    assert "without" not in coverage(plain.summary)

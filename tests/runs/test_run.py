@@ -458,7 +458,7 @@ def test_summary_keys_are_those_documented(run):
     documented = set(re.findall(r"``(\w+)``", Recorder.finish.__doc__))
     summary = run("rounds=2").summary
     when_asked = {"attack", "privacy", "adversary", "classes", "clients", "left_out", "start", "parties", "test_auc"}
-    when_asked |= {"missing"}
+    when_asked |= {"missing", "min_items"}
     assert documented - {"best_val", "own_best_val", "last", "last5"} - when_asked == set(summary)
     assert set(summary["metrics"]) == {"best_val", "own_best_val", "last", "last5"}
 

@@ -166,7 +166,7 @@ def _fitted(found: Sequence[tuple[list[NDArray], Task]]) -> Weights:
 def _scores(blended: Tensor, task: Task, cfg: RunConfig) -> dict[str, Any]:
     """Return the scores of a party's blended logits [V, C]."""
     names = task.wanted(cfg.evaluation, blended.shape[1])
-    return task.scorer(0).score(blended, names, cfg.evaluation.own)
+    return task.scorer(cfg.evaluation.min_items).score(blended, names, cfg.evaluation.own)
 
 
 def _write(out: Path, runs: Sequence[Path], weights: Weights) -> None:
