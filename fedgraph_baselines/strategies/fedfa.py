@@ -16,7 +16,6 @@ from fedgraph_flwr import models
 from fedgraph_flwr.methods.uplink import Mean
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
-from fedgraph_flwr.strategies.weighting import of_reducer
 from fedgraph_flwr.wire.messages import Arrays
 
 
@@ -36,7 +35,7 @@ class FedFA(GraphStrategy, method=fedfa):
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Return the mean model, and store mean and variance of the statistics."""
         if RUNNING in reduced:
-            trained = of_reducer(self, Mean(weight="uniform", trained=True), reduced.clients)
+            trained = self.summation.weights_of(Mean(weight="uniform", trained=True), reduced.clients)
             spread = {key: self._variance(key, reduced[GAPS], int(sum(trained))) for key in STATISTICS}
             self.memory = {RUNNING: reduced[RUNNING], SPREAD: spread}
         return super().step(arrays, reduced)

@@ -9,13 +9,14 @@ overrides the hooks `setup`, `before_train` and `step`, and calls `request` for 
 of a fleet, so scores of round r travel with the training replies of round r + 1. Other modules hold the parts:
 
     loop         the loop of a run                  replies        the reading of replies
-    requests     the messages of an exchange        reducing       the reduction of replies
-    exchange     sending and waiting                weighting      the weights of clients
+    requests     the messages of an exchange        reducing       reduced replies
+    exchange     sending and waiting                summation      means and sums, and their protections
                                                     descriptions   what clients tell of themselves
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -31,21 +32,18 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.side import Side, refuse_overrides
-from fedgraph_flwr.methods.uplink import declared, sums
-from fedgraph_flwr.methods.weighting import batch_of
+from fedgraph_flwr.methods.uplink import LateMean, declared, sums
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.runs.recorder import Recorder
-from fedgraph_flwr.strategies import weighting
-from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
+from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.descriptions import Descriptions
 from fedgraph_flwr.strategies.loop import Loop, Stage
-from fedgraph_flwr.strategies.privacy import Privacy
-from fedgraph_flwr.strategies.reducing import Reduced, reduce
+from fedgraph_flwr.strategies.reducing import Reduced, check_public
 from fedgraph_flwr.strategies.replies import ReplyReader
 from fedgraph_flwr.strategies.requests import Groups, GroupsFor, enough_replies, filing, messages, with_own
-from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.strategies.server_parts import server_parts
+from fedgraph_flwr.strategies.summation import Summation, summation_of
 from fedgraph_flwr.tasks import kind_of, probe
 from fedgraph_flwr.wire.messages import CONFIG, EVALUATE, MODEL, TRAIN, Arrays, Reply, derive_seed
 from fedgraph_flwr.wire.reply_schema import ArrayField
@@ -60,6 +58,9 @@ FINAL = {
     "collect": "the phase in uplink, and call self.request",
     "exchange": "the phase in uplink, and call self.request",
     "weights_in": "Mean(weight=..., scale=...) in uplink",
+    "summation": "Mean, Sum and their weights in uplink",
+    "privacy": "Mean and Sum in uplink, whose sums privacy.dp releases",
+    "secure": "Mean and Sum in uplink, whose sums privacy.secagg masks",
 }
 """Members that would bypass the protections of a run if a method had its own → what to define instead."""
 
@@ -87,12 +88,10 @@ class GraphStrategy(Side, FlowerFedAvg):
         arrays: the current shared parameters.
         models: clients' own shared parameters, by client index; other clients start from `arrays`.
         sent: groups that travel with this round's model.
-        privacy: clipping, noise and accounting under ``privacy.dp``.
+        summation: how the run adds up what clients send, with its protections.
         counted: number of nodes on which each client was first scored, by split.
         memory: the method's state between rounds, a nested dict of arrays; checkpointed.
         class_weights: ``w`` [C] under ``train.class_weights=federated``; travels with every message that may lead to training.
-        secure: secure sums of the clients' replies under ``privacy.secagg``.
-        actor_sums: partial sums computed by the actors that hold clients, under ``ray.aggregate``.
         scores_due: whether this round's training replies also score the model that was sent.
         checkpoint_due: whether this round ends with a checkpoint.
         judges: the clients that score a model in a separate exchange.
@@ -131,14 +130,12 @@ class GraphStrategy(Side, FlowerFedAvg):
         self.counted: dict[int, dict[str, list[float]]] = {}
         self.memory: Tree = {}
         self.class_weights: Arrays = {}
-        self.secure: SecureSums | None = None
-        self.actor_sums: ActorAggregation | None = None
         self.scores_due = self.checkpoint_due = False
-        self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
         self.grid: Grid
         self.exchanges: Counter[str] = Counter()
         self.described = Descriptions(self)
         self.reader = ReplyReader(self)
+        self._summation = summation_of(self)
 
     # --- hooks of a method --------------------------------------------------------------------------------------------
 
@@ -261,7 +258,7 @@ class GraphStrategy(Side, FlowerFedAvg):
         ``uniform`` gives clients without training nodes weight 0 if others train. Under differential privacy all weights are 1,
         so that they follow from the configuration.
         """
-        return weighting.by_rule(self, clients)
+        return self.summation.weights(clients)
 
     def counts(self, key: str, clients: list[int]) -> list[float]:
         """Return a number from the clients' descriptions, such as ``num_train``, per client."""
@@ -284,11 +281,32 @@ class GraphStrategy(Side, FlowerFedAvg):
         """
         default = self.cohort if self.server_round else sorted(self.clients)
         chosen, down = default if clients is None else list(clients), groups or {}
-        if self.secure and sums(self.uplink_of.get(phase, {})):
-            masks = self.secure.begin(phase, chosen)
-            chosen, down = list(masks), with_own(down, masks)
+        if sums(self.uplink_of.get(phase, {})):
+            inputs = self.summation.begin(phase, chosen)
+            if inputs is not None:
+                chosen, down = list(inputs), with_own(down, inputs)
         sent = messages(self, phase, chosen, down, config or {})
-        return reduce(self, phase, enough_replies(self, phase, sent))
+        return self.reduce(phase, enough_replies(self, phase, sent))
+
+    def reduce(self, phase: str, replies: list[Reply]) -> Reduced:
+        """Reduce the groups of replies as the uplink declares.
+
+        Args:
+            phase: name of the phase.
+            replies: the valid replies, in client order.
+        """
+        declared = self.uplink_of.get(phase, {})
+        check_public(phase, declared, replies)
+        early = sums(declared) if replies else []
+        values = self.summation.reveal(phase, replies) if early else {}
+        late = [group for group, reducer in declared.items() if isinstance(reducer, LateMean)]
+        hidden = {*early, *late, *([SECAGG] if early else [])}
+        shown = []
+        for reply in replies:
+            groups = {group: arrays for group, arrays in reply.groups.items() if group not in hidden}
+            shown.append(self.summation.shown(phase, replace(reply, groups=groups)))
+        kept = {group: [reply.groups[group] for reply in replies] for group in late}
+        return Reduced(shown, values, kept, self.summation.late_mean)
 
     def request_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> Reduced:
         """Send a phase to all clients, every one of which must reply.
@@ -333,9 +351,22 @@ class GraphStrategy(Side, FlowerFedAvg):
     @property
     def cohort_size(self) -> int:
         """Number of clients that a round samples; under protection, of the places it draws, which absent clients leave empty."""
-        if self.secure:
-            return len(batch_of(self.cfg, max(self.server_round, 1)))
-        return self.cfg.strategy.cohort_size(self.cfg.num_clients if self.privacy else len(self.clients))
+        return self.summation.cohort_size(self.server_round)
+
+    @property
+    def summation(self) -> Summation:
+        """How this run adds up what clients send."""
+        return self._summation
+
+    @property
+    def privacy(self) -> bool:
+        """Whether sums are released with noise; a method asks `summation` how clients count."""
+        return self.cfg.privacy.dp != "none"
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server sees masked values only."""
+        return self.cfg.privacy.secagg
 
     # --- Flower's Strategy --------------------------------------------------------------------------------------------
 

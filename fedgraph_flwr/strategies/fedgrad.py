@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.methods.fedgrad import FedGradParams
 from fedgraph_flwr.numerics.optim import NamedOptimizer
@@ -61,14 +60,7 @@ class FedGrad(GraphStrategy):
         Raises:
             RunFailed: no client has a training node.
         """
-        if self.privacy:
-            return float(self.cohort_size * self.cfg.privacy.expected_rows)
-        total = sum(self.counts("num_train", reduced.clients))
-        if not total:
-            raise RunFailed(
-                f"round {self.server_round}: none of the clients that replied has a training node: raise strategy.fraction"
-            )
-        return total
+        return self.summation.items(reduced.clients)
 
     def save(self) -> Tree:
         """Return the optimiser's moments."""

@@ -25,7 +25,6 @@ from fedgraph_flwr.methods.fednova import work
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
-from fedgraph_flwr.strategies.weighting import of_reducer
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays
 
 
@@ -55,16 +54,17 @@ class FedNova(GraphStrategy, method=fednova):
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Eq. (1')."""
         mean, train, mu = reduced[MODEL], self.cfg.train, fednova.proximal(self.cfg)
-        clients = self.sampled if self.privacy else reduced.clients
-        weights, steps = self.weights(clients), [train.steps_of(client) for client in clients]
-        if not self.privacy:  # a client without training nodes takes no step
-            steps = [k if n else 0 for k, n in zip(steps, self.counts("num_train", clients), strict=True)]
+        clients = self.summation.counted(self.sampled, reduced.clients)
+        weights = self.weights(clients)
+        items = self.summation.sizes("num_train", clients)  # a client without any takes no step
+        steps = [train.steps_of(client) if count else 0 for client, count in zip(clients, items, strict=True)]
         length, total = [work(count, train, mu) for count in steps], sum(weights)
         effective = sum(p * t / total for p, t in zip(weights, steps if mu else length, strict=True))
         if self.cfg.strategy.aggregator != "mean":  # the rule took updates over ‖a_i‖₁
             return self._moved(arrays, mean, effective)
-        everyone = sorted(self.clients) if self.privacy else clients  # over which a release divides by the mean weight
-        worth = sum(of_reducer(self, self.uplink_of[TRAIN][MODEL], everyone)) / sum(self.weights(everyone))
+        everyone = self.summation.counted(sorted(self.clients), clients)  # over which a mean divides by the mean weight
+        divided = self.summation.weights_of(self.uplink_of[TRAIN][MODEL], everyone)
+        worth = sum(divided) / sum(self.weights(everyone))
         return self._moved(arrays, mean, worth * effective)
 
     def _moved(self, arrays: Arrays, mean: Arrays, stretch: float) -> Arrays:

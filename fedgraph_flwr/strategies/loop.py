@@ -20,13 +20,9 @@ from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.methods.uplink import releases, sums
-from fedgraph_flwr.methods.weighting import batch_of
 from fedgraph_flwr.runs.folder import newcomers
 from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
-from fedgraph_flwr.strategies.opened_store import OpenedStore
-from fedgraph_flwr.strategies.reducing import reduce
 from fedgraph_flwr.strategies.requests import (
     GroupsFor,
     collect,
@@ -45,7 +41,6 @@ from fedgraph_flwr.strategies.scoring import (
     statistics_of,
     training_record,
 )
-from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.wire.trees import Tree, as_arrays, unlike
 
@@ -171,8 +166,7 @@ class Loop:
         self._keep()
         recorder.extra |= self._spent()
         recorder.finish(method.models)
-        if method.secure:
-            method.secure.store.forget(self.cfg.rounds)
+        method.summation.forget(self.cfg.rounds)
         return Result(arrays=to_record(recorder.final_arrays))
 
     def _rounds(self, first: int) -> None:
@@ -183,7 +177,7 @@ class Loop:
                 log(INFO, "the run ends here: strategy=%s has nothing more to train", self.cfg.strategy.name)
                 break
             due = self._releases_in(server_round)
-            if method.privacy and not method.privacy.allows(method.privacy.next_round(recorder.pending, due)):
+            if not method.summation.allows_round(recorder.pending, due):
                 log(INFO, "the run ends here: one more release would exceed privacy.epsilon_budget")
                 break
             self._begin(server_round)
@@ -223,26 +217,7 @@ class Loop:
         if 0 < len(idle) < len(method.clients):
             named = ", ".join(map(str, sorted(idle)[:20])) + (", ..." if len(idle) > 20 else "")
             log(WARNING, "clients without items to train on only predict with the model: %s", named)
-        if self.cfg.privacy.secagg:
-            self._check_places("privacy.secagg=true")
-            folder = self.recorder.folder if self.cfg.checkpoint_every else None
-            method.secure = SecureSums(method, OpenedStore(folder))
-        elif method.privacy:
-            self._check_places(f"privacy.dp={self.cfg.privacy.dp}")
-        if self.cfg.ray.aggregate:
-            method.actor_sums = ActorAggregation(method, self.grid)
-
-    def _check_places(self, protection: str) -> None:
-        """Check that clients are numbered from 0: protected rounds draw among ``range(num_clients)``, whoever is there.
-
-        Raises:
-            FedGraphError: names a client with another number.
-        """
-        if (last := max(self.strategy.clients)) >= self.cfg.num_clients:
-            places = f"clients 0 to {self.cfg.num_clients - 1}, but a node is client {last}"
-            raise FedGraphError(
-                f"{protection} draws among {places}: number the graph files from 0, or raise num_clients"
-            )
+        method.summation.check_places()
 
     def _class_weights(self) -> Arrays:
         """Request and return the weights ``w`` [C] over all clients (`methods.labels`)."""
@@ -286,8 +261,8 @@ class Loop:
             raise FedGraphError(
                 f"resume={self.cfg.resume} holds no state of strategy={name} ({first_line(error)}): {fix}"
             ) from error
-        if method.privacy:
-            method.privacy.load_state(tree.get("privacy", {}))
+        method.summation.load(tree)
+        if method.summation.spent():
             self._checkpoint(done)  # accounts for what this attempt may release, in case it dies as well
         scalars = {"resume": done, "run": recorder.run_name}
         method.involved = set(as_arrays(tree)["involved"].tolist()) if "involved" in tree else set(method.clients)
@@ -337,7 +312,7 @@ class Loop:
         method, rules = self.strategy, self.cfg.strategy
         if rules.on_failure == "fail":
             return len(method.cohort)
-        return max(rules.min_clients, method.secure.min_clients(len(method.cohort)) if method.secure else 0)
+        return max(rules.min_clients, method.summation.min_clients(len(method.cohort)))
 
     def _wait_for_silent(self) -> None:
         """Wait for unresponsive clients if the round would have too few clients without them.
@@ -370,25 +345,24 @@ class Loop:
 
     def _sample(self, server_round: int) -> list[int]:
         """Return a round's cohort: drawn from its own random stream, or a fixed batch with secure sums."""
-        method = self.strategy
-        if method.secure:
-            return [client for client in batch_of(self.cfg, server_round) if client in method.clients]
-        return self._drawn(method.cohort_size, "cohort", server_round)
+        size = self.strategy.summation.cohort_size(server_round)
+        return self._drawn(server_round, size, "cohort", server_round)
 
-    def _drawn(self, size: int, *stream: str | int) -> list[int]:
-        """Draw this many clients, ascending."""
-        method, places = self.strategy, self.cfg.num_clients if self.strategy.privacy else None
-        return cohorts.draw(method.clients, size, self.cfg.seed, *stream, rule=self._rule, places=places)
+    def _drawn(self, server_round: int, size: int, *stream: str | int) -> list[int]:
+        """Draw this many places of a round, ascending; return the clients that are there."""
+        clients = self.strategy.clients
+        places = self.strategy.summation.places(server_round, sorted(clients))
+        drawn = cohorts.draw(places, size, self.cfg.seed, *stream, rule=self._rule)
+        return [place for place in drawn if place in clients]
 
     def _train(self) -> list[Reply]:
         """Run the method's own exchanges, then training; return the valid replies in client order."""
         method = self.strategy
         method.sent = self._groups_to_train()
-        if method.secure and method.stage().up:
-            method.sent = with_own(method.sent, method.secure.begin(TRAIN, method.cohort))
+        inputs = method.summation.begin(TRAIN, method.cohort) if method.stage().up else None
+        if inputs is not None:
+            method.sent = with_own(method.sent, inputs)
         self._score_apart()  # a client that failed in those exchanges is not requested to train
-        if method.actor_sums and method.stage().up:
-            method.actor_sums.begin()
         record = to_record(method.arrays)
         sent = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
         return enough_replies(method, TRAIN, sent)
@@ -398,7 +372,7 @@ class Loop:
         method = self.strategy
         if not method.stage().up:
             return {name: array.copy() for name, array in method.arrays.items()}  # a file may hold each array only once
-        reduced = reduce(method, TRAIN, replies)
+        reduced = method.reduce(TRAIN, replies)
         after = method.step(method.arrays, reduced)
         for part in method.combined:
             after = part.step(method, method.arrays, after, reduced)
@@ -436,7 +410,7 @@ class Loop:
 
     def _spent(self) -> dict[str, Any]:
         """Return the record of the privacy budget."""
-        return {"privacy": self.strategy.privacy.spent()} if self.strategy.privacy else {}
+        return self.strategy.summation.spent()
 
     @property
     def _scores_sent(self) -> bool:
@@ -460,7 +434,7 @@ class Loop:
         who = self.cfg.evaluation.clients
         if who == "cohort":
             return self._sample(self.strategy.server_round + 1)
-        return sorted(self.strategy.clients) if who == "all" else self._drawn(int(who), "judges")
+        return sorted(self.strategy.clients) if who == "all" else self._drawn(0, int(who), "judges")
 
     def _judged(self, judges: list[int]) -> list[Reply]:
         """Request scores of the model in a separate exchange, and return the replies."""
@@ -490,9 +464,8 @@ class Loop:
 
     def _scored(self, replies: list[Reply], judges: Sequence[int]) -> None:
         """Complete the previous round's record with the scores in these replies; ``judges`` were to send them."""
-        method, nodes, scores = self.strategy, self._nodes_of(replies), self._scores(replies, judges)
-        if method.privacy and self.cfg.privacy.scores == "noised":
-            scores |= {"metrics": method.privacy.release_scores(scores["clients"]), "clients": {}, **self._spent()}
+        method, nodes = self.strategy, self._nodes_of(replies)
+        scores = method.summation.scores(self._scores(replies, judges))
         self.recorder.scored(scores, method.arrays, nodes, method.models)
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -556,11 +529,9 @@ class Loop:
             tree["cohorts"] = np.array(self._rule)
         if self.cfg.evaluation.clients != "all":
             tree["involved"] = np.array(sorted(method.involved), np.int64)
-        if method.privacy:
-            left = max(self.cfg.rounds - server_round, 0)
-            coming = range(server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left))
-            tree["privacy"] = method.privacy.state(ahead=map(self._releases_in, coming))
+        left = max(self.cfg.rounds - server_round, 0)
+        coming = range(server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left))
+        tree |= method.summation.save(map(self._releases_in, coming))
         descriptions = {index: info.description for index, info in method.clients.items()}
         self.recorder.checkpoint(server_round, method.arrays, tree, descriptions)
-        if method.secure:
-            method.secure.store.forget(server_round)
+        method.summation.forget(server_round)

@@ -10,13 +10,11 @@ from fedgraph_flwr import models
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.methods.bases import GraphStrategy
-from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, sums
+from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
 from fedgraph_flwr.strategies.connection import difference
-from fedgraph_flwr.strategies.privacy import Privacy
-from fedgraph_flwr.strategies.reducing import origin_of
 from fedgraph_flwr.strategies.scoring import check_scores, score_fields
 from fedgraph_flwr.tasks import kind_of
-from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, MODEL, SPEAKS, TRAIN, Arrays, Reply, check_version
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, SPEAKS, TRAIN, Arrays, Reply, check_version
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
 
 _SIZES = {"C": "num_classes", "F": "num_features"}
@@ -55,12 +53,8 @@ class ReplyReader:
         method = self.method
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
         index = NumberField(0, LARGEST, whole=True) if client is None else exactly(client)
-        wanted = self.schema(phase, client)
-        if method.secure:
-            wanted = method.secure.masked(phase, wanted)
+        wanted = method.summation.schema(phase, self.schema(phase, client))
         wanted = wanted | ReplySchema(numbers={"client": index})
-        if method.actor_sums:
-            wanted = method.actor_sums.left(phase, wanted)
         replied = f"{who} replied to phase '{phase}'"
         if phase == DESCRIBE:
             record = message.content.get(METRICS)
@@ -72,21 +66,10 @@ class ReplyReader:
         known = method.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
         if known and (differs := difference(known.description, numbers)):
             raise FedGraphError(f"{replied} with a different description: {differs}")
-        shown = method.secure.unsealed(phase, reply) if method.secure else reply
-        method.verify(phase, shown, deepcopy(method.facts(phase)))
-        if method.privacy:
-            self._check_norms(method.privacy, phase, reply)
+        readable = method.summation.readable(phase, reply)
+        method.verify(phase, readable, deepcopy(method.facts(phase)))
+        method.summation.verify(phase, reply)
         return reply
-
-    def _check_norms(self, privacy: Privacy, phase: str, reply: Reply) -> None:
-        """Refuse updates that exceed the norm the client should have clipped them to."""
-        declared = self.method.uplink_of.get(phase, {})
-        for group in (group for group in sums(declared) if group in reply.groups):
-            arrays = reply.groups[group]
-            own = group == MODEL and getattr(declared[group], "origin", "") == ARRAYS
-            start = self.method.models.get(reply.client) if own else None
-            origin = origin_of(self.method, declared[group], arrays) if start is None else start
-            privacy.verify(reply.client, group, arrays, origin)
 
     def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Return the schema of a reply to a phase.
@@ -94,7 +77,7 @@ class ReplyReader:
         Raises:
             NotImplementedError: the method declares no such phase.
         """
-        if self.method.secure and (own := self.method.secure.own_schema(phase)):
+        if own := self.method.summation.own_schema(phase):
             return own
         declared = self.method.uplink_of.get(phase)
         if phase == EVALUATE:
@@ -131,7 +114,7 @@ class ReplyReader:
     def _training(self, client: int | None) -> dict[str, NumberField]:
         """Return the number fields of a reply to ``train``."""
         numbers: dict[str, NumberField] = {}
-        if not self.method.privacy:
+        if "num_train" not in self.method.summation.hidden:
             whole = NumberField(0, LARGEST, whole=True)
             known = None if client is None else self.method.clients[client].description
             numbers["num_train"] = whole if known is None else exactly(known.get("num_train", 0))
@@ -179,7 +162,7 @@ class ReplyReader:
             fields["num_edge_features"] = whole
         if self.cfg.strategy.private_schema:
             fields["num_features"] = replace(fields["num_features"], optional=True)
-        if not self.method.privacy:
+        if "num_train" not in self.method.summation.hidden:
             fields["num_train"] = whole
         fields["min_nodes"] = NumberField(0, LARGEST, whole=True, optional=True)
         fields["link"] = NumberField(0, 2**48 - 1, whole=True, optional=True)

@@ -11,7 +11,6 @@ from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.wire.messages import (
-    CLIPPING,
     CONFIG,
     DESCRIBE,
     EVALUATE,
@@ -61,8 +60,7 @@ def messages(
     common, own = _split(groups)
     weighted = method.class_weights and phase not in (DESCRIBE, EVALUATE)
     extra = pack({CLASS_WEIGHTS: method.class_weights} if weighted else {})
-    if method.privacy and (norms := method.privacy.norms_for(method.uplink_of.get(phase, {}))):
-        extra[CLIPPING] = to_record(norms)
+    extra.update(pack(method.summation.shared_groups(phase)))
     built = []
     for client in clients:
         content = RecordDict()
@@ -92,9 +90,9 @@ def collect(method: GraphStrategy, phase: str, sent: Iterable[Message], timeout:
     nodes = {info.node_id: index for index, info in method.clients.items()}
     longest = method.cfg.strategy.timeout if timeout is None else timeout
     read = partial(method.reader.read, phase)
+    method.summation.sending(phase)
     outcome = exchange(method.grid, sent, nodes, read, longest, f"round {method.server_round}, {phase}")
-    if method.actor_sums:
-        method.actor_sums.book(phase, outcome)
+    method.summation.received(phase, outcome)
     method.recorder.exchanged(phase, outcome.down, outcome.groups, outcome.seconds, outcome.failures)
     method.failed |= outcome.failures
     method.silent |= outcome.silent

@@ -10,7 +10,6 @@ from fedgraph_flwr.methods.variates import ACKNOWLEDGED
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.requests import Groups
 from fedgraph_flwr.strategies.server_part import ServerPart
-from fedgraph_flwr.strategies.weighting import over_all
 from fedgraph_flwr.wire.messages import Arrays
 
 
@@ -41,10 +40,7 @@ class Variates(ServerPart):
         ``strategy.max_share`` caps p_i over all clients, also in the mean of variates. In the mean model it caps the shares of
         the clients that replied. Under differential privacy a mean divides by the sampled clients, so S are those.
         """
-        if server.privacy:
-            return server.cohort_size / server.cfg.num_clients
-        weights = over_all(server)
-        return sum(weights[client] for client in clients) / (sum(weights.values()) or 1.0)
+        return server.summation.share(clients)
 
 
 def _acknowledged(server: GraphStrategy) -> np.ndarray:

@@ -11,7 +11,6 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
-from fedgraph_flwr.strategies.reducing import reduce
 from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.conftest import client_graph
 from tests.support import recorded_messages
@@ -125,7 +124,7 @@ def aggregated(found, *overrides, counts=(6, 3, 8)):
         }
         groups = {"running": {"mean": a, "std": 2 * a}, "gaps": group, MODEL: {"w": a[0]}}
         replies.append(Reply(i, groups, {"num_train": counts[i]}))
-    server.step({"w": found[0][0]}, reduce(server, "train", replies))
+    server.step({"w": found[0][0]}, server.reduce("train", replies))
     return server.memory
 
 

@@ -11,7 +11,6 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
-from fedgraph_flwr.strategies.reducing import reduce
 from fedgraph_flwr.wire.messages import Reply, from_record
 from tests.conftest import client_graph
 from tests.support import recorded_messages
@@ -107,7 +106,7 @@ def test_the_mean_of_prototypes_weighs_by_nodes():
 
     def learn(means, counts):
         group = [{"sum": m * n[:, None], "count": n.astype(float)} for m, n in zip(means, counts, strict=True)]
-        server.step({}, reduce(server, "train", [Reply(i, {"prototypes": found}) for i, found in enumerate(group)]))
+        server.step({}, server.reduce("train", [Reply(i, {"prototypes": found}) for i, found in enumerate(group)]))
 
     means = np.random.default_rng(0).normal(size=(2, 3, C, D))
     first, second = np.array([[4, 0, 1], [2, 3, 0], [0, 0, 0]]), np.array([[0, 5, 0], [0, 1, 0], [0, 0, 0]])

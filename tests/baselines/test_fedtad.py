@@ -14,7 +14,6 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo, difference
-from fedgraph_flwr.strategies.reducing import reduce
 from fedgraph_flwr.wire.messages import Reply, weighted_mean
 from fedgraph_flwr.wire.trees import flatten
 from tests.conftest import client_graph
@@ -169,7 +168,7 @@ def test_the_generators_gradient_goes_through_the_networks():
 
 def test_teachers_like_the_student_teach_nothing():
     server = server_of()
-    found = server.step(server.arrays, reduce(server, "train", replies_of(server, 1, 1)))
+    found = server.step(server.arrays, server.reduce("train", replies_of(server, 1, 1)))
     for name, array in found.items():
         np.testing.assert_allclose(array, server.arrays[name], atol=1e-12, err_msg=name)
 
@@ -202,7 +201,7 @@ def test_both_optimisers_go_on_from_round_to_round(monkeypatch):
     monkeypatch.setattr(FedTAD, "optimizer", record)
     for server.server_round in (1, 2):
         left = {name: flatten(server.memory.get(name, {})) for name in ("maker", "learner")}
-        server.step(server.arrays, reduce(server, "train", replies_of(server, 1, 2)))
+        server.step(server.arrays, server.reduce("train", replies_of(server, 1, 2)))
         for name, steps in (("maker", 2), ("learner", 10)):
             assert begun[name].keys() == left[name].keys()
             assert all(torch.equal(tensor, left[name][path]) for path, tensor in begun[name].items())
@@ -259,11 +258,11 @@ def test_classes_of_few_nodes_are_told_as_unknown():
 
 def test_a_teacher_that_is_beyond_numbers_teaches_nothing(caplog):
     server = server_of("strategy.epochs=2")
-    before = server.step(server.arrays, reduce(server, "train", replies_of(server, 1, 2)))
+    before = server.step(server.arrays, server.reduce("train", replies_of(server, 1, 2)))
     memory = server.memory
     replies = replies_of(server, 1, 1e200)
     mean = weighted_mean([reply.arrays for reply in replies], server.weights([reply.client for reply in replies]))
-    found = server.step(server.arrays, reduce(server, "train", replies))
+    found = server.step(server.arrays, server.reduce("train", replies))
     assert all(np.isfinite(array).all() for array in found.values())
     for name, array in mean.items():
         np.testing.assert_array_equal(found[name], array)

@@ -9,7 +9,6 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
-from fedgraph_flwr.strategies.reducing import reduce
 from fedgraph_flwr.wire.messages import Reply, derive_seed
 
 C, D, RATE, BATCH = 3, 4, 0.2, 3
@@ -98,7 +97,7 @@ def test_training_parts_prototypes_that_start_close():
 def test_nothing_is_learnt_of_clients_without_training_nodes():
     server = server_of()
     nothing = {"mean": np.zeros((C, D)), "count": np.zeros(C, int)}
-    server.step({}, reduce(server, "train", [Reply(0, {"prototypes": nothing}, {"num_train": 0})]))
+    server.step({}, server.reduce("train", [Reply(0, {"prototypes": nothing}, {"num_train": 0})]))
     assert server.before_train({}) == server.before_evaluate({}) == {}
 
 

@@ -15,7 +15,6 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
-from fedgraph_flwr.strategies.reducing import reduce
 from fedgraph_flwr.wire.messages import Reply
 from tests.conftest import client_graph
 
@@ -77,7 +76,7 @@ def reply(client, mean, known, arrays=None):
 def round_of(server, *replies):
     arrays = server.arrays
     replies = [Reply(r.client, {**r.groups, "model": r.groups["model"] or arrays}, {}) for r in replies]
-    return server.step(arrays, reduce(server, "train", replies))
+    return server.step(arrays, server.reduce("train", replies))
 
 
 def test_a_class_that_no_client_of_the_cohort_knows_keeps_its_prototypes():

@@ -15,7 +15,6 @@ from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
-from fedgraph_flwr.strategies.reducing import reduce
 from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.support import recorded_messages, same_result
 
@@ -38,7 +37,7 @@ def step(server: GCFL, updates: dict[int, Any]) -> list[list[int]]:
         Reply(i, {MODEL: {"w": server.models.get(i, server.arrays)["w"] + np.asarray(u, float)}})
         for i, u in updates.items()
     ]
-    server.arrays = server.step(server.arrays, reduce(server, "train", replies))
+    server.arrays = server.step(server.arrays, server.reduce("train", replies))
     return [server.members(cluster) for cluster in server.clusters]
 
 

@@ -14,8 +14,8 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.weighting import capped
 from fedgraph_flwr.strategies.connection import Connection
-from fedgraph_flwr.strategies.weighting import capped
 from tests.support import recorded_messages
 
 

@@ -18,7 +18,7 @@ from fedgraph_flwr.methods.weighting import batch_of, batches, in_sum
 from fedgraph_flwr.secure.opened import MODELS, OpenedSums, primitive, revealed
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.secagg import Member
-from fedgraph_flwr.strategies.secagg import SecureSums
+from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import MODEL
 from tests.methods.small_runs import METHODS, sampled
 from tests.secure.rounds import SECURE, Round, accepted
@@ -320,16 +320,16 @@ def test_a_resumed_run_reads_sums_that_were_opened_after_its_checkpoint(run, par
         expected = run(*overrides, **whole)
     for ledger in expected.out.parent.glob("ledger_*.json"):
         ledger.unlink()
-    reveal = SecureSums.reveal
+    reveal = Masked.reveal
 
-    def die(self, replies):
-        if self.strategy.server_round == 9:
+    def die(self, phase, replies):
+        if self.server.server_round == 9:
             raise Killed
-        return reveal(self, replies)
+        return reveal(self, phase, replies)
 
     with monkeypatch.context() as patch:
         dropping(patch, {3: [6, 7]})
-        patch.setattr(SecureSums, "reveal", die)
+        patch.setattr(Masked, "reveal", die)
         with pytest.raises(Killed):
             run(*overrides, **whole)
     out = max(expected.out.parent.glob("run*"), key=lambda path: int(path.name[3:]))

@@ -9,9 +9,9 @@ from fedgraph_flwr.secure import secagg
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.secagg import Member, threshold
 from fedgraph_flwr.secure.shamir import combine
-from fedgraph_flwr.strategies import reducing
 from fedgraph_flwr.strategies.requests import messages as send
-from fedgraph_flwr.strategies.secagg import SecureSums
+from fedgraph_flwr.strategies.summation import Summation
+from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record, to_record
 from tests.methods.small_runs import METHODS, sampled
 from tests.secure.rounds import SECURE, Round, accepted
@@ -175,18 +175,18 @@ def fleet(monkeypatch):
 def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):
     """Weight 1 for client 0 and 0 for the others gave the server that client's model in one round."""
 
-    def alone(method, reducer, clients):
+    def alone(summation, reducer, clients):
         return [float(client == clients[0]) for client in clients]
 
-    opened, reveal = [], SecureSums.reveal
+    opened, reveal = [], Masked.reveal
 
-    def spy(self, replies):
-        opened.append(reveal(self, replies))
+    def spy(self, phase, replies):
+        opened.append(reveal(self, phase, replies))
         return opened[-1]
 
-    monkeypatch.setattr(SecureSums, "reveal", spy)
+    monkeypatch.setattr(Masked, "reveal", spy)
     go(method, "rounds=1", "model.dropout=0", SECURE)
-    monkeypatch.setattr(reducing, "of_reducer", alone)
+    monkeypatch.setattr(Summation, "weights_of", alone)
     go(method, "rounds=1", "model.dropout=0", SECURE)
     honest, other = opened[: len(opened) // 2], opened[len(opened) // 2 :]
     for before, after in zip(honest, other, strict=True):

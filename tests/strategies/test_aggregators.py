@@ -146,7 +146,7 @@ def test_groups_of_a_model_go_through_a_rule_as_one(run, monkeypatch, method, na
         calls.append([sorted(v) for v in values])
         return combine(values, origin, cfg)
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.reducing.combine", seen)
+    monkeypatch.setattr("fedgraph_flwr.strategies.aggregators.combine", seen)
     done = run(f"strategy={method}", f"strategy.aggregator={name}", "strategy.byzantine=0", "rounds=1")
     assert calls == [[sorted(done.arrays)] * 3]
 

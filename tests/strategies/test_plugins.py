@@ -26,7 +26,7 @@ from fedgraph_flwr.plugin import (
     phase,
 )
 from fedgraph_flwr.runs.checks import check_method
-from fedgraph_flwr.strategies import reducing
+from fedgraph_flwr.strategies import aggregators
 from fedgraph_flwr.strategies.personal import PersonalStrategy
 from fedgraph_flwr.wire.messages import from_record, weighted_mean
 from tests.conftest import client_graph
@@ -184,8 +184,10 @@ def test_secure_sums_mask_all_that_leaves_and_change_no_result(run, kind, monkey
 def test_a_robust_rule_replaces_every_mean_and_sum(run, kind, monkeypatch):
     Statistic.seen.clear()
     Exchange.seen.clear()
-    calls, combine = [], reducing.combine
-    monkeypatch.setattr(reducing, "combine", lambda values, *rest: calls.append(len(values)) or combine(values, *rest))
+    calls, combine = [], aggregators.combine
+    monkeypatch.setattr(
+        aggregators, "combine", lambda values, *rest: calls.append(len(values)) or combine(values, *rest)
+    )
     run(*words_of(kind), *PROTECTIONS["rule"], "rounds=2")
     assert calls == [3] * 2 * (1 if kind == "optimiser" else 2)
     assert all((seen == 3 * 101.0).all() for seen in Statistic.seen)

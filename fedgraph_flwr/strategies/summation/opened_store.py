@@ -1,7 +1,8 @@
-"""Opened secure sums in a run's folder, from which a resumed run reads the rounds after its checkpoint.
+"""Opened secure sums in a run's folder: a resumed run reads the rounds after its checkpoint.
 
-Without them, a resumed run would open sums of the same values again. If other clients drop out then, two sums differ by one
-client's values, which the nodes' ledgers refuse (`fedgraph_flwr.secure.opened`).
+Without them, a resumed run would open sums of the same values again. If other clients drop out
+then, two sums differ by one client's values, which the nodes' ledgers refuse
+(`fedgraph_flwr.secure.opened`).
 """
 
 import re
@@ -15,7 +16,9 @@ from fedgraph_flwr.wire.trees import as_arrays, flatten, unflatten
 
 
 class OpenedStore:
-    """The sums that were opened since the last checkpoint; those of the set-up, which runs again, are not kept.
+    """The sums that were opened since the last checkpoint.
+
+    Those of the set-up, which runs again, are not kept.
 
     Args:
         run: the run's folder; None: nothing is kept.
@@ -26,7 +29,7 @@ class OpenedStore:
         self._next: Counter[tuple[int, str]] = Counter()
 
     def read(self, server_round: int, phase: str) -> dict[str, Arrays]:
-        """Return the next sum of a phase in a round, by group; empty if it was not opened before."""
+        """Return the next sum of a phase in a round, by group; empty if it was never opened."""
         path = self._path(server_round, phase)
         if not path or not path.is_file():
             return {}
@@ -48,4 +51,8 @@ class OpenedStore:
 
     def _path(self, server_round: int, phase: str) -> Path | None:
         count = self._next[server_round, phase]
-        return self.folder / f"{server_round:06d}-{phase}-{count}.safetensors" if self.folder and server_round else None
+        return (
+            self.folder / f"{server_round:06d}-{phase}-{count}.safetensors"
+            if self.folder and server_round
+            else None
+        )

@@ -1,0 +1,246 @@
+"""Means and sums that are released with noise, under differential privacy (``privacy.dp``).
+
+The server adds the noise to clipped sums (`fedgraph_flwr.strategies.privacy`), or the clients do:
+to their gradients (``privacy.unit``), or to their values before a masked sum (``distributed``).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
+from fedgraph_flwr.methods.weighting import private_factors
+from fedgraph_flwr.strategies.exchange import Outcome
+from fedgraph_flwr.strategies.privacy import Privacy, Terms
+from fedgraph_flwr.strategies.summation.interface import Federation, Summation, origin_of
+from fedgraph_flwr.strategies.summation.masked import Divisor, MaskedTotal
+from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, MODEL, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import ReplySchema
+from fedgraph_flwr.wire.trees import Tree
+
+
+class Noised(Summation):
+    """Releases of a summation with noise, and their cost.
+
+    Places of a round are drawn among all ``num_clients``, whoever is there, and no factor depends
+    on who replied: see `fedgraph_flwr.strategies.privacy`.
+
+    Args:
+        server: the run's server.
+        inner: how values are summed.
+        account: clipping, noise and cost.
+    """
+
+    __slots__ = ("account", "inner", "protection")
+
+    def __init__(self, server: Federation, inner: Summation, account: Privacy):
+        super().__init__(server)
+        self.inner = inner
+        self.account = account
+        self.protection = inner.protection or f"privacy.dp={server.cfg.privacy.dp}"
+
+    # --- who takes part ---------------------------------------------------------------------------
+
+    def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
+        """Return the batch of a masked sum, or all places of the run."""
+        return self.inner.places(server_round, range(self.server.cfg.num_clients))
+
+    def cohort_size(self, server_round: int) -> int:
+        """Return the size of a masked sum's batch, or the share of all places."""
+        if self.inner.protection:
+            return self.inner.cohort_size(server_round)
+        return super().cohort_size(server_round)
+
+    def min_clients(self, requested: int) -> int:
+        """Return the fewest clients of a masked sum."""
+        return self.inner.min_clients(requested)
+
+    # --- one exchange -----------------------------------------------------------------------------
+
+    def begin(self, phase: str, clients: list[int]) -> dict[int, dict[str, Any]] | None:
+        """Prepare a masked sum."""
+        return self.inner.begin(phase, clients)
+
+    def shared_groups(self, phase: str) -> Mapping[str, Arrays]:
+        """Return the adaptive norms that clients need to clip their reply."""
+        norms = self.account.norms_for(self.server.uplink_of.get(phase, {}))
+        return {**self.inner.shared_groups(phase), **({CLIPPING: norms} if norms else {})}
+
+    def sending(self, phase: str) -> None:
+        """Note that requests are about to be sent."""
+        self.inner.sending(phase)
+
+    def received(self, phase: str, outcome: Outcome) -> None:
+        """Note the outcome of an exchange."""
+        self.inner.received(phase, outcome)
+
+    def own_schema(self, phase: str) -> ReplySchema | None:
+        """Return the schema of the exchanges around a masked sum."""
+        return self.inner.own_schema(phase)
+
+    def schema(self, phase: str, wanted: ReplySchema) -> ReplySchema:
+        """Return the schema of what arrives, which may be masked."""
+        return self.inner.schema(phase, wanted)
+
+    def readable(self, phase: str, reply: Reply) -> Reply:
+        """Return the part of a reply that is not masked."""
+        return self.inner.readable(phase, reply)
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """Refuse updates that exceed the norm to which the client should have clipped them.
+
+        Raises:
+            FedGraphError: names the client and the norm.
+        """
+        self.inner.verify(phase, reply)
+        server, declared = self.server, self.server.uplink_of.get(phase, {})
+        for group in sums(declared):
+            if group not in reply.groups:
+                continue
+            arrays, reducer = reply.groups[group], declared[group]
+            updates_model = group == MODEL and getattr(reducer, "origin", "") == ARRAYS
+            personal = server.models.get(reply.client) if updates_model else None
+            origin = origin_of(server, reducer, arrays) if personal is None else personal
+            self.account.verify(reply.client, group, arrays, origin)
+
+    # --- the result -------------------------------------------------------------------------------
+
+    def reveal(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
+        """Return the noised means and sums of one exchange, which count as one release.
+
+        Raises:
+            RunFailed: the budget does not allow it.
+        """
+        rules = self.server.cfg.privacy
+        if rules.side == "distributed" or rules.unit != "client":
+            return self._noised_by_clients(phase, replies)
+        declared = self.server.uplink_of.get(phase, {})
+        terms = {group: self._terms(group, declared[group], replies) for group in sums(declared)}
+        return self.account.release(terms, self._meant_for)
+
+    def _noised_by_clients(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
+        """Return sums to which clients added the noise."""
+        self.account.book()
+        values = self.inner.reveal(phase, replies)
+        bits = {group: float(total[0]) for group, total in values.pop(CLIPPED, {}).items()}
+        self.account.adapt(bits, self._meant_for)
+        return values
+
+    def _terms(self, group: str, reducer: Reducer, replies: list[Reply]) -> Terms:
+        """Return the clipped sum of a group that the server releases."""
+        values = [reply.groups.get(group, {}) for reply in replies]
+        origin = origin_of(self.server, reducer, values[0])
+        if isinstance(reducer, Sum):
+            wide: Any = {name: array.astype(reducer.dtype) for name, array in origin.items()}
+            return Terms(wide, values, [1.0] * len(values), 1.0)
+        factors = private_factors(reducer, self.server.cfg)
+        size = divisor_of(reducer, factors, self._meant_for)
+        return Terms(origin, values, [factors[reply.client] for reply in replies], size)
+
+    @property
+    def _meant_for(self) -> int:
+        """Number of clients that the configuration samples for the current exchange."""
+        if not self.server.server_round:
+            return self.server.cfg.num_clients
+        return self.cohort_size(self.server.server_round)
+
+    def scores(self, scores: dict[str, Any]) -> dict[str, Any]:
+        """Return noised means instead of clients' scores, if ``privacy.scores`` says so."""
+        if self.server.cfg.privacy.scores != "noised":
+            return scores
+        return {
+            **scores,
+            "metrics": self.account.release_scores(scores["clients"]),
+            "clients": {},
+            **self.spent(),
+        }
+
+    # --- how clients count ------------------------------------------------------------------------
+
+    def counted(self, sampled: list[int], replied: list[int]) -> list[int]:
+        """Return the clients by which a mean divides: those that were sampled."""
+        return sampled
+
+    def sizes(self, key: str, clients: list[int]) -> list[float]:
+        """Return 1 for each client, since sizes are private."""
+        return [1.0] * len(clients)
+
+    def items(self, clients: list[int]) -> float:
+        """Return the number of clients in a round, or of rows that they are expected to draw."""
+        size = self.cohort_size(self.server.server_round)
+        return float(size * self.server.cfg.privacy.expected_rows)
+
+    def share(self, clients: list[int]) -> float:
+        """Return the share of the sampled clients among all, by which a mean divides."""
+        return self.cohort_size(self.server.server_round) / self.server.cfg.num_clients
+
+    # --- the budget -------------------------------------------------------------------------------
+
+    def allows_round(self, pending: bool, releases: int) -> bool:
+        """Return whether the budget covers one more round."""
+        return self.account.allows(self.account.next_round(pending, releases))
+
+    def spent(self) -> dict[str, Any]:
+        """Return the releases so far, and the ε that they cost."""
+        return {"privacy": self.account.spent()}
+
+    def save(self, ahead: Iterable[int]) -> Tree:
+        """Return the releases so far and those before the next checkpoint."""
+        return {**self.inner.save(()), "privacy": self.account.state(ahead)}
+
+    def load(self, tree: Tree) -> None:
+        """Restore the releases of earlier rounds.
+
+        Raises:
+            FedGraphError: they had other noise.
+        """
+        self.inner.load(tree)
+        self.account.load_state(tree.get("privacy", {}))
+
+    def forget(self, server_round: int) -> None:
+        """Delete the opened sums that a checkpoint covers."""
+        self.inner.forget(server_round)
+
+
+class PublicDivisor(Divisor):
+    """Divides a masked sum by a number that follows from the configuration.
+
+    Args:
+        server: the run's server.
+        account: has the adaptive clipping norms, the units of masked values.
+    """
+
+    __slots__ = ("account", "server")
+
+    def __init__(self, server: Federation, account: Privacy):
+        self.server = server
+        self.account = account
+
+    def unit(self, group: str) -> float:
+        """Return the unit of a group's values: its adaptive clipping norm."""
+        if not self.server.cfg.privacy.adaptive or group == CLIPPED:
+            return 1.0
+        return float(self.account.norms[group])
+
+    def mean(self, total: MaskedTotal) -> np.ndarray:
+        """Return the origin of the updates, plus their sum over the divisor."""
+        reducer = total.reducer
+        factors = private_factors(reducer, self.server.cfg)
+        size = divisor_of(reducer, factors, total.sampled)
+        origin = self.server.arrays[total.name] if getattr(reducer, "origin", "") == ARRAYS else 0.0
+        scaled = total.values * (total.members / size) * self.unit(total.group)
+        return np.asarray(origin + scaled)
+
+
+def divisor_of(reducer: Reducer, factors: Mapping[int, float], clients: int) -> float:
+    """Return the divisor of a clipped sum: as many clients of mean weight; 1 for a sum.
+
+    Args:
+        reducer: the declaration.
+        factors: weight of each client of the run, relative to the largest.
+        clients: number of clients for which the exchange is meant.
+    """
+    if isinstance(reducer, Sum):
+        return 1.0
+    return clients * sum(factors.values()) / len(factors)

@@ -1,0 +1,92 @@
+"""Sums over single values that the server sees, or a robust rule over them."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from fedgraph_flwr.methods.uplink import Mean, Reducer, Sum, sums
+from fedgraph_flwr.strategies import aggregators
+from fedgraph_flwr.strategies.reducing import Weights, added_up, averaged
+from fedgraph_flwr.strategies.summation.interface import Summation, origin_of
+from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply
+
+TRAINED = Mean(weight="uniform", trained=True)
+"""Weighs clients with training nodes by 1, others by 0."""
+
+
+class Plain(Summation):
+    """Means by the declared weights, sums, or ``strategy.aggregator`` instead of both."""
+
+    __slots__ = ()
+
+    def reveal(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
+        """Return the mean or sum of each group."""
+        declared = self.server.uplink_of.get(phase, {})
+        return {group: self._reduced(declared[group], group, replies) for group in sums(declared)}
+
+    def late_mean(
+        self, values: list[Arrays], weights: Weights, origin: Arrays | None, clients: list[int]
+    ) -> Arrays:
+        """Return a mean by late weights; a robust rule counts only clients with training nodes."""
+        if self.server.cfg.strategy.aggregator != "mean":
+            values = [values[place] for place in self._places_that_count(TRAINED, clients)]
+        return super().late_mean(values, weights, origin, clients)
+
+    def _reduced(self, reducer: Reducer, group: str, replies: list[Reply]) -> Arrays:
+        """Return the mean or sum of a group."""
+        rules = self.server.cfg.strategy
+        values = [reply.groups.get(group, {}) for reply in replies]
+        clients = [reply.client for reply in replies]
+        if isinstance(reducer, Sum):
+            if rules.aggregator == "mean":
+                return added_up(values, reducer.dtype)
+            return self._robust_sum(reducer, group, values, clients)
+        if isinstance(reducer, Mean) and rules.aggregator != "mean":
+            places = self._places_that_count(reducer, clients)
+            values = [values[place] for place in places]
+            clients = [clients[place] for place in places]
+            if reducer.scale:
+                origin = origin_of(self.server, reducer, values[0])
+                buffers = self.server.buffers
+                values = [
+                    _scaled(value, origin, reducer.scale(client), buffers)
+                    for value, client in zip(values, clients, strict=True)
+                ]
+        weights = self.weights_of(reducer, clients)
+        return averaged(values, weights, origin_of(self.server, reducer, values[0]), rules)
+
+    def _robust_sum(
+        self, reducer: Sum, group: str, values: list[Arrays], clients: list[int]
+    ) -> Arrays:
+        """Return the result of a robust rule, times the number of values."""
+        if group == MODEL:  # sums of gradients: a client without training nodes has none
+            values = [values[place] for place in self._places_that_count(TRAINED, clients)]
+        middle = aggregators.combine(values, {}, self.server.cfg.strategy)
+        return {name: len(values) * array.astype(reducer.dtype) for name, array in middle.items()}
+
+    def _places_that_count(self, reducer: Mean, clients: list[int]) -> list[int]:
+        """Return the places of the clients that a robust rule counts.
+
+        These are the clients with weight and, where models count, training nodes. Without any such
+        client, all count.
+        """
+        # even if ``strategy.weighting=nodes`` weighs an unchanged model
+        models = reducer.weight in ("weighting", "shares")
+        weights = self.weights_of(replace(reducer, trained=reducer.trained or models), clients)
+        return [place for place, weight in enumerate(weights) if weight] or list(
+            range(len(clients))
+        )
+
+
+def _scaled(arrays: Arrays, origin: Arrays, scale: float, buffers: Collection[str]) -> Arrays:
+    """Return arrays whose updates are ``scale`` times as long, in float64.
+
+    Running statistics do not change.
+    """
+    return {
+        name: array
+        if name in buffers
+        else origin[name] + scale * (array.astype(np.float64) - origin[name])
+        for name, array in arrays.items()
+    }
