@@ -166,6 +166,21 @@ def ruff(*args: str) -> str:
     return done.stdout
 
 
+def test_only_the_summation_asks_which_protection_a_run_has():
+    """The loop, the reader of replies and the methods ask `summation`, which was chosen by the configuration once."""
+    folders = [PACKAGE / "strategies", PACKAGE / "party", ROOT / BASELINES, ROOT / "examples"]
+    files = [path for folder in folders for path in folder.rglob("*.py") if "summation" not in path.parts]
+    servers = {"self", "server", "method", "strategy"}
+    asking = [
+        f"{path.name}:{node.lineno}"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("privacy", "secure")
+        if isinstance(node.value, ast.Name) and node.value.id in servers
+    ]
+    assert asking == []
+
+
 def test_the_linter_and_the_formatter_read_every_file():
     """The formatter names the files that it would change: with another line ending, every file that is not empty."""
     python, other_endings = tracked("*.py"), "--config=format.line-ending='cr-lf'"

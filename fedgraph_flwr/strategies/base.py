@@ -30,7 +30,7 @@ from flwr.serverapp.strategy import Result
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.side import Side, refuse_overrides
 from fedgraph_flwr.methods.uplink import LateMean, declared, sums
 from fedgraph_flwr.numerics.streams import reseed
@@ -136,6 +136,14 @@ class GraphStrategy(Side, FlowerFedAvg):
         self.described = Descriptions(self)
         self.reader = ReplyReader(self)
         self._summation = summation_of(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FINAL and self.summation.protection:
+            raise FedGraphError(
+                f"{type(self).__module__}.{type(self).__qualname__} replaces '{name}' in a run with {self.summation.protection}:"
+                f" define {FINAL[name]} instead"
+            )
+        super().__setattr__(name, value)
 
     # --- hooks of a method --------------------------------------------------------------------------------------------
 

@@ -80,6 +80,8 @@ class Privacy:
         releases: releases of models, and of noised scores, that left the server or may have.
     """
 
+    __slots__ = ("cfg", "clients", "metric", "norms", "releases", "size")
+
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg.privacy
         self.metric = cfg.evaluation.headline

@@ -19,9 +19,9 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.secure import secagg
-from fedgraph_flwr.strategies import secagg as strategies_secagg
 from fedgraph_flwr.strategies.exchange import failure_lines
 from fedgraph_flwr.strategies.requests import collect, messages
+from fedgraph_flwr.strategies.summation import masked
 from fedgraph_flwr.wire.messages import METRICS, PROTOCOL, from_record
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays, recorded_messages
@@ -399,7 +399,7 @@ def test_a_secure_sum_waits_for_a_client_that_was_silent_and_comes_back(run, mon
     monkeypatch.setattr(InlineGrid, "_call", gone)
     clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(loop, "time", clock)
-    for module in (secagg, strategies_secagg):  # three clients tolerate no dropout, so that there is a round to wait in
+    for module in (secagg, masked):  # three clients tolerate no dropout, so that there is a round to wait in
         monkeypatch.setattr(module, "threshold", lambda share, clients: -(-2 * clients // 3))
     overrides = ["rounds=4", "privacy.secagg=true", "strategy.timeout=60"]
     until[0] = 20.0

@@ -194,6 +194,54 @@ def test_a_robust_rule_replaces_every_mean_and_sum(run, kind, monkeypatch):
     assert all((seen == 101.0).all() for seen in Exchange.seen)
 
 
+class Replaces(GraphStrategy):
+    """Puts another member in the place of one that applies protections."""
+
+    def __init__(self, cfg, recorder):
+        super().__init__(cfg, recorder)
+        self.reduce = lambda phase, replies: replies
+
+
+class ReplacesRelease(GraphStrategy):
+    def setup(self):
+        self.summation.account.release = lambda terms, clients: {g: t.values[0] for g, t in terms.items()}
+
+
+class ReplacesReveal(GraphStrategy):
+    def setup(self):
+        self.summation.reveal = lambda phase, replies: {g: a for r in replies for g, a in r.groups.items()}
+
+
+@pytest.mark.parametrize("name", ["Replaces", "ReplacesRelease", "ReplacesReveal"])
+def test_a_server_cannot_replace_what_adds_noise(run, name):
+    with pytest.raises((FedGraphError, AttributeError), match=r"replaces .reduce.|read-only"):
+        run(f"strategy={HERE}:{name}", *PROTECTIONS["dp"], "rounds=1")
+
+
+def test_a_server_has_no_other_summation(run):
+    with pytest.raises(TypeError, match="defines 'summation'"):
+        type("Other", (GraphStrategy,), {"summation": None})
+    with pytest.raises(TypeError, match="defines 'privacy'"):
+        type("Other", (GraphStrategy,), {"privacy": False})
+
+
+class ReadsLosses(GraphStrategy):
+    seen: ClassVar[list[Any]] = []
+
+    def step(self, arrays, reduced):
+        self.seen.extend((sorted(reply.metrics), reply.message, sorted(reply.groups)) for reply in reduced)
+        return super().step(arrays, reduced)
+
+
+@pytest.mark.parametrize("protection", ["dp", "secagg"])
+def test_numbers_that_no_uplink_declares_do_not_reach_a_step(run, protection):
+    """A client may put any number in its training loss, which the record of the run averages."""
+    ReadsLosses.seen.clear()
+    finished = run(f"strategy={HERE}:ReadsLosses", *PROTECTIONS[protection], "rounds=1")
+    assert ReadsLosses.seen == [([], None, [])] * 3
+    assert finished.rounds[0]["train"]["train_loss"] > 0
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])
 def test_sums_where_clients_live_are_accepted(kind):
     check_method(compose([*words_of(kind), *PROTECTIONS["ray"], "num_clients=3"]))
