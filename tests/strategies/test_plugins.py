@@ -204,7 +204,8 @@ class Replaces(GraphStrategy):
 
 class ReplacesRelease(GraphStrategy):
     def setup(self):
-        self.summation.account.release = lambda terms, clients: {g: t.values[0] for g, t in terms.items()}
+        account: Any = self.summation.account  # type: ignore[attr-defined]
+        account.release = lambda terms, clients: {g: t.values[0] for g, t in terms.items()}
 
 
 class ReplacesReveal(GraphStrategy):
