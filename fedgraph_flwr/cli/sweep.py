@@ -32,7 +32,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``sweep``."""
     about = "sweep files, or overrides with several values"
     parser.add_argument("overrides", nargs="+", metavar="FILE or key=value,value", help=about)
-    add_options(parser, _OPTIONS, search={"default": 0})
+    add_options(parser, _OPTIONS, search={"default": 0}, margin={"type": float, "default": None})
 
 
 _OPTIONS = """
@@ -40,6 +40,7 @@ _OPTIONS = """
 --out DIR  folder of CSV, Markdown and PNG (default: the file's folder)
 --search N  number of Optuna trials per row and column
 --baseline COLUMN  reference column for differences (default: Local)
+--margin POINTS  methods whose difference's interval lies within it are level (default: 1)
 --no-baselines  do not add the baselines Majority and Local
 --only TEXT  run only cells whose ROW/COLUMN/SEED contains TEXT
 --keep  keep the folder of every run in NAME-runs/
@@ -66,9 +67,10 @@ def _sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
     files = [Path(word) for word in args.overrides if "=" not in word]
     overrides = [word for word in args.overrides if "=" in word]
     if not files:
-        yield parse_sweep(overrides, args.out, args.search, args.baseline, not args.no_baselines)
-    for option in ("--search", "--baseline", "--no-baselines"):
-        if files and getattr(args, option[2:].replace("-", "_")):
+        margin = {} if args.margin is None else {"margin": args.margin}
+        yield parse_sweep(overrides, args.out, args.search, args.baseline, not args.no_baselines, **margin)
+    for option in ("--search", "--baseline", "--no-baselines", "--margin"):
+        if files and getattr(args, option[2:].replace("-", "_")) not in (None, False, 0, ""):
             raise FedGraphError(f"{option} does not apply to a sweep file: set {option.lstrip('-')}: in {files[0]}")
     for file in files:
         yield load(file, args.out, overrides)
@@ -120,11 +122,21 @@ def _print(summary: SweepSummary, json: bool) -> None:
     if json:
         print(as_json({**found, "table": path.with_suffix(".md"), "page": page}))
         return
-    print("\n".join(["", *main_table(summary), "", *found["verdicts"], ""]))
+    print("\n".join(["", *(f"{line}." for line in found["verdicts"]), "", *main_table(summary, intervals=True), ""]))
+    print(f"{_legend(summary)}\n")
     for line in failures([*summary.failures, *summary.missed]):
         print(line.removeprefix("- "), file=sys.stderr)
     print(f"table: {path.with_suffix('.md')}")
     print(f"page: {page}")
+
+
+def _legend(summary: SweepSummary) -> str:
+    """Return how to read the table and the verdicts."""
+    unit, margin = (" in %", summary.sweep.margin) if summary.in_percent else ("", 0.0)
+    within = f"it lies within {margin:g} point{'' if margin == 1 else 's'}" if margin else "it is 0"
+    text = f"Mean over seeds{unit} ± half of its 95 % interval. Better, worse: the interval of the difference, paired by seed,"
+    text += f" excludes 0; level: {within}; not decided: else."
+    return text + (" †: a score that does not cover all clients." if summary.partly else "")
 
 
 def _list(index: ResultsIndex, missing: Sequence[Cell], jobs: int) -> int:

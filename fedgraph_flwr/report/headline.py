@@ -13,6 +13,7 @@ from fedgraph_flwr.config.operating import point
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.best_round import failed_replies
 from fedgraph_flwr.evaluation.intervals import Interval, paired
+from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdict
 from fedgraph_flwr.report.page import Page, dot, grid, note, number, of_change, render, table
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of, method_name
 from fedgraph_flwr.report.units import duration, percent, points, size
@@ -60,7 +61,7 @@ def score_text(value: float, metric: str) -> str:
 
 
 def spread(value: float, metric: str) -> str:
-    """Format a standard deviation, or half an interval."""
+    """Format half an interval."""
     return f"{100 * value:.1f}" if is_share(metric) else f"{value:.2g}"
 
 
@@ -137,36 +138,51 @@ def _with_spread(group: RunGroup, metric: str) -> str:
     if found.n < 2:
         return score_text(found.mean, metric)
     if is_share(metric):
-        return f"{100 * found.mean:.1f} ± {spread(group.std, metric)} %"
-    return f"{found.mean:.4g} ± {spread(group.std, metric)}"
+        return f"{100 * found.mean:.1f} ± {spread(found.half, metric)} %"
+    return f"{found.mean:.4g} ± {spread(found.half, metric)}"
 
 
 def _trust(group: RunGroup, metric: str) -> str:
     """Describe the uncertainty of the score: over seeds, or over clients for one seed."""
     if group.mean.n > 1:
-        _, low, high = (score_text(end, metric) for end in group.mean.ends)
-        return f"Mean ± standard deviation of {group.mean.n} seeds; 95 % interval of the mean (Student's t): {low} to {high}"
+        return f"Mean of {group.mean.n} seeds ± half of its 95 % interval (Student's t)"
     values = [v for v in group.runs[0].per_client.get(f"test-{metric}", []) if not math.isnan(v)]
     if len(values) < 2:
         return "One seed"
     low, high = (score_text(end, metric) for end in (min(values), max(values)))
-    deviation = spread(statistics.stdev(values), metric)
-    return f"One seed; its clients are between {low} and {high}, standard deviation {deviation}"
+    return f"One seed; its clients are between {low} and {high}"
 
 
 def _beside(top: RunGroup, baselines: Sequence[RunGroup], metric: str) -> str:
-    """Return the differences from the baselines and the chance level."""
+    """Return the differences from the chance level and from the baselines, each with its verdict (`evaluation.verdict`)."""
     comparisons = []
+    if not math.isnan(top.chance):
+        level, apart = score_text(top.chance, metric), _apart(top.mean.mean - top.chance, metric)
+        comparisons.append(f"{apart} {chance.predictor(metric)} ({level})")
     for group in baselines:
         if group is not top and (difference := paired(top.by_seed, group.by_seed)):
             pooled = group.runs[0].cfg.strategy.pooled
             kind = "one model on the whole graph" if pooled else "each client on its own graph"
-            score, apart = score_text(group.mean.mean, metric), _apart(difference.mean, metric)
-            comparisons.append(f"{apart} {group.name} ({kind}, {score})")
-    if not math.isnan(top.chance):
-        level, apart = score_text(top.chance, metric), _apart(top.mean.mean - top.chance, metric)
-        comparisons.append(f"{apart} {chance.predictor(metric)} ({level})")
+            score = score_text(group.mean.mean, metric)
+            comparisons.append(f"{decided(difference, metric)} {group.name} ({kind}, {score})")
     return listed(comparisons)
+
+
+def decided(difference: Interval, metric: str) -> str:
+    """Return what the difference of two scores decides, such as ``better by 4.4 ± 1.0 points than``."""
+    share = is_share(metric)
+    scale, margin = (100.0, MARGIN) if share else (1.0, 0.0)
+    _, low, high = (scale * end for end in difference.ends)
+    found = verdict(low, high, margin, chance.sign_of(metric))
+    size = f"{scale * abs(difference.mean):.1f}" if share else f"{abs(difference.mean):.3g}"
+    size += "" if math.isnan(difference.half) else f" ± {spread(difference.half, metric)}"
+    size += " points" if share else ""
+    sign = "+" if difference.mean >= 0 else "−"
+    if found in (BETTER, WORSE):
+        return f"{found} by {size} than"
+    if found == LEVEL:
+        return f"level ({sign}{size}) with"
+    return f"not decided ({sign}{size}{', one seed' if difference.n == 1 else ''}) against"
 
 
 def _apart(difference: float, metric: str) -> str:
@@ -229,30 +245,42 @@ def compared(page: Page, groups: Sequence[RunGroup], baselines: Sequence[RunGrou
 
 
 def _differences(page: Page, groups: Sequence[RunGroup], unit: str) -> Markup:
-    """Plot the differences to the first setting, paired by seed."""
-    first, same = groups[0], alike(groups, groups[0])
-    rows = []
+    """Plot the differences to the reference, paired by seed."""
+    first = reference(groups)
+    same, rows = alike(groups, first), []
     for place, group in enumerate(groups):
         if group is not first and group in same and (found := paired(group.by_seed, first.by_seed)):
             rows.append(dot(group.name, found.ends, place))
-    crosses = ", with its 95 % interval: one that contains 0 shows no difference"
+    crosses = (
+        f", with its 95 % interval: one that contains 0 decides nothing, unless it lies within {MARGIN:g} point (level)"
+    )
     several = any(len(group.runs) > 1 for group in groups)
     how = f"Mean of the differences paired by seed{crosses if several else ''}."
     return page.dots(f"Difference to {first.name}", how, rows, **of_change(unit))
 
 
+def reference(groups: Sequence[RunGroup]) -> RunGroup:
+    """Return the group that others are compared with: local training on the data of the first, else the first."""
+    local = [group for group in alike(groups, groups[0]) if group.is_baseline and not group.runs[0].cfg.strategy.pooled]
+    return (local or list(groups))[0]
+
+
 def _table(groups: Sequence[RunGroup], metric: str) -> Markup:
     score, deviation = partial(score_text, metric=metric), partial(spread, metric=metric)
     change: Any = points if is_share(metric) else "{:+.3g}".format
-    none, rows, same = Interval(math.nan, math.nan, 0), [], alike(groups, groups[0])[1:]
+    first = reference(groups)
+    none, rows, same = (
+        Interval(math.nan, math.nan, 0),
+        [],
+        [group for group in alike(groups, first) if group is not first],
+    )
     for group in groups:
-        difference = paired(group.by_seed, groups[0].by_seed) if group in same else None
+        difference = paired(group.by_seed, first.by_seed) if group in same else None
         rows.append(
             [
                 group.name,
                 (str(len(group.runs)), float(len(group.runs))),
                 number(score, group.mean.mean),
-                number(deviation, group.std),
                 number(lambda half: f"± {deviation(half)}", group.mean.half),
                 number(change, (difference or none).mean),
                 number(lambda half: f"± {deviation(half)}", (difference or none).half),
@@ -261,6 +289,6 @@ def _table(groups: Sequence[RunGroup], metric: str) -> Markup:
                 number(size, _mean(group, "bytes_up") + _mean(group, "bytes_down")),
             ]
         )
-    head = ["setting", "seeds", f"test {display_name(metric)}", "standard deviation", "95 % interval"]
-    head += [f"to {groups[0].name}", "95 % interval", "chance", "time per round", "traffic"]
+    head = ["setting", "seeds", f"test {display_name(metric)}", "95 % interval"]
+    head += [f"to {first.name}", "95 % interval", "chance", "time per round", "traffic"]
     return table(head, rows, "Means over seeds; differences are paired by seed. Click on a column to sort.")

@@ -141,9 +141,10 @@ def pairs(terms: Iterable[tuple[str, str]]) -> Markup:
 
 
 def of_change(unit: str) -> dict[str, Any]:
-    """Return the axis of differences of scores: points for shares, and a mark at 0."""
+    """Return the axis of differences of scores: points for shares, and a mark at 0, which the axis includes."""
     share = unit == "share"
-    return {"unit": "points" if share else unit, "name": "points" if share else "", "marks": [{"name": "", "at": 0}]}
+    marks = [{"name": "", "at": 0}]
+    return {"unit": "points" if share else unit, "name": "points" if share else "", "marks": marks, "zero": True}
 
 
 def note(content: str) -> Markup:

@@ -17,8 +17,9 @@ from fedgraph_flwr.report.sections import training
 from fedgraph_flwr.report.units import duration, size
 
 CHOSEN = (
-    "Mean differences paired by seed, ± half of their 95 % interval (Student's t). The leading method is chosen by these test"
-    " scores, so with many methods its lead is optimistic."
+    "Mean differences paired by seed, ± half of their 95 % interval (Student's t). Better, worse: the interval excludes 0."
+    " Level: it lies within {margin}. Not decided: else. The first method is chosen by these test scores, so"
+    " with many methods its lead is optimistic."
 )
 
 MAX_CURVES = 6
@@ -46,7 +47,7 @@ def add_sweep(page: Page, outcome: Mapping[str, Any], folder: Path, more: str = 
     cells = [cell for cell in outcome["cells"] if cell.get("mean") is not None]
     settings = list(dict.fromkeys(cell["setting"] for cell in cells))
     answers = Markup("").join(render("answer", text=f"{text}.") for text in outcome["verdicts"])
-    lead = render("lead", text=" ".join(filter(None, [outcome["source"], CHOSEN if answers else ""])))
+    lead = render("lead", text=" ".join(filter(None, [outcome["source"], _chosen(outcome) if answers else ""])))
     page.heading(answers + lead, title=outcome["title"])
     charts = [_scores(page, outcome, cells, settings), _differences(page, outcome, cells, settings)]
     name = outcome["headline"] or "score"
@@ -57,6 +58,12 @@ def add_sweep(page: Page, outcome: Mapping[str, Any], folder: Path, more: str = 
     failures = [f"{one['run']}: {one['reason']}" for one in outcome["failures"]]
     page.section(f"failures{more}", "Failures", "", [render("bullets", items=failures)] if failures else [])
     page.section(f"again{more}", "Repeat it", "", [render("preformatted", content=outcome["command"])])
+
+
+def _chosen(outcome: Mapping[str, Any]) -> str:
+    """Return how the verdicts come about; outcomes of older versions have no margin."""
+    margin = outcome.get("margin", 0)
+    return CHOSEN.format(margin=f"{margin:g} point{'' if margin == 1 else 's'}" if margin else "0")
 
 
 def _scale(outcome: Mapping[str, Any]) -> float:
@@ -107,7 +114,7 @@ def _differences(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], s
         return {"rows": made} if made else {}
 
     views = _views(cells, settings, rows)
-    how = "Mean of the differences paired by seed, with its 95 % interval: one that contains 0 shows no difference."
+    how = "Mean of the differences paired by seed, with its 95 % interval."
     axis = of_change("share" if outcome["percent"] else "plain")
     return page.chart(f"Difference to {outcome['reference']}", how, "dots", height=_height(views), views=views, **axis)
 

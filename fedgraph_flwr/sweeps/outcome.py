@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, ended, over, paired
-from fedgraph_flwr.sweeps.rows import COUNTED, Row, number
+from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdict
+from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Row, number
 from fedgraph_flwr.sweeps.runs import run_name
-from fedgraph_flwr.sweeps.spec import Cell
+from fedgraph_flwr.sweeps.spec import LOCAL, Cell, Sweep
 from fedgraph_flwr.sweeps.summary import SweepSummary
 
 
 def outcome(summary: SweepSummary) -> dict[str, Any]:
-    """Return a sweep's outcome: ``verdicts``, one entry of ``cells`` per row and column, and ``failures``."""
+    """Return a sweep's outcome: ``verdicts``, ``comparisons``, one entry of ``cells`` per row and column, and ``failures``."""
     sweep = summary.sweep
     kept = sweep.folder / f"{sweep.name}-runs"
     rows: dict[tuple[str, str], list[tuple[Cell, Row]]] = {}
@@ -49,7 +51,13 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
         "headline": ", ".join(sorted(summary.headlines)),
         "percent": summary.in_percent,
         "reference": sweep.reference,
+        "margin": sweep.margin if summary.in_percent else 0.0,
         "verdicts": list(verdicts(summary)),
+        "comparisons": [
+            {"setting": setting} | asdict(found)
+            for setting in sweep.settings
+            for found in comparisons(summary, setting)
+        ],
         "cells": cells,
         "failures": [{"run": cell.label, "reason": sanitize(reason, 1000)} for cell, reason in failed],
     }
@@ -67,29 +75,85 @@ def _interval(found: Interval | None) -> dict[str, Any]:
     return {"mean": found.mean, "half": found.half, "n": found.n} if found else {}
 
 
-def verdicts(summary: SweepSummary) -> Iterator[str]:
-    """Yield one sentence per comparison of each row's best method: with the reference, the next best, and pooled training.
+@dataclass(frozen=True)
+class Comparison:
+    """Two methods of a setting, compared over their common seeds.
 
-    The best is chosen by its test scores, so with many methods its lead is optimistic.
+    Attributes:
+        name: the first method.
+        other: the second method.
+        mean: mean difference, first minus second.
+        half: half of its 95 % interval; NaN for one seed.
+        seeds: number of common seeds.
+        wins: number of seeds in which the first is better.
+        verdict: what the interval decides about the first (`evaluation.verdict`).
+        margin: largest difference that counts as none.
+        unit: unit of the difference, with a space before it; empty if it has none.
     """
-    sweep = summary.sweep
-    for setting in sweep.settings:
-        means = {m: found.mean for m in summary.running if (found := summary.mean(setting, m))}
-        order = sorted(means, key=lambda method: -summary.sign * means[method])
-        pooled = [method for method in order if _pooled(sweep.methods[method])]
-        compete = [method for method in order if method not in (*pooled, sweep.reference)]
-        if not compete:
-            continue
-        best, *others = compete
-        names = [*([sweep.reference] if sweep.reference in means else []), *others[:1], *pooled[:1]]
-        for other in names:
-            sentence = compared(best, summary.shown(setting, best), other, summary.shown(setting, other), summary.sign)
-            if sentence:
-                yield f"{setting}: {sentence}" if len(sweep.settings) > 1 else sentence
+
+    name: str
+    other: str
+    mean: float
+    half: float
+    seeds: int
+    wins: int
+    verdict: str
+    margin: float
+    unit: str
+
+    @property
+    def size(self) -> str:
+        """The size of the difference with its interval."""
+        return f"{_digits(abs(self.mean))}{self._half}{self.unit}"
+
+    @property
+    def signed(self) -> str:
+        """The difference with its sign and its interval."""
+        return f"{'+' if self.mean >= 0 else '−'}{self.size}"
+
+    @property
+    def _half(self) -> str:
+        return "" if math.isnan(self.half) else f" ± {_digits(self.half)}"
+
+    @property
+    def over(self) -> str:
+        """The number of seeds."""
+        return "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
+
+    def against(self, other: str) -> str:
+        """Return the comparison without its first method, such as ``better than Local by 4.4 ± 1.0 points``."""
+        if self.verdict in (BETTER, WORSE):
+            return f"{self.verdict} than {other} by {self.size}"
+        if self.verdict == LEVEL:
+            within = f" within {self.margin:g}{_one(self.unit, self.margin)}" if self.margin else ""
+            return f"level with {other}{within} ({self.signed})"
+        return f"not decided against {other} ({self.signed})"
+
+    @property
+    def text(self) -> str:
+        """The comparison as a sentence without its period."""
+        won = f", {self.name} better in {self.wins}" if self.seeds > 1 else ""
+        return f"{self.name} is {self.against(self.other)}, {self.over}{won}"
 
 
-def compared(name: str, scores: BySeed, other: str, others: BySeed, sign: float = 1) -> str:
-    """Compare two methods in words, by the mean difference over common seeds and its 95 % interval; empty without any.
+def _digits(value: float) -> str:
+    return f"{value:.1f}" if value >= 0.05 or not value else f"{value:.2g}"
+
+
+def _one(unit: str, value: float) -> str:
+    return unit.removesuffix("s") if value == 1 else unit
+
+
+def compared(
+    name: str,
+    scores: BySeed,
+    other: str,
+    others: BySeed,
+    sign: float = 1,
+    margin: float = MARGIN,
+    unit: str = " points",
+) -> Comparison | None:
+    """Compare two methods by the mean difference over common seeds and its 95 % interval; None without any.
 
     Args:
         name: the first method.
@@ -97,24 +161,74 @@ def compared(name: str, scores: BySeed, other: str, others: BySeed, sign: float 
         other: the second method.
         others: its scores by seed.
         sign: -1 if a lower score is better.
+        margin: largest difference that counts as none.
+        unit: unit of the difference.
     """
     found = paired(scores, others)
     if not found:
-        return ""
+        return None
     first, second = ended(scores), ended(others)
     wins = sum(sign * (first[seed] - second[seed]) > 0 for seed in first.keys() & second.keys())
-    lead, size = sign * found.mean, f"{abs(found.mean):.1f}" if abs(found.mean) >= 0.05 else f"{abs(found.mean):.2g}"
-    ahead, behind = (name, other) if lead >= 0 else (other, name)
-    if found.n < 2 and not lead:
-        return f"{name} and {other} score the same (one seed)"
-    if found.n < 2:
-        return f"{ahead} ahead of {behind} by {size} (one seed)"
-    half = f"{found.half:.1f}" if found.half >= 0.05 else f"{found.half:.2g}"
-    if abs(found.mean) > found.half:
-        won = wins if lead >= 0 else found.n - wins
-        return f"{ahead} ahead of {behind} by {size} ± {half}, {won} of {found.n} seeds"
-    signed = f"{'+' if found.mean >= 0 else '−'}{size}"
-    return f"{name} and {other} are level: {signed} ± {half}, {name} better in {wins} of {found.n} seeds"
+    _, low, high = found.ends
+    decided = verdict(low, high, margin, sign)
+    return Comparison(name, other, found.mean, found.half, found.n, wins, decided, margin, unit)
+
+
+def comparisons(summary: SweepSummary, setting: str) -> list[Comparison]:
+    """Compare the best method of a row with the reference, pooled training, and the next best; empty without methods to compare.
+
+    The best is chosen by its test scores, so with many methods its lead is optimistic.
+    """
+    sweep = summary.sweep
+    means = {m: found.mean for m in summary.running if (found := summary.mean(setting, m))}
+    order = sorted(means, key=lambda method: -summary.sign * means[method])
+    pooled = [method for method in order if _pooled(sweep.methods[method])]
+    compete = [method for method in order if method not in (*pooled, sweep.reference)]
+    if not compete:
+        return []
+    best, *others = compete
+    names = [*([sweep.reference] if sweep.reference in means else []), *pooled[:1], *others[:1]]
+    margin, unit = (sweep.margin, " points") if summary.in_percent else (0.0, "")
+    pairs = [
+        compared(best, summary.shown(setting, best), other, summary.shown(setting, other), summary.sign, margin, unit)
+        for other in names
+    ]
+    return [each for each in pairs if each]
+
+
+def verdicts(summary: SweepSummary) -> Iterator[str]:
+    """Yield the finding of each row, and how its best method compares with the next best."""
+    sweep = summary.sweep
+    for setting in sweep.settings:
+        found = comparisons(summary, setting)
+        if not found:
+            continue
+        prefix = f"{setting}: " if len(sweep.settings) > 1 else ""
+        known = [each for each in found if each.other == sweep.reference or _pooled(sweep.methods[each.other])]
+        yield prefix + _finding(summary, setting, found[0].name, known)
+        yield from (prefix + each.text for each in found if each not in known)
+
+
+def _finding(summary: SweepSummary, setting: str, best: str, known: Sequence[Comparison]) -> str:
+    """Return the best method's score next to chance, training alone and training on all data."""
+    sweep, mean = summary.sweep, summary.mean(setting, best)
+    if mean is None:
+        return ""
+    form = "{:.1f} %".format if summary.in_percent else "{:.4g}".format
+    metric = next(iter(summary.headlines), "").partition(" at ")[0].replace("_", " ")
+    level = summary.mean(setting, MAJORITY) if MAJORITY in sweep.methods else None
+    chance = f" (chance {form(level.mean)})" if level else ""
+    parts = [each.against(_described(sweep, each.other)) for each in known]
+    seeds = "one seed" if mean.n == 1 else f"{mean.n} seeds"
+    lead = f"{best} has {form(mean.mean)} {metric}{chance}, over {seeds}"
+    return f"{lead}: {'; '.join(parts)}" if parts else lead
+
+
+def _described(sweep: Sweep, method: str) -> str:
+    """Return what a baseline does, for readers who do not know its name."""
+    if _pooled(sweep.methods[method]):
+        return f"one model on all data ({method})"
+    return f"training alone ({method})" if method == LOCAL else method
 
 
 def _pooled(overrides: list[str]) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.evaluation.verdict import MARGIN
 from fedgraph_flwr.sweeps.search import Search, is_distribution
 from fedgraph_flwr.sweeps.spec import Sweep, knows, seeds_of
 from fedgraph_flwr.sweeps.values import expand
@@ -22,7 +23,12 @@ FOLDER = Path("sweeps")
 
 
 def parse_sweep(
-    overrides: Sequence[str], out: Path | None = None, trials: int = 0, baseline: str = "", baselines: bool = True
+    overrides: Sequence[str],
+    out: Path | None = None,
+    trials: int = 0,
+    baseline: str = "",
+    baselines: bool = True,
+    margin: float = MARGIN,
 ) -> Sweep:
     """Parse overrides with several values.
 
@@ -32,6 +38,7 @@ def parse_sweep(
         trials: number of trials of a search over the keys with a distribution.
         baseline: reference column of differences.
         baselines: whether to add Majority and Local.
+        margin: points within which an interval of a difference counts as level.
 
     Raises:
         FedGraphError: an invalid override, or an invalid combination.
@@ -52,7 +59,7 @@ def parse_sweep(
     return Sweep(
         name="-".join([*names.replace(",", "").split(), *([data] if data not in names else []), key])[-80:].lstrip("-"),
         folder=out or FOLDER,
-        made=f"fedgraph-flwr sweep {shlex.join([*overrides, *_options(trials, baseline, baselines)])}",
+        made=f"fedgraph-flwr sweep {shlex.join([*overrides, *_options(trials, baseline, baselines, margin)])}",
         title=f"{names} on {data or ', '.join(varied['dataset'])}",
         common=common,
         settings=_named(varied) if varied else {data: []},
@@ -62,13 +69,15 @@ def parse_sweep(
         search=Search.read({"trials": trials, **searched}, "--search") if trials else None,
         seeds=seeds_of(seeds, "seed="),
         baseline=baseline,
+        margin=margin,
         figure=_axis(varied),
     )
 
 
-def _options(trials: int, baseline: str, baselines: bool) -> list[str]:
+def _options(trials: int, baseline: str, baselines: bool, margin: float) -> list[str]:
     """Return the options of the command line."""
     options = [*(["--search", str(trials)] if trials else []), *(["--baseline", baseline] if baseline else [])]
+    options += [] if margin == MARGIN else ["--margin", f"{margin:g}"]
     return [*options, *([] if baselines else ["--no-baselines"])]
 
 

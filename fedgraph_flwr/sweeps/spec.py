@@ -12,6 +12,7 @@ search             instead of a grid: ``trials`` and key → distribution, see `
 tuned_on           number of seeds, the first, on which choices are compared; the best one runs on the others. Default: all
 seeds              list of seeds, or ``0..4``
 baseline           reference column of differences; default: Local, else the first that runs
+margin             points within which an interval of a difference counts as level; default: 1
 paper              setting → method → published score
 beside             additional rows: name → method → a score that no run produces, such as a benchmark's
 notes              text printed below the table
@@ -38,6 +39,7 @@ from fedgraph_flwr.config.config_file import check_aliases, lines_of
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml, unknown
 from fedgraph_flwr.evaluation import chance
+from fedgraph_flwr.evaluation.verdict import MARGIN
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
 from fedgraph_flwr.sweeps.search import Search
 from fedgraph_flwr.sweeps.values import expand
@@ -96,6 +98,7 @@ class Sweep:
     tuned_on: int = 0
     seeds: list[int] = field(default_factory=lambda: [0])
     baseline: str | bool = ""
+    margin: float = MARGIN
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: str = ""
@@ -110,6 +113,9 @@ class Sweep:
             raise FedGraphError(
                 f"{where}: tuned_on={self.tuned_on!r} must be at most the number of seeds, {len(self.seeds)}"
             )
+        if isinstance(self.margin, bool) or not isinstance(self.margin, int | float) or not 0 <= self.margin <= 100:
+            where = self.places.get("margin", self.name)
+            raise FedGraphError(f"{where}: margin={self.margin!r} must be a number of points from 0 to 100")
         if self.baselines:
             chosen = (_last("strategy", [*self.common, *how]) for how in self.methods.values())
             beside = {LOCAL: [_LOCAL]} if "local" not in chosen and LOCAL not in self.methods else {}
@@ -259,7 +265,7 @@ def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> 
     for word in over:
         if len(expand(word.partition("=")[2])) > 1:
             raise FedGraphError(f"'{word}' has several values: define them in {path} under settings, methods or grid")
-    plain = ("title", "source", "notes", "figure", "baselines", "baseline", "tuned_on")
+    plain = ("title", "source", "notes", "figure", "baselines", "baseline", "margin", "tuned_on")
     published = {
         key: {str(name): value for name, value in (body.get(key) or {}).items()} for key in ("paper", "beside")
     }

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable
 
 from fedgraph_flwr.errors import sanitize
-from fedgraph_flwr.evaluation.intervals import Interval, ended
+from fedgraph_flwr.evaluation.intervals import Interval, ended, interval
 from fedgraph_flwr.sweeps.rows import COUNTED
 from fedgraph_flwr.sweeps.spec import Cell
 from fedgraph_flwr.sweeps.summary import SweepSummary
@@ -37,15 +37,15 @@ def markdown(tally: SweepSummary) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main_table(tally: SweepSummary) -> list[str]:
-    """Return mean (standard deviation) of every row and column."""
+def main_table(tally: SweepSummary, intervals: bool = False) -> list[str]:
+    """Return the mean of every row and column with its standard deviation, as papers print it, or half of its 95 % interval."""
     sweep = tally.sweep
     known = {method for cells in sweep.paper.values() for method in cells}
     columns = [(m, paper) for m in sweep.methods for paper in (False, True) if m in known or not paper]
     lines = _head(("paper" if paper else method for method, paper in columns), _corner(tally))
     for setting in sweep.settings:
         theirs = sweep.paper.get(setting, {})
-        cells = (str(theirs.get(m, "")) if paper else _cell(tally, setting, m) for m, paper in columns)
+        cells = (str(theirs.get(m, "")) if paper else _cell(tally, setting, m, intervals) for m, paper in columns)
         lines.append(_line(setting, cells))
     for name, row in sweep.beside.items():
         lines.append(_line(name, ["" if paper else str(row.get(method, "")) for method, paper in columns]))
@@ -139,13 +139,17 @@ def failures(messages: Iterable[tuple[Cell, str]]) -> list[str]:
     ]
 
 
-def _cell(tally: SweepSummary, setting: str, method: str) -> str:
-    """Format mean (standard deviation) of the finished runs, the number of failed ones, and the success of a backdoor."""
+def _cell(tally: SweepSummary, setting: str, method: str, intervals: bool) -> str:
+    """Format the mean of the finished runs with its spread, the number of failed ones, and the success of a backdoor.
+
+    The spread is half of its 95 % interval, or in parentheses the standard deviation.
+    """
     values = tally.shown(setting, method)
     known = ended(values).values()
     parts = [f"{statistics.mean(known):.2f}"] if known else []
     if len(known) > 1:
-        parts.append(f"({statistics.stdev(known):.2f})")
+        half = interval(list(known)).half
+        parts.append(f"± {half:.2f}" if intervals else f"({statistics.stdev(known):.2f})")
     if len(known) < len(values):
         parts.append(f"{len(values) - len(known)} of {len(values)} failed")
     reached = tally.reached(setting, method).values()

@@ -63,6 +63,7 @@ def write_pages(folder: Path) -> None:
     worth = pd.DataFrame(
         {
             "run": name,
+            "seeds": 1,
             "metric": "average_precision",
             "score": score,
             "low": score - 0.05,

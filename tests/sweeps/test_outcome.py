@@ -15,22 +15,33 @@ from tests.sweeps.conftest import sweep
 @pytest.mark.parametrize(
     ("scores", "others", "sign", "words"),
     [
-        ((80.3, 81.4, 82.5), (80, 81, 82), 1, "A ahead of B by 0.4 ± 0.2, 3 of 3 seeds"),
-        ((80, 81, 82), (80.3, 81.4, 82.5), 1, "B ahead of A by 0.4 ± 0.2, 3 of 3 seeds"),
-        ((80, 81, 82), (80.3, 81.4, 82.5), -1, "A ahead of B by 0.4 ± 0.2, 3 of 3 seeds"),
-        ((80, 82, 81), (81, 80, 82), 1, "A and B are level: +0.0 ± 4.3, A better in 1 of 3 seeds"),
-        ((80,), (79,), 1, "A ahead of B by 1.0 (one seed)"),
+        ((82.3, 83.4, 84.5), (80, 81, 82), 1, "A is better than B by 2.4 ± 0.2 points, 3 seeds, A better in 3"),
+        ((80, 81, 82), (82.3, 83.4, 84.5), 1, "A is worse than B by 2.4 ± 0.2 points, 3 seeds, A better in 0"),
+        ((80, 81, 82), (82.3, 83.4, 84.5), -1, "A is better than B by 2.4 ± 0.2 points, 3 seeds, A better in 3"),
+        (
+            (80.3, 81.4, 82.5),
+            (80, 81, 82),
+            1,
+            "A is level with B within 1 point (+0.4 ± 0.2 points), 3 seeds, A better in 3",
+        ),
+        ((80, 82, 81), (81, 80, 82), 1, "A is not decided against B (+0.0 ± 4.3 points), 3 seeds, A better in 1"),
+        ((80, 99), (79, 81), 1, "A is not decided against B (+9.5 ± 108.0 points), 2 seeds, A better in 2"),
+        ((80,), (79,), 1, "A is not decided against B (+1.0 points), one seed"),
         ((math.nan,), (79,), 1, ""),
     ],
 )
 def test_a_difference_in_words_is_that_of_a_paired_t_test(scores, others, sign, words):
-    said = compared("A", dict(enumerate(scores)), "B", dict(enumerate(others)), sign)
-    assert said.replace("level: +0 ±", "level: +0.0 ±") == words
+    found = compared("A", dict(enumerate(scores)), "B", dict(enumerate(others)), sign)
+    said = found.text if found else ""
+    assert said == words
     gaps = [a - b for a, b in zip(scores, others, strict=True)]
     if len(gaps) > 1:  # SciPy's interval, and its test at 5 %
         low, high = stats.t.interval(0.95, len(gaps) - 1, statistics.mean(gaps), stats.sem(gaps))
         assert f"± {(high - low) / 2:.1f}" in said
-        assert ("ahead" in said) == (stats.ttest_rel(scores, others).pvalue < 0.05)
+        differs = stats.ttest_rel(scores, others).pvalue < 0.05
+        within = low >= -1 and high <= 1
+        expected = "level" if within else (("better", "worse")[sign * sum(gaps) < 0] if differs else "not decided")
+        assert found.verdict == expected
 
 
 def test_json_has_what_the_table_has_and_the_page_names_it(toy, ran, capsys):

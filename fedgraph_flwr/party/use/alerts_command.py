@@ -107,7 +107,10 @@ def _cost(text: str) -> tuple[float, float]:
 def _print(choice: Any) -> None:
     """Print the choice with its figures."""
     from fedgraph_flwr.party.use.alerts import ranges
+    from fedgraph_flwr.party.use.pages import right_of_100
 
+    if finding := right_of_100(choice):
+        print(finding)
     lowest = f"{choice.probability:.3g} (score {choice.threshold:.4g})"
     print(f"alert: '{choice.positive}' with a calibrated probability of at least {lowest}")
     for split, figures in (("validation", choice.validation), ("test", choice.test)):

@@ -8,6 +8,8 @@ import numpy as np
 from markupsafe import Markup
 
 from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.evaluation.chance import predictor as predictor_of
+from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, NOT_DECIDED, WORSE
 from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.report.headline import display_name, is_share, score_text
 from fedgraph_flwr.report.page import SHARE, Page, coloured, dot, grid, number, of_change, render, table
@@ -58,7 +60,7 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
         before, after = (choice.calibrated[when]["brier"] for when in ("before", "after"))
         cells.append(("Brier score", f"{after:.3g}", f"{before:.3g} before calibration"))
     lead = f"Items that the model takes for '{choice.positive}' with at least this calibrated probability, the surest first."
-    page = _page(f"Alerts of {_whose(predictor)}", f"{lead} Model {choice.model}.", cells)
+    page = _page(f"Alerts of {_whose(predictor)}", f"{lead} Model {choice.model}.", cells, right_of_100(choice))
     page.section("threshold", "Threshold and calibration", "", [grid(_operating(page, choice), _curve(page, choice))])
     cut = f" The first {MAX_ROWS} of {len(listed)}." if len(listed) > MAX_ROWS else ""
     shown = listed.drop(columns="model")[:MAX_ROWS]
@@ -70,6 +72,17 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
         page.section("days", "Alerts per day", "", [chart])
     page.section("alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown)] if len(shown) else [])
     return page
+
+
+def right_of_100(choice: Any) -> str:
+    """Return how many of 100 alerts are right, next to a random choice of items; empty without labelled alerts."""
+    for figures, what in ((choice.test, "test"), (choice.validation, "validation")):
+        if figures.get("items") and "precision" in figures and figures["precision"][0] == figures["precision"][0]:
+            value, low, high = (f"{100 * each:.3g}" for each in figures["precision"])
+            drawn = f"{100 * figures['positives'] / figures['items']:.3g}"
+            span = f" ({low} to {high})" if "nan" not in (low, high) else ""
+            return f"Of 100 alerts {value}{span} are right; drawn at random, {drawn} ({what} items)."
+    return ""
 
 
 def _operating(page: Page, choice: Any) -> Markup:
@@ -166,7 +179,9 @@ def worth_page(found: Any) -> Page:
     unit = "share" if is_share(metric) else "plain"
     cells = [(row.run, score_text(row.score, metric), row.verdict or "compared with") for row in found.itertuples()]
     lead = f"{about['items']} test items of the party; intervals by {about['clusters']} {about['by']}s."
-    page = _page(f"Worth: {display_name(metric)} of {', '.join(found['run'])}", lead, cells)
+    if (level := about.get("chance", np.nan)) == level:
+        lead += f" Chance ({predictor_of(metric)}): {score_text(level, metric)}."
+    page = _page(f"Worth: {display_name(metric)} of {', '.join(found['run'])}", lead, cells, worth_text(found))
     charts = []
     for title, names, rows in (
         (display_name(metric), ("score", "low", "high"), found),
@@ -174,7 +189,9 @@ def worth_page(found: Any) -> Page:
     ):
         points = [dot(row["run"], [row[name] for name in names], place) for place, row in rows.iterrows()]
         is_change = names[0] == "difference"
-        how = "Lines: 95 % intervals" + (": one that contains 0 decides nothing." if is_change else ".")
+        how = "Lines: 95 % intervals" + (
+            ": one that contains 0 decides nothing, unless it is level." if is_change else "."
+        )
         axis: Any = of_change(unit) if is_change else {"unit": unit, "name": ""}
         charts.append(page.dots(title, how, points, **axis))
     page.section("scores", "Scores", "", [grid(*charts)])
@@ -183,6 +200,28 @@ def worth_page(found: Any) -> Page:
     costs["seconds"] = costs["seconds"].map(duration)
     page.section("cost", "Cost", "", [_table(costs)])
     return page
+
+
+def worth_text(found: Any) -> str:
+    """Return what a table of `worth.worth` decides for the party, in one sentence per run."""
+    metric, first = found["metric"][0], found["run"][0]
+    factor, unit = (100, " points") if is_share(metric) else (1, "")
+    within = f" by more than {MARGIN:g} point" if is_share(metric) else ""
+    said = {
+        BETTER: "{} helps this party",
+        WORSE: "{} harms this party",
+        LEVEL: f"{{}} changes nothing for this party{within}",
+        NOT_DECIDED: "For this party {} is not shown to help (not decided)",
+    }
+    parts = []
+    for row in found[1:].itertuples():
+        change, low, high = (
+            f"{factor * value:+.{1 if unit else 3}{'f' if unit else 'g'}}".replace("-", "−")
+            for value in (row.difference, row.difference_low, row.difference_high)
+        )
+        seeds = "one seed" if row.seeds == 1 else f"{row.seeds} seeds"
+        parts.append(f"{said[row.verdict].format(row.run)}: {change}{unit} to {first} ({low} to {high}), {seeds}.")
+    return " ".join(parts)
 
 
 def contribution_page(found: Any) -> Page:
@@ -201,10 +240,11 @@ def contribution_page(found: Any) -> Page:
     return page
 
 
-def _page(title: str, lead: str, cells: Iterable[tuple[str, str, str]]) -> Page:
-    """Return a page with its heading and tiles."""
+def _page(title: str, lead: str, cells: Iterable[tuple[str, str, str]], finding: str = "") -> Page:
+    """Return a page with its heading, the finding first, and tiles."""
     page = Page(title)
-    page.heading(render("paragraph", content=lead), render("tiles", cells=list(cells)) if cells else "")
+    said = render("answer", text=finding) if finding else Markup("")
+    page.heading(said + render("paragraph", content=lead), render("tiles", cells=list(cells)) if cells else "")
     return page
 
 

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 from scipy.stats import binomtest
 
-from fedgraph_flwr.config import one_of, sign_of
+from fedgraph_flwr.config import bounded_metric, one_of, sign_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.evaluation.chance import level
 from fedgraph_flwr.evaluation.curves import OF_RANKS, chances, margin, means_of_rows, ratio
+from fedgraph_flwr.evaluation.verdict import MARGIN, verdict
 from fedgraph_flwr.party.use.alerts import days_of
 from fedgraph_flwr.party.use.blend import check_same_items
 from fedgraph_flwr.party.use.predict import Predictor, load_node, load_predictor
@@ -232,9 +234,10 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
     """Return a pandas table with one row per method, compared with the first run on the party's own test items.
 
     Columns: ``run``, ``seeds``, ``metric``, ``score`` with ``low`` and ``high``, ``difference`` to the first with its interval,
-    ``verdict`` (better, worse, not decided), ``mcnemar`` (exact p-value of accuracy, one seed, single items), and the cost:
+    ``verdict`` (`evaluation.verdict`), ``mcnemar`` (exact p-value of accuracy, one seed, single items), and the cost:
     ``rounds``, ``seconds``, ``megabytes`` per party in both directions, ``epsilon``; NaN where the folder does not have it.
-    ``attrs`` of the table: ``items``, ``clusters`` (their number) and ``by`` (what they are).
+    ``attrs`` of the table: ``items``, ``clusters`` (their number), ``by`` (what they are), ``margin``, and ``chance``
+    (the metric's chance level on these items).
 
     Args:
         runs: run folders, the first of which is the one that others are compared with; or a node's state folder, whose stored
@@ -259,17 +262,20 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
     y, by, cluster, measures, right = _read(groups, metric, clusters)
     number, size = int(cluster.max()) + 1, effective(metric, y, cluster)
     found = scored(measures, len(y), number, size)
+    near = MARGIN / 100 if bounded_metric(metric) else 0.0
+    width = int(y.max()) + 1
+    base = float(np.bincount(y).max() / len(y)) if metric == "accuracy" else level(metric, y, width)
     listed = []
     for place, ((name, of), (score, change)) in enumerate(zip(groups.items(), found, strict=True)):
         parts = {"run": name, "seeds": len(of), "metric": metric}
         parts |= dict(zip(("score", "low", "high"), score, strict=True))
         parts |= dict(zip(("difference", "difference_low", "difference_high"), change, strict=True))
-        parts["verdict"] = _verdict(sign_of(metric), *change[1:]) if place else ""
+        parts["verdict"] = verdict(*change[1:], near, sign_of(metric)) if place else ""
         single = place and metric == "accuracy" and by == "item" and len(of) == len(first) == 1
         parts["mcnemar"] = _mcnemar(right[0], right[place]) if single else np.nan
         listed.append(parts | _cost([path for path, _ in of]))
     table = pd.DataFrame(listed)
-    table.attrs |= {"items": len(y), "clusters": number, "by": by}
+    table.attrs |= {"items": len(y), "clusters": number, "by": by, "margin": near, "chance": base}
     return table
 
 
@@ -314,12 +320,6 @@ def _read(
             if model is runs[0][1]:
                 right.append(outputs.argmax(1) == y)
     return y, by, cluster, measures, right
-
-
-def _verdict(sign: float, low: float, high: float) -> str:
-    """Return what the interval of a difference decides, of a score of which more (sign 1) or less (-1) is better."""
-    low, high = sorted((sign * low, sign * high))
-    return "better" if low > 0 else "worse" if high < 0 else "not decided"
 
 
 def _mcnemar(first: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:

@@ -53,8 +53,11 @@ def main(args: argparse.Namespace) -> int:
 
 def _print_scores(found: Any) -> None:
     """Print the rows of `worth`."""
+    from fedgraph_flwr.party.use.pages import worth_text
+
     about = found.attrs
-    print(f"{about['items']} test items, intervals by {about['clusters']} {about['by']}s")
+    print(worth_text(found))
+    print(f"{about['items']} test items, intervals by {about['clusters']} {about['by']}s; chance {about['chance']:.4g}")
     for row in found.itertuples():
         print(f"{row.run}: {row.metric} {row.score:.4g} [{row.low:.4g}, {row.high:.4g}]{_cost(row)}")
         if row.verdict:

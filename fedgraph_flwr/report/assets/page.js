@@ -39,7 +39,7 @@
   // --- what charts have in common ---
   const axis = (about, more = {}) => ({
     name: about.name, nameLocation: "middle", nameTextStyle: { color: soft, fontSize: 12 }, type: about.log ? "log" : "value", scale: true,
-    min: about.min, max: about.max, minInterval: { count: 1 }[about.unit], interval: about.labels ? 1 : about.unit === "share" && about.min === 0 && about.max === 1 ? 0.25 : undefined, axisLine: { lineStyle: { color: line } }, splitLine: { lineStyle: { color: line } }, minorTick: { show: false },
+    min: about.min ?? (about.unit === "share" ? 0 : undefined), max: about.max ?? (about.unit === "share" ? 1 : undefined), minInterval: { count: 1 }[about.unit], interval: about.labels ? 1 : about.unit === "share" && (about.min ?? 0) === 0 && (about.max ?? 1) === 1 ? 0.25 : undefined, axisLine: { lineStyle: { color: line } }, splitLine: { lineStyle: { color: line } }, minorTick: { show: false },
     axisLabel: { color: soft, fontSize: 11, hideOverlap: true, formatter: (v) => tick(about, v) }, splitNumber: 4, ...more,
   });
   const names = (list, more = {}) => ({
@@ -84,7 +84,7 @@
         type: s.line ? "line" : "scatter", name: s.name, data: s.points, symbol: s.bare ? "none" : s.symbol || symbol(s.colour ?? i), symbolSize: (v) => s.size || v[3] || d.size || 9,
         itemStyle: { color: colour(s.colour ?? i), opacity: s.line ? 1 : 0.8, borderColor: card, borderWidth: d.size ? 0 : 0.5 }, lineStyle: { color: colour(s.colour ?? i), width: 2.2, type: DASHES[s.dash || 0] },
       }));
-      if (d.diagonal) series.push({ type: "line", name: "", data: [[0, 0], [1, 1]], symbol: "none", silent: true, tooltip: { show: false }, lineStyle: { color: soft, type: "dashed", width: 1 } });
+      if (d.diagonal) series.push({ type: "line", name: "", data: [[0, 0], [1, 1]], symbol: "none", silent: true, tooltip: { show: false }, lineStyle: { color: soft, type: "dotted", width: 1 } });
       const option = base();
       option.tooltip.formatter = (item) => lines(item.value[2] || item.seriesName, [...(d.x.hide ? [] : [...(d.x.labels ? [] : [[d.x.name, say(d.x.unit, item.value[0])]]), [d.y.name, say(d.y.unit, item.value[1])]]), ...(d.series.length > 1 && item.value[2] ? [["", item.seriesName]] : [])]).replace("<br>: ", "<br>");
       const bare = d.x.hide ? { show: false } : {};
@@ -133,6 +133,7 @@
         series: [
           { type: "custom", name: "interval", silent: true, clip: true, renderItem: whisker, encode: { x: [1, 2], y: 0 }, data: d.rows.map((row, i) => [i, row.lo, row.hi]).filter((row) => row[1] !== null && row[1] !== undefined) },
           { type: "scatter", name: "each", symbolSize: 6, data: d.rows.flatMap((row, i) => (row.each || []).map(([v, what]) => ({ value: [v, i, what], itemStyle: { ...style(row, i), opacity: 0.45 } }))) },
+          { type: "scatter", name: "zero", silent: true, symbolSize: 0, data: d.zero ? [[0, 0]] : [] },
           { type: "scatter", name: "mean", symbolSize: 12, data: means, label: { show: true, position: "top", distance: 7, color: ink, fontSize: 12, formatter: (item) => say(d.unit, item.value[0]) }, labelLayout: { hideOverlap: true },
             markLine: { silent: true, symbol: "none", lineStyle: { color: soft, type: "dashed" }, data: marks } },
         ],
@@ -141,7 +142,7 @@
   };
 
   // --- places ---
-  const MARKS = { circle: "M4 5a5 5 0 1 1 10 0a5 5 0 1 1-10 0z", rect: "M4 0h10v10H4z", triangle: "M9 0l5.5 10h-11z", diamond: "M9 0l5 5-5 5-5-5z" };
+  const MARKS = { circle: "M4 5a5 5 0 1 1 10 0a5 5 0 1 1-10 0z", rect: "M4 0h10v10H4z", triangle: "M9 0l5.5 10h-11z", diamond: "M9 0l5 5-5 5-5-5z", roundRect: "M6 0h6a2 2 0 0 1 2 2v6a2 2 0 0 1-2 2h-6a2 2 0 0 1-2-2v-6a2 2 0 0 1 2-2z", pin: "M9 10l-3.6-5a4 4 0 1 1 7.2 0z", arrow: "M9 0l5 10-5-3-5 3z" };
   const drawn = [];
   const keys = (place, about, chart, option) => {
     place.nextElementSibling?.classList.contains("keys") && place.nextElementSibling.remove();

@@ -117,6 +117,10 @@ def test_a_party_compares_its_models(runs, tmp_path, capsys, monkeypatch):
     assert main(list(map(str, words))) == 0
     text, found = capsys.readouterr().out, pd.read_csv(out)
     assert "test items, intervals by" in text
+    first = text.splitlines()[0]
+    assert first.startswith(("FedAvg ", "For this party FedAvg is not shown to help (not decided): "))
+    assert "points to Local (" in first
+    assert "; chance " in text
     assert found["run"].tolist() == ["Local", "FedAvg"]
     for name, score in zip(("local", "fedavg"), found["score"], strict=True):
         run = fg.load_run(runs / name)
@@ -125,7 +129,7 @@ def test_a_party_compares_its_models(runs, tmp_path, capsys, monkeypatch):
     last = found.iloc[1]
     assert last["difference"] == pytest.approx(found["score"][1] - found["score"][0])
     assert last["difference_low"] <= last["difference"] <= last["difference_high"]
-    assert last["verdict"] in ("better", "worse", "not decided")
+    assert last["verdict"] in ("better", "worse", "level", "not decided")
     assert last["rounds"] == 2
     assert last["megabytes"] > found["megabytes"][0], "scores only"
     table = fg.worth([fg.load_run(runs / "local"), runs / "fedavg"], client=1, clusters="item")

@@ -1,0 +1,54 @@
+"""First sentences of a party's pages: the finding next to what chance gives."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedgraph_flwr.evaluation.verdict import verdict
+from fedgraph_flwr.party.use.alerts import figures
+from fedgraph_flwr.party.use.pages import right_of_100, worth_text
+
+
+def test_alerts_stand_next_to_a_random_choice():
+    """One of ten alerts is right, and 20 of 100 items are positive: at random, twice as many would be right."""
+    margin, y = np.zeros(100), np.zeros(100, dtype=np.int64)
+    margin[:10], y[:1], y[81:] = 5.0, 1, 1
+    choice = SimpleNamespace(test=figures(margin, y, None, 1.0), validation={})
+    text = right_of_100(choice)
+    assert text.startswith("Of 100 alerts 10 (")
+    assert text.endswith("are right; drawn at random, 20 (test items).")
+    assert right_of_100(SimpleNamespace(test={}, validation={})) == ""
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "margin", "sign", "expected"),
+    [
+        (0.02, 0.05, 0.01, 1, "better"),
+        (-0.05, -0.02, 0.01, 1, "worse"),
+        (0.02, 0.05, 0.01, -1, "worse"),
+        (-0.005, 0.009, 0.01, 1, "level"),
+        (0.002, 0.009, 0.01, 1, "level"),
+        (-0.005, 0.02, 0.01, 1, "not decided"),
+        (float("nan"), float("nan"), 0.01, 1, "not decided"),
+        (0.0, 0.0, 0.0, 1, "level"),
+        (0.001, 0.002, 0.0, 1, "better"),
+    ],
+)
+def test_one_vocabulary(low, high, margin, sign, expected):
+    assert verdict(low, high, margin, sign) == expected
+
+
+def test_worth_begins_with_what_it_decides():
+    rows = [
+        ("Local", 0.0, 0.0, 0.0, ""),
+        ("FedAvg", -0.003, -0.031, 0.015, "not decided"),
+        ("Boosting", 0.1, 0.05, 0.15, "better"),
+    ]
+    found = pd.DataFrame(rows, columns=["run", "difference", "difference_low", "difference_high", "verdict"])
+    found = found.assign(metric="accuracy", seeds=1)
+    assert worth_text(found) == (
+        "For this party FedAvg is not shown to help (not decided): −0.3 points to Local (−3.1 to +1.5), one seed."
+        " Boosting helps this party: +10.0 points to Local (+5.0 to +15.0), one seed."
+    )
