@@ -99,6 +99,7 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
 
     from fedgraph_flwr.evaluation import metrics
     from fedgraph_flwr.evaluation.best_round import coverage
+    from fedgraph_flwr.report.headline import start_text
     from fedgraph_flwr.report.runs import WHEN, score_table
     from fedgraph_flwr.runs.folder import headline_score
 
@@ -126,6 +127,8 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
         f"up {summary['bytes_up'] / 1e6:.1f} MB, down {summary['bytes_down'] / 1e6:.1f} MB",
         highlight=False,
     )
+    if text := start_text(summary, cfg):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     if left_out := summary.get("left_out"):
         reasons = ", ".join(f"client {client}: {why}" for client, why in left_out.items())
         console.print(f"excluded from the headline score: {reasons}", highlight=False, markup=False, style="yellow")

@@ -2,21 +2,22 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from markupsafe import Markup
 
-from fedgraph_flwr.config import SHARES
+from fedgraph_flwr.config import SHARES, RunConfig
 from fedgraph_flwr.config.operating import point
-from fedgraph_flwr.evaluation import chance
+from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.best_round import failed_replies
 from fedgraph_flwr.evaluation.intervals import Interval, paired
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdict
 from fedgraph_flwr.report.page import Page, dot, grid, note, number, of_change, render, table
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of, method_name
 from fedgraph_flwr.report.units import duration, percent, points, size
+from fedgraph_flwr.runs.folder import as_number, headline_score
 
 _NAMES = {
     "auc": "AUC",
@@ -113,6 +114,7 @@ def _summary(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Marku
     others = f", the best of {len(groups)} settings," if len(groups) > 1 else ""
     more = f"{_trust(top, metric)}. The score is {_AVERAGED[run.cfg.evaluation.average]}, {_WHEN[run.cfg.evaluation.select]}."
     more += _without(run)
+    more += f" The run {text}." if (text := start_text(run.summary, run.cfg)) else ""
     if not run.summary:
         more = f"The run is not finished: this is round {run.shown_round} of {run.cfg.rounds}. {more}"
     score, compared = _with_spread(top, metric), _beside(top, baselines, metric)
@@ -130,6 +132,25 @@ def _without(run: FinishedRun) -> str:
     reasons = "; ".join(f"client {c}: {why}" for c, why in list(left_out.items())[:MAX_NAMED])
     more = f"; and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
     return f" It covers {clients - len(left_out)} of {clients} clients ({reasons}{more})."
+
+
+def start_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
+    """Return where a run with ``init=`` starts: its score before round 1, and both ε; empty for other runs."""
+    start = summary.get("start")
+    if not isinstance(start, dict):
+        return ""
+    scores = start.get("metrics")
+    score = as_number(scores.get(metrics.headline(cfg.evaluation, "test"))) if isinstance(scores, dict) else math.nan
+    now = headline_score(summary)
+    known = f", {score_text(score, cfg.evaluation.headline)} before round 1" if not math.isnan(score) else ""
+    known += f" and {score_text(now, cfg.evaluation.headline)} now" if known and not math.isnan(now) else ""
+    spent = [("there", start.get("privacy")), ("in this run", summary.get("privacy"))]
+    epsilon = [
+        f"ε ≤ {value:.3g} {where}"
+        for where, each in spent
+        if isinstance(each, dict) and not math.isnan(value := as_number(each.get("epsilon")))
+    ]
+    return f"starts with the model of {start.get('run', '?')}{known}{''.join(f'; {text}' for text in epsilon)}"
 
 
 def _with_spread(group: RunGroup, metric: str) -> str:

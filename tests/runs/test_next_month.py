@@ -176,3 +176,18 @@ def test_a_resumed_run_counts_the_time_of_all_its_processes_and_keeps_its_start(
     assert 1000 < third["total_seconds"] < 1600
     assert third["setup_seconds"] < 600
     assert third["start"] == second.summary["start"]
+
+
+def test_a_run_shows_the_score_that_it_starts_with_and_both_epsilons(run, capsys):
+    from fedgraph_flwr.cli.run import print_summary
+    from fedgraph_flwr.report.headline import start_text
+
+    first = run(*PLAIN, "rounds=2")
+    second = later("init", first)
+    before = first.summary["metrics"]["last"]["test_accuracy"]
+    print_summary(second.summary, second.cfg)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"starts with the model of {first.out}, {100 * before:.1f} % before round 1 and" in printed
+    spent = {"start": second.summary["start"] | {"privacy": {"epsilon": 2.5}}, "privacy": {"epsilon": 4.0}}
+    assert start_text({**second.summary, **spent}, second.cfg).endswith("; ε ≤ 2.5 there; ε ≤ 4 in this run")
+    assert start_text(first.summary, first.cfg) == ""
