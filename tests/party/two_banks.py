@@ -38,7 +38,7 @@ def payments():
     )
 
 
-def books(folder, rows, *recipe, share=""):
+def books(folder, rows, *recipe, share="", split="temporal"):
     """Import each bank's rows and link them, with the columns that are shared."""
     folder.mkdir()
     for number, bank in enumerate(BANKS):
@@ -55,10 +55,11 @@ def books(folder, rows, *recipe, share=""):
             "no,yes",
             "--schema",
             str(folder / "schema.yaml"),
-            "--split",
-            "temporal",
+            "--secret-seed",
+            "1",
         ]
-        args += ["--until", f"{20_000 * DAY + 120 * 1800},{20_000 * DAY + 180 * 1800}", "--secret-seed", "1"]
+        if split == "temporal":
+            args += ["--split", "temporal", "--until", f"{20_000 * DAY + 120 * 1800},{20_000 * DAY + 180 * 1800}"]
         assert (
             main([*args, "--client", str(number), "--num-clients", "2", "--out", f"{folder / bank}.safetensors"]) == 0
         )

@@ -160,6 +160,8 @@ def test_new_payments_read_stored_payments_with_other_parties(work):
         **{key: getattr(whole, key)[:15] for key in ("x", "y", "train_mask", "val_mask", "test_mask", "ids", "node_id")},
         cut_out=whole.edge_index[:, out],
         cut_in=whole.edge_index[:, into].flip(0),
+        cut_out_owner=torch.zeros(int(out.sum()), dtype=torch.int64),
+        cut_in_owner=torch.zeros(int(into.sum()), dtype=torch.int64),
         **{f"cut_{way}_{key}": getattr(whole, key)[rows] for way, rows in (("out", out), ("in", into))
            for key in ("edge_attr", "edge_time", "edge_y", "edge_split")},
     )  # fmt: skip

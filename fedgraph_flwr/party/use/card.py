@@ -16,7 +16,7 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.best_round import SCORED_BY
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.party.use.alerts import Choice, ranges
-from fedgraph_flwr.party.use.predict import Predictor
+from fedgraph_flwr.party.use.predict import Predictor, as_scored
 from fedgraph_flwr.report.as_json import finite
 from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
 from fedgraph_flwr.secure import accounting
@@ -97,6 +97,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
         notes.append(f"These tables become features only by `fedgraph-flwr predict`: {why}.")
     if network.labels:
         notes.append("You can pass known labels as `y` and `known`. Edges between these nodes are then typed.")
+    timed = tables and bool(spec.tables.time) and bool(as_scored(cfg, predictor.task).split.step)
     spent = accounting.spent_text(found["privacy"], cfg.privacy.scores) if "privacy" in found else ""
     spent = spent or "No differential privacy"
     rows = [f"None: {predictor.unscored}."] if predictor.unscored else _scores(found, predictor.task)
@@ -107,7 +108,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
         whose="the shared model" if predictor.client is None else f"the model of client {predictor.client}",
         model=escaped(cfg.model.name),
         task=_task(predictor),
-        code="\n".join([*code, _use(network.readout[0], bool(attr))]),
+        code="\n".join([*code, *_use(network.readout[0], bool(attr), timed)]),
         by_file=" (`preprocessing.json`)" if tables else "",
         pandas=", and pandas for tables" if tables else "",
         notes="".join(f"\n{note}\n" for note in notes),
@@ -156,17 +157,21 @@ def _task(predictor: Predictor) -> str:
     return f"{kind} with {len(classes)} classes: {', '.join(map(escaped, classes))}" if predictor.task.classes else kind
 
 
-def _use(readout: str, edge_attr: bool) -> str:
-    """Return the line of Python that calls the model."""
+def _use(readout: str, edge_attr: bool, timed: bool) -> list[str]:
+    """Return the lines of Python that call the model; edges with times (``timed``) read no later day."""
     given = "torch.as_tensor(x), torch.as_tensor(edge_index)" + (", torch.as_tensor(edge_attr)" if edge_attr else "")
     more = "" if edge_attr else ", None"
-    return {
+    if readout == "edges" and timed:
+        call = f'by_step(load(), {given}{more}, torch.as_tensor(steps("edges.csv")))'
+        return ["from model import by_step", "from preprocess import steps", f"logits = {call}   # [E, C]"]
+    line = {
         "": f"logits = load()({given})   # [N, C]",
         "nodes": f"outputs = load()({given})   # [N, T]",
         "edges": f"logits = load()({given})   # [E, C]; edges to other parties: nodes whose features are 0",
         "pairs": f"scores = load()({given}{more}, pairs)   # [V], of pairs of nodes [2, V]",
         "graphs": f"outputs = load()({given}{more}, graph)   # [G, W], graph: of each node [N]",
     }[readout]
+    return [line]
 
 
 def _scores(found: dict[str, Any], task: type[Task]) -> list[str]:

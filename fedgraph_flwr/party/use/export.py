@@ -76,7 +76,8 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     only_here = spec.tables.windows or spec.tables.recipe or spec.tables.graph
     columns = {} if only_here else spec.columns(NODE)
     stats = predictor.target_stats if predictor.task.targets else torch.zeros(2, 0, dtype=torch.float64)
-    step = as_scored(cfg, predictor.task).split.step
+    split = as_scored(cfg, predictor.task).split
+    step, seconds = split.step, split.step_seconds
     made = Exported(
         plain, cfg.dtype, spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats, step
     )
@@ -96,6 +97,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         for key, of in (("columns", columns), ("edge_columns", spec.columns(EDGE))):
             preprocessing[key] = {name: column.to_dict() for name, column in of.items()}
         preprocessing["parallel"] = predictor.predicts_edges
+        preprocessing["step"] = seconds
         files["preprocessing.json"] = json.dumps(preprocessing, indent=1)
         files["preprocess.py"] = (MODULES / "preprocess.py").read_text()
     found = scores(run, predictor)

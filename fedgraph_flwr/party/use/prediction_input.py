@@ -40,6 +40,7 @@ from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import BOUND, Columns, edge_feature_columns, edge_types, feature_columns
 from fedgraph_flwr.party.use.day import Day, divide, far_names_of, global_ids, rule_of
+from fedgraph_flwr.tasks.base import STAGES
 from fedgraph_flwr.tasks.edges import ENTERING
 
 SAVED = (".pt", ".pth")
@@ -235,6 +236,7 @@ def new_nodes(
             return found
         ends = edge_ends(links, columns, str(edges), own, own)
         _, order = arranged(ends, len(ids), False, str(edges), treatment or spec.treatment(), True)
+        found = replace(found, graph=replace(graph, edge_split=_stages(graph.edge_time[:0], graph.edge_time)))
         return replace(found, edges=order.argsort().numpy(), edge_ids=_edge_ids(links, columns, str(edges)))
     if not isinstance(stored, Graph) or not len(stored.ids):
         remedy = f"{where} does not store node ids: import it again"
@@ -333,6 +335,8 @@ def _joined(
     ends, added = ends[:, inner], {key: rows_of(values, inner) for key, values in added.items()}
     ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data or spec.parallel)
     data = _joined_data(stored, added, order, where)
+    if spec.parallel and "edge_time" in data:
+        data["edge_split"] = _stages(stored.edge_time, data["edge_time"][stored.edge_time.numel() :])
     edges = torch.cat([stored.edge_index, ends], dim=1)
     of_nodes = grown(stored, k)
     of_nodes["x"][torch.from_numpy(rows)] = x
@@ -455,6 +459,8 @@ def _with_cut_edges(
             old = getattr(stored, f"{key}_edge_{name}")
             values = rows_of(added.get(f"edge_{name}", old[:0]), at)
             cut[f"{key}_edge_{name}"] = torch.cat([old, values]) if old.numel() else values
+            if spec.parallel and name == "time" and old.numel() == held.size(1):
+                cut[f"{key}_edge_split"] = _stages(old, values)
         place[at.numpy()] = start + held.size(1) + np.arange(at.numel())
         start += cut[key].size(1)
         if not (added or spec.parallel):  # such edges count once
@@ -491,6 +497,21 @@ def _far_fields(stored: ClientGraph, names: np.ndarray, ids: Tensor) -> dict[str
         unknown = held["far_x"].new_full((more.size, held["far_x"].size(1)), torch.nan)
         held["far_x"] = torch.cat([held["far_x"], unknown])
     return held
+
+
+def _stages(stored: Tensor, new: Tensor) -> Tensor:
+    """Return the first stage that reads each edge, int8 [E + E']: training for stored ones, test for new ones.
+
+    So a new edge is scored on edges until the end of its own ``split.step``, as a test edge of the run is, whatever other rows
+    its table has.
+
+    Args:
+        stored: times of stored edges [E].
+        new: times of new ones [E'].
+    """
+    stages = torch.zeros(stored.numel() + new.numel(), dtype=torch.int8)
+    stages[stored.numel() :] = STAGES.index("test")
+    return stages
 
 
 def _edge_ids(links: Any, columns: Columns, where: str) -> np.ndarray:

@@ -59,8 +59,7 @@ def test_rows_that_name_another_bank_are_scored_as_in_an_import_of_all_rows(work
     assert found["p_yes"].between(0, 1).all()
     predictor = load_predictor(run.path, 0)
     graph = ClientGraph.load(sorted(whole.glob("*.safetensors"))[0])
-    graph = replace(graph, schema={**graph.schema, ENTERING: True}, edge_split=graph.edge_split[:0])
-    graph = replace(graph, **{f"{cut}_edge_split": graph.edge_split for cut in ("cut_out", "cut_in")})
+    graph = replace(graph, schema={**graph.schema, ENTERING: True})
     every = predictor.predict(graph)
     expected = dict(zip(every.time.tolist(), every.probabilities[:, 1], strict=True))
     assert len(expected) == len(every.ids), "times identify payments"

@@ -147,5 +147,13 @@ def test_tables_of_payments_become_what_the_client_reads(tmp_path):
         y=torch.zeros(20, dtype=torch.int64), num_classes=2,
         **dict.fromkeys(("train_mask", "val_mask", "test_mask"), torch.zeros(20, dtype=torch.bool)),
     )  # fmt: skip
-    chances = torch.from_numpy(alone(out, graph, "edges")).softmax(1)[:, 1]
-    np.testing.assert_allclose(chances, expected["p_yes"], rtol=0, atol=1e-6)
+    whole = torch.from_numpy(alone(out, graph, "edges")).softmax(1)[:, 1]
+    assert not np.allclose(whole, expected["p_yes"], atol=1e-3), "it reads later days"
+    model = importlib.util.spec_from_file_location("exported_edges", out / "model.py")
+    network = importlib.util.module_from_spec(model)
+    model.loader.exec_module(network)
+    days = torch.as_tensor(module.steps(tmp_path / "new.csv"))
+    assert days.tolist() == (table["at"][:30] // 86_400).tolist()
+    with torch.no_grad():
+        logits = network.by_step(network.load(), graph.x, graph.edge_index, graph.edge_attr, days)
+    np.testing.assert_allclose(logits.softmax(1)[:, 1], expected["p_yes"], rtol=0, atol=1e-6)

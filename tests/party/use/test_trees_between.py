@@ -86,8 +86,7 @@ def test_columns_of_entering_payments_belong_to_their_own_ends(desk):
     """Without a share the source's columns are unknown, and the target's are those of the bank's own account."""
     folder, whole, *_ = desk
     graph = ClientGraph.load(sorted(whole.glob("*.safetensors"))[0])
-    graph = replace(graph, schema={**graph.schema, ENTERING: True}, edge_split=graph.edge_split[:0])
-    graph = replace(graph, **{f"{cut}_edge_split": graph.edge_split for cut in ("cut_out", "cut_in")})
+    graph = replace(graph, schema={**graph.schema, ENTERING: True})
     predictor = load_predictor(folder / "run", 0)
     task = predictor.outputs(graph)[1]
     assert isinstance(task, Edges)

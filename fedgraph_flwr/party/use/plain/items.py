@@ -105,3 +105,26 @@ class Items(nn.Module):
             return found
         mean, spread = torch.tensor(self.scale, dtype=torch.float64, device=found.device)
         return found.double() * spread + mean
+
+
+def by_step(
+    net: nn.Module, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, steps: Tensor, **known: Tensor
+) -> Tensor:
+    """Return outputs of edges [E, W], each computed from the edges until the end of its own step.
+
+    Args:
+        net: a model of edges.
+        x: features of nodes [N, F].
+        edge_index: edges [2, E] (source, target).
+        edge_attr: features of edges [E, D].
+        steps: number of the step in which each edge occurs [E], such as its day since 1970.
+        known: further inputs of the model.
+    """
+    found = []
+    for step in steps.unique().tolist():
+        read = (steps <= step).nonzero().view(-1)
+        outputs = net(x, edge_index[:, read], None if edge_attr is None else edge_attr[read], **known)
+        own = steps[read] == step
+        found.append((read[own], outputs[own]))
+    order = torch.cat([rows for rows, _ in found]).argsort()
+    return torch.cat([outputs for _, outputs in found])[order]

@@ -3,6 +3,7 @@
 from preprocess import read
 x, edge_index, ids = read("new_customers.csv", "new_payments.csv")
 x, edge_index, edge_attr, ids = read("new_customers.csv", "new_payments.csv")      # of a model that reads edge columns
+steps("new_payments.csv")      # day of each edge, for `by_step` of a model.py of edges with times
 """
 
 import csv
@@ -49,6 +50,26 @@ def read(
     if carried := spec.get("edge_columns"):
         return x, ends.astype(np.int64), features(links, carried)[rows], ids
     return x, (ends if spec.get("parallel") else np.unique(ends, axis=1)).astype(np.int64), ids
+
+
+def steps(edges: Any, time_column: str = "", date_format: str = "ISO8601") -> np.ndarray:
+    """Return the number of the step (``split.step`` of the run, by default a day) of each edge that `read` returns, int64 [E].
+
+    Times are whole seconds, or dates in this format.
+    """
+    spec = json.loads((FOLDER / "preprocessing.json").read_text())
+    known = spec.get("tables", {})
+    links = table_of(edges, known.get("separator", ""), known.get("encoding", ""))
+    column = links[time_column or known["time"]]
+    seconds = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    if np.isnan(seconds).any():
+        dates = pd.to_datetime(column, format=date_format, utc=True).dt.tz_convert(None).to_numpy()
+        seconds = dates.astype("datetime64[us]").astype(np.int64) / 1e6
+    found = np.floor(seconds).astype(np.int64) // spec["step"]
+    if not spec["undirected"]:
+        return found
+    ends = [as_text(links[known.get(end, end)]) for end in ("source", "target")]
+    return np.concatenate([found, found[ends[0] != ends[1]]])
 
 
 def table_of(path: Any, separator: str = "", encoding: str = "") -> pd.DataFrame:
