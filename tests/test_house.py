@@ -181,6 +181,42 @@ def test_only_the_summation_asks_which_protection_a_run_has():
     assert asking == []
 
 
+CHANGES = {"add", "append", "clear", "discard", "extend", "pop", "remove", "setdefault", "update"}
+
+
+def written(tree: ast.AST) -> set[str]:
+    """Attributes of a server that a module assigns or changes, other than by its methods."""
+    targets: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                targets += target.elts if isinstance(target, ast.Tuple) else [target]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets.append(node.target)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            targets.append(node.func.value)
+    names = set()
+    for target in targets:
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        if isinstance(target, ast.Attribute) and ast.unparse(target.value) in SERVERS:
+            names.add(target.attr)
+    return names
+
+
+SERVERS = {"server", "method", "strategy", "self.server", "self.method", "self.strategy"}
+
+
+def test_modules_around_a_strategy_change_its_round_alone():
+    """A strategy holds its configuration, its model and its memory, which its parts fill; the loop makes rounds."""
+    assert written(ast.parse("method.failed |= new")) == {"failed"}
+    assert written(ast.parse("self.server.models[3], a = 1, 2")) == {"models"}
+    assert written(ast.parse("strategy.involved.add(3)")) == {"involved"}
+    files = [path for room in ("strategies", "engine", "party") for path in (PACKAGE / room).rglob("*.py")]
+    changed = {path.name: written(ast.parse(path.read_text())) - {"round", "memory"} for path in files}
+    assert {name: names for name, names in changed.items() if names} == {}
+
+
 def test_the_linter_and_the_formatter_read_every_file():
     """The formatter names the files that it would change: with another line ending, every file that is not empty."""
     python, other_endings = tracked("*.py"), "--config=format.line-ending='cr-lf'"

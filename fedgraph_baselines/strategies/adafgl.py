@@ -14,7 +14,7 @@ import numpy as np
 from fedgraph_baselines.methods import adafgl
 from fedgraph_baselines.methods.adafgl import EXTRACTOR, STAGE
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
-from fedgraph_flwr.strategies.loop import Stage
+from fedgraph_flwr.strategies.round import Stage
 from fedgraph_flwr.wire.messages import Arrays
 
 

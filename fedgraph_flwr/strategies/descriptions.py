@@ -1,6 +1,6 @@
 """What all clients of a run describe alike, such as the sizes of models that follow from their graphs."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.bases import GraphStrategy
+from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.tasks import kind_of
 
 SIZES = ("num_features", "num_classes", "num_edge_features")
@@ -39,11 +39,13 @@ class Descriptions:
     """The clients' descriptions, as one. Its results are cached, since every reply needs them, until `forget`.
 
     Args:
-        method: the strategy.
+        cfg: the run's configuration.
+        clients: returns the clients of the run, by client index.
     """
 
-    def __init__(self, method: GraphStrategy):
-        self.method = method
+    def __init__(self, cfg: RunConfig, clients: Callable[[], Mapping[int, ClientInfo]]):
+        self.cfg = cfg
+        self.clients = clients
         self._known: dict[str, Any] = {}
 
     def forget(self) -> None:
@@ -57,7 +59,7 @@ class Descriptions:
             FedGraphError: two clients differ.
         """
         if key not in self._known:
-            values = {index: info.description.get(key) for index, info in self.method.clients.items()}
+            values = {index: info.description.get(key) for index, info in self.clients().items()}
             (first, common), *_ = values.items()
             if odd := [f"client {index} has {key}={value}" for index, value in values.items() if value != common]:
                 raise FedGraphError(f"{odd[0]}, client {first} has {key}={common}: all clients of a run must agree")
@@ -80,10 +82,10 @@ class Descriptions:
 
     @property
     def _all(self) -> list[dict[str, Any]]:
-        return [info.description for info in self.method.clients.values()]
+        return [info.description for info in self.clients().values()]
 
     @property
     def _differ(self) -> bool:
         if "differ" not in self._known:
-            self._known["differ"] = may_differ(self.method.cfg, self._all)
+            self._known["differ"] = may_differ(self.cfg, self._all)
         return bool(self._known["differ"])

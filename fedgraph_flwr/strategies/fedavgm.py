@@ -6,8 +6,8 @@
 Leaves the client: what FedAvg sends.
 """
 
-from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.strategies.server_part import ServerPart
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -15,7 +15,7 @@ from fedgraph_flwr.wire.messages import Arrays
 class Momentum(ServerPart):
     """Keeps the velocity v in `memory`."""
 
-    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+    def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Take one step along the velocity."""
         p, previous = server.cfg.strategy.momentum, server.memory.get("velocity", {})
         velocity = {n: p.beta * previous.get(n, 0) + (mean[n] - arrays[n]) for n in arrays.keys() - server.buffers}

@@ -11,8 +11,8 @@ Leaves the client: FedAvg's uploads, and the change of c_i, as large as the mode
 
 import numpy as np
 
-from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.strategies.scaffold import Scaffold
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.wire.messages import Arrays
 
 DRIFT = "drift"
@@ -21,7 +21,7 @@ DRIFT = "drift"
 class FedDC(Scaffold):
     """Keeps the mean drift in `memory` next to c."""
 
-    def moved(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
+    def moved(self, server: Server, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
         """Return w from the mean model and the drifts; absent clients keep theirs."""
         if not server.cfg.strategy.feddc.alpha:
             return mean

@@ -11,8 +11,8 @@ Leaves the client: what FedAvg sends.
 
 import numpy as np
 
-from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.strategies.variates import Variates
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -22,7 +22,7 @@ H = "h"
 class FedDyn(Variates):
     """Keeps h in `memory`."""
 
-    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+    def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Apply the server's two lines of Algorithm 1."""
         mean, alpha = super().step(server, arrays, mean, reduced), server.cfg.strategy.feddyn.alpha
         if not alpha:

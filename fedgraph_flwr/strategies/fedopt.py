@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.strategies.server_part import ServerPart
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -29,7 +29,7 @@ class Adaptive(ServerPart):
         """Return v_t from v_{t−1} and Δ_t², elementwise."""
         raise NotImplementedError
 
-    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+    def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Take one step of the server's optimiser."""
         p, after = getattr(server.cfg.strategy, server.cfg.strategy.server_optimizer), dict(mean)
         first, second = server.memory.setdefault("first", {}), server.memory.setdefault("second", {})

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,11 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation.best_round import MISSING, SCORED_BY
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import cohorts
-from fedgraph_flwr.methods.bases import GraphStrategy
-from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.methods.uplink import releases, sums
 from fedgraph_flwr.runs.folder import newcomers
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.requests import (
-    GroupsFor,
     collect,
     config_record,
     enough_replies,
@@ -32,37 +28,18 @@ from fedgraph_flwr.strategies.requests import (
     messages,
     with_own,
 )
+from fedgraph_flwr.strategies.round import GroupsFor, Round
 from fedgraph_flwr.strategies.scoring import (
     as_list,
     confusion_of,
-    counts_of,
     scorers,
     scores_of,
     statistics_of,
     training_record,
 )
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.wire.trees import Tree, as_arrays, unlike
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The training of one round, in a run whose rounds differ.
-
-    Attributes:
-        name: name of the stage, on which the client's training may depend; empty for a method with one stage.
-        down: whether clients receive the shared parameters; else they continue with their own.
-        up: whether clients reply with their parameters. Else the server's stay unchanged and the configured parts send nothing,
-            so clients train without their parts.
-    """
-
-    name: str = ""
-    down: bool = True
-    up: bool = True
-
-    def config(self) -> dict[str, Any]:
-        """Return the entries of a message's config; none for the ordinary stage."""
-        return ({"stage": self.name} if self.name else {}) | ({} if self.up else {"keep_model": True})
 
 
 class StopRequest:
@@ -88,23 +65,23 @@ class Loop:
         grid: joins the server with its nodes.
     """
 
-    def __init__(self, strategy: GraphStrategy, grid: Grid):
+    def __init__(self, strategy: Server, grid: Grid):
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
         self._rule = cohorts.LOWEST_HASHES
-        self._cohort_drawn: list[int] = []  # before clients drop out of the round's own exchanges
+        self._involved: set[int] = (
+            set()
+        )  # clients that received more than the request for their description, in earlier rounds
         self._silent: set[int] = set()  # clients of the cohort whose node did not respond in the previous round
 
     def run(self) -> Result:
         """Run from the first node to the last score."""
         method, recorder = self.strategy, self.recorder
         self._connect()
-        method.arrays = method.initial_arrays()
+        method.adopt(method.initial_arrays())
         if self.cfg.init:
-            method.arrays = self._earlier("init")[0]
-        if self.cfg.train.class_weights == "federated":
-            method.class_weights = self._class_weights()
-        method.setup()
+            method.adopt(self._earlier("init")[0])
+        method.set_up()
         if self.cfg.evaluate:
             return self._evaluate_finished()
         first = self._resume() + 1
@@ -121,9 +98,9 @@ class Loop:
     def _evaluate_finished(self) -> Result:
         """Score the model of a finished run, which clients store with what they received in the set-up."""
         method, recorder = self.strategy, self.recorder
-        method.arrays, method.models = self._earlier("evaluate")
+        method.adopt(*self._earlier("evaluate"))
         recorder.setup_done()
-        self._next_round(1)
+        self._next_round(Round(1))
         recorder.begin_round(1, [])
         recorder.end_round({}, method.arrays)
         return self._finish()
@@ -188,12 +165,12 @@ class Loop:
             self._wait_for_silent()
             replies = self._train()
             if method.scores_due:
-                self._scored(replies, self._cohort_drawn)
+                self._scored(replies, method.round.drawn)
             if recorder.should_stop:
                 break
-            method.arrays = self._next_arrays(replies)
+            method.adopt(method.next_arrays(replies))
             recorder.end_round(self._training(replies), method.arrays, **self._spent())
-            if method.checkpoint_due:
+            if method.round.checkpoint_due:
                 self._checkpoint_with_absent(server_round)
             if STOP.requested and server_round < self.cfg.rounds:
                 self._leave(server_round)
@@ -204,8 +181,7 @@ class Loop:
         """Wait for the clients."""
         method, rules = self.strategy, self.cfg.strategy
         wanted = 1 if rules.pooled else self.cfg.num_clients
-        method.clients = self.connection.wait(wanted, rules.timeout, self.recorder.nodes)
-        self._bind()
+        method.bind(self.connection.wait(wanted, rules.timeout, self.recorder.nodes))
         check_fingerprints({index: info.description.get("schema", [0]) for index, info in method.clients.items()})
         check_links({index: int(info.description.get("link", 0)) for index, info in method.clients.items()})
         if rules.min_clients > wanted:
@@ -218,10 +194,6 @@ class Loop:
             named = ", ".join(map(str, sorted(idle)[:20])) + (", ..." if len(idle) > 20 else "")
             log(WARNING, "clients without items to train on only predict with the model: %s", named)
         method.summation.check_places()
-
-    def _class_weights(self) -> Arrays:
-        """Request and return the weights ``w`` [C] over all clients (`methods.labels`)."""
-        return {"w": weights(self.strategy.request(LABELS)[LABELS]["share"])}
 
     def _describe(self, nodes: list[int], timeout: float | None = None) -> tuple[list[ClientInfo], dict[int, str]]:
         """Request the descriptions of nodes; return them, and the reason for each node without one."""
@@ -249,11 +221,12 @@ class Loop:
             "resume with the configuration that wrote the checkpoint",
             f"resume={self.cfg.resume}: in %s of its checkpoint",
         )
-        method.arrays = self._fitting(arrays, where % "the shared parameters", fix)
-        method.models = {
+        shared = self._fitting(arrays, where % "the shared parameters", fix)
+        models = {
             int(client): self._fitting(own, where % f"the parameters of client {client}", fix)
             for client, own in as_arrays(tree.get("models", {})).items()
         }
+        method.adopt(shared, models)
         try:
             method.load(tree.get("method", {}))
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -265,14 +238,14 @@ class Loop:
         if method.summation.spent():
             self._checkpoint(done)  # accounts for what this attempt may release, in case it dies as well
         scalars = {"resume": done, "run": recorder.run_name}
-        method.involved = set(as_arrays(tree)["involved"].tolist()) if "involved" in tree else set(method.clients)
-        everyone = sorted(method.involved)
+        self._involved = set(as_arrays(tree)["involved"].tolist()) if "involved" in tree else set(method.clients)
+        everyone = sorted(self._involved)
         restored = enough_replies(method, DESCRIBE, messages(method, DESCRIBE, everyone, {}, scalars))
         if len(restored) < len(everyone):
             counts, reasons = f"{len(restored)} of {len(everyone)}", "; ".join(recorder.setup_record["failed"].values())
             raise RunFailed(f"{counts} clients restored their state of round {done}: {reasons}")
         # Without rounds left, the final scores count as requests of this round, as at the clients.
-        self._next_round(done)
+        self._next_round(Round(done))
         return done
 
     def _fitting(self, arrays: Arrays, where: str, fix: str) -> Arrays:
@@ -284,27 +257,30 @@ class Loop:
 
     # --- a round ------------------------------------------------------------------------------------------------------
 
-    def _next_round(self, server_round: int) -> None:
-        """Start a round without requests or failures."""
-        method = self.strategy
-        method.server_round, method.failed, method.silent = server_round, {}, set()
-        method.exchanges.clear()
+    def _next_round(self, coming: Round) -> None:
+        """Start a round, without requests or failures."""
+        self._involved |= self.strategy.round.involved
+        self.strategy.round = coming
 
     def _begin(self, server_round: int) -> None:
         """Reconnect clients that were away, sample the cohort, and determine what is due."""
         method, cfg = self.strategy, self.cfg
-        replied, self._silent = set(method.cohort) - method.failed.keys(), method.silent
-        back = self.connection.returned(method.clients, method.silent, replied)
-        self._next_round(server_round)
+        before = method.round
+        replied = set(before.cohort) - before.failed.keys()
+        back = self.connection.returned(method.clients, before.silent, replied)
         if back:
-            method.clients |= back
-            self._bind()
-        method.cohort = self._sample(server_round)
-        self._cohort_drawn = list(method.cohort)
-        self._silent = self._silent & set(method.cohort) - back.keys()
-        due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
-        method.scores_due = due and self._scores_sent
-        method.checkpoint_due = bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0
+            method.bind(back)
+        cohort = self._sample(server_round)
+        scored = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
+        coming = Round(
+            number=server_round,
+            cohort=cohort,
+            drawn=tuple(cohort),
+            scores_due=scored and self._scores_sent,
+            checkpoint_due=bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0,
+        )
+        self._next_round(coming)
+        self._silent = before.silent & set(cohort) - back.keys()
 
     @property
     def _min_clients(self) -> int:
@@ -329,19 +305,12 @@ class Loop:
             log(WARNING, "round %d waits for unresponsive clients %s", method.server_round, sorted(away))
             time.sleep(pause)
             back = self.connection.returned(method.clients, away, set())
-            method.clients |= back
+            method.bind(back)
             nodes = [method.clients[client].node_id for client in sorted(away - back.keys())]
             described, _ = self._describe(nodes, left - pause)  # the timeout covers the whole wait
             away = away - back.keys() - {info.client for info in described}
             pause = min(2 * pause, 10.0)
-        self._bind()
-        method.failed, method.silent = {}, set()  # of requests sent while waiting
-
-    def _bind(self) -> None:
-        """Record which node each client is."""
-        self.recorder.nodes = {client: info.node_id for client, info in self.strategy.clients.items()}
-        self.strategy.described.forget()
-        self.strategy.reader.forget()
+        method.round = method.round.without_failures()  # of requests sent while waiting
 
     def _sample(self, server_round: int) -> list[int]:
         """Return a round's cohort: drawn from its own random stream, or a fixed batch with secure sums."""
@@ -358,33 +327,13 @@ class Loop:
     def _train(self) -> list[Reply]:
         """Run the method's own exchanges, then training; return the valid replies in client order."""
         method = self.strategy
-        method.sent = self._groups_to_train()
+        groups = method.groups_to_train()
         inputs = method.summation.begin(TRAIN, method.cohort) if method.stage().up else None
-        if inputs is not None:
-            method.sent = with_own(method.sent, inputs)
+        method.round = method.round.changed(sent=groups if inputs is None else with_own(groups, inputs))
         self._score_apart()  # a client that failed in those exchanges is not requested to train
         record = to_record(method.arrays)
         sent = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
         return enough_replies(method, TRAIN, sent)
-
-    def _next_arrays(self, replies: list[Reply]) -> Arrays:
-        """Return the aggregate of the models that clients sent."""
-        method = self.strategy
-        if not method.stage().up:
-            return {name: array.copy() for name, array in method.arrays.items()}  # a file may hold each array only once
-        reduced = method.reduce(TRAIN, replies)
-        after = method.step(method.arrays, reduced)
-        for part in method.combined:
-            after = part.step(method, method.arrays, after, reduced)
-        return after
-
-    def _groups_to_train(self) -> GroupsFor:
-        """Return the groups that travel with the model: the method's, and its parts' where models are sent up."""
-        method = self.strategy
-        groups = method.before_train(method.arrays)
-        for part in method.combined if method.stage().up else ():
-            groups = with_own(groups, own) if (own := part.groups(method, method.arrays)) else groups
-        return groups
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the round's record of training."""
@@ -403,9 +352,10 @@ class Loop:
     def _releases_in(self, server_round: int) -> int:
         """Return the number of releases under differential privacy in a round's exchanges."""
         method = self.strategy
-        before, method.server_round = method.server_round, server_round
+        current = method.round
+        method.round = current.changed(number=server_round)
         up = method.stage().up
-        method.server_round = before
+        method.round = current
         return releases(method.uplink_of) - (not up and bool(sums(method.uplink_of[TRAIN])))
 
     def _spent(self) -> dict[str, Any]:
@@ -426,8 +376,8 @@ class Loop:
         method, who = self.strategy, self.cfg.evaluation.clients
         judges = method.cohort if who == "cohort" else self._judges()
         if method.scores_due and (method.cohort != judges or method.scores_first):
-            self._scored(self._judged(judges), self._cohort_drawn if who == "cohort" else judges)
-            method.scores_due = False
+            self._scored(self._judged(judges), method.round.drawn if who == "cohort" else judges)
+            method.round = method.round.changed(scores_due=False)
 
     def _judges(self) -> list[int]:
         """Return the clients that score a model in a separate exchange, by ``evaluation.clients``."""
@@ -439,7 +389,7 @@ class Loop:
     def _judged(self, judges: list[int]) -> list[Reply]:
         """Request scores of the model in a separate exchange, and return the replies."""
         method = self.strategy
-        method.judges = judges
+        method.round = method.round.changed(judges=judges)
         record = to_record(method.arrays)
         sent = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
         return enough_replies(method, EVALUATE, sent)
@@ -448,7 +398,7 @@ class Loop:
         """Return the scores in these replies, the clients of their entries, and the clients among ``judges`` without a reply."""
         method, evaluation = self.strategy, self.cfg.evaluation
         for reply in replies:
-            method.counted.setdefault(reply.client, counts_of(reply.metrics))
+            method.note_counts(reply)
         nodes, classes = self._nodes_of(replies), method.described.class_counts
         scores = scores_of(replies, self.cfg, classes, "", nodes)
         if self.cfg.strategy.personal:
@@ -494,7 +444,7 @@ class Loop:
         """
         method = self.strategy
         filed = set(method.cohort) - method.failed.keys()
-        if absent := sorted(self._with_state - filed - method.silent):
+        if absent := sorted(self._with_state - filed - method.round.silent):
             failures = collect(method, DESCRIBE, messages(method, DESCRIBE, absent, {}, filing(method))).failures
             if failures:
                 which = sorted(failures)
@@ -506,7 +456,7 @@ class Loop:
     def _with_state(self) -> set[int]:
         """Clients that may have private state: all, or those that took part if not all clients score models."""
         method = self.strategy
-        return set(method.clients) if self.cfg.evaluation.clients == "all" else method.involved
+        return set(method.clients) if self.cfg.evaluation.clients == "all" else self._involved | method.round.involved
 
     def _leave(self, server_round: int) -> None:
         """Stop here, after a checkpoint for which all clients stored their state.
@@ -515,8 +465,8 @@ class Loop:
             KeyboardInterrupt: always.
         """
         method = self.strategy
-        if not method.checkpoint_due:
-            method.checkpoint_due = True
+        if not method.round.checkpoint_due:
+            method.round = method.round.changed(checkpoint_due=True)
             enough_replies(method, DESCRIBE, messages(method, DESCRIBE, sorted(self._with_state), {}, filing(method)))
             self._checkpoint(server_round)
         raise KeyboardInterrupt
@@ -528,7 +478,7 @@ class Loop:
         if self._rule != cohorts.CHOICE:
             tree["cohorts"] = np.array(self._rule)
         if self.cfg.evaluation.clients != "all":
-            tree["involved"] = np.array(sorted(method.involved), np.int64)
+            tree["involved"] = np.array(sorted(self._with_state), np.int64)
         left = max(self.cfg.rounds - server_round, 0)
         coming = range(server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left))
         tree |= method.summation.save(map(self._releases_in, coming))

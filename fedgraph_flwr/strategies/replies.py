@@ -9,10 +9,10 @@ from flwr.app import Message
 from fedgraph_flwr import models
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import CONFUSION
-from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
 from fedgraph_flwr.strategies.connection import difference
-from fedgraph_flwr.strategies.scoring import check_scores, score_fields
+from fedgraph_flwr.strategies.scoring import check_scores, counts_of, score_fields
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, SPEAKS, TRAIN, Arrays, Reply, check_version
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
@@ -26,13 +26,21 @@ class ReplyReader:
 
     Args:
         method: the strategy.
+
+    Attributes:
+        counted: number of nodes on which each client was first scored, by split.
     """
 
-    def __init__(self, method: GraphStrategy):
+    def __init__(self, method: Server):
         self.method, self.cfg = method, method.cfg
+        self.counted: dict[int, dict[str, list[float]]] = {}
         self._scores: dict[tuple[str, int], dict[str, NumberField]] = {}
         self._resolved: dict[tuple[str, str], dict[str, Any]] = {}
         self._model: tuple[Arrays, dict[str, ArrayField]] | None = None  # fields of the current shared parameters
+
+    def note_counts(self, reply: Reply) -> None:
+        """Keep the numbers of nodes on which a client was first scored; later replies must have the same."""
+        self.counted.setdefault(reply.client, counts_of(reply.metrics))
 
     def forget(self) -> None:
         """Forget what depends on the clients' descriptions."""
@@ -61,7 +69,7 @@ class ReplyReader:
             check_version(1 if record is None else record.get(SPEAKS, 1), who, "server")
         groups, numbers = wanted.read(message.content, replied)
         numbers.pop(SPEAKS, None)
-        check_scores(numbers, {} if client is None else method.counted.get(client, {}), replied)
+        check_scores(numbers, {} if client is None else self.counted.get(client, {}), replied)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
         known = method.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
         if known and (differs := difference(known.description, numbers)):

@@ -7,9 +7,10 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
+from fedgraph_flwr.strategies.round import Groups, GroupsFor
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.wire.messages import (
     CONFIG,
     DESCRIBE,
@@ -23,17 +24,11 @@ from fedgraph_flwr.wire.messages import (
     to_record,
 )
 
-Groups = Mapping[str, Any]
-"""Groups that travel: name → named arrays, or a record of them."""
-
-GroupsFor = Groups | Mapping[int, Groups]
-"""The same groups for all clients, or groups by client index."""
-
 _TYPES = {TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
 
 
 def messages(
-    method: GraphStrategy,
+    method: Server,
     phase: str,
     clients: list[int],
     groups: GroupsFor,
@@ -53,9 +48,8 @@ def messages(
         model: shared parameters to send along; a client with its own shared parameters receives those instead.
     """
     if phase != DESCRIBE:
-        method.involved.update(clients)
-    earlier = method.exchanges[phase]
-    method.exchanges[phase] += 1
+        method.round.involve(clients)
+    earlier = method.round.begin_exchange(phase)
     record = config_record(method, phase, {**scalars, **({"exchange": earlier} if earlier else {})})
     common, own = _split(groups)
     weighted = method.class_weights and phase not in (DESCRIBE, EVALUATE)
@@ -74,32 +68,31 @@ def messages(
     return built
 
 
-def config_record(method: GraphStrategy, phase: str, scalars: Mapping[str, Any]) -> ConfigRecord:
+def config_record(method: Server, phase: str, scalars: Mapping[str, Any]) -> ConfigRecord:
     """Return the scalars of a message."""
     version = {SPEAKS: PROTOCOL} if phase == DESCRIBE else {}
     return ConfigRecord({"phase": phase, "round": method.server_round, **version, **scalars})
 
 
-def filing(method: GraphStrategy) -> dict[str, Any]:
+def filing(method: Server) -> dict[str, Any]:
     """Return scalars that make a client store its state after replying, if a checkpoint is due; else none."""
-    return {"checkpoint": True, "run": method.recorder.run_name} if method.checkpoint_due else {}
+    return {"checkpoint": True, "run": method.recorder.run_name} if method.round.checkpoint_due else {}
 
 
-def collect(method: GraphStrategy, phase: str, sent: Iterable[Message], timeout: float | None = None) -> Outcome:
+def collect(method: Server, phase: str, sent: Iterable[Message], timeout: float | None = None) -> Outcome:
     """Send messages, wait for at most ``timeout`` seconds (default: ``strategy.timeout``), and record the cost."""
     nodes = {info.node_id: index for index, info in method.clients.items()}
     longest = method.cfg.strategy.timeout if timeout is None else timeout
-    read = partial(method.reader.read, phase)
+    read = partial(method.read, phase)
     method.summation.sending(phase)
     outcome = exchange(method.grid, sent, nodes, read, longest, f"round {method.server_round}, {phase}")
     method.summation.received(phase, outcome)
     method.recorder.exchanged(phase, outcome.down, outcome.groups, outcome.seconds, outcome.failures)
-    method.failed |= outcome.failures
-    method.silent |= outcome.silent
+    method.round.note(outcome)
     return outcome
 
 
-def enough_replies(method: GraphStrategy, phase: str, sent: Iterable[Message]) -> list[Reply]:
+def enough_replies(method: Server, phase: str, sent: Iterable[Message]) -> list[Reply]:
     """Send messages, wait, and return the valid replies, in client order.
 
     Raises:

@@ -11,10 +11,10 @@ Leaves the client: FedAvg's uploads, and c_i⁺ − c_i, as large as the model (
 
 import numpy as np
 
-from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.requests import Groups
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.strategies.variates import Variates
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -22,18 +22,18 @@ from fedgraph_flwr.wire.messages import Arrays
 class Scaffold(Variates):
     """Keeps c in `memory`."""
 
-    def common(self, server: GraphStrategy, arrays: Arrays) -> Groups:
+    def common(self, server: Server, arrays: Arrays) -> Groups:
         """Return c."""
         return {VARIATES: server.memory.get(VARIATES) or {name: np.zeros_like(a) for name, a in arrays.items()}}
 
-    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+    def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Apply Eq. (5)."""
         mean, share = super().step(server, arrays, mean, reduced), self.share(server, reduced.clients)
         change, control = reduced[VARIATES], self.common(server, arrays)[VARIATES]
         server.memory[VARIATES] = {name: control[name] + share * change[name] for name in arrays}
         return self.moved(server, arrays, mean, share)
 
-    def moved(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
+    def moved(self, server: Server, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
         """Return the next parameters from x and ȳ."""
         rate = server.cfg.strategy.scaffold.server_lr
         if rate == 1:

@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedgraph_flwr.methods.bases import GraphStrategy
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.wire.messages import Arrays
 
 
 class ServerPart:
     """One part of a method on the server; it stores its state in the strategy's `memory`."""
 
-    def groups(self, server: GraphStrategy, arrays: Arrays) -> Mapping[int, Mapping[str, Any]]:
+    def groups(self, server: Server, arrays: Arrays) -> Mapping[int, Mapping[str, Any]]:
         """Groups of arrays that travel to each client of the cohort with the model."""
         return {}
 
-    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Any) -> Arrays:
+    def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Any) -> Arrays:
         """Return the next shared parameters.
 
         Args:

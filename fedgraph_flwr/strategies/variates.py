@@ -5,10 +5,10 @@ The server's sum over rounds must equal the clients' variates, even if a reply i
 
 import numpy as np
 
-from fedgraph_flwr.methods.bases import GraphStrategy
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.requests import Groups
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.strategies.server_part import ServerPart
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -16,25 +16,25 @@ from fedgraph_flwr.wire.messages import Arrays
 class Variates(ServerPart):
     """A part that keeps the last acknowledged round of each client, [M], in `memory`."""
 
-    def common(self, server: GraphStrategy, arrays: Arrays) -> Groups:
+    def common(self, server: Server, arrays: Arrays) -> Groups:
         """Return groups that all clients receive with the model."""
         return {}
 
-    def groups(self, server: GraphStrategy, arrays: Arrays) -> dict[int, Groups]:
+    def groups(self, server: Server, arrays: Arrays) -> dict[int, Groups]:
         """Send each client the last round in which its reply arrived."""
         acknowledged, common = _acknowledged(server), self.common(server, arrays)
         return {
             client: {**common, ACKNOWLEDGED: {"round": acknowledged[client : client + 1]}} for client in server.cohort
         }
 
-    def step(self, server: GraphStrategy, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+    def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Record the clients that replied; return the mean unchanged."""
         acknowledged = _acknowledged(server).copy()
         acknowledged[reduced.clients] = server.server_round
         server.memory[ACKNOWLEDGED] = acknowledged
         return mean
 
-    def share(self, server: GraphStrategy, clients: list[int]) -> float:
+    def share(self, server: Server, clients: list[int]) -> float:
         """Return Σ_{i∈S} p_i: the weight of the clients that replied among all clients, at most 1.
 
         ``strategy.max_share`` caps p_i over all clients, also in the mean of variates. In the mean model it caps the shares of
@@ -43,5 +43,5 @@ class Variates(ServerPart):
         return server.summation.share(clients)
 
 
-def _acknowledged(server: GraphStrategy) -> np.ndarray:
+def _acknowledged(server: Server) -> np.ndarray:
     return server.memory.get(ACKNOWLEDGED, np.zeros(max(server.clients) + 1, np.int64))

@@ -13,6 +13,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.sparse import SmoothedRows
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
+from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import MODEL, Reply
 from tests.conftest import client_graph
 from tests.support import call_fresh, recorded_messages, same_result
@@ -271,9 +272,9 @@ def test_wrong_keys_are_refused(word):
 def test_indices_with_gaps_get_the_extractor():
     server = AdaFGL(compose(["strategy=adafgl", "num_clients=3", "strategy.extractor_rounds=1"]), None)
     server.clients = {name: ClientInfo(name, name, {}) for name in (0, 3, 7)}
-    server.cohort, server.server_round, asked = [3, 7], 2, []
+    server.round, asked = Round(2, [3, 7]), []
     server.request = lambda phase, groups, clients: asked.append(clients) or [Reply(c) for c in clients if c != 3]
     server.before_train({"w": np.zeros(2)})
-    server.cohort = [3, 7]
+    server.round = Round(2, [3, 7])
     server.before_train({"w": np.zeros(2)})
     assert asked == [[0, 3, 7], [3]]

@@ -11,6 +11,7 @@ from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method, startup_notes
+from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import MODEL, Reply
 from tests.conftest import client_graph
 from tests.support import call_fresh, dense_gcn_adjacency, recorded_messages, same_result
@@ -136,7 +137,8 @@ def test_labels_and_edges_are_found_every_few_rounds():
     server = server_of("strategy.every=2")
     z, h = np.array([[0.9, 0.1], [0.1, 0.9]]), np.array([[1.0, 0.5], [2.0, 3.0]])
     values = []
-    for server.server_round, order in ((1, [0, 1]), (2, [1, 0]), (3, [1, 0])):
+    for server_round, order in ((1, [0, 1]), (2, [1, 0]), (3, [1, 0])):
+        server.round = Round(server_round)
         server.step(server.arrays, server.reduce("train", replies_of(server, [z[order], z], [h[order], h])))
         values.append({name: array.tolist() for name, array in server.memory["pseudo"]["0"].items()})
     first, off, on = values

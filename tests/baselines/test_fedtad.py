@@ -14,6 +14,7 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo, difference
+from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import Reply, weighted_mean
 from fedgraph_flwr.wire.trees import flatten
 from tests.conftest import client_graph
@@ -79,7 +80,7 @@ def server_of(*overrides, clients=2):
     values = [{"num_features": 5, "num_classes": C, "num_train": 4, "reliability": s} for s in sums[:clients]]
     server.clients = {i: ClientInfo(i, 10 + i, description) for i, description in enumerate(values)}
     server.arrays = server.initial_arrays()
-    server.server_round = 1
+    server.round = Round(1)
     return server
 
 
@@ -199,7 +200,8 @@ def test_both_optimisers_go_on_from_round_to_round(monkeypatch):
         return made
 
     monkeypatch.setattr(FedTAD, "optimizer", record)
-    for server.server_round in (1, 2):
+    for server_round in (1, 2):
+        server.round = Round(server_round)
         left = {name: flatten(server.memory.get(name, {})) for name in ("maker", "learner")}
         server.step(server.arrays, server.reduce("train", replies_of(server, 1, 2)))
         for name, steps in (("maker", 2), ("learner", 10)):

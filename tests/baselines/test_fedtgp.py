@@ -9,6 +9,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
+from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import Reply, derive_seed
 
 C, D, RATE, BATCH = 3, 4, 0.2, 3
@@ -57,7 +58,7 @@ def test_prototypes_are_trained_round_by_round(monkeypatch):
     state = {name: value.copy() for name, value in server.memory["generator"].items()}
     for server_round, count in ((1, [[1, 1, 0], [0, 1, 0], [1, 1, 1]]), (2, [[1, 0, 0], [1, 1, 0], [0, 0, 0]])):
         means, held = rng.normal(size=(3, C, D)), np.array(count)
-        server.server_round = server_round
+        server.round = Round(server_round)
         server.learn(means, held)
         pairs = [(i, c) for i in range(3) for c in range(C) if held[i, c]]
         found, y = [means[pair] for pair in pairs], [c for _, c in pairs]
@@ -86,7 +87,7 @@ def test_training_parts_prototypes_that_start_close():
     rng = np.random.default_rng(1)
     centres = np.array([[0.5, 0, 0, 0], [-0.5, 0, 0, 0], [0, 0.5, 0, 0]])
     server = server_of("strategy.server_epochs=300", "strategy.server_lr=0.05")
-    server.server_round = 1
+    server.round = Round(1)
     server.learn(centres + 0.1 * rng.normal(size=(3, C, D)), np.ones((3, C), int))
     made = server.memory["prototypes"]["mean"]
     for a, b in ((0, 1), (0, 2), (1, 2)):

@@ -15,6 +15,7 @@ from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
+from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.support import recorded_messages, same_result
 
@@ -32,7 +33,7 @@ def server_of(*overrides: str, train: tuple[int, ...] = (1,) * 6) -> GCFL:
 
 def step(server: GCFL, updates: dict[int, Any]) -> list[list[int]]:
     """A round in which these clients reply with their models and these updates; the clusters after it."""
-    server.server_round += 1
+    server.round = Round(server.server_round + 1)
     replies = [
         Reply(i, {MODEL: {"w": server.models.get(i, server.arrays)["w"] + np.asarray(u, float)}})
         for i, u in updates.items()

@@ -19,8 +19,8 @@ from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import relayed
-from fedgraph_flwr.strategies.loop import Stage
 from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.strategies.round import Stage
 from fedgraph_flwr.wire.messages import Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 
@@ -74,7 +74,7 @@ class Link(GraphStrategy):
         """
         order = self.params.phases
         place = f"link {name} ({order.index(name) + 1} of {len(order)})"
-        self.failed = {}  # of this step only
+        self.round = self.round.without_failures()  # so that they are of this step only
         try:
             replies = self.request_all(phase, groups)
         except RunFailed as error:

@@ -1,0 +1,95 @@
+"""A round of a run, as a value: who takes part, what is due, and what has been sent and lost so far."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedgraph_flwr.strategies.exchange import Outcome
+
+Groups = Mapping[str, Any]
+"""Groups that travel: name → named arrays, or a record of them."""
+
+GroupsFor = Groups | Mapping[int, Groups]
+"""The same groups for all clients, or groups by client index."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The training of one round, in a run whose rounds differ.
+
+    Attributes:
+        name: name of the stage, on which the client's training may depend; empty for a method with one stage.
+        down: whether clients receive the shared parameters; else they continue with their own.
+        up: whether clients reply with their parameters. Else the server's stay unchanged and the configured parts send nothing,
+            so clients train without their parts.
+    """
+
+    name: str = ""
+    down: bool = True
+    up: bool = True
+
+    def config(self) -> dict[str, Any]:
+        """Return the entries of a message's config; none for the ordinary stage."""
+        return ({"stage": self.name} if self.name else {}) | ({} if self.up else {"keep_model": True})
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round. The loop makes a new one for each; what is decided during a round makes a changed copy.
+
+    Failures and exchanges are noted in place, since every copy of a round has them.
+
+    Attributes:
+        number: number of the round; 0 during the set-up.
+        drawn: the clients that were drawn, ascending.
+        cohort: those that still take part, ascending; the same in all phases.
+        judges: the clients that score a model in a separate exchange.
+        sent: groups that travel with the model.
+        scores_due: whether the training replies also score the model that was sent.
+        checkpoint_due: whether the round ends with a checkpoint.
+        failed: clients that failed in this round, with the reason.
+        silent: failed clients whose node did not respond at all.
+        exchanges: number of exchanges, by phase.
+        involved: clients that received more than the request for their description.
+    """
+
+    number: int = 0
+    cohort: list[int] = field(default_factory=list)
+    drawn: tuple[int, ...] = ()
+    judges: list[int] = field(default_factory=list)
+    sent: GroupsFor = field(default_factory=dict)
+    scores_due: bool = False
+    checkpoint_due: bool = False
+    failed: dict[int, str] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
+    exchanges: Counter[str] = field(default_factory=Counter)
+    involved: set[int] = field(default_factory=set)
+
+    def changed(self, **values: Any) -> "Round":
+        """Return a copy with other values of some attributes."""
+        return replace(self, **values)
+
+    def without(self, clients: Iterable[int]) -> "Round":
+        """Return a copy whose cohort has none of these clients."""
+        out = set(clients)
+        return replace(self, cohort=[client for client in self.cohort if client not in out])
+
+    def without_failures(self) -> "Round":
+        """Return a copy that knows no failures."""
+        return replace(self, failed={}, silent=set())
+
+    def begin_exchange(self, phase: str) -> int:
+        """Count an exchange of a phase; return the number of earlier ones."""
+        earlier = self.exchanges[phase]
+        self.exchanges[phase] += 1
+        return earlier
+
+    def involve(self, clients: Collection[int]) -> None:
+        """Note that clients receive more than the request for their description."""
+        self.involved.update(clients)
+
+    def note(self, outcome: Outcome) -> None:
+        """Note the failures of an exchange."""
+        self.failed.update(outcome.failures)
+        self.silent.update(outcome.silent)
