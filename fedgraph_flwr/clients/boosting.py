@@ -35,6 +35,7 @@ from fedgraph_flwr.methods.boosting import (
     HISTOGRAM,
     MAX_DEPTH,
     NODES,
+    START,
     UNIT,
     BoostingParams,
     Edges,
@@ -50,6 +51,7 @@ from fedgraph_flwr.numerics.forest import (
     check_forest,
     constants,
     empty_forest,
+    first_trees,
     joined,
     leaves,
     raw_scores,
@@ -204,12 +206,16 @@ class BoostingClient(GraphClient):
         return {COUNTS: {"count": boosting.bin_counts(self.x[self.rows], edges)}}, {}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """Store the base rate and the edges of bins."""
+        """Store the base rate, or how many trees of the model are those of ``init``, and the edges of bins."""
         if BASE in groups:
             check(
                 groups[BASE], {"score": ArrayField((self.objective.outputs,), "float64")}, "the server sent a base rate"
             )
             self.memory[BASE] = torch.from_numpy(np.array(groups[BASE]["score"]))
+        if START in groups:
+            most = len(self.model.arrays["start"])
+            check(groups[START], {"trees": ArrayField((1,), "int32", 0, most)}, "the server sent a number of trees")
+            self.memory[START] = torch.from_numpy(np.array(groups[START]["trees"]))
         if BINS in groups:
             edges = boosting.unpacked_edges(groups[BINS], self.model.columns, self.params.bins)
             self.memory[BINS] = {key: torch.from_numpy(value) for key, value in boosting.packed_edges(edges).items()}
@@ -220,6 +226,14 @@ class BoostingClient(GraphClient):
         if BASE not in self.memory:
             self.memory[BASE] = torch.from_numpy(self.objective.base(*self.totals(0)))
         return self.memory[BASE].cpu().numpy()
+
+    @property
+    def first(self) -> Arrays:
+        """The forest to which the client's own trees are added: that of ``init``, else the base rate."""
+        if self.cfg.init and START not in self.memory and not self.shared:
+            self.memory[START] = torch.tensor([len(self.model.arrays["start"])])
+        count = int(self.memory[START]) if START in self.memory else 0
+        return first_trees(self.model.arrays, count) if count else constants(self.start)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -263,7 +277,9 @@ class BoostingClient(GraphClient):
         """Fit this round's trees with LightGBM, from the base rate and the client's earlier trees."""
         own: Arrays = as_arrays(self.memory.get(OWN, {})) or empty_forest()
         rows, val = self.rows, self.task.masks["val"].nonzero().view(-1).cpu().numpy()
-        raw = raw_scores(own, self.x, self.objective.outputs) + self.start
+        first = {name: array.copy() for name, array in self.first.items()}
+        start = raw_scores(first, self.x, self.objective.outputs)
+        raw = raw_scores(own, self.x, self.objective.outputs) + start
         done = int(np.bincount(own["output"]).max(initial=0))
         left = self.params.trees - done
         planned = min(self.params.per_round or left, left)
@@ -278,9 +294,9 @@ class BoostingClient(GraphClient):
             self.memory["ended"] = torch.tensor(self.ended)
             own = joined([own, self.new])
             self.memory[OWN] = {name: torch.from_numpy(np.array(array)) for name, array in own.items()}
-            raw = raw_scores(own, self.x, self.objective.outputs) + self.start
+            raw = raw_scores(own, self.x, self.objective.outputs) + start
         if not self.shared:
-            self.model.hold(joined([constants(self.start), own]))
+            self.model.hold(joined([first, own]))
         return self.loss_of(raw[rows], rows)
 
     def trained_outputs(self) -> np.ndarray:

@@ -4,7 +4,7 @@
     gain = G_L² / (H_L + λ) + G_R² / (H_R + λ) − G² / (H + λ)
 
 (Friedman 2001; Chen & Guestrin, KDD 2016). b is the base rate over all clients: log-odds or log-shares of classes, means of
-targets. G and H are sums of g and h over the items of a node.
+targets. G and H are sums of g and h over the items of a node. With ``init`` the forest of that run replaces b.
 
 ``bagging``      each party fits all of its trees, and the model is the mean of the parties' raw scores
 ``histogram``    the server grows one model from sums of the clients' histograms of g, h and counts, one exchange per level
@@ -31,6 +31,7 @@ from fedgraph_flwr.wire.messages import METRICS, TRAIN, Arrays
 from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField, check, up_to
 
 BASE, BINS, COUNTS, GROW, HISTOGRAM = "base", "bins", "counts", "grow", "histogram"
+START = "start"
 FOREST, NODES = "forest", "nodes"
 
 UNIT = 1024
@@ -40,6 +41,11 @@ CELLS = 1024
 """Cells per column from whose counts bins are chosen."""
 
 MAX_DEPTH = 12
+
+MAX_LEAVES = 1024
+
+MAX_NODES = 2 * max(MAX_LEAVES, 2**MAX_DEPTH) - 1
+"""Most nodes of a tree that these keys allow."""
 
 MIN_GAIN, MIN_HESSIAN = 1e-6, 1e-3
 """Smallest gain of a split, and smallest sum of h of a child (LightGBM's default)."""
@@ -63,7 +69,7 @@ class BoostingParams:
     # bagging: iterations per round; 0: all in one round
     per_round: int = number(0, high=10_000)
     learning_rate: float = number(0.1, without_low=True, high=1)  # η
-    leaves: int = number(31, low=2, high=1024)  # bagging: maximum number of leaves per tree
+    leaves: int = number(31, low=2, high=MAX_LEAVES)  # bagging: maximum number of leaves per tree
     depth: int = number(6, low=1, high=MAX_DEPTH)  # maximum depth of a tree
     l2: float = 1.0  # λ
     min_data_in_leaf: int = number(20, low=1)  # fewest training items in a leaf
@@ -87,7 +93,7 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
     if not cfg.strategy.shared:
         return {}
     base = {"total": ArrayField(("C",), "float64"), "count": ArrayField(("C",), "float64")}
-    found: dict[str, Any] = {BASE: Once({BASE: Sum(base)})}
+    found: dict[str, Any] = {} if cfg.init else {BASE: Once({BASE: Sum(base)})}
     if params.mode == "bagging":
         why = "each party's trees; mode=histogram needs only sums"
         flag = NumberField(0, 1, whole=True)

@@ -83,6 +83,12 @@ def joined(forests: Sequence[Arrays], weights: Sequence[float] | None = None) ->
     return found
 
 
+def first_trees(forest: Mapping[str, NDArray], count: int) -> Arrays:
+    """Return the forest of the first ``count`` trees."""
+    size = int(forest["start"][count]) if count < len(forest["start"]) else len(forest["feature"])
+    return {name: array[:count] if name in ("start", "output") else array[:size] for name, array in forest.items()}
+
+
 def check_forest(forest: Mapping[str, NDArray], outputs: int, columns: int, trees: int, nodes: int, who: str) -> None:
     """Refuse a forest that cannot be evaluated, or not in bounded time.
 

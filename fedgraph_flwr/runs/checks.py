@@ -126,8 +126,6 @@ def _check_init(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphC
     own = (*client.predicts_with, *Parts(cfg.strategy).predicts_with)
     if own and not rebuilds(cfg):
         why = f"predicts with state of its method as well ({', '.join(own)})"
-    elif server.accepted is not GraphStrategy.accepted:
-        why = "grows its model, round by round"
     elif not cfg.strategy.shared and cfg.on_fleet:
         why = "shares no parameters, by which nodes find their own"
     else:

@@ -1,6 +1,6 @@
 """Gradient boosting of a federation (`fedgraph_flwr.methods.boosting`), server side.
 
-    base     Σ targets and numbers of items → b                                                         once
+    base     Σ targets and numbers of items → b                                        once, without ``init``
     bins     counts of values by cell, twice → edges of bins                                            once (histogram)
     train    bagging: trees of each party → F = b + Σ_i p_i Σ trees of i;  histogram: Σ histograms of the roots
     grow     Σ histograms of the nodes of a level → its splits                              each level (histogram)
@@ -27,6 +27,7 @@ from fedgraph_flwr.methods.boosting import (
     GROW,
     HISTOGRAM,
     NODES,
+    START,
     UNIT,
     BoostingParams,
     Edges,
@@ -46,7 +47,8 @@ TREES, ENDED, SITS_OUT = "trees", "ended", "sits_out"
 class Boosting(GraphStrategy):
     """Mean of the parties' forests, or one forest grown from sums of histograms.
 
-    `memory` holds the base rate, the edges of bins, and with ``bagging`` the parties' ``trees``, and which of them ``ended``.
+    `memory` holds the base rate, or the forest of the run in ``init`` (``start``), and the edges of bins. With ``bagging`` it
+    also holds the parties' ``trees``, and which of them ``ended``.
     """
 
     Params: ClassVar[type] = BoostingParams
@@ -87,9 +89,12 @@ class Boosting(GraphStrategy):
         """Agree on the base rate and, with ``histogram``, on bins."""
         if not self.cfg.strategy.shared:
             return
-        sums = self.request(BASE)[BASE]
-        objective = objective_of(self.cfg, self.described.size("num_classes"))
-        self.memory = {BASE: objective.base(sums["total"] * UNIT, sums["count"] * UNIT)}
+        if self.cfg.init:
+            self.memory = {START: self.arrays}
+        else:
+            sums = self.request(BASE)[BASE]
+            objective = objective_of(self.cfg, self.described.size("num_classes"))
+            self.memory = {BASE: objective.base(sums["total"] * UNIT, sums["count"] * UNIT)}
         if self.params.mode == "histogram":
             edges = boosting.agreed_edges(self.columns, self.params.bins, self._count)
             self.memory[BINS] = boosting.packed_edges(edges)
@@ -106,7 +111,9 @@ class Boosting(GraphStrategy):
         bins: Any = {BINS: self.memory[BINS]} if BINS in self.memory else {}
         if bins:
             edges = boosting.unpacked_edges(self.memory[BINS], self.columns, self.params.bins)
-            self._growth = Growth(len(self.memory[BASE]), edges, self.params)
+            self._growth = Growth(self.build_model().outputs, edges, self.params)
+        if self.cfg.init:
+            return {START: {"trees": np.array([len(self.memory[START]["start"])], np.int32)}, **bins}
         return {BASE: {"score": self.memory[BASE]}, **bins}
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
@@ -122,7 +129,7 @@ class Boosting(GraphStrategy):
         if FOREST not in self.uplink_of.get(phase, {}):
             return ()
         model = self.build_model()
-        return model.outputs, model.columns, model.outputs * self.params.trees, model.nodes
+        return model.outputs, model.columns, model.outputs * self.params.trees, self.params.nodes
 
     @staticmethod
     def verify(phase: str, reply: Reply, facts: Any) -> None:
@@ -138,7 +145,7 @@ class Boosting(GraphStrategy):
         """Return the forest with the trees of this round."""
         if not self.cfg.strategy.shared:
             return arrays
-        base = constants(self.memory[BASE])
+        base = self.memory[START] if self.cfg.init else constants(self.memory[BASE])
         if self.params.mode == "bagging":
             return self._mean(base, reduced)
         roots: list[np.ndarray] = [reduced[HISTOGRAM]["sums"]]
@@ -203,7 +210,7 @@ class Boosting(GraphStrategy):
         return -(-self.params.trees // (self.params.per_round or self.params.trees))
 
     def load(self, tree: Any) -> None:
-        """Restore the state; the base rate and the edges of bins are agreed on in each run's set-up."""
-        agreed = {key: self.memory[key] for key in (BASE, BINS) if key in self.memory}
+        """Restore the state; what a run starts from and the edges of bins are agreed on in each run's set-up."""
+        agreed = {key: self.memory[key] for key in (BASE, START, BINS) if key in self.memory}
         super().load(tree)
         self.memory |= agreed

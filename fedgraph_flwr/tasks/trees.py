@@ -1,7 +1,7 @@
 """Objective and forest of a run's task, for gradient boosting."""
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.methods.boosting import BoostingParams, Objective
+from fedgraph_flwr.methods.boosting import MAX_NODES, BoostingParams, Objective
 from fedgraph_flwr.models.forest import Forest
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.tasks.targets import MultiLabel
@@ -22,8 +22,14 @@ def num_columns(cfg: RunConfig, params: BoostingParams, num_features: int, num_e
     return own + (width if params.inputs != "columns" else 0)
 
 
+MAX_TREES = 100_000
+"""Most trees per output of a model that starts from an earlier run's or is evaluated, whose keys may have been others."""
+
+
 def forest_of(cfg: RunConfig, params: BoostingParams, objective: Objective, columns: int) -> Forest:
     """Return an empty forest with the bounds of a run: the trees of all parties, and a leaf per output for the base rate."""
     parties = cfg.num_clients if params.mode == "bagging" and not cfg.strategy.pooled else 1
-    trees = objective.outputs * (1 + params.trees * parties)
-    return Forest(objective.outputs, columns, binary=objective.binary, trees=trees, nodes=params.nodes)
+    trees, nodes = 1 + params.trees * parties, params.nodes
+    if cfg.init or cfg.evaluate:
+        trees, nodes = MAX_TREES, MAX_NODES
+    return Forest(objective.outputs, columns, binary=objective.binary, trees=objective.outputs * trees, nodes=nodes)

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedgraph_flwr.config import compose
@@ -12,8 +13,10 @@ from fedgraph_flwr.data.graph import read_tensors, write_tensors
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.engine.ray import run_ray
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.numerics.forest import raw_scores
 from fedgraph_flwr.partition import load
 from fedgraph_flwr.party.use.predict import load_predictor
+from fedgraph_flwr.party.use.trees import lightgbm_text
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.secure.masked import digest
@@ -109,7 +112,6 @@ def test_new_files_are_scored_by_the_model_of_any_method(run, client_files, form
     [
         ("strategy.personalization=ditto", r"predicts with state of its method as well \(model\)"),
         ("strategy=fedstruct", r"predicts with state of its method as well \(structure\)"),
-        ("strategy=boosting", "grows its model"),
     ],
 )
 def test_a_method_whose_state_belongs_to_its_model_does_not_start_from_one(form, why):
@@ -191,3 +193,72 @@ def test_a_run_shows_the_score_that_it_starts_with_and_both_epsilons(run, capsys
     spent = {"start": second.summary["start"] | {"privacy": {"epsilon": 2.5}}, "privacy": {"epsilon": 4.0}}
     assert start_text({**second.summary, **spent}, second.cfg).endswith("; ε ≤ 2.5 there; ε ≤ 4 in this run")
     assert start_text(first.summary, first.cfg) == ""
+
+
+SMALL = ["strategy=boosting", "strategy.min_data_in_leaf=3", "strategy.patience=0", "evaluation.select=last"]
+TREES = {
+    "histogram": ["strategy.mode=histogram", "strategy.depth=3"],
+    "local": ["strategy.shared=[]"],
+    "local histogram": ["strategy.mode=histogram", "strategy.depth=3", "strategy.shared=[]"],
+}
+
+
+@pytest.mark.parametrize("form", TREES.values(), ids=TREES)
+def test_trees_are_added_to_those_of_an_earlier_run(run, form):
+    """On the same data, 3 iterations and 3 more are 6 iterations; LightGBM breaks ties between splits by rounding."""
+    words, exact = [*SMALL, *form], "strategy.mode=histogram" in form
+    rounds = ["rounds=3", "rounds=6"] if exact else ["rounds=1", "rounds=1"]
+    whole = run(*words, "strategy.trees=6", rounds[1], sizes=(30, 40, 50))
+    first = run(*words, "strategy.trees=3", rounds[0], sizes=(30, 40, 50))
+    second = later("init", first, "strategy.trees=3")
+    assert second.summary["start"]["metrics"] == first.summary["metrics"]["last"]
+    for client in range(3):
+        expected, found = (load_predictor(each.out, client).forest for each in (whole, second))
+        assert len(found["start"]) == len(expected["start"])
+        losses = [each.rounds[-1]["clients"]["test-loss"][client] for each in (second, whole)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-12 if exact else 2e-3)
+        if exact:
+            np.testing.assert_allclose(found["value"], expected["value"], atol=1e-12)
+            np.testing.assert_array_equal(found["feature"], expected["feature"])
+
+
+def test_bagged_trees_of_each_party_start_from_the_earlier_model_as_lightgbm_does(run, client_files):
+    """LightGBM goes on from the earlier model's scores at each party; new trees are weighted by training items."""
+    lightgbm = pytest.importorskip("lightgbm")
+    first, new = run(*SMALL, "strategy.trees=4", "rounds=1"), client_files((30, 40, 50), seed=1)
+    second = later("init", first, new, *SMALL, "strategy.trees=5")
+    earlier, found = (load_predictor(each.out).forest for each in (first, second))
+    booster = lightgbm.Booster(model_str=lightgbm_text(earlier, 3, list("01234"), "multiclass num_class:3"))
+    rules = {
+        "objective": "multiclass",
+        "num_class": 3,
+        "learning_rate": 0.1,
+        "num_leaves": 31,
+        "max_depth": 6,
+        "lambda_l2": 1.0,
+    }
+    rules |= {
+        "min_data_in_leaf": 3,
+        "max_bin": 255,
+        "verbosity": -1,
+        "force_row_wise": True,
+        "boost_from_average": False,
+    }
+    graphs = [load(path) for path in sorted(Path(new.partition("=")[2]).glob("*.safetensors"))]
+    assert (graphs[0].num_classes, graphs[0].num_features) == (3, 5)
+    every = np.concatenate([graph.x.double().numpy() for graph in graphs])
+    expected, sizes = np.zeros((3, len(every), 3)), []
+    for client, graph in enumerate(graphs):
+        rows, x = graph.train_mask.numpy(), graph.x.double().numpy()
+        start = booster.predict(x[rows], raw_score=True)
+        data = lightgbm.Dataset(x[rows], graph.y.numpy()[rows], init_score=start)
+        expected[client] = lightgbm.train(rules, data, 5).predict(every, raw_score=True)
+        sizes.append(rows.sum())
+    mean = np.average(expected, axis=0, weights=sizes) + booster.predict(every, raw_score=True)
+    np.testing.assert_allclose(raw_scores(found, every, 3), mean, atol=1e-9)
+    in_rounds = later("init", first, new, *SMALL, "strategy.trees=5", "strategy.per_round=2", "rounds=3")
+    np.testing.assert_allclose(raw_scores(load_predictor(in_rounds.out).forest, every, 3), mean, atol=0.02)
+    third = later(
+        "init", second, new, *SMALL, "strategy.trees=2", "strategy.mode=histogram", "strategy.depth=2", "rounds=2"
+    )
+    assert len(load_predictor(third.out).forest["start"]) == len(found["start"]) + 2 * 3
