@@ -4,9 +4,14 @@ A `Book` lists the party's records. A `Recipe` says which columns it gets: `edge
 account. Both read the book only, so that no message contains them. Columns of records look back: a record at time τ reads
 records with time < τ, and those of a window W have time ≥ τ − W. Records of equal time do not read each other.
 
+Books without hours have all records of a day at one time. A recipe of whole days (``day="whole"``) judges a record at the end of
+its day: it reads all other records of that day and of earlier ones, never itself, and a window of W days ends with its own day.
+Records of one day have no order, so that each of two alike ones, one received and one paid, counts the other.
+
     n, sum, partners, since      of both ends, paid (out) and received (in)
     pair_before, back_before     earlier records between the same two accounts
     flow_in                      records into the payer that are alike in amount: |ln m − ln m'| < ln(1 / 0.9)
+    flow_out                     with whole days: records of the same day that the receiver pays, alike in amount
     hop2, common                 records two steps away; accounts between both ends
 
 Amounts are whole cents, so that sums do not depend on the order of records. Columns are centred and scaled by constants, not by
@@ -25,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgraph_flwr.config import typed
+from fedgraph_flwr.config import one_of, typed
 from fedgraph_flwr.data.capped import capped_values
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -51,6 +56,9 @@ NEVER = 3_650 * DAY
 
 RECIPES = ("payments",)
 """Names of recipes."""
+
+BEFORE, WHOLE = DAYS = ("before", "whole")
+"""What a record reads: records with an earlier time, or all others until the end of its day."""
 
 
 class Form(NamedTuple):
@@ -94,12 +102,14 @@ class Recipe:
         without: patterns of names of columns that are left out, such as ``flow_*``.
         last: R, most records at each end that a column reads, the last ones (`capped`); then columns of records further away and
             of accounts do not exist. 0: all within the windows.
+        day: one of `DAYS`; with ``whole``, windows are rounded up to whole days.
     """
 
     name: str = "payments"
     windows: tuple[float, ...] = WINDOWS
     without: tuple[str, ...] = ()
     last: int = 0
+    day: str = BEFORE
 
     def __post_init__(self) -> None:
         if self.name not in RECIPES:
@@ -107,14 +117,26 @@ class Recipe:
         if not self.windows or any(not 0.5 < days * DAY < 2**53 for days in self.windows):
             got = ", ".join(f"{days:g}" for days in self.windows) or "none"
             raise FedGraphError(f"windows of a recipe must be numbers of days above 0, such as 2,0.5, got {got}")
-        object.__setattr__(self, "windows", tuple(sorted(set(self.windows))))
+        one_of(self.day, DAYS, "day of a recipe")
+        lengths = {float(math.ceil(days)) for days in self.windows} if self.whole else set(self.windows)
+        object.__setattr__(self, "windows", tuple(sorted(lengths)))
         object.__setattr__(self, "without", tuple(self.without))
         if not 0 <= self.last <= LAST:
             raise FedGraphError(f"last of a recipe must be a number of records from 0 (all) to {LAST}, got {self.last}")
+        if self.last and self.whole:
+            raise FedGraphError(
+                f"last={self.last} of a recipe bounds how many records read a record, and with day=whole all records of a day read"
+                " it: leave out last, or set day=before"
+            )
         names = [column.name for column in (*described_edges(self), *described_nodes(self))]
         for pattern in self.without:
             if not fnmatch.filter(names, pattern):
                 raise unknown("column of the recipe", pattern, names)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a record reads the other records of its day."""
+        return self.day == WHOLE
 
     @property
     def seconds(self) -> list[int]:
@@ -133,7 +155,8 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON and YAML store it."""
         found = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        return {key: value for key, value in found.items() if self.last or key != "last"}
+        absent = {key for key, value in (("last", 0), ("day", BEFORE)) if found[key] == value}  # as earlier releases wrote it
+        return {key: value for key, value in found.items() if key not in absent}
 
     @classmethod
     def from_dict(cls, values: Any, where: str) -> "Recipe":
@@ -146,8 +169,8 @@ class Recipe:
         return made
 
     @classmethod
-    def parse(cls, text: str, windows: str = "") -> "Recipe":
-        """Build a recipe from ``NAME,-PATTERN,...,last=R`` and days separated by commas, as tables and options write them.
+    def parse(cls, text: str, windows: str = "", day: str = "") -> "Recipe":
+        """Build a recipe from ``NAME,-PATTERN,...,last=R``, days separated by commas and one of `DAYS`, as tables write them.
 
         Raises:
             FedGraphError: a part is not accepted.
@@ -161,6 +184,8 @@ class Recipe:
                 raise FedGraphError(f"--features {text}: expected NAME, NAME,-PATTERN or NAME,last=R, got '{word}'")
         if days := [word for word in windows.split(",") if word.strip()]:
             values["windows"] = days
+        if day:
+            values["day"] = day
         return cls.from_dict(values, text)
 
     @property
@@ -188,6 +213,9 @@ def described_edges(recipe: Recipe) -> Iterator[Column]:
         since_WAY_END       seconds since the last record of an end
         pair_before         earlier records from the payer to the receiver
         back_before         earlier records from the receiver to the payer
+        flow_out_count      whole days: records of the day paid by the receiver that are alike in amount
+        flow_out_kept       whole days: those of them that are not smaller than this one
+        flow_out_gap        whole days: smallest difference to them, |Δ ln amount| / `ALIKE`
         n_WAY_END_W         records of an end
         sum_WAY_END_W       sum of their amounts
         partners_WAY_END_W  distinct accounts at their other ends
@@ -199,10 +227,15 @@ def described_edges(recipe: Recipe) -> Iterator[Column]:
         hop2_in_W           records into the payers of the payer
         hop2_out_W          records out of the receivers of the receiver
         common_W            accounts that the payer paid and that paid the receiver, among the last `LAST` records of each
+
+    With whole days, "earlier" includes the other records of the day, times are days, ``flow_in_depth_W`` has at most one step
+    within a day, ``common_W`` leaves out both ends, and a record from an account to itself is alike to none.
     """
     yield Column("amount", SUM)
     yield from (Column(f"since_{way}_{end}", SECONDS) for end in ENDS for way in WAYS)
     yield from (Column("pair_before", COUNT), Column("back_before", COUNT))
+    if recipe.whole:
+        yield from (Column("flow_out_count", COUNT), Column("flow_out_kept", COUNT), Column("flow_out_gap", SHARE))
     counts = {"n": COUNT, "sum": SUM, "partners": COUNT}
     others = {"flow_in_count": COUNT, "flow_in_kept": COUNT, "flow_in_gap": SHARE, "flow_in_hours": HOURS}
     others |= {"flow_in_depth": STEPS, "hop2_in": COUNT, "hop2_out": COUNT, "common": COUNT}
@@ -223,7 +256,7 @@ def described_nodes(recipe: Recipe) -> Iterator[Column]:
         hop2_WAY         sum over its partners of the number of theirs
         back             share of its paid records to accounts that had paid it before
         active           seconds from its first record to its last
-        n_WAY_W          most records within W, and likewise sum_WAY_W and partners_WAY_W
+        n_WAY_W          most records within W before one of its records, itself not counted; likewise sum_WAY_W, partners_WAY_W
         hop2_WAY_W       most records of its partners within W
         common_W         most accounts between it and a receiver
         flow_count_W     pairs                            flow_alike_W   pairs that are alike in amount
@@ -237,6 +270,8 @@ def described_nodes(recipe: Recipe) -> Iterator[Column]:
         flow_last_W      most alike records in a row that lead to one that it received, at most `DEPTH`
         flow_gap_W       smallest difference of amounts over pairs, |Δ ln amount| / `ALIKE`
         flow_hours_W     fewest hours to the closest in amount over pairs
+
+    With whole days, two records of one day are a pair too, whichever came first.
     """
     total = {"n": COUNT, "sum": SUM, "partners": COUNT, "largest": SUM, "mean": SUM, "elsewhere": SHARE, "hop2": COUNT}
     yield from (Column(f"{what}_{way}", form) for way in WAYS for what, form in total.items())
@@ -275,6 +310,10 @@ class Book:
         """Return some of the records."""
         return Book(self.source[kept], self.target[kept], self.time[kept], self.cents[kept])
 
+    def of_days(self) -> "Book":
+        """Return the records with the start of their day as time."""
+        return Book(self.source, self.target, self.time // DAY * DAY, self.cents)
+
     def reversed(self) -> "Book":
         """Return the records with both ends exchanged and time running backwards."""
         return Book(self.target, self.source, -self.time, self.cents)
@@ -311,9 +350,10 @@ class _Events:
         total: sum of cents before each position [R + 1].
     """
 
-    def __init__(self, near: Ints, far: Ints, rank: Ints, steps: int, book: Book):
+    def __init__(self, near: Ints, far: Ints, rank: Ints, steps: int, book: Book, whole: bool):
         key = near * steps + rank
-        self.order = np.argsort(key, kind="stable")
+        # records of a day are in no order of their rows
+        self.order = np.lexsort((far, book.cents, key)) if whole else np.argsort(key, kind="stable")
         self.key, self.steps = key[self.order], steps
         self.near, self.other = near[self.order], far[self.order]
         self.time = book.time[self.order]
@@ -342,23 +382,38 @@ class _Index:
         out: records by payer.
         into: records by receiver.
         low: for each window, the rank of the first time within it [R].
+        whole: whether a record reads its day; times are then those of days.
+        loop: whether a record leads from an account to itself [R].
+        flowing: amounts that flows compare, in cents [R].
     """
 
-    def __init__(self, book: Book, windows: Sequence[int]):
+    def __init__(self, book: Book, windows: Sequence[int], whole: bool = False):
         times, rank = np.unique(book.time, return_inverse=True)
         self.book, self.rank, self.steps, self.windows = book, rank.astype(np.int64), times.size + 1, list(windows)
-        low = (np.searchsorted(times, times - window, "left").astype(np.int32) for window in windows)
+        self.whole, self.loop = whole, book.source == book.target
+        self.flowing = np.where(self.loop, 0, book.cents) if whole else book.cents
+        reach = [window - DAY if whole else window for window in windows]  # the last day of a window is the record's own
+        low = (np.searchsorted(times, times - seconds, "left").astype(np.int32) for seconds in reach)
         self.low = [of_times[self.rank] for of_times in low]
-        self.out = _Events(book.source, book.target, self.rank, self.steps, book)
-        self.into = _Events(book.target, book.source, self.rank, self.steps, book)
+        self.out = _Events(book.source, book.target, self.rank, self.steps, book, whole)
+        self.into = _Events(book.target, book.source, self.rank, self.steps, book, whole)
 
-    def bounds(self, asked: _Events, events: _Events) -> tuple[Ints, list[Ints]]:
+    def itself(self, asked: _Events, events: _Events) -> Ints:
+        """Return 1 where a record is among those that `bounds` gives, which it must not read, else 0, in ``asked``'s order [R]."""
+        if not self.whole:
+            return np.zeros(self.loop.size, dtype=np.int64)
+        own = np.ones_like(self.loop) if asked is events else self.loop
+        return own[asked.order].astype(np.int64)
+
+    def bounds(self, asked: _Events, events: _Events, whole: bool | None = None) -> tuple[Ints, list[Ints]]:
         """Return where the records before each request end in ``events`` [R], and where those of each window start [R each].
 
-        Requests are the accounts of ``asked`` at its times, in its order.
+        Requests are the accounts of ``asked`` at its times, in its order. With ``whole`` (default: the book's), records of the
+        same day are before it, itself included (`itself`).
         """
         start = asked.near * self.steps
-        end = np.searchsorted(events.key, asked.key, "left").astype(np.int32)
+        side: Any = "right" if (self.whole if whole is None else whole) else "left"
+        end = np.searchsorted(events.key, asked.key, side).astype(np.int32)
         first = [np.searchsorted(events.key, start + low[asked.order], "left").astype(np.int32) for low in self.low]
         return end, first
 
@@ -385,6 +440,7 @@ def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> ND
             those of its payer's party, which reads only its own book.
     """
     size = book.time.size
+    book = book.of_days() if recipe.whole else book
     if accounts is not None:
         book = per_party(book, accounts)[0]
     if recipe.last:
@@ -395,7 +451,7 @@ def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> ND
 
 def receivers_columns(book: Book, recipe: Recipe, party: Ints) -> NDArray[np.float32]:
     """Return the columns of records as the receivers' parties compute them, float32 [R, K]; ``party`` of each account [A]."""
-    joined, rows = per_party(book, party)
+    joined, rows = per_party(book.of_days() if recipe.whole else book, party)
     every = _matrix(_edge_values(joined, recipe), recipe.edge_columns, rows.size)
     found = every[: book.time.size].copy()
     found[rows[found.shape[0] :]] = every[found.shape[0] :]
@@ -433,7 +489,7 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
     With ``nodes``, only those that `_node_values` reads, flow included.
     """
     windows, names = recipe.seconds, recipe.labels
-    index = _Index(book, windows)
+    index = _Index(book, windows, recipe.whole)
     yield "amount", book.cents / 100
 
     def spread(asked: _Events, values: Any) -> Any:
@@ -445,30 +501,33 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
     counts: dict[str, list[Ints]] = {}
     ends, ways = {"source": index.out, "target": index.into}, {"out": index.out, "in": index.into}
     repeats = {way: events.repeats() for way, events in ways.items()}
+    alone = [number == 1 for number in _same(index)] if index.whole else [index.loop] * len(names)
     for (end, asked), (way, events) in itertools.product(ends.items(), ways.items()):
         last, first = held[end, way] = index.bounds(asked, events)
-        numbers = [spread(asked, last - start) for start in first]
+        itself = index.itself(asked, events)
+        numbers = [spread(asked, last - start - itself) for start in first]
         for w, number in zip(names, numbers, strict=True):
             yield f"n_{way}_{end}_{w}", number
         if asked is not events:
             counts[way] = numbers
         if nodes and asked is not events:
             continue
-        known = last > 0
-        known[known] = events.near[last[known] - 1] == asked.near[known]
-        since = np.where(known, asked.time - events.time[np.maximum(last - 1, 0)], NEVER) if last.size else last
-        yield f"since_{way}_{end}", spread(asked, since)
-        for w, start in zip(names, first, strict=True):
-            paid = (events.total[last] - events.total[start]) / 100
+        yield f"since_{way}_{end}", spread(asked, _since(index, asked, events, last, itself))
+        cents = itself * book.cents[asked.order]
+        for w, start, only in zip(names, first, alone, strict=True):
+            paid = (events.total[last] - events.total[start] - cents) / 100
             yield f"sum_{way}_{end}_{w}", spread(asked, paid)
-            yield f"partners_{way}_{end}_{w}", spread(asked, _distinct(start, last, repeats[way]))
+            partners = _distinct(start, last, repeats[way]) - itself * only[asked.order]
+            yield f"partners_{way}_{end}_{w}", spread(asked, partners)
     del repeats
     yield from zip(("pair_before", "back_before"), _pairs(index), strict=True)
     for end, way in (("source", "in"), ("target", "out")):
         last, first = held[end, way]
         for w, start, number in zip(names, first, counts[way], strict=True):
             total = before(number[ways[way].order])
-            yield f"hop2_{way}_{w}", spread(ends[end], total[last] - total[start])
+            far = spread(ends[end], total[last] - total[start])
+            # a record of the day against this one counts it, and one to oneself counts itself
+            yield f"hop2_{way}_{w}", far - _back_today(index) - index.loop * number if index.whole else far
     if nodes or any(column.name.startswith("flow_") for column in recipe.edge_columns):
         for w, window, flow in zip(names, windows, _flow(index, *held["source", "in"]), strict=True):
             yield f"flow_in_count_{w}", flow.number
@@ -476,19 +535,55 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
             yield f"flow_in_gap_{w}", flow.gap / ALIKE
             yield f"flow_in_depth_{w}", flow.depth
             yield f"flow_in_hours_{w}", np.where(flow.number > 0, flow.seconds, window) / 3_600
+        if index.whole and not nodes:
+            later = _Index(book.reversed(), [DAY], whole=True)
+            (today,) = _flow(later, *later.bounds(later.out, later.into))
+            yield from (("flow_out_count", today.number), ("flow_out_kept", today.kept), ("flow_out_gap", today.gap / ALIKE))
     for w, common in zip(names, _common(index, held["source", "out"], held["target", "in"]), strict=True):
         yield f"common_{w}", common
 
 
+def _since(index: _Index, asked: _Events, events: _Events, last: Ints, itself: Ints) -> Ints:
+    """Return the seconds since the last record before each request [R], other than itself (`_Index.itself`)."""
+    if not last.size:
+        return last
+    start = index.bounds(asked, events, whole=False)[0] if index.whole else last
+    known = start > 0
+    known[known] = events.near[start[known] - 1] == asked.near[known]
+    since = np.where(known, asked.time - events.time[np.maximum(start - 1, 0)], NEVER)
+    return np.where(last - start > itself, 0, since)
+
+
+def _same(index: _Index) -> list[Ints]:
+    """Return, for each window, how many records between the same accounts end with a record's day, itself included [R]."""
+    code = np.unique(np.stack([index.book.source, index.book.target]), axis=1, return_inverse=True)[1].ravel()
+    key = np.sort(code * index.steps + index.rank)
+    last = np.searchsorted(key, code * index.steps + index.rank, "right")
+    return [last - np.searchsorted(key, code * index.steps + low, "left") for low in index.low]
+
+
+def _back_today(index: _Index) -> Ints:
+    """Return the number of other records of the same day from the receiver to the payer [R]."""
+    ends = np.stack([index.book.source, index.book.target])
+    code = (ends * index.book.accounts + ends[::-1]) * index.steps + index.rank
+    events = np.sort(code[0])
+    found: Ints = np.searchsorted(events, code[1], "right") - np.searchsorted(events, code[1], "left")
+    return found - index.loop
+
+
 def _pairs(index: _Index) -> Ints:
-    """Return the number of earlier records between the same accounts, in the same direction and against it, [2, R]."""
+    """Return the number of earlier records between the same accounts, in the same direction and against it, [2, R].
+
+    With whole days, those of the day are among them, except itself.
+    """
     ends = np.stack([index.book.source, index.book.target])
     codes, code = np.unique(ends * index.book.accounts + ends[::-1], return_inverse=True)
     code = code.reshape(ends.shape)
     events = np.sort(code[0] * index.steps + index.rank)
     first = np.searchsorted(events, np.arange(codes.size) * index.steps)
-    earlier: Ints = np.searchsorted(events, code * index.steps + index.rank) - first[code]
-    return earlier
+    side: Any = "right" if index.whole else "left"
+    earlier: Ints = np.searchsorted(events, code * index.steps + index.rank, side) - first[code]
+    return earlier - np.stack([np.ones_like(index.loop), index.loop]) if index.whole else earlier
 
 
 def node_columns(
@@ -508,6 +603,7 @@ def node_columns(
         return np.zeros((nodes, 0), dtype=np.float32)
     if until is not None:
         book = book.where(book.time <= until)
+    book = book.of_days() if recipe.whole else book
     if party is None:
         own = np.arange(nodes)
         home = np.zeros(max(nodes, book.accounts), dtype=np.int64)
@@ -589,7 +685,7 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
             held[name] = value
     if not any(column.name.startswith("flow_") for column in recipe.node_columns):
         return
-    back = _Index(book.reversed(), recipe.seconds)
+    back = _Index(book.reversed(), recipe.seconds, recipe.whole)
     passed = _flow(back, *back.bounds(back.out, back.into))
     for w, days, later in zip(recipe.labels, recipe.windows, passed, strict=True):
         count = held[f"flow_in_count_{w}"]
@@ -639,7 +735,17 @@ def _flow(index: _Index, last: Ints, first: Sequence[Ints]) -> Iterator[Flow]:
         first: where those of each window start [R each].
     """
     events, asked = index.into, index.out
-    amounts, code = np.unique(index.book.cents, return_inverse=True)
+    # within a day, records have no order: a row of records may reach the last one's day once, and cannot lead to itself
+    chained: Iterator[Any] = itertools.repeat(None)
+    if index.whole and last.size:
+        chained = (flow.depth for flow in _flow_of(index, *index.bounds(asked, events, whole=False), itertools.repeat(None)))
+    return _flow_of(index, last, first, chained)
+
+
+def _flow_of(index: _Index, last: Ints, first: Sequence[Ints], chained: Iterator[Any]) -> Iterator[Flow]:
+    """Yield the flow of each window; ``chained`` has the depth that rows through a record count, None for the flow's own."""
+    events, asked = index.into, index.out
+    amounts, code = np.unique(index.flowing, return_inverse=True)
     logs = np.log(np.maximum(amounts, 1))
     low = np.where(amounts > 0, np.searchsorted(logs, logs - ALIKE, "right"), 0)
     high = np.where(amounts > 0, np.searchsorted(logs, logs + ALIKE, "left"), 0)
@@ -651,7 +757,7 @@ def _flow(index: _Index, last: Ints, first: Sequence[Ints]) -> Iterator[Flow]:
     place = events.near * max(amounts.size, 1) + code[events.order]
     by_amount = np.argsort(place, kind="stable")
     placed = place[by_amount]
-    for start in first:
+    for start, reached in zip(first, chained, strict=False):
         rows = np.flatnonzero(last > start)
         own = code[asked.order[rows]]
         a, b = start[rows], last[rows]
@@ -676,7 +782,7 @@ def _flow(index: _Index, last: Ints, first: Sequence[Ints]) -> Iterator[Flow]:
         depth = _placed(size, at, np.ones(at.size, dtype=np.int64))
         for step in range(1, DEPTH):  # records that follow an alike one, which ends `step` in a row
             some = np.flatnonzero(depth[at] == step)
-            listed = np.flatnonzero(depth[events.order] >= step)
+            listed = np.flatnonzero((depth if reached is None else reached)[events.order] >= step)
             part = _Wavelet(code[events.order[listed]], amounts.size)
             x, y = np.searchsorted(listed, a[some]), np.searchsorted(listed, b[some])
             further = part.below(x, y, high[own[some]]) > part.below(x, y, low[own[some]])
@@ -755,6 +861,8 @@ CHUNK = 1 << 19
 def _common(index: _Index, paid: tuple[Ints, list[Ints]], received: tuple[Ints, list[Ints]]) -> list[Ints]:
     """Return, for each window, the number of accounts that the payer paid and that paid the receiver [R].
 
+    With whole days, both ends do not count, so that a record cannot change its own value.
+
     Args:
         index: the book.
         paid: bounds of the payers' paid records, in the order of ``index.out``.
@@ -768,7 +876,8 @@ def _common(index: _Index, paid: tuple[Ints, list[Ints]], received: tuple[Ints, 
     ranges = []
     for asked, (last, first) in ((index.out, paid), (index.into, received)):
         both = np.empty((2, size), dtype=np.int64)
-        both[:, asked.order] = np.maximum(first[-1], last - LAST), last
+        most = LAST + (np.arange(size) >= last - LAST) if index.whole else LAST  # itself does not count
+        both[:, asked.order] = np.maximum(first[-1], last - most), last
         ranges.append(both)
     lengths = np.stack([high - low for low, high in ranges])
     sides = (index.out, index.into, book.target), (index.into, index.out, book.source)
@@ -788,6 +897,9 @@ def _common(index: _Index, paid: tuple[Ints, list[Ints]], received: tuple[Ints, 
             row, position = row[fresh], position[fresh]
             met, place = looks[1 - side].find(far[row], events.other[position], ranges[1 - side][1][row])
             met &= place >= ranges[1 - side][0][row]
+            if index.whole:
+                between = events.other[position]
+                met &= (between != book.source[row]) & (between != book.target[row])
             row, position, place = row[met], position[met], place[met]
             earlier = np.minimum(index.rank[events.order[position]], index.rank[others.order[place]])
             for number, low in enumerate(index.low):
