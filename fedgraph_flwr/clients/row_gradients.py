@@ -160,6 +160,11 @@ def _check_payments(graph: ClientGraph, payments: int, last: int) -> None:
         FedGraphError: with what is accepted.
     """
     recipe = recipe_of(graph)
+    if recipe is not None and recipe.whole:
+        raise FedGraphError(
+            "privacy.unit=payment needs columns that read few payments, but with day=whole every payment of a day is read by all"
+            f" others of its accounts: import with --day before --features payments,last={last}"
+        )
     if recipe is None or not 0 < recipe.last <= last:
         found = f"last={recipe.last}" if recipe else "no recipe"
         raise FedGraphError(

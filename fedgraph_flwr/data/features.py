@@ -125,7 +125,7 @@ class Recipe:
             raise FedGraphError(f"last of a recipe must be a number of records from 0 (all) to {LAST}, got {self.last}")
         if self.last and self.whole:
             raise FedGraphError(
-                f"last={self.last} of a recipe bounds how many records read a record, and with day=whole all records of a day read"
+                f"last={self.last} of a recipe bounds how many records read a record, and with day=whole all of a day read"
                 " it: leave out last, or set day=before"
             )
         names = [column.name for column in (*described_edges(self), *described_nodes(self))]
@@ -155,7 +155,9 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON and YAML store it."""
         found = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        absent = {key for key, value in (("last", 0), ("day", BEFORE)) if found[key] == value}  # as earlier releases wrote it
+        absent = {
+            key for key, value in (("last", 0), ("day", BEFORE)) if found[key] == value
+        }  # as earlier releases wrote it
         return {key: value for key, value in found.items() if key not in absent}
 
     @classmethod
@@ -392,14 +394,16 @@ class _Index:
         self.book, self.rank, self.steps, self.windows = book, rank.astype(np.int64), times.size + 1, list(windows)
         self.whole, self.loop = whole, book.source == book.target
         self.flowing = np.where(self.loop, 0, book.cents) if whole else book.cents
-        reach = [window - DAY if whole else window for window in windows]  # the last day of a window is the record's own
+        reach = [
+            window - DAY if whole else window for window in windows
+        ]  # the last day of a window is the record's own
         low = (np.searchsorted(times, times - seconds, "left").astype(np.int32) for seconds in reach)
         self.low = [of_times[self.rank] for of_times in low]
         self.out = _Events(book.source, book.target, self.rank, self.steps, book, whole)
         self.into = _Events(book.target, book.source, self.rank, self.steps, book, whole)
 
     def itself(self, asked: _Events, events: _Events) -> Ints:
-        """Return 1 where a record is among those that `bounds` gives, which it must not read, else 0, in ``asked``'s order [R]."""
+        """Return 1 where a record is among those that `bounds` gives, else 0, in the order of ``asked`` [R]."""
         if not self.whole:
             return np.zeros(self.loop.size, dtype=np.int64)
         own = np.ones_like(self.loop) if asked is events else self.loop
@@ -538,7 +542,11 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
         if index.whole and not nodes:
             later = _Index(book.reversed(), [DAY], whole=True)
             (today,) = _flow(later, *later.bounds(later.out, later.into))
-            yield from (("flow_out_count", today.number), ("flow_out_kept", today.kept), ("flow_out_gap", today.gap / ALIKE))
+            yield from (
+                ("flow_out_count", today.number),
+                ("flow_out_kept", today.kept),
+                ("flow_out_gap", today.gap / ALIKE),
+            )
     for w, common in zip(names, _common(index, held["source", "out"], held["target", "in"]), strict=True):
         yield f"common_{w}", common
 
@@ -738,7 +746,9 @@ def _flow(index: _Index, last: Ints, first: Sequence[Ints]) -> Iterator[Flow]:
     # within a day, records have no order: a row of records may reach the last one's day once, and cannot lead to itself
     chained: Iterator[Any] = itertools.repeat(None)
     if index.whole and last.size:
-        chained = (flow.depth for flow in _flow_of(index, *index.bounds(asked, events, whole=False), itertools.repeat(None)))
+        chained = (
+            flow.depth for flow in _flow_of(index, *index.bounds(asked, events, whole=False), itertools.repeat(None))
+        )
     return _flow_of(index, last, first, chained)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedgraph_flwr.config import DatasetConfig, choice, number, typed
 from fedgraph_flwr.data import deep_payments
 from fedgraph_flwr.data.edge_columns import ports, window_counts
-from fedgraph_flwr.data.features import WINDOWS, Book, Recipe, cents_of, edge_columns, per_party
+from fedgraph_flwr.data.features import BEFORE, DAYS, WINDOWS, Book, Recipe, cents_of, edge_columns, per_party
 from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.own_columns import with_edge_columns
 from fedgraph_flwr.errors import FedGraphError, check_names
@@ -102,12 +102,15 @@ class ColumnKeys:
     last: int = number(
         0
     )  # most payments at each end that a column of the recipe reads, the last ones; 0: all in its windows
+    day: str = choice(BEFORE, DAYS)  # what a record of the recipe reads: earlier ones | the others of its whole day too
     # features of accounts: constant | activity, counts of their payments
     features: str = choice("constant", ("constant", "activity"))
 
     def __post_init__(self) -> None:
         if self.without and not self.recipe:
             raise FedGraphError(f"dataset.without={self.without} needs a recipe: set dataset.recipe=payments")
+        if self.day != BEFORE and not self.recipe:
+            raise FedGraphError(f"dataset.day={self.day} needs a recipe: set dataset.recipe=payments")
         if self.last and (not self.recipe or self.ports or self.features == "activity"):
             needed = "dataset.recipe=payments, dataset.ports=false and dataset.features=constant"
             raise FedGraphError(f"dataset.last={self.last} caps what columns of payments read: set {needed}")
@@ -120,7 +123,7 @@ class ColumnKeys:
             FedGraphError: the recipe, a window or a column is unknown.
         """
         windows = tuple(self.windows) or WINDOWS
-        return Recipe(self.recipe, windows, tuple(self.without), self.last) if self.recipe else None
+        return Recipe(self.recipe, windows, tuple(self.without), self.last, self.day) if self.recipe else None
 
     @property
     def counted(self) -> list[float]:
@@ -146,6 +149,7 @@ class PaymentsSpec(ColumnKeys):
     per_kind: int = number(60)  # patterns of each kind
     size: list[int] | None = None  # [low, high] of k, which sets a pattern's size; null: [4, 8]
     window: float = number(2.0, without_low=True)  # days that a pattern takes
+    dates: bool = False  # whether times are dates, without hours
     cross: float = number(0.5, 0, 1)  # probability that a member may be at another bank than the first
     decoy_dir: int = number(1)  # copies of each pattern with random directions, not laundering
     decoy_time: int = number(1)  # copies of each pattern with random times, not laundering
@@ -194,6 +198,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 5) -> Graph:
     """
     spec: PaymentsSpec = typed(PaymentsSpec, cfg.params, f"dataset={cfg.name}")
     p = generate(spec, seed=seed if spec.seed is None else spec.seed, banks=spec.banks or num_clients)
+    p.time = p.time // DAY * DAY if spec.dates else p.time
     return as_graph(p, spec, edge_features(p, spec), cfg.name)
 
 

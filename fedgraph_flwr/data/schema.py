@@ -30,6 +30,7 @@ from typing import Any
 
 from fedgraph_flwr.config import one_of
 from fedgraph_flwr.config.config_file import load_texts
+from fedgraph_flwr.data.features import BEFORE
 from fedgraph_flwr.data.value_formats import NumberFormat
 from fedgraph_flwr.errors import FedGraphError, check_names, sanitize
 
@@ -69,6 +70,7 @@ class TableLayout:
         amount: column of the edge table with the amount of each edge, which a recipe reads.
         recipe: columns that a party computes from its own records (`features.Recipe.parse`): ``payments``.
         windows: days within which payments at both ends of an edge are counted, separated by commas; with a recipe, its windows.
+        day: what a record of the recipe reads, one of `features.DAYS`; "": ``before``.
         alike: bound of alike amounts in the columns of the recipe, which `import` writes; "": a release that wrote none.
         separator: field separator of a CSV.
         encoding: encoding of a CSV.
@@ -92,6 +94,7 @@ class TableLayout:
     amount: str = ""
     recipe: str = ""
     windows: str = ""
+    day: str = ""
     alike: str = ""
     separator: str = ""
     encoding: str = ""
@@ -337,8 +340,14 @@ class Schema:
             "the columns of roles are": self.roles,
             "the recipe of own columns is": own.recipe,
             "the windows of own columns are": own.windows,
+            "the day of own columns is": _day(own),
             "the bound of alike amounts of own columns is": own.alike,
         }
+
+
+def _day(tables: TableLayout) -> str:
+    """Return the rule of days of a layout, "" for the one of files without the key."""
+    return tables.day if tables.day != BEFORE else ""
 
 
 def _used(columns: Mapping[str, Column]) -> dict[str, Column]:
@@ -449,7 +458,8 @@ def fingerprint(graph: Any) -> list[int]:
     if schema.targets:
         parts.append(["targets", *schema.targets.items()])
     if schema.tables.recipe:
-        parts.append(["recipe", schema.tables.recipe, schema.tables.windows, *filter(None, [schema.tables.alike])])
+        later = filter(None, [schema.tables.alike, _day(schema.tables)])
+        parts.append(["recipe", schema.tables.recipe, schema.tables.windows, *later])
     digests = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()).digest() for part in parts)
     return [int.from_bytes(digest[:6]) for digest in digests]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig
+from fedgraph_flwr.data.features import DAY, WHOLE
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.many_graphs import MASKS, index_of, one_per_graph
@@ -163,6 +164,8 @@ def _temporal(graph: AnyGraph, cfg: SplitConfig) -> tuple[AnyGraph, list[Tensor]
             int(ordered[min(int(share * len(ordered) + 1e-9), len(ordered) - 1)])
             for share in (cfg.train, cfg.train + cfg.val)
         )
+    if graph.own_columns.get("recipe", {}).get("day") == WHOLE:  # a record reads its day, which no cut may divide
+        first, second = (cut // DAY * DAY + DAY - 1 for cut in (first, second))
     never = torch.iinfo(torch.int64).max
     start = torch.full((graph.num_nodes,), never).scatter_reduce(
         0, graph.edge_index.reshape(-1), time.repeat(2), "amin"

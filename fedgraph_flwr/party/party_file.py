@@ -27,6 +27,7 @@ import numpy as np
 from fedgraph_flwr.config import at_least, one_of, typed
 from fedgraph_flwr.config.config_file import load_texts
 from fedgraph_flwr.data.far_ends import parse_share
+from fedgraph_flwr.data.features import BEFORE, DAYS
 from fedgraph_flwr.data.schema import KINDS, SCALES, Schema, TableLayout
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.tables.columns import as_words
@@ -39,7 +40,7 @@ COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge_l
 
 _PATHS = ("nodes", "edges", "schema", "out")
 _LISTS = ("classes", "edge_classes", "edge_columns", "feature_columns", "party_columns", "until")
-_SAME = ("party_prefix", "id_form", "windows", "role", "split", "separator", "encoding", "client", "undirected")
+_SAME = ("party_prefix", "id_form", "windows", "day", "role", "split", "separator", "encoding", "client", "undirected")
 _PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
 _OF_IMPORT = {"nodes", "edges", "schema", "out", "own_party"}
 """Options that only `import` takes from the file; `link` reads ``out``."""
@@ -67,6 +68,7 @@ class PartyFile:
     id_form: str = ""
     features: str = ""
     windows: str = ""
+    day: str = ""
     share: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
     edge_classes: list[str] = field(default_factory=list)
@@ -90,6 +92,7 @@ class PartyFile:
             for name, value in getattr(self, key).items():
                 one_of(value, values, f"{key}.{name}")
         parse_share(self.share)
+        one_of(self.day or BEFORE, DAYS, "day")
         one_of(self.id_form or ID_FORMS[0], ID_FORMS, "id_form")
         one_of(self.split or "ratio", ("ratio", "temporal"), "split")
         if self.party_columns and (len(self.party_columns) != 2 or self.party_prefix):

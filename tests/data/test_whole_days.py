@@ -76,7 +76,10 @@ def by_pandas(b: Book, recipe: Recipe) -> dict[str, list[float]]:
             add(f"flow_in_gap_{w}", like["gap"].iloc[0] / ALIKE if len(like) else 1.0)
             add(f"flow_in_hours_{w}", 24 * (one["day"] - like["day"].iloc[0]) if len(like) else 24 * days)
             add(f"flow_in_depth_{w}", depth(table, one, days, 5, True))
-            steps = {"in": (into, "source", "target"), "out": (inside[inside["source"] == one["target"]], "target", "source")}
+            steps = {
+                "in": (into, "source", "target"),
+                "out": (inside[inside["source"] == one["target"]], "target", "source"),
+            }
             for way, (rows, end, side) in steps.items():
                 total = 0
                 for q, row in rows.iterrows():

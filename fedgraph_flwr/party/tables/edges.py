@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.cleaning import to_undirected
 from fedgraph_flwr.data.edge_columns import log_counts
-from fedgraph_flwr.data.features import Book, Ints, cents_of, edge_columns
+from fedgraph_flwr.data.features import DAY, WHOLE, Book, Ints, cents_of, edge_columns
 from fedgraph_flwr.data.graph import pack_words
 from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE
@@ -99,11 +99,8 @@ def read_edges(
     data = edge_data(table, names, columns, where[0], treatment, edge_classes, kind)
     ends = found.ends if found else edge_ends(table, columns, where[0], *ids)
     amounts = amounts_of(table, columns.amount_column, where[0], treatment) if columns.recipe else None
-    if columns.recipe and columns.time and 10 * (steps := data.fields["edge_time"].unique().numel()) < len(table):
-        treatment.say(
-            f"warning: {where[0]}: {len(table)} rows have {steps} different times, and columns of own records do not read rows of"
-            f" equal time: pass a --time-column with hours or seconds instead of '{columns.time}'"
-        )
+    if columns.recipe and columns.time and columns.day != WHOLE:
+        _warn_of_ties(data.fields["edge_time"], columns.time, where[0], treatment)
     data = with_computed(data, columns, ends, len(ids[1].index), found, amounts)
     separate = parallel or bool(data.fields)
     index, rows = arranged(ends, len(ids[1].index), undirected, where[0], treatment, separate)
@@ -255,6 +252,42 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     expected = f"expected seconds below {MAX_SECONDS:,} (the year 10000) or a date: divide milliseconds by 1000"
     check_rows(np.abs(seconds) >= MAX_SECONDS, read, where, expected)
     return torch.from_numpy(seconds.astype(np.int64))
+
+
+def judged(columns: Columns, links: Any, where: str, treatment: Treatment) -> Columns:
+    """Return the columns with the rule of days of their recipe: the given one, or ``whole`` where no time has hours.
+
+    The schema decides where there is one; a recipe that reads the last records needs an order, so that it reads earlier ones.
+
+    Raises:
+        FedGraphError: a rule is given without a recipe.
+    """
+    if not columns.recipe:
+        if columns.day:
+            raise FedGraphError(
+                f"--day {columns.day} has no effect without columns of own records: pass --features payments"
+            )
+        return columns
+    recipe = columns.own_recipe
+    if columns.day or treatment.schema or links is None or recipe is None or recipe.last:
+        return columns
+    time = edge_times(links, columns.time, where, treatment)
+    if not bool(time.any()) or bool((time % DAY).any()):
+        return columns
+    treatment.say(
+        f"{where}: no time of '{columns.time}' has hours: records read the other records of their day, in either order, not"
+        " only earlier days (--day before)"
+    )
+    return replace(columns, day=WHOLE)
+
+
+def _warn_of_ties(time: Tensor, column: str, where: str, treatment: Treatment) -> None:
+    """Report times of many rows each [E], which columns of own records do not read."""
+    if 10 * (steps := time.unique().numel()) < time.numel():
+        treatment.say(
+            f"warning: {where}: {time.numel()} rows have {steps} different times, and columns of own records do not read rows of"
+            f" equal time: make the schema with --day whole, or pass a --time-column with hours instead of '{column}'"
+        )
 
 
 MAX_SECONDS = 253_402_300_800

@@ -23,6 +23,7 @@ import torch
 
 from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, one_of
 from fedgraph_flwr.config.schema import Range
+from fedgraph_flwr.data.features import BEFORE
 from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
@@ -411,7 +412,13 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
         return given
     stored = treatment.schema.tables.to_dict()
     for key, value in given.to_dict().items():
-        if key in ("recipe", "windows") and stored.get(key, "") != value and (stored.get("recipe") or key == "recipe"):
+        if key == "day" and value == BEFORE and not stored.get(key):
+            continue
+        if (
+            key in ("recipe", "windows", "day")
+            and stored.get(key, "") != value
+            and (stored.get("recipe") or key == "recipe")
+        ):
             option = "features" if key == "recipe" else key
             raise conflict(f"--{option} {value}", stored.get(key, "none"), treatment.where)
         if key in stored and stored[key] != value:

@@ -31,7 +31,7 @@ from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.party.tables import edge_stream, graph_tables, roles
 from fedgraph_flwr.party.tables.columns import AS_FOUND, Treatment, features, warn_unscaled
-from fedgraph_flwr.party.tables.edges import TableEdges, read_edges
+from fedgraph_flwr.party.tables.edges import TableEdges, judged, read_edges
 from fedgraph_flwr.party.tables.nodes import (
     Ids,
     agreed_classes,
@@ -134,6 +134,8 @@ def from_tables(
     tables = _read(nodes, edges, target, columns, treatment, bool(parallel or rule))
     _join_graphs(tables, graphs)
     columns, target = _present(tables, treatment.labelled, bool(treatment.role)), tables.target
+    if single and treatment.labelled:
+        columns = tables.columns = judged(columns, tables.edges.get(EDGE_TYPE), tables.files[EDGE], treatment)
     undirected = undirected or (single and treatment.undirected)
     for kind in tables.nodes:
         roles.check_roles(columns, kind, treatment)

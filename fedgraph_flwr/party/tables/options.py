@@ -40,6 +40,8 @@ _TABLES = """
 _PARTIES = """
 --party-columns SOURCE,TARGET  columns of the edge table with the parties of source and target (default: the schema's, else none)
 --party-prefix SIGN  separator after the party's name at the start of an id, such as : in A:17 (instead of --party-columns)
+--day whole|before  with --features: a record reads the other records of its day, or earlier ones only (default: the schema's,
+    else whole where no time of --time-column has hours)
 --match-columns NAME:KIND,NAME  columns of the edge table that identify a record at both parties:
     value_date:date,amount:amount,reference
 --id-form text|number  number: parties compare ids without leading zeros (default: the schema's, else text)
@@ -50,7 +52,9 @@ def add_table_arguments(group: Any, parties: bool = False) -> None:
     """Add options for column names, file formats and value formats, and with ``parties`` those of edges between parties."""
     add_options(group, _TABLES, features={"dest": "recipe"})
     if parties:
-        add_options(group, _PARTIES, id_form={"choices": ("", "text", "number")})
+        add_options(
+            group, _PARTIES, id_form={"choices": ("", "text", "number")}, day={"choices": ("", "whole", "before")}
+        )
 
 
 def check_outputs(args: argparse.Namespace, outputs: Sequence[str], inputs: Sequence[str]) -> None:
@@ -87,7 +91,8 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
 
     roles = [role.replace("-", "_") for role in (*ROLES, "client")]
     given = {role: getattr(args, f"{role}_column", None) or "" for role in roles}
-    given |= {name: getattr(args, name, "") for name in ("party_columns", "party_prefix", "match_columns", "id_form")}
+    named = ("party_columns", "party_prefix", "match_columns", "id_form", "day")
+    given |= {name: getattr(args, name, "") for name in named}
     given |= {"predict": args.predict_columns or "", "windows": args.windows or "", "recipe": args.recipe or ""}
     return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
 

@@ -82,6 +82,7 @@ class Columns(TableLayout):
             "--edge-label-column": self.edge_label,
             "--windows": self.windows,
             "--features": self.recipe,
+            "--day": self.day,
             "--predict-columns": self.predict,
             "--client-column": self.client,
         }
@@ -107,7 +108,7 @@ class Columns(TableLayout):
             return None
         if not self.time:
             raise FedGraphError(f"--features {self.recipe} reads the times of edges: pass --time-column NAME, too")
-        return Recipe.parse(self.recipe, self.windows)
+        return Recipe.parse(self.recipe, self.windows, self.day)
 
     @property
     def seconds(self) -> list[int]:

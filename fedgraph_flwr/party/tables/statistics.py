@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgraph_flwr.data.features import BEFORE, WHOLE
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.data.schema import Column, Schema, TableLayout
 from fedgraph_flwr.data.value_formats import ANY
@@ -274,7 +275,12 @@ def _merged_layout(schemas: Mapping[str, Schema], say: Say) -> TableLayout:
         values = {n: v for n, layout in layouts.items() if (v := layout.get(key, "")) or not schemas[n].roles}
         alike = len(set(values.values())) == 1
         common[key] = next(iter(values.values())) if alike or key not in ("separator", "encoding") else ""
-        if not alike:
+        if key == "day":  # books with hours can be read by days, and those without only so
+            common[key] = WHOLE if WHOLE in values.values() else BEFORE
+            dated = ", ".join(name for name, layout in layouts.items() if layout.get(key) == WHOLE)
+            if len(set(values.values())) > 1 or len(values) < len(layouts):
+                say(f"times have no hours in {dated or 'none'}: all parties' records read {common[key]} days")
+        elif not alike:
             listing = ", ".join(f"{_or_default(value)} in {name}" for name, value in values.items())
             keeps = f"the schema keeps {_or_default(common[key])}, so the other parties must pass their own"
             say(f"{key} of the tables is {listing}: {keeps}")

@@ -258,10 +258,12 @@ def test_amounts_of_zero_and_below_are_counted(tmp_path, capsys):
     assert int((graph.book[3] == 0).sum()) == 3
     pays["time"] = np.arange(300) % 29 * 86_400  # dates without hours
     pays.to_csv(tmp_path / "all.csv", index=False)
-    imported(tmp_path, "all.csv")
-    assert (
-        "all.csv: 300 rows have 29 different times, and columns of own records do not read" in capsys.readouterr().out
-    )
+    imported(tmp_path, "all.csv", "--day", "before")
+    said = capsys.readouterr().out
+    assert "all.csv: 300 rows have 29 different times, and columns of own records do not read" in said
+    graph = imported(tmp_path, "all.csv")
+    assert "no time of 'time' has hours: records read the other records of their day" in capsys.readouterr().out
+    assert graph.own_columns["recipe"]["day"] == graph.schema["agreed"]["tables"]["day"] == "whole"
 
 
 def test_rows_out_of_order_and_equal_times(tmp_path):
