@@ -23,7 +23,7 @@ import torch
 
 from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, one_of
 from fedgraph_flwr.config.schema import Range
-from fedgraph_flwr.data.features import BEFORE
+from fedgraph_flwr.data.features import BEFORE, DAY
 from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
@@ -107,8 +107,8 @@ _OUTPUT = """
 --num-clients M  check that the client is one of M; a run counts the clients that take part (default: not checked)
 --ratio T,V,T  train, validation and test shares of a client without split column (default: 0.6,0.2,0.2)
 --split ratio|temporal  split of a client without split column: at random, or edges by their times (default: ratio)
---until T,T  --split temporal: last times of training and validation, seconds or dates, the same for all parties (default: by
-    --ratio)
+--until T,T  --split temporal: last times of training and validation, seconds, dates (until the end of that day) or
+    '2026-02-15 12:00', the same for all parties (default: by --ratio of this party's edges)
 --seed N  seed of the split (default: 0)
 """
 
@@ -429,7 +429,7 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
 
 
 def _until(text: str) -> list[int]:
-    """Return times in seconds from seconds or dates, separated by a comma.
+    """Return times in seconds from seconds, dates or times of day, separated by a comma; a date is its last second.
 
     Raises:
         FedGraphError: a word is neither.
@@ -437,7 +437,10 @@ def _until(text: str) -> list[int]:
     import pandas as pd
 
     def seconds(word: str) -> int:
-        return int(word) if word.lstrip("-").isdecimal() else int(pd.Timestamp(word, tz="UTC").timestamp())
+        if word.lstrip("-").isdecimal():
+            return int(word)
+        start = int(pd.Timestamp(word, tz="UTC").timestamp())
+        return start if ":" in word else start + DAY - 1
 
     try:
         return [seconds(word.strip()) for word in text.split(",") if word.strip()]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.clients.row_gradients import _check_payments
 from fedgraph_flwr.config import SplitConfig, compose
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.features import Book, Recipe, edge_columns, node_columns
@@ -132,9 +133,13 @@ def imported(folder, edges: str, *more: str) -> ClientGraph:
     return ClientGraph.load(out)
 
 
+@pytest.mark.parametrize("dates", [False, True], ids=["hours", "dates"])
 @pytest.mark.parametrize("nodes", ["all", "none new"])
-def test_later_rows_have_the_columns_of_an_import_of_all_rows(tmp_path, nodes):
+def test_later_rows_have_the_columns_of_an_import_of_all_rows(tmp_path, nodes, dates):
     tables(tmp_path)
+    for name in ("first", "later", "all") if dates else ():
+        read = pd.read_csv(tmp_path / f"{name}.csv")
+        read.assign(time=read["time"] // 86_400 * 86_400).to_csv(tmp_path / f"{name}.csv", index=False)
     stored, whole = imported(tmp_path, "first.csv"), imported(tmp_path, "all.csv")
     schema = Schema.from_dict(stored.schema["fitted"], "x")
     columns = Columns.of(schema.tables)
@@ -155,6 +160,7 @@ def test_later_rows_have_the_columns_of_an_import_of_all_rows(tmp_path, nodes):
     for source, target, time, row in zip(later.source, later.target, later.time, attr.tolist(), strict=True):
         assert tuple(row) in expected[source, target, time]
     assert found.graph.num_features == stored.num_features == whole.num_features
+    assert stored.own_columns["recipe"].get("day", "before") == ("whole" if dates else "before")
 
 
 def test_later_rows_that_name_other_parties_have_the_columns_of_an_import_of_all_rows(made):
@@ -375,3 +381,87 @@ def test_a_run_on_two_tables_scores_later_rows(tmp_path, monkeypatch, caplog):
         == 1
     )
     assert compose(["task=edges"]).task.name == "edges"
+
+
+def dated(folder, start: int = 20_000) -> pd.DataFrame:
+    """Write payments whose times are dates in texts; return them."""
+    _, pays = tables(folder)
+    days = pd.to_datetime((pays["time"] // 86_400 + start) * 86_400, unit="s")
+    pays = pays.assign(time=days.dt.strftime("%Y-%m-%d"))
+    pays.to_csv(folder / "dated.csv", index=False)
+    return pays
+
+
+def test_a_date_is_the_end_of_its_day(tmp_path):
+    """Cuts of the split fall between days, also those of dates in times with hours."""
+    pays = dated(tmp_path)
+    first, second = (sorted(pays["time"].unique())[place] for place in (10, 15))
+    cut = ["--split", "temporal", "--until", f"{first},{second}"]
+    graph = imported(tmp_path, "dated.csv", *cut)
+    stage = (pays["time"] > first).astype(int) + (pays["time"] > second)
+    assert torch.bincount(graph.edge_split.long()).tolist() == np.bincount(stage).tolist()
+    hours = imported(tmp_path, "all.csv", "--split", "temporal", "--until", "1970-01-11,1970-01-16")
+    assert int(hours.edge_time[hours.edge_split == 0].max()) > 10 * 86_400
+    assert (
+        int(hours.edge_time[hours.edge_split == 0].max())
+        < 11 * 86_400
+        <= int(hours.edge_time[hours.edge_split > 0].min())
+    )
+
+
+def test_no_cut_divides_a_whole_day(tmp_path):
+    """With hours and whole days, a share of the edges ends within a day: the rest of that day is of the same stage."""
+    tables(tmp_path)
+    graph = imported(tmp_path, "all.csv", "--day", "whole", "--split", "temporal")
+    days = [set((graph.edge_time[graph.edge_split == stage] // 86_400).tolist()) for stage in range(3)]
+    assert all(days)
+    assert not (days[0] & days[1])
+    assert not (days[1] & days[2])
+
+
+def test_the_rule_of_days_is_of_the_schema(tmp_path, capsys):
+    dated(tmp_path)
+    schema = ["--schema", str(tmp_path / "schema.yaml")]
+    imported(tmp_path, "dated.csv", *schema)
+    assert Schema.load(tmp_path / "schema.yaml").tables.day == "whole"
+    assert imported(tmp_path, "all.csv", *schema).own_columns["recipe"]["day"] == "whole"
+    args = ["import", "--nodes", tmp_path / "accounts.csv", "--edges", tmp_path / "all.csv", *schema, "--day", "before"]
+    assert cli.main([str(arg) for arg in [*args, "--name", "x"]]) != 0
+    assert "--day before conflicts with whole" in capsys.readouterr().err
+    (tmp_path / "schema.yaml").unlink()
+    imported(tmp_path, "all.csv", *schema)
+    assert "day" not in (tmp_path / "schema.yaml").read_text()  # as earlier releases wrote it
+    capsys.readouterr()
+    assert "day" not in imported(tmp_path, "dated.csv", *schema).own_columns["recipe"]
+    assert "make the schema with --day whole" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--features", "payments,last=8", "--day", "whole"], "leave out last, or set day=before"),
+        (["--day", "whole"], "--day whole has no effect without columns of own records"),
+    ],
+)
+def test_rules_of_days_that_have_no_effect(tmp_path, capsys, more, message):
+    dated(tmp_path)
+    args = [
+        "import",
+        "--nodes",
+        tmp_path / "accounts.csv",
+        "--edges",
+        tmp_path / "dated.csv",
+        *ROLES,
+        *more,
+        "--name",
+        "x",
+    ]
+    assert cli.main([str(arg) for arg in args]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_private_payments_refuse_whole_days(tmp_path):
+    dated(tmp_path)
+    graph = imported(tmp_path, "dated.csv")
+    with pytest.raises(FedGraphError, match="with day=whole every payment of a day is read by all"):
+        _check_payments(graph, 1000, 8)
