@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import TASKS, RunConfig, StrategyConfig
-from fedgraph_flwr.methods.bases import GraphClient
+from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
@@ -29,11 +29,11 @@ class ClientPart:
         keys: values of its keys.
         serves: tasks that it can train.
         adds: whether it adds a term to the objective.
-        reads_hidden: whether its term reads `GraphClient.hidden`.
+        reads_hidden: whether its term reads `Client.hidden`.
         stacks: whether clients with it can be stacked; then its term reads only `term_state`.
         samples: whether it trains with batches with sampled neighbours.
         of_nodes: whether it reads training nodes by their rows, so that it serves only tasks on nodes.
-        own_requests: groups of requests that differ by client, as in `GraphClient`.
+        own_requests: groups of requests that differ by client, as in `Client`.
         predicts_with: names in `memory` that predictions read.
         tunes: whether predictions train on the client's training nodes first.
     """
@@ -67,33 +67,33 @@ class ClientPart:
         """Return a message for the start of the run if the configuration turns the part into another method; else ""."""
         return ""
 
-    def receive(self, client: GraphClient, groups: dict[str, Arrays]) -> None:
+    def receive(self, client: Client, groups: dict[str, Arrays]) -> None:
         """Store groups of arrays that arrive with a model to train or evaluate."""
 
-    def begin(self, client: GraphClient) -> None:
+    def begin(self, client: Client) -> None:
         """Prepare for local training, which starts from the current model."""
 
-    def term(self, client: GraphClient) -> Tensor | None:
+    def term(self, client: Client) -> Tensor | None:
         """Return a term of the objective on `batch`."""
         return None
 
-    def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
+    def gradient(self, client: Client, inner: Step, optimizer: Optimizer) -> Tensor:
         """Write the gradient of a step to the parameters; ``inner`` writes the gradient of the preceding parts."""
         return inner(optimizer)
 
-    def end(self, client: GraphClient) -> None:
+    def end(self, client: Client) -> None:
         """Update the state after local training."""
 
-    def send(self, client: GraphClient) -> dict[str, Arrays]:
+    def send(self, client: Client) -> dict[str, Arrays]:
         """Return groups of arrays to send with the trained parameters."""
         return {}
 
-    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
+    def parameters(self, client: Client) -> Mapping[str, Tensor]:
         """Return values of the model's tensors for scoring, by name; other tensors keep their values."""
         return {}
 
 
-def with_terms(client: GraphClient, loss: Tensor) -> Tensor:
+def with_terms(client: Client, loss: Tensor) -> Tensor:
     """Return a client's loss F_i plus the terms of the active parts."""
     for part in client.active:
         if part.adds and (term := part.term(client)) is not None:
@@ -101,7 +101,7 @@ def with_terms(client: GraphClient, loss: Tensor) -> Tensor:
     return loss
 
 
-def step_of(client: GraphClient) -> Step:
+def step_of(client: Client) -> Step:
     """Return the client's `gradient` as the active parts change it."""
     step: Step = client.gradient
     for part in client.active:
@@ -110,7 +110,7 @@ def step_of(client: GraphClient) -> Step:
 
 
 @contextmanager
-def only(client: GraphClient, *parts: ClientPart) -> Iterator[None]:
+def only(client: Client, *parts: ClientPart) -> Iterator[None]:
     """Train with only these parts."""
     previous, client.active = client.active, parts
     try:
@@ -121,7 +121,7 @@ def only(client: GraphClient, *parts: ClientPart) -> Iterator[None]:
 
 @contextmanager
 def with_parameters(
-    client: GraphClient, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None
+    client: Client, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None
 ) -> Iterator[None]:
     """Replace values of the model's tensors; afterwards the model, the optimiser and the random stream are as before.
 

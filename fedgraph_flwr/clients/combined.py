@@ -22,7 +22,7 @@ from fedgraph_flwr.clients.fedsam import Sam
 from fedgraph_flwr.clients.moon import Moon
 from fedgraph_flwr.clients.scaffold import Scaffold
 from fedgraph_flwr.config import RunConfig, StrategyConfig
-from fedgraph_flwr.methods.bases import GraphClient
+from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -61,13 +61,13 @@ class Parts:
         for part in self.all:
             part.check(cfg, model)
 
-    def receive(self, client: GraphClient, groups: dict[str, Arrays]) -> None:
+    def receive(self, client: Client, groups: dict[str, Arrays]) -> None:
         """Let each take its groups."""
         for part in self.all:
             part.receive(client, groups)
 
     @contextmanager
-    def training(self, client: GraphClient) -> Iterator[None]:
+    def training(self, client: Client) -> Iterator[None]:
         """Local training within this context is that of all parts."""
         for part in reversed(self.all):
             part.begin(client)
@@ -77,15 +77,15 @@ class Parts:
             part.end(client)
         client.term_state, client.hidden = {}, None
 
-    def send(self, client: GraphClient) -> dict[str, Arrays]:
+    def send(self, client: Client) -> dict[str, Arrays]:
         """Groups of all."""
         return {name: group for part in self.all for name, group in part.send(client).items()}
 
-    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
+    def parameters(self, client: Client) -> Mapping[str, Tensor]:
         """Values by which the client is scored."""
         return self.personal.parameters(client) if self.personal else {}
 
 
-def steps_plainly(client: GraphClient) -> bool:
+def steps_plainly(client: Client) -> bool:
     """Whether no active part changes the gradient of the objective."""
     return all(type(part).gradient is ClientPart.gradient for part in client.active)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.saved_models import BEST, GRAPH, LAST
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import reports_best
-from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
 TRAINED = "trained"

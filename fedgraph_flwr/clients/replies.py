@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
 from fedgraph_flwr.clients.secure_sums import SumRequest, masked_reply, secure_exchange
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.uplink import sums
 from fedgraph_flwr.secure.adaptive import received_norms

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.schema import LEAST_PAYMENTS
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.readout import READOUT, OfItems
 from fedgraph_flwr.secure import noise, rows

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.methods.bases import GraphClient
+from fedgraph_flwr.methods.client import Client
 
 
 @seam
-def infer(client: GraphClient) -> Tensor:
+def infer(client: Client) -> Tensor:
     """Return the logits [N, C] of the model as it is, without dropout."""
     client.model.eval()
     with torch.no_grad():
@@ -17,14 +17,14 @@ def infer(client: GraphClient) -> Tensor:
 
 
 @seam
-def score(client: GraphClient, logits: Tensor) -> dict[str, list[float]]:
+def score(client: Client, logits: Tensor) -> dict[str, list[float]]:
     """Return scores of logits [N, C], by split and metric; none of a class with fewer nodes than `score_floor`."""
     evaluation = client.cfg.evaluation
     names = client.task.wanted(evaluation, client.task.width)
     return client.scorer(client.score_floor).score(logits, names, evaluation.own)
 
 
-def scores(client: GraphClient) -> dict[str, list[float]]:
+def scores(client: Client) -> dict[str, list[float]]:
     """Return scores on the validation and test nodes; for a personal method, those of the shared parameters too."""
     logits = client.predict()
     found = score(client, logits)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
 from fedgraph_flwr.methods.weighting import batch_of, in_sum, sizes_of
 from fedgraph_flwr.secure.keyring import SIGNATURES

@@ -18,11 +18,11 @@ from typing import Any
 from torch import Tensor
 
 from fedgraph_flwr import models
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.methods.bases import GraphClient
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name

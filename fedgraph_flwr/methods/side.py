@@ -97,7 +97,7 @@ def base_of(kind: type[Side]) -> type[Side]:
     return next(parent for parent in kind.__mro__ if Side in parent.__bases__)
 
 
-def inherits(one: Side | type[Side], names: Iterable[str]) -> bool:
+def inherits(one: Any, names: Iterable[str]) -> bool:
     """Return whether a method's class, or an object of it, has the named members from the framework's base, unchanged."""
     kind, own = (one, {}) if isinstance(one, type) else (type(one), vars(one))
     base = base_of(kind)

@@ -16,7 +16,7 @@ from fedgraph_flwr.config import EvaluationConfig, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
-from fedgraph_flwr.methods.bases import GraphClient
+from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models.plain import Plain
 
 _NONE = torch.zeros(0)
@@ -182,11 +182,11 @@ class Task:
         """Keys on which `graph` depends besides the client's file, for cached inputs."""
         return {}
 
-    def training_inputs(self, inputs: Any, client: GraphClient) -> Any:
+    def training_inputs(self, inputs: Any, client: Client) -> Any:
         """Return the model's inputs of `graph`, completed for the training items."""
         return inputs
 
-    def later(self, client: GraphClient, inputs: Any) -> Stages | None:
+    def later(self, client: Client, inputs: Any) -> Stages | None:
         """Return the stages by which all items are predicted; None: by the training inputs, or as node classification has them.
 
         Args:
@@ -208,7 +208,7 @@ class Task:
             found[rows] = compute(own)[rows]
         return found
 
-    def step(self, whole: Batch, index: int, client: GraphClient) -> Batch:
+    def step(self, whole: Batch, index: int, client: Client) -> Batch:
         """The batch of a local step; by default all training items, or with ``train.sampler`` some with sampled neighbours.
 
         Args:

@@ -28,7 +28,7 @@ from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
-from fedgraph_flwr.methods.bases import GraphClient
+from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models.readout import RelationRows, attach
 from fedgraph_flwr.tasks import pairs, ranking
 from fedgraph_flwr.tasks.base import STAGES, Batch, SplitScorer, Stages, Task
@@ -130,11 +130,11 @@ class Triples(Task):
         split = self.cfg.split
         return {"task": "triples", "seed": self.cfg.seed, "split": [split.kind, split.train, split.val, split.test]}
 
-    def later(self, client: GraphClient, inputs: Any) -> Stages:
+    def later(self, client: Client, inputs: Any) -> Stages:
         """None: validation and test triples are never messages."""
         return []
 
-    def step(self, whole: Batch, index: int, client: GraphClient) -> Batch:
+    def step(self, whole: Batch, index: int, client: Client) -> Batch:
         """Some training triples, each with the missing end and what may replace it; `read` says how items are packed."""
         task, train = self.cfg.task, self.items["train"]
         rng = np.random.default_rng(

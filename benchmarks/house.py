@@ -1,0 +1,221 @@
+"""Print the measures of the house: circles, a round's files, climbs, capability flags, foreign writes, tokens.
+
+    python -m benchmarks.house [CHECKOUT]
+
+A *climb* is a call into a file that is already open further up the stack: the reader must go back to where they were.
+Lines are not counted: a limit on them presses text together.
+"""
+
+import argparse
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import networkx as nx
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("fedgraph_flwr", "fedgraph_baselines")
+FLAGS = {
+    "models/base.py": "Model",
+    "tasks/base.py": "Task",
+    "clients/client_part.py": "ClientPart",
+    "clients/base.py": "GraphClient",
+}
+"""Classes whose attributes say what they can be combined with."""
+
+NO_FLAGS = {
+    "METRICS",
+    "ITEMS",
+    "CLASSES",
+    "KEYS",
+    "SPLITS",
+    "LOSSES",
+    "secrets",
+    "repeats",
+    "own_requests",
+    "predicts_with",
+}
+"""Class attributes that are data of a class, not a capability."""
+
+SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+ROUND = """
+import sys, json, tempfile
+from pathlib import Path
+import fedgraph_flwr
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.inline import run_inline
+root = str(Path(fedgraph_flwr.__file__).parents[1])
+words = ["strategy=fedavg", "num_clients=3", "dataset=csbm", "dataset.nodes_per_client=[20,30]", "partition=planted"]
+words += ["model.hidden=4", "checkpoint_every=0", "rounds=2"]
+files, functions, climbs, open_files = set(), set(), [], []
+def spy(frame, event, argument):
+    code = frame.f_code
+    if event not in ("call", "return") or not code.co_filename.startswith(root):
+        return
+    name = code.co_filename[len(root) + 1:]
+    key = (name, code.co_qualname)
+    if event == "return":
+        if open_files:
+            open_files.pop()
+        return
+    if len(open_files) and name != open_files[-1] and name in open_files and "respond" in stack_of(frame):
+        climbs.append(key)
+    open_files.append(name)
+    files.add(name), functions.add(key)
+def stack_of(frame):
+    names = set()
+    while frame is not None:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+from fedgraph_flwr.strategies.loop import Loop
+original, counts = Loop.%(round)s, []
+def watched(*args, **kwargs):
+    counts.append(0)
+    if len(counts) == 2:
+        sys.setprofile(spy)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        sys.setprofile(None)
+Loop.%(round)s = watched
+with tempfile.TemporaryDirectory() as folder:
+    run_inline(compose([*words, f"out={folder}/run"]))
+print(json.dumps({"files": len(files), "functions": len(functions), "climbs": len(climbs)}))
+"""
+
+
+def python_files(root: Path) -> Iterator[Path]:
+    """Yield the modules of both packages."""
+    for package in PACKAGES:
+        yield from sorted((root / package).rglob("*.py"))
+
+
+def circles(root: Path) -> list[list[str]]:
+    """Return groups of modules that import each other, annotations and imports inside functions counted."""
+    sys.path.insert(0, str(root))
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    imports = nx.DiGraph()
+    for module in graph.modules:
+        imports.add_edges_from((module, other) for other in graph.find_modules_directly_imported_by(module))
+    return sorted((sorted(c) for c in nx.strongly_connected_components(imports) if len(c) > 1), key=len)
+
+
+def flags(root: Path) -> dict[str, int]:
+    """Return the number of capability flags by class: ``ClassVar`` attributes that other files ask for."""
+    texts = {path: path.read_text() for path in python_files(root)}
+    read = {
+        path: {n.attr for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Attribute)}
+        for path, text in texts.items()
+    }
+    found = {}
+    for name, kind in FLAGS.items():
+        path = root / "fedgraph_flwr" / name
+        body = next(n for n in ast.parse(texts[path]).body if isinstance(n, ast.ClassDef) and n.name == kind).body
+        fields = {
+            node.target.id
+            for node in body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None
+        } - NO_FLAGS
+        asked = {field for field in fields if any(field in names for file, names in read.items() if file != path)}
+        found[kind] = len(asked)
+    return found
+
+
+def foreign_writes(root: Path) -> set[str]:
+    """Return attributes of the strategy that other modules of `strategies` assign."""
+    written = set()
+    for path in sorted((root / "fedgraph_flwr" / "strategies").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
+                continue
+            if isinstance(node.value, ast.Name) and node.value.id in ("strategy", "method", "server"):
+                written.add(node.attr)
+    return written
+
+
+def upward_strings(root: Path) -> list[str]:
+    """Return texts in the core that name a module of a party's wing."""
+    found = []
+    for path in python_files(root):
+        parts = path.relative_to(root).parts
+        if parts[0] != "fedgraph_flwr" or parts[1] in ("party", "cli"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if text.startswith("fedgraph_flwr.party"):
+                found.append(f"{'/'.join(parts[1:])}: {text}")
+    return found
+
+
+def tokens(path: Path) -> tuple[int, int]:
+    """Return the number of tokens of a file and of its lines that hold some; docstrings and comments do not count."""
+    text = path.read_text()
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        for child in ast.iter_child_nodes(node):
+            if (
+                isinstance(child, ast.Expr)
+                and isinstance(child.value, ast.Constant)
+                and isinstance(child.value.value, str)
+            ):
+                docstrings |= set(range(child.lineno, (child.end_lineno or child.lineno) + 1))
+    kept = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in SKIPPED and token.start[0] not in docstrings
+    ]
+    return len(kept), len({token.start[0] for token in kept})
+
+
+def density(root: Path) -> dict[str, tuple[int, int]]:
+    """Return tokens and code lines of each room."""
+    found: dict[str, Counter[str]] = {}
+    for path in python_files(root):
+        parts = path.relative_to(root).parts
+        room = parts[1] if parts[0] == "fedgraph_flwr" and len(parts) > 2 else parts[0]
+        counted, lines = tokens(path)
+        found.setdefault(room, Counter()).update(tokens=counted, lines=lines)
+    return {room: (count["tokens"], count["lines"]) for room, count in found.items()}
+
+
+def profiled(root: Path) -> dict[str, int]:
+    """Return files and functions of the second round of FedAvg with three clients, and the climbs of its messages."""
+    loop = (root / "fedgraph_flwr" / "strategies" / "loop.py").read_text()
+    entry = "run_round" if "def run_round" in loop else "_next_round"
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", ROUND % {"round": entry}]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Print all measures of a checkout."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, nargs="?", default=ROOT)
+    root = parser.parse_args().checkout.resolve()
+    print("circles, types counted:", [len(circle) for circle in circles(root)])
+    print("second round of FedAvg:", profiled(root))
+    print("capability flags asked across files:", flags(root))
+    written = foreign_writes(root)
+    print("attributes of the strategy that others write:", len(written), *sorted(written))
+    print("upward strings:", upward_strings(root))
+    for room, (count, lines) in sorted(density(root).items(), key=lambda item: -item[1][0]):
+        print(f"{room:20} {count:7d} tokens  {count / max(lines, 1):5.1f} per code line")
+
+
+if __name__ == "__main__":
+    main()
