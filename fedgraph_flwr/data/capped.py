@@ -6,13 +6,12 @@ and without it at most 2R others change. A column has the name and, where R does
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from fedgraph_flwr.data.features import Book
+from fedgraph_flwr.data.book import Book
 
 OUT, IN = 0, 1
 
@@ -28,7 +27,7 @@ class _End:
         cents: its amount.
     """
 
-    def __init__(self, book: "Book", side: int, last: int):
+    def __init__(self, book: Book, side: int, last: int):
         size, ends = book.time.size, np.stack([book.source, book.target])
         account, record, way = ends.ravel(), np.tile(np.arange(size), 2), np.repeat([OUT, IN], size)
         order = np.lexsort((way, record, book.time[record], account))
@@ -44,7 +43,7 @@ class _End:
 
 
 def capped_values(
-    book: "Book", windows: list[tuple[str, int]], last: int, alike: float, never: int
+    book: Book, windows: list[tuple[str, int]], last: int, alike: float, never: int
 ) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each column, before it is transformed.
 

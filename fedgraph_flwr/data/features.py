@@ -31,6 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgraph_flwr.config import one_of, typed
+from fedgraph_flwr.data.book import DAY as DAY
+from fedgraph_flwr.data.book import Book as Book
 from fedgraph_flwr.data.capped import capped_values
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -38,7 +40,6 @@ Ints = NDArray[Any]
 Floats = NDArray[np.float64]
 Values = Iterator[tuple[str, Any]]
 
-DAY = 86_400
 WINDOWS = (0.25, 2.0, 14.0)
 """Days of the windows of the default recipe: within a day, over a weekend, and the usual pace of an account."""
 
@@ -285,45 +286,6 @@ def described_nodes(recipe: Recipe) -> Iterator[Column]:
     for w in recipe.labels:
         yield from (Column(f"{what}_{way}_{w}", form) for way in WAYS for what, form in counts.items())
         yield from (Column(f"{what}_{w}", form) for what, form in others.items())
-
-
-@dataclass(frozen=True)
-class Book:
-    """Records of a party, in any order.
-
-    Attributes:
-        source: paying account of each record, 0..A-1, int64 [R].
-        target: receiving account, int64 [R].
-        time: in seconds, int64 [R].
-        cents: amount in hundredths, at least 0, int64 [R].
-    """
-
-    source: Ints
-    target: Ints
-    time: Ints
-    cents: Ints
-
-    @classmethod
-    def of(cls, rows: Any) -> "Book":
-        """Build a book from its columns [4, R]: source, target, time and cents."""
-        return cls(*(np.ascontiguousarray(np.asarray(row, dtype=np.int64)) for row in rows))
-
-    def where(self, kept: NDArray[Any]) -> "Book":
-        """Return some of the records."""
-        return Book(self.source[kept], self.target[kept], self.time[kept], self.cents[kept])
-
-    def of_days(self) -> "Book":
-        """Return the records with the start of their day as time."""
-        return Book(self.source, self.target, self.time // DAY * DAY, self.cents)
-
-    def reversed(self) -> "Book":
-        """Return the records with both ends exchanged and time running backwards."""
-        return Book(self.target, self.source, -self.time, self.cents)
-
-    @property
-    def accounts(self) -> int:
-        """A."""
-        return 1 + int(max(self.source.max(initial=-1), self.target.max(initial=-1)))
 
 
 def cents_of(amounts: NDArray[Any], where: str) -> tuple[Ints, int]:
