@@ -16,7 +16,8 @@ error rates α and β, which gives two lower bounds on the privacy loss:
 at the least bits of what is released: could Gaussian noise in floats have given it, if the canary had sent zeros?
 
 `row` has a canary row among a party's clipped gradients, `row_secure` in a secure sum whose auditor is a member and knows its own
-noise. `payment` has a canary payment and 2R rows that read it, whose columns without it give the opposite gradients.
+noise. `payment` has a canary payment and 2R rows that read it, whose columns without it give the opposite gradients. The same
+three with `_planted` are edges under parameters that a server chose, for which the terms of both ends almost cancel.
 
 An audited value above the claimed one proves an error. `PLANTED` are some: noise half as wide as claimed, or noise for a row
 where the unit is a payment.
@@ -49,7 +50,7 @@ from fedgraph_flwr.wire.messages import CLIPPED, MODEL
 NOISE, RELEASES, DELTA, NORM = 2 / 3, 1, 1e-5, 0.5
 SIZE, CLIENTS, NEEDED, BITS = 12, 4, 3, 20
 LOOK_BACK = 2
-PLANTED = {"payment": 1 / (4 * LOOK_BACK + 1)}
+PLANTED = dict.fromkeys(("payment", "payment_planted"), 1 / (4 * LOOK_BACK + 1))
 """Factor of the noise of the mechanism that the audit must catch, else one half."""
 
 Scores = NDArray[np.float64]
@@ -180,11 +181,14 @@ UNITS = {
     ),
 }
 """Privacy of the mechanisms whose unit is not a client."""
+UNITS |= {f"{kind}_planted": rules for kind, rules in UNITS.items()}
 
 
 @cache
 def _sum(kind: str, present: bool) -> NDArray[np.float64]:
     """Return a party's sum of clipped gradients over ten rows and what the canary is or changes, projected axis first."""
+    if kind.endswith("_planted"):
+        return _planted_sum(kind, present)
     places, canary = np.arange(10) % 3, 3.0 * np.ones((1, SIZE))
     readers = np.repeat(canary if present else -canary, 2 * LOOK_BACK * (kind == "payment"), axis=0)
     x = np.concatenate([np.eye(3, SIZE)[places], readers, canary[:present]])
@@ -203,6 +207,36 @@ def _sum(kind: str, present: bool) -> NDArray[np.float64]:
     return np.concatenate([t.numpy().ravel() for t in sums.values()])
 
 
+def _planted_sum(kind: str, present: bool) -> NDArray[np.float64]:
+    """Return the sum of a party whose rows are edges, under planted parameters; with payments, edges that read one turn round."""
+    readers = 2 * LOOK_BACK * kind.startswith("payment")
+    turned = [[0] * readers, [1] * readers] if present else [[1] * readers, [0] * readers]
+    ends = np.concatenate([np.full((2, 10), 2), turned, np.array([[0], [1]])[:, :present]], axis=1)
+    x = torch.tensor([[3.0] * 4, [0.0] * 4, [1.0] * 4])
+    mask = torch.ones(len(x), dtype=torch.bool)
+    y = torch.zeros(len(x), dtype=torch.int64)
+    graph = ClientGraph(x, torch.from_numpy(ends).long(), y, mask, ~mask, ~mask, num_classes=2, num_clients=1)
+    graph.node_id, graph.num_global_nodes = torch.arange(len(x)), len(x)
+    graph.edge_attr, graph.edge_y, graph.num_edge_classes = (
+        torch.zeros(ends.shape[1], 1),
+        torch.zeros(ends.shape[1]).long(),
+        2,
+    )
+    graph.edge_split = torch.zeros(ends.shape[1], dtype=torch.int8)
+    keys = ["strategy=fedgrad", "model=mlp", "model.hidden=4", "model.dropout=0", "num_clients=1", "task=edges"]
+    keys += ["privacy.dp=local", "privacy.unit=row", "privacy.rows=1000", "privacy.noise_multiplier=1"]
+    client = FedGradClient(compose([*keys, "privacy.scores=none", "dtype=float64"]), graph)
+    tensors = client.model.tensors
+    with torch.no_grad():
+        tensors["layers.0.bias"].fill_(1e12)
+        tensors["head.weight"].fill_(1e-16)
+        tensors["readout.source.weight"].copy_(1e8 * torch.eye(4))
+        tensors["readout.target.weight"].copy_(-1e8 * torch.eye(4))
+        tensors["readout.source.bias"].fill_(1.0)
+    sums = client.training_rows.clipped_sums(torch.arange(ends.shape[1]), NORM)
+    return np.concatenate([t.numpy().ravel() for t in sums.values()])
+
+
 def _projected(kind: str, released: NDArray[np.float64]) -> float:
     """Return the statistic: the projection on what the canary changes."""
     axis = _sum(kind, True) - _sum(kind, False)
@@ -216,13 +250,13 @@ def row(present: bool, factor: float, releases: int, kind: str = "row") -> float
     return sum(_projected(kind, each) for each in found)
 
 
-def row_secure(present: bool, factor: float, releases: int) -> float:
+def row_secure(present: bool, factor: float, releases: int, kind: str = "row") -> float:
     """Sum `DistributedNoise` of the minimum number of survivors, without the noise of one of them."""
     drawn, total = DistributedNoise(replace(UNITS["row_secure"], noise_multiplier=NOISE * factor)), 0.0
     for _ in range(releases):
-        values = [_sum("row", present), *[np.zeros_like(_sum("row", present))] * (NEEDED - 2)]
+        values = [_sum(kind, present), *[np.zeros_like(_sum(kind, present))] * (NEEDED - 2)]
         terms = [drawn.terms({MODEL: {"w": v}}, {MODEL: 1 / CLIENTS}, CLIENTS, NEEDED) for v in values]
-        total += _projected("row", np.sum(terms, axis=0) * (CLIENTS / 2.0**BITS))
+        total += _projected(kind, np.sum(terms, axis=0) * (CLIENTS / 2.0**BITS))
     return total
 
 
@@ -237,6 +271,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "row": row,
     "row_secure": row_secure,
     "payment": partial(row, kind="payment"),
+    "row_planted": partial(row, kind="row_planted"),
+    "row_secure_planted": partial(row_secure, kind="row_planted"),
+    "payment_planted": partial(row, kind="payment_planted"),
 }
 
 

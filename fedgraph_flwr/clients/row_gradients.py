@@ -1,12 +1,18 @@
 """Sums of clipped gradients of single training rows, for models that read no neighbours.
 
 A row is a node's features and label, or a payment's columns, those of its two ends, and its label. For a layer a W + b with
-inputs a_j and gradients d_j of its outputs, a row's gradient of W is Σ a_j ⊗ d_j over the U places where the row passes the
-layer (two for the ends of an edge). Its squared norm follows from inner products (Goodfellow, arXiv:1510.01799):
+inputs a_j and gradients d_j of its outputs, a row's gradient of W is Σ_u a_ju ⊗ d_ju over the U places where the row passes the
+layer (two for the ends of an edge). With one place, its squared norm follows from those of a and d (Goodfellow,
+arXiv:1510.01799):
 
-    ‖g_j‖² = Σ_layers Σ_{u,v} (a_ju · a_jv + 1) (d_ju · d_jv),      Σ_j c_j g_j = Σ_u A_uᵀ diag(c) D_u
+    ‖g_j‖² = Σ_layers (‖a_j‖² + 1) ‖d_j‖²
 
-All is computed in float64: a row must not change other rows' terms by more than rounding (`fedgraph_flwr.secure.rows`).
+With two places, the terms of both ends can cancel: their inner products, or two terms that are added one after the other, then
+hold nothing but rounding errors, which parameters chosen by a server make as large as it likes. Therefore such a row's gradient
+is computed once, its norm is that of this very array, and this array, clipped, is what is added.
+
+All is computed in float64, in blocks of one size, so that a row's gradient has the same bits whatever other rows there are
+(`fedgraph_flwr.secure.rows`).
 """
 
 from collections.abc import Mapping
@@ -29,8 +35,11 @@ from fedgraph_flwr.models.readout import READOUT, OfItems
 from fedgraph_flwr.secure import noise, rows
 from fedgraph_flwr.wire.messages import MODEL
 
-BLOCK = 1 << 14
-"""Number of rows whose gradients are computed at once."""
+BLOCK = 1 << 10
+"""Largest number of rows whose gradients are computed at once, a power of two."""
+
+HELD = 1 << 24
+"""Largest number of values of single rows' gradients that are held at once."""
 
 
 def check_rows(cfg: RunConfig, model: Model) -> None:
@@ -113,7 +122,7 @@ class Rows:
         """
         values = {name: t.detach().to("cpu", torch.float64) for name, t in self.model.named_parameters()}
         sums = {name: torch.zeros_like(value) for name, value in values.items()}
-        for part in chosen.split(BLOCK):
+        for part in chosen.split(self._block(values)) if chosen.numel() else ():
             taps = self._taps(values, part)
             squares = torch.stack([tap.squares() for tap in taps]).sum(0)
             factor = torch.where(squares > bound**2, bound * squares.rsqrt(), torch.ones(()))
@@ -122,9 +131,21 @@ class Rows:
                 tap.add(sums, factor)
         return sums
 
+    def _block(self, values: Mapping[str, Tensor]) -> int:
+        """Return the number of rows that are computed at once: it follows from the model, not from the rows."""
+        if len(self.ends) == 1:
+            return BLOCK
+        size = sum(value.numel() for value in values.values())
+        return max(1, min(BLOCK, 1 << max(HELD // size, 1).bit_length() - 1))
+
     def _taps(self, values: Mapping[str, Tensor], part: Tensor) -> "list[_Tap]":
-        """Return the layers that some rows pass, with the gradients of their outputs."""
+        """Return the layers that some rows pass, with the gradients of their outputs.
+
+        Matrix products of another height round a row in another way. Rows are therefore filled up to a whole block.
+        """
         found: list[_Tap] = []
+        size = part.numel()
+        part = F.pad(part, (0, self._block(values) - size), value=int(part[0]))
 
         def layer(a: Tensor, name: str) -> Tensor:
             weight, bias = (f"{name}.weight", f"{name}.bias") if f"{name}.weight" in values else (name, "")
@@ -146,7 +167,7 @@ class Rows:
         loss = F.cross_entropy(h[0], self.y[part], reduction="sum")
         grads = torch.autograd.grad(loss, [tap.out for tap in found])
         for tap, grad in zip(found, grads, strict=True):
-            tap.grad = grad
+            tap.a, tap.grad = tap.a[:, :size], grad[:, :size]
         finite = torch.stack([t.isfinite().all(2).all(0) for tap in found for t in (tap.a, tap.grad)]).all(0)
         for tap in found if not bool(finite.all()) else ():  # of parameters that a server chose: these rows count as 0
             tap.a, tap.grad = (torch.where(finite[None, :, None], t, 0.0) for t in (tap.a, tap.grad))
@@ -187,20 +208,29 @@ class _Tap:
     def __init__(self, a: Tensor, out: Tensor, weight: str, bias: str):
         self.a, self.out, self.weight, self.bias = a, out, weight, bias
         self.grad = out.detach()
+        self.of_rows: dict[str, Tensor] = {}
 
     def squares(self) -> Tensor:
-        """Return the squared norm of each row's gradient of W and b [B]."""
+        """Return the squared norm of each row's gradient of W and b [B]; not finite where it, or a part of it, overflows."""
         if len(self.a) == 1:
             return (self.a[0].square().sum(1) + bool(self.bias)) * self.grad[0].square().sum(1)
-        inner = [torch.einsum("ubi,vbi->uvb", t, t) for t in (self.a, self.grad)]
-        return ((inner[0] + bool(self.bias)) * inner[1]).sum((0, 1))
+        self.of_rows = {self.weight: torch.einsum("ubi,ubj->bij", self.a, self.grad)}  # [B, a, b]
+        if self.bias:
+            self.of_rows[self.bias] = self.grad.sum(0)  # [B, b]
+        return torch.stack([gradient.square().flatten(1).sum(1) for gradient in self.of_rows.values()]).sum(0)
 
     def add(self, sums: Mapping[str, Tensor], factor: Tensor) -> None:
-        """Add the sum of the rows' gradients, each times its factor [B]."""
-        scaled = self.grad * factor[None, :, None]
-        sums[self.weight].add_(torch.einsum("ubi,ubj->ij", self.a, scaled))
-        if self.bias:
-            sums[self.bias].add_(scaled.sum((0, 1)))
+        """Add the sum of the rows' gradients, each times its factor [B]; a row whose factor is 0 adds 0."""
+        if len(self.a) == 1:
+            scaled = self.grad[0] * factor[:, None]
+            sums[self.weight].add_(self.a[0].T @ scaled)
+            if self.bias:
+                sums[self.bias].add_(scaled.sum(0))
+            return
+        for name, gradient in self.of_rows.items():
+            kept = torch.where((factor > 0).view(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)
+            sums[name].add_(torch.tensordot(factor, kept, dims=1))
+        self.of_rows = {}
 
 
 def _rows_of(values: Tensor, places: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from fedgraph_flwr.secure import lattice
 from fedgraph_flwr.secure.noise import Noise, SecureNoise
 
 ROUNDING = 1e-5
-"""Bound on the error of a sum in float64, over C: n rows in blocks of 2^14 err by n 2^14 2^-53 at most, 2e-6 for n = 10^6."""
+"""Bound on the error of a sum in float64, over C: n rows in blocks of 2^10 err by n 2^10 2^-53 at most, 1e-7 for n = 10^6."""
 
 
 def drawn(rows: int, rate: float) -> NDArray[np.int64]:

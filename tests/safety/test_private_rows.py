@@ -1,5 +1,6 @@
 """Privacy of single rows at the wire and at a node: only noised sums leave it, and its ledger outlives runs and processes."""
 
+import itertools
 import json
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 import torch
 
 from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.secure.accounting import skellam_epsilon
+from fedgraph_flwr.secure.rows import ROUNDING
+from tests.conftest import client_graph
 from tests.nodes import model_of
 from tests.support import recorded_messages
 
@@ -106,3 +110,90 @@ def test_without_a_bound_the_ledger_is_kept_too(node, tmp_path):
     asked = node(*ROW, policy={"min_nodes": 0}, state=True)
     asked.request("train", 1, {"model": model_of(asked)})
     assert (tmp_path / "state" / "privacy_training_row.json").is_file()
+
+
+SIZES = list(itertools.product((1e8, 1e12), (1e-4, 1e-16), (1e2, 1e8, 1e16)))
+"""Parameters that a server chooses: the first layer's bias, the second's weights, and the readout's weights (`plant`)."""
+
+EDGES = ["task=edges", "split.kind=ratio"]
+
+
+def planted_client(graph, *overrides):
+    cfg = compose([*ROW, "num_clients=3", "model.hidden=6", "dtype=float64", *overrides])
+    return FedGradClient(cfg, graph)
+
+
+def plant(client, bias, inner, readout):
+    """Set parameters for which the two ends of an edge almost cancel, where a model has such ends."""
+    tensors, weights = client.model.tensors, torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        tensors["layers.0.bias"].fill_(bias)
+        for name, size in (("layers.1.weight", inner), ("head.weight", inner), ("readout.source.weight", readout)):
+            if name in tensors:
+                tensors[name].copy_(size * torch.randn(tensors[name].shape, dtype=torch.float64, generator=weights))
+        if "readout.target.weight" in tensors:
+            tensors["readout.target.weight"].copy_(-tensors["readout.source.weight"])
+
+
+def private_graph(rows=8, edges=False):
+    graph = client_graph(0, rows, num_edge_features=4 if edges else 0)
+    if edges:
+        graph.edge_y = torch.arange(graph.num_edges) % 2
+        graph.num_edge_classes = 2
+    return graph
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["task=nodes"], ["task=nodes", "model=sign", "model.hops=0"], EDGES, [*EDGES, "model.layers=3"]],
+    ids=["mlp", "sign", "edges", "deep edges"],
+)
+def test_a_row_moves_a_sum_by_the_norm_at_most(overrides):
+    """Whatever parameters a server chooses: norms by inner products of both ends let one edge move a sum by 1e16 norms."""
+    bound = 0.5
+    client = planted_client(private_graph(edges="task=edges" in overrides), *overrides)
+    own = client.training_rows
+    places = torch.arange(len(own.y))
+
+    def total(chosen):
+        return torch.cat([t.ravel() for t in own.clipped_sums(chosen, bound).values()])
+
+    for sizes in SIZES:
+        plant(client, *sizes)
+        every = total(places)
+        assert bool(every.isfinite().all())
+        for left_out in places:
+            assert total(left_out[None]).norm() <= bound * (1 + 1e-9), sizes
+            moved = every - total(places[places != left_out])
+            assert moved.norm() <= bound * (1 + ROUNDING), sizes
+
+
+@pytest.mark.parametrize("dp", ["local", "distributed"])
+def test_planted_parameters_do_not_widen_what_a_node_releases(dp):
+    """The whole release of one edge: without noise, it is within the norm that ε counts, whichever side adds the noise."""
+    words = SECURE if dp == "distributed" else []
+    client = planted_client(private_graph(edges=True), *EDGES, *words)
+    own = client.training_rows
+    plant(client, 1e12, 1e-16, 1e16)
+    own.y, own.ends, own.attr = own.y[:1], own.ends[:, :1], own.attr[:1]
+    shared = client.shared
+    released = torch.cat([torch.as_tensor(v).ravel().double() for v in own.released(shared).values()])
+    assert released.norm() <= 1 + 1e-9 + (dp == "local") * 12 * released.numel() ** 0.5
+
+
+@pytest.mark.parametrize("overrides", [["task=nodes"], EDGES], ids=["mlp", "edges"])
+def test_a_row_has_the_same_bits_among_other_rows(overrides):
+    """Rounding that depends on other rows, amplified by planted parameters, would change all terms of a sum at once."""
+    client = planted_client(private_graph(40, edges="task=edges" in overrides), *overrides)
+    plant(client, 1e12, 1e-8, 1e8)
+    own, values = client.training_rows, {n: t.detach().double() for n, t in client.model.named_parameters()}
+    places = torch.arange(len(own.y))
+
+    def gradients(chosen):
+        return [(tap.a, tap.grad) for tap in own._taps(values, chosen)]
+
+    every = gradients(places)
+    for chosen in (places.flip(0), places[5:], places[::3], places[7:8]):
+        for (a, grad), (a_all, grad_all) in zip(gradients(chosen), every, strict=True):
+            assert torch.equal(a, a_all[:, chosen])
+            assert torch.equal(grad, grad_all[:, chosen])
