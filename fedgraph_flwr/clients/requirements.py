@@ -175,8 +175,8 @@ def check_sampler(cfg: RunConfig, client: Any) -> None:
     )
     cases = [
         (not task.samples, named, f"task to one of {served}"),
-        (of_nodes and task.ITEMS != "nodes", f"{named} yet", "neighbors"),
-        (sampler == "saint" and not task.classes, f"{named} yet", "neighbors or clusters"),
+        (of_nodes and task.ITEMS != "nodes", f"{named}, whose items are not nodes", "neighbors"),
+        (sampler == "saint" and not task.classes, f"{named}: its loss is of classes", "neighbors or clusters"),
         (not client.samples, f"{strategy}, {whole}", f"a strategy such as fedavg ({others})"),
     ]
     parts = [part for part in Parts(cfg.strategy).all if not part.samples]

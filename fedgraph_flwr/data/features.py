@@ -229,7 +229,8 @@ def described_edges(recipe: Recipe) -> Iterator[Column]:
         flow_in_depth_W     records alike in amount in a row that lead to this one, each within W of the next, at most `DEPTH`
         hop2_in_W           records into the payers of the payer
         hop2_out_W          records out of the receivers of the receiver
-        common_W            accounts that the payer paid and that paid the receiver, among the last `LAST` records of each
+        common_W            accounts that the payer paid and that paid the receiver, among the last `LAST` records of each,
+                            without a time of which not all records are among them
 
     With whole days, "earlier" includes the other records of the day, times are days, ``flow_in_depth_W`` has at most one step
     within a day, ``common_W`` leaves out both ends, and a record from an account to itself is alike to none.
@@ -848,10 +849,10 @@ def _common(index: _Index, paid: tuple[Ints, list[Ints]], received: tuple[Ints, 
     ranges = []
     for asked, (last, first) in ((index.out, paid), (index.into, received)):
         both = np.empty((2, size), dtype=np.int64)
-        most = LAST + (np.arange(size) >= last - LAST) if index.whole else LAST  # itself does not count
-        both[:, asked.order] = np.maximum(first[-1], last - most), last
+        most = LAST + 1 if index.whole else LAST  # itself does not count
+        both[:, asked.order] = _whole_times(asked, np.maximum(first[-1], last - most), first[-1]), last
         ranges.append(both)
-    lengths = np.stack([high - low for low, high in ranges])
+    lengths = np.stack([np.maximum(high - low, 0) for low, high in ranges])
     sides = (index.out, index.into, book.target), (index.into, index.out, book.source)
     shorter = np.where(lengths.min(axis=0) > 0, lengths.argmin(axis=0), -1)
     for side, (events, others, far) in enumerate(sides):  # the end with fewer records lists its partners
@@ -876,6 +877,21 @@ def _common(index: _Index, paid: tuple[Ints, list[Ints]], received: tuple[Ints, 
             earlier = np.minimum(index.rank[events.order[position]], index.rank[others.order[place]])
             for number, low in enumerate(index.low):
                 found[number] += np.bincount(row[earlier >= low[row]], minlength=size)
+    return found
+
+
+def _whole_times(events: _Events, low: Ints, first: Ints) -> Ints:
+    """Move starts of ranges behind records of a time that is only partly in the range, so that ties have no order.
+
+    Args:
+        events: records, which the ranges index.
+        low: starts of the ranges.
+        first: where they would start without a limit on their number of records.
+    """
+    found = low.copy()
+    rows = np.flatnonzero(low > first)
+    rows = rows[events.key[low[rows]] == events.key[low[rows] - 1]]
+    found[rows] = np.searchsorted(events.key, events.key[low[rows]], "right")
     return found
 
 

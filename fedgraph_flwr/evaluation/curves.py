@@ -25,6 +25,7 @@ class Curves:
         hits: positives of the segment at or above each score [E].
         taken: nodes of the segment at or above each score [E].
         first: position of a segment's first score [S].
+        ranked: whether all scores are numbers, bool [S]; without, no result is defined.
     """
 
     def __init__(self, scores: np.ndarray, positive: np.ndarray, count: np.ndarray | None = None):
@@ -46,6 +47,8 @@ class Curves:
         np.cumsum(positive[order], out=found[1:])
         self.hits, self.taken = found[ends + 1] - found[begins], ends + 1 - begins
         self.positives = found[start + count] - found[start]
+        unknown = np.isnan(falling)
+        self.ranked = np.bincount(of[order][unknown], minlength=count.size) == 0 if unknown.any() else count >= 0
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
         """Sum over each segment, [S]."""
@@ -62,15 +65,22 @@ class Curves:
         return steps
 
     def area(self) -> np.ndarray:
-        """Return the area under the ROC curve, with trapezoids for tied scores, [S]; NaN for one class."""
+        """Return the area under the ROC curve, with trapezoids for tied scores, [S].
+
+        NaN for one class, or a score that is no number.
+        """
         heights = 2 * self.hits - self._increments(self.hits)  # both ends of a step
         false = self._increments(self.taken - self.hits)
-        return ratio(self._sums(false * heights), 2 * self.positives * (self.count - self.positives))
+        return self._known(ratio(self._sums(false * heights), 2 * self.positives * (self.count - self.positives)))
+
+    def _known(self, values: np.ndarray) -> np.ndarray:
+        """Return values of the segments [S], NaN where a score is no number."""
+        return np.where(self.ranked, values, np.nan)
 
     def precision(self) -> np.ndarray:
-        """Return the mean precision over the positives, [S]; NaN for one class."""
+        """Return the mean precision over the positives, [S]; NaN for one class or a score that is no number."""
         both = np.where(self.positives < self.count, self.positives, 0)
-        return ratio(self._sums(self._increments(self.hits) * self.hits / self.taken), both)
+        return self._known(ratio(self._sums(self._increments(self.hits) * self.hits / self.taken), both))
 
     def best(self) -> np.ndarray:
         """Return the threshold with the best F1, the highest of equals, [S]; NaN without positives."""
@@ -80,7 +90,7 @@ class Curves:
         found = np.full(self.count.size, np.nan)
         where = np.flatnonzero(f1 == most[self.of])[::-1]  # the highest of equals is written last
         found[self.of[where]] = self.scores[where]
-        return np.where(self.positives > 0, found, np.nan)
+        return self._known(np.where(self.positives > 0, found, np.nan))
 
     def f1(self, threshold: np.ndarray) -> np.ndarray:
         """Return F1 for the threshold of each segment, [S]; NaN without a threshold."""

@@ -244,3 +244,15 @@ def test_shares_sum_to_one_at_every_temperature(temperature):
 def test_the_largest_of_each_row():
     pairs = Pattern(torch.tensor([0, 0, 2]), torch.tensor([1, 2, 0]), 3)
     assert pairs.row_max(torch.tensor([-3.0, -1.0, 2.0])).tolist() == [-1, -torch.inf, 2]
+
+
+def test_views_of_features_that_are_propagated_beforehand_depend_on_their_edges(run):
+    """SIGN's features are those of the graph times powers of its adjacency: each view propagates its own."""
+    client = FGSSLClient(
+        compose(["strategy=fgssl", "model=sign", "model.hidden=8"]), replace(client_graph(0, 24), x=torch.eye(24))
+    )
+    assert client.features is None
+    whole, none = client.view(0, 0).x.to_dense(), client.view(1, 0).x.to_dense()
+    assert torch.equal(whole[:, :24], none[:, :24])
+    assert not torch.equal(whole[:, 24:], none[:, 24:])
+    assert run("strategy=fgssl", "model=sign", "rounds=2").summary["rounds"] == 2

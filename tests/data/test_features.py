@@ -152,6 +152,21 @@ def test_order_of_records_changes_nothing(seed, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_order_of_records_of_one_time_changes_nothing(seed):
+    """More records of two accounts than are read, many of them at one time."""
+    rng = np.random.default_rng(seed)
+    size = 600
+    source, target = rng.integers(0, 4, size), rng.integers(0, 40, size)
+    swap = rng.random(size) < 0.5
+    source, target = np.where(swap, target, source), np.where(swap, source, target)
+    b = Book(source, target, DAY * rng.integers(0, 6, size), rng.integers(1, 9_999, size))
+    recipe, order = Recipe(windows=(7.0,), without=("flow_*",)), rng.permutation(size)
+    found, other = edge_columns(b, recipe), edge_columns(b.where(order), recipe)
+    np.testing.assert_array_equal(found[order], other)
+    assert np.unique(found[:, [c.name for c in recipe.edge_columns].index("common_7d")]).size > 3
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_later_records_change_no_column(seed):
     """Records from τ on are replaced by others, of other number, accounts and amounts."""
     b, noise = book(seed, 300), book(seed + 10, 500, accounts=12)

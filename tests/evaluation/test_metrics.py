@@ -184,6 +184,18 @@ def test_macro_f1_leaves_out_classes_that_occur_nowhere():
     assert value("macro_f1", logits, y) == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
 
 
+@pytest.mark.parametrize("measure", [metrics.auc, metrics.average_precision])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_score_that_is_not_a_number_has_no_rank(measure, classes):
+    """NaN outputs of a model were ranked last, or first, and AUC was 1."""
+    y = np.arange(6) % classes
+    logits = np.random.default_rng(0).normal(size=(6, classes))
+    assert not np.isnan(measure(logits, y))
+    logits[2] = np.nan
+    assert np.isnan(measure(logits, y))
+    assert np.isnan(measure(np.full((6, classes), np.nan), y))
+
+
 def test_auc_of_one_class_is_not_a_number_and_of_those_that_occur_else():
     logits, y = drawn(3)
     assert math.isnan(metrics.auc(logits, torch.zeros_like(y)))

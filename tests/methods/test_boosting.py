@@ -185,13 +185,18 @@ def clients_of(found: Any, kind: type = BoostingClient) -> list[BoostingClient]:
     return [kind(found.cfg, load_client(found.cfg, index)) for index in range(found.cfg.num_clients)]
 
 
-def test_bagging_is_the_mean_of_the_parties_own_models_from_one_base_rate(run):
-    """Against LightGBM, called for each party with the base rate as initial score."""
-    found = run(*BAGGING, "strategy.patience=0", sizes=(40, 60, 80))
+@pytest.mark.parametrize("loss", ["cross_entropy", "weighted"])
+def test_bagging_is_the_mean_of_the_parties_own_models_from_one_base_rate(run, loss):
+    """Against LightGBM, called for each party with the base rate as initial score; weighted items weigh in the base rate, too."""
+    found = run(*BAGGING, "strategy.patience=0", f"train.loss={loss}", sizes=(40, 60, 80))
     assert [r["round"] for r in found.rounds] == [1]
     assert found.summary["exchanges_per_round"] == 1
     parties = clients_of(found)
-    counts = sum(np.bincount(c.y[c.train_nodes], minlength=3) for c in parties)
+    weights = {}
+    for c in parties:
+        own = np.bincount(c.y[c.train_nodes], minlength=3)
+        weights[c] = own.sum() / (np.count_nonzero(own) * own) if loss == "weighted" else np.ones(3)
+    counts = sum(weights[c] * np.bincount(c.y[c.train_nodes], minlength=3) for c in parties)
     base = np.log(counts / counts.sum())
     x, total, expected = parties[0].x, 0, 0.0
     for party in parties:
@@ -199,7 +204,8 @@ def test_bagging_is_the_mean_of_the_parties_own_models_from_one_base_rate(run):
         rules = {"objective": "multiclass", "num_class": 3, "min_data_in_leaf": 2, "lambda_l2": 1, "learning_rate": 0.1}
         rules |= {"max_depth": 6, "num_leaves": 31, "verbosity": -1, "boost_from_average": False, "num_threads": 1}
         rules |= {"deterministic": True, "force_row_wise": True}
-        data = lightgbm.Dataset(party.x[rows], party.y.numpy()[rows], init_score=np.tile(base, (len(rows), 1)))
+        y, start = party.y.numpy()[rows], np.tile(base, (len(rows), 1))
+        data = lightgbm.Dataset(party.x[rows], y, weight=weights[party][y], init_score=start)
         expected = expected + len(rows) * lightgbm.train(rules, data, 12).predict(x, raw_score=True)
         total += len(rows)
     np.testing.assert_allclose(raw_scores(found.arrays, x, 3), base + expected / total, atol=1e-12)

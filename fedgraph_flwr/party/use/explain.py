@@ -2,7 +2,8 @@
 
 Networks: integrated gradients (Sundararajan et al., ICML 2017; captum) from columns at their mean and without messages to the
 item's actual inputs. Each edge has a factor on its messages, whose contribution is that of the edge. Contributions sum to the
-score less that of the start, up to the error of ``STEPS`` points.
+score less that of the start, up to an error: points are doubled, from `STEPS` to at most `MAX_STEPS`, until it is at most
+`ERROR` of that difference.
 
 Trees: SHAP values (Lundberg et al., 2020; LightGBM), with the party's stored items as background.
 
@@ -35,8 +36,11 @@ from fedgraph_flwr.tasks.trees import objective_of
 
 Floats = NDArray[np.float64]
 
-STEPS = 32
-"""Points of integrated gradients."""
+STEPS, MAX_STEPS = 32, 512
+"""Fewest and most points of integrated gradients."""
+
+ERROR = 1e-3
+"""Largest relative error of the sum of contributions of a network, unless it needs more than `MAX_STEPS` points."""
 
 WITHOUT = 5
 """Reasons that the second score of an item leaves out."""
@@ -284,7 +288,12 @@ class _Network:
         except ImportError:
             raise FedGraphError("explain of a network needs captum: pip install 'fedgraph-flwr[explain]'") from None
         actual, start = self.starts()
-        found = IntegratedGradients(self).attribute(actual, start, n_steps=STEPS, internal_batch_size=1)
+        with torch.no_grad():
+            gap = float(self(*actual)) - float(self(*start))
+        steps, off = STEPS, np.inf
+        while off > ERROR * abs(gap) and steps <= MAX_STEPS:
+            found = IntegratedGradients(self).attribute(actual, start, n_steps=steps, internal_batch_size=1)
+            off, steps = abs(sum(float(part.sum()) for part in found) - gap), 2 * steps
         x, mask, attr = (part[0].detach().double().numpy() for part in found)
         return self.columns_of(x, attr, x.sum(0) - x[self.nodes].sum(0)), mask
 

@@ -85,7 +85,7 @@ def shapley(forest: Mapping[str, NDArray], x: NDArray, background: NDArray, outp
     Args:
         forest: the trees.
         x: columns of the rows to explain [V, F].
-        background: columns of the rows by which nodes are weighed [V', F]; each leaf counts one row more, so that none is empty.
+        background: columns of the rows by which nodes are weighed [V', F].
         outputs: K.
 
     Raises:
@@ -102,13 +102,18 @@ def shapley(forest: Mapping[str, NDArray], x: NDArray, background: NDArray, outp
 
 
 def node_counts(forest: Mapping[str, NDArray], x: NDArray) -> NDArray[np.int64]:
-    """Return how many rows reach each node, and one more for each leaf below it [S]."""
+    """Return how many rows reach each node [S], times a factor: the largest for which LightGBM's 32-bit counts hold them.
+
+    One is added for each leaf below a node, so that none is empty. The factor makes it negligible.
+    """
     split, size = forest["feature"] >= 0, len(forest["feature"])
     start = np.repeat(forest["start"], np.diff(np.append(forest["start"], size)))
     parent = np.full(size, -1)
     for side in ("left", "right"):
         parent[(start + forest[side])[split]] = np.flatnonzero(split)
-    count = np.bincount(leaves(forest, x).ravel(), minlength=size) + ~split
+    largest = int(np.diff(np.append(forest["start"], size)).max(initial=1))
+    factor = max((2**31 - 1 - largest) // max(len(x), 1), 1)
+    count = factor * np.bincount(leaves(forest, x).ravel(), minlength=size).astype(np.int64) + ~split
     at = np.flatnonzero(~split)
     rows = count[at]
     while at.size:

@@ -46,6 +46,9 @@ def test_equal_distributions_stay_below_chance():
     found = np.array([psi(*binned(rng.normal(size=400), rng.normal(size=40))) for _ in range(400)])
     assert (found[:, 0] > 0.25).mean() > 0.1
     assert (found[:, 0] <= found[:, 1]).mean() >= 0.98
+    found = np.array([psi(*binned(rng.normal(size=1000), rng.normal(size=50))) for _ in range(1000)])
+    passed = (found[:, 0] > found[:, 1]).sum()
+    assert 2 <= passed <= 18, "10 of 1,000 are expected, ± 2.5 standard deviations"
     with pytest.raises(FedGraphError, match="no rows to compare: 0 are stored and 3 are new"):
         psi(np.zeros(2), np.array([1.0, 2]))
 
