@@ -8,7 +8,7 @@ import pytest
 
 from fedgraph_flwr.data.features import ALIKE, DAY, LAST, NEVER, Book, Recipe, edge_columns, node_columns
 from fedgraph_flwr.errors import FedGraphError
-from tests.data.test_features import book, transformed
+from tests.data.books import book, transformed
 
 RECIPE = Recipe(windows=(1.0, 3.0), day="whole")
 
