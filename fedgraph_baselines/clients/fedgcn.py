@@ -79,6 +79,16 @@ class FedGCNClient(GraphClient, method=fedgcn):
         if cfg.partition.name == "overlapping":
             raise unfit(cfg, "one owner for each node", "partition=overlapping", "set another partition")
 
+    def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **options: Any):
+        super().__init__(cfg, graph, *args, **options)
+        if self.params.hops and graph.schema and graph.own_columns.get("nodes"):
+            raise FedGraphError(
+                f"strategy=fedgcn averages the columns of an account with those of all accounts that it trades with, which hides"
+                f" the {graph.own_columns['nodes']} columns of own records in this file: on such columns it finds half of what"
+                " FedAvg finds, as its GCN does without a federation. Set strategy=fedavg model=sage, or strategy=boosting and"
+                " `fedgraph-flwr blend`, or import without --features"
+            )
+
     @cached_property
     def outgoing(self) -> Boundary:
         """External nodes at edges from own nodes."""

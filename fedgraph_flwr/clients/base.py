@@ -138,6 +138,7 @@ class GraphClient(Side, NumPyClient):
         self.uplink_of = declared(type(self), cfg)
         # A method that reads rows of other clients' nodes (`needs_others`) keeps to its own: far ends are another party's.
         sees = kind_of(cfg).far_ends and not type(self).needs_others(cfg) and getattr(graph, "far", None)
+        graph = kind_of(cfg).split_of(graph)
         whole = with_far_ends(graph) if sees else graph
         self.task = kind_of(cfg)(cfg, whole)
         self.scorer = cache(self.task.scorer)

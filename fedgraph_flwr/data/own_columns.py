@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.features import Book, Recipe, node_columns
 from fedgraph_flwr.data.graph import Graph, pack_words, unpack_words
+from fedgraph_flwr.data.split import APART
 
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
 
@@ -58,8 +59,8 @@ def with_node_columns(graph: AnyGraph) -> AnyGraph:
 
 
 def last_of_training(graph: Graph) -> int | None:
-    """Return the time of the last training edge of a graph that is split by time; None for others."""
-    if not graph.edge_split.numel():
+    """Return the time of the last training edge of a graph whose nodes are split by time; None for others."""
+    if not graph.edge_split.numel() or graph.schema.get(APART):
         return None
     training = graph.edge_time[graph.edge_split == 0]
     return int(training.max()) if training.numel() else int(graph.edge_time.min()) - 1

@@ -22,7 +22,7 @@ from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph, 
 from fedgraph_flwr.data.many_graphs import MASKS, from_graphs
 from fedgraph_flwr.data.own_columns import with_node_columns
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
-from fedgraph_flwr.data.split import AnyTyped, split_graph, split_targets
+from fedgraph_flwr.data.split import APART, AnyTyped, split_graph, split_targets
 from fedgraph_flwr.data.typed import without_reverse
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -281,7 +281,11 @@ def client_graph(
         own = ClientGraph(**values | {"node_id": torch.arange(n), "num_global_nodes": n})
     marked = bool((own.train_mask | own.val_mask | own.test_mask).any())
     if not marked or (split.kind == "temporal" and not typed):
-        own = split_targets(own, split, seed) if typed else split_graph(own, split, seed)
+        made = split_targets(own, split, seed) if typed else split_graph(own, split, seed)
+        if marked and not typed and bool((own.edge_y >= 0).any()):  # nodes keep their split, and edges have one by time
+            masks = {key: getattr(own, key) for key in MASKS}
+            made = replace(made, **masks, schema={**own.schema, APART: True})
+        own = made
     by_edges = not typed and (bool((own.edge_y >= 0).any()) or own.schema.get("agreed", {}).get("roles"))
     if not bool(own.train_mask.any()) and not by_edges:
         of = f" of type '{own.target}'" if typed else ""

@@ -22,6 +22,9 @@ from fedgraph_flwr.errors import FedGraphError
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
 AnyTyped = TypeVar("AnyTyped", bound=HeteroGraph)
 
+APART = "node_split"
+"""Key of a graph's schema: the masks of its nodes are not those of the stages of its edges; each task has its own split."""
+
 VALIDATION_SEED = 12345  # seed for taking validation nodes from public training nodes, the same in all runs
 
 
@@ -54,6 +57,17 @@ def _split_many(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
 def grouping_seed(cfg: SplitConfig, seed: int) -> int:
     """Return the seed of graph, partition and node groups; rotating folds share it unless they ``resample``."""
     return seed // cfg.folds if cfg.kind == "kfold" and cfg.fold < 0 and not cfg.resample else seed
+
+
+def without_stages(graph: Any) -> Any:
+    """Return a graph whose nodes have a split of their own beside that of its edges (`APART`) as tasks on nodes read it.
+
+    They read all edges; a task on edges reads the file as it is.
+    """
+    if not graph.schema.get(APART):
+        return graph
+    held = [key for key in ("edge_split", "cut_out_edge_split", "cut_in_edge_split") if hasattr(graph, key)]
+    return replace(graph, **{key: getattr(graph, key)[:0] for key in held})
 
 
 def split_targets(graph: AnyTyped, cfg: SplitConfig, seed: int) -> AnyTyped:

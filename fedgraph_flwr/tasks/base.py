@@ -14,6 +14,7 @@ from torch import Tensor
 from fedgraph_flwr import models
 from fedgraph_flwr.config import EvaluationConfig, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.split import without_stages
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.methods.client import Client
@@ -129,6 +130,11 @@ class Task:
             )
         self.cfg = cfg
         self.graph = graph.until(0)
+
+    @classmethod
+    def split_of(cls, graph: Any) -> Any:
+        """Return a client's graph with the split that the task reads: of nodes, or of edges by time (`without_stages`)."""
+        return without_stages(graph) if cls.ITEMS == "nodes" else graph
 
     @classmethod
     def network(cls, cfg: RunConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:

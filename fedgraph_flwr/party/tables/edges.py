@@ -18,7 +18,7 @@ from fedgraph_flwr.data.value_formats import PLAIN, date_format, read_dates, sin
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import Treatment, Written, features
 from fedgraph_flwr.party.tables.nodes import Ids, agreed_classes, check_rows, column_of, label_codes
-from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, divide, normal_ids
+from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, booked_again, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns
 
 
@@ -101,7 +101,8 @@ def read_edges(
     amounts = amounts_of(table, columns.amount_column, where[0], treatment) if columns.recipe else None
     if columns.recipe and columns.time and columns.day != WHOLE:
         _warn_of_ties(data.fields["edge_time"], columns.time, where[0], treatment)
-    data = with_computed(data, columns, ends, len(ids[1].index), found, amounts)
+    again = booked_again(found, rule) if found and rule else None
+    data = with_computed(data, columns, ends, len(ids[1].index), found, amounts, again)
     separate = parallel or bool(data.fields)
     index, rows = arranged(ends, len(ids[1].index), undirected, where[0], treatment, separate)
     return TableEdges(index, found.own[rows] if found and data.fields else rows, data, found)
@@ -149,6 +150,7 @@ def with_computed(
     num_nodes: int,
     found: Records | None = None,
     cents: Ints | None = None,
+    again: Ints | None = None,
 ) -> EdgeData:
     """Return the data of a table's rows with the features that are computed from the whole book: those of a recipe, or counts.
 
@@ -162,6 +164,7 @@ def with_computed(
         num_nodes: N.
         found: the divided rows, if some name accounts of other parties; they count, too.
         cents: amounts of the rows, for a recipe [E'].
+        again: the record that each record of another party's account repeats, else itself [R]; a repetition has its columns.
     """
     recipe = columns.own_recipe
     if not (windows := columns.seconds) and recipe is None:
@@ -174,6 +177,10 @@ def with_computed(
         named, code = np.unique(names_elsewhere(found, columns.id_form), return_inverse=True)
         pair = np.stack([found.node.numpy(), num_nodes + code])
         both[:, found.rows.numpy()] = np.where(found.outgoing.numpy(), pair, pair[::-1])
+    repeats = np.zeros(0, dtype=np.int64)
+    if found and again is not None and recipe is not None:
+        repeats = np.flatnonzero(again != np.arange(again.size))
+        both[:, found.rows.numpy()[repeats]] = -1
     kept, own, described = np.flatnonzero(both[0] >= 0), dict[str, Any](), dict[str, Any]()
     if recipe is not None and cents is not None:
         book = Book(both[0, kept], both[1, kept], time[kept], cents[kept])
@@ -186,6 +193,8 @@ def with_computed(
     if kept.size < time.size:
         whole = np.zeros((time.size, table.shape[1]), dtype=np.float32)
         whole[kept] = table
+        if found and again is not None and repeats.size:
+            whole[found.rows.numpy()[repeats]] = whole[found.rows.numpy()[again[repeats]]]
     own["own_columns"] = described | {"edges": table.shape[1]}
     return replace(with_columns(data, torch.from_numpy(whole)), own=own)
 

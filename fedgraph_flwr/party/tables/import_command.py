@@ -344,10 +344,10 @@ def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph
     kind, column = args.split, graph.schema["fitted"].get("tables", {}).get("split", "")
     if kind == "temporal" and column and bool((graph.train_mask | graph.val_mask | graph.test_mask).any()):
         if isinstance(graph, Graph) and graph.edge_y.numel():
-            two = f"--split temporal splits labelled edges by time, and the column '{column}' splits nodes"
-            raise FedGraphError(f"{two}: leave out --split to classify nodes, or the column to classify edges")
-        print(f"split by column '{column}': --split temporal applies only without one")
-        kind = "ratio"
+            print(f"nodes are split by column '{column}' (task=nodes), labelled edges by time (task=edges)")
+        else:
+            print(f"split by column '{column}': --split temporal applies only without one")
+            kind = "ratio"
     split = replace(_ratio(args.ratio), kind=kind, until=_until(args.until))
     count = args.client + 1 if args.num_clients is None else args.num_clients
     return client_graph(graph, args.client, count, split, args.seed)

@@ -245,6 +245,23 @@ def repeated(records: Records, form: str, undirected: bool) -> np.ndarray:
     return np.asarray(pd.DataFrame(dict(enumerate(columns))).duplicated().to_numpy())
 
 
+def booked_again(records: Records, rule: PartyRule) -> np.ndarray:
+    """Return the record that each one repeats, with the same ends and the same reference, else itself, int64 [R].
+
+    A reference is a text among the match columns. Without one, or if a match column is empty, equal records are other payments.
+    """
+    import pandas as pd
+
+    place = np.arange(len(records.ids))
+    if not any(kind == "text" for _, kind in rule.key) or not place.size:
+        return place
+    columns = records.node.numpy(), records.outgoing.numpy(), records.party.numpy()
+    table = pd.DataFrame(dict(enumerate((*columns, normal_ids(records.ids, rule.id_form), records.keys))))
+    first = table.assign(place=place).groupby(list(table.columns))["place"].transform("min").to_numpy()
+    complete = np.array([all(key.split(BETWEEN)) for key in records.keys], dtype=bool)
+    return np.where(complete, first, place)
+
+
 def parties_of(links: Any, texts: Sequence[np.ndarray], rule: PartyRule, where: str) -> list[np.ndarray]:
     """Return the party of each row's source and target, as written [E]; "" where it is missing."""
     if rule.columns:

@@ -425,7 +425,7 @@ class Predictor(TaskPredictor):
             graph = partition.load(self.file) if self.file else partition.load_client(self.cfg, self.client)
             if schema := fitted_schema(graph.schema, self.source):
                 self.input_spec.warn_of_bound(schema.tables.alike, f"client {self.client}'s file has")
-            return graph
+            return kind_of(self.cfg).split_of(graph)
         return None
 
     def _of_run(self, what: str) -> Any:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+import fedgraph_flwr as fg
 from fedgraph_flwr import cli
 from fedgraph_flwr.clients.row_gradients import _check_payments
 from fedgraph_flwr.config import SplitConfig, compose
@@ -23,7 +24,7 @@ from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.prediction_input import InputSpec, new_nodes
 from fedgraph_flwr.secure.keyring import Keyring
-from tests.party.linked_banks import BANKS, banks, once
+from tests.party.linked_banks import BANKS, KEY, banks, once
 
 RECIPE = Recipe(windows=(2.0,))
 
@@ -43,8 +44,13 @@ def by_hand(book: pd.DataFrame, own: str, nodes: list[str], until: int | None = 
     names = [f"{own}:{name}" for name in nodes]
     code = {name: place for place, name in enumerate([*names, *sorted(set(pd.concat(ends)) - set(names))])}
     source, target = (end.map(code).to_numpy() for end in ends)
+    first = rows.reset_index(drop=True).reset_index().groupby(KEY)["index"].transform("min")  # booked twice with a bank
+    place = first.fillna(pd.Series(np.arange(len(rows)))).to_numpy(dtype=np.int64)
     b = Book(source, target, rows.time.to_numpy(), np.rint(rows.amount.to_numpy() * 100).astype(np.int64))
-    return rows, edge_columns(b, RECIPE), node_columns(b, RECIPE, len(nodes), until=until)
+    kept = np.unique(place)
+    b = b.where(kept)
+    columns = edge_columns(b, RECIPE)[np.searchsorted(kept, place)]
+    return rows, columns, node_columns(b, RECIPE, len(nodes), until=until)
 
 
 @pytest.mark.parametrize("undirected", [False, True])
@@ -67,6 +73,7 @@ def test_columns_of_an_import(made, undirected):
 
 
 def test_node_columns_of_a_temporal_split_read_the_training_time(made):
+    made.columns = replace(made.columns, split="")
     made.client("A")
     paths = made.folder / "A_nodes.csv", made.folder / "A_edges.csv"
     graph = client_graph(made.read(*paths, own="A"), 0, 3, SplitConfig(kind="temporal"))
@@ -465,3 +472,86 @@ def test_private_payments_refuse_whole_days(tmp_path):
     graph = imported(tmp_path, "dated.csv")
     with pytest.raises(FedGraphError, match="with day=whole every payment of a day is read by all"):
         _check_payments(graph, 1000, 8)
+
+
+def test_one_import_serves_accounts_and_payments(tmp_path, monkeypatch):
+    """Accounts keep the split of their column and read all payments; payments are split by time. Both tasks run and predict."""
+    accounts, _ = tables(tmp_path)
+    part = np.resize(["train", "train", "val", "test"], len(accounts))
+    accounts.assign(part=part).to_csv(tmp_path / "accounts.csv", index=False)
+    (tmp_path / "parts").mkdir()
+    graph = imported(tmp_path, "all.csv", "--split-column", "part", "--split", "temporal")
+    assert graph.train_mask.tolist() == (part == "train").tolist()
+    assert graph.edge_split.unique().tolist() == [0, 1, 2]
+    assert "until" not in graph.own_columns
+    alone = imported(tmp_path, "all.csv", "--split-column", "part")
+    torch.testing.assert_close(graph.x, alone.x)
+    by_time = imported(tmp_path, "all.csv", "--split", "temporal")
+    torch.testing.assert_close(graph.edge_split, by_time.edge_split)
+    monkeypatch.chdir(tmp_path)
+    scores = {}
+    for name, stored in (("both", graph), ("accounts", alone), ("payments", by_time)):
+        stored.save(tmp_path / name / "client_0000.safetensors")
+        for task in ("nodes", "edges"):
+            words = [
+                f"graph={tmp_path / name}",
+                f"task={task}",
+                "strategy=local",
+                "rounds=2",
+                f"out={tmp_path}/{name}_{task}",
+            ]
+            if (name, task) not in (("accounts", "edges"), ("payments", "nodes")):
+                scores[name, task] = fg.run(*words, progress=False).summary["metrics"]["best_val"]
+    assert scores["both", "nodes"] == scores["accounts", "nodes"]
+    assert scores["both", "edges"] == scores["payments", "edges"]
+    for task in ("nodes", "edges"):
+        words = ["predict", f"both_{task}", "--client", "0", "--nodes", "accounts.csv", "--edges", "later.csv"]
+        assert cli.main([*words, "--out", f"{task}.csv"]) == 0
+        assert len(pd.read_csv(f"{task}.csv")) == len(pd.read_csv("later.csv") if task == "edges" else accounts)
+
+
+def test_a_payment_with_another_bank_that_is_booked_twice_counts_once(tmp_path):
+    """It has the reference of its first booking; without a reference, equal payments are two."""
+    paid, received = ("A", "a1", "B", "b1", 100, 5.0, "r1"), ("B", "b1", "A", "a2", 900, 7.0, "r2")
+    rows = [paid, paid, received]
+    names = ["from_bank", "source", "to_bank", "target", "time", "amount", "ref"]
+    pd.DataFrame(rows, columns=names).to_csv(tmp_path / "pays.csv", index=False)
+    pd.DataFrame({"id": ["a1", "a2"], "label": ["ok", "bad"]}).to_csv(tmp_path / "accounts.csv", index=False)
+    for key, expected in (("time,amount:amount,ref", 1), ("time:amount,amount:amount", 2)):
+        args = [
+            "import",
+            "--nodes",
+            tmp_path / "accounts.csv",
+            "--edges",
+            tmp_path / "pays.csv",
+            "--time-column",
+            "time",
+        ]
+        args += [
+            "--features",
+            "payments",
+            "--own-party",
+            "A",
+            "--party-columns",
+            "from_bank,to_bank",
+            "--match-columns",
+            key,
+        ]
+        args += ["--classes", "ok,bad", "--client", "0", "--num-clients", "1", "--out", tmp_path / "a.safetensors"]
+        assert cli.main([str(arg) for arg in args]) == 0
+        graph = ClientGraph.load(tmp_path / "a.safetensors")
+        assert graph.book.size(1) == expected + 1
+        place = [c.name for c in Recipe().edge_columns].index("n_in_source_14d")
+        found = np.expm1(graph.foreign_edge_attr[:, place].numpy() + 1).round(3).tolist()
+        assert found == [0, 0, expected]
+
+
+def test_fedgcn_refuses_tables_with_columns_of_own_records(tmp_path, monkeypatch):
+    tables(tmp_path)
+    graph = imported(tmp_path, "all.csv")
+    graph.save(tmp_path / "parts" / "client_0000.safetensors")
+    monkeypatch.chdir(tmp_path)
+    words = [f"graph={tmp_path / 'parts'}", "strategy=fedgcn", "rounds=1", "out=run"]
+    with pytest.raises(FedGraphError, match="Set strategy=fedavg model=sage, or strategy=boosting"):
+        fg.run(*words, progress=False)
+    assert fg.run(*words, "strategy.hops=0", progress=False).summary["rounds"] == 1
