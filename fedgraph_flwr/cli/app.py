@@ -102,7 +102,8 @@ def _own_conf(args: list[str]) -> Iterator[list[str]]:
 
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
-    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+    given = given or ["--help"]
+    if not given[0].startswith("-") and given[0] not in COMMANDS:
         meant = difflib.get_close_matches(given[0], [*COMMANDS, *_TRAIN], n=1)
         instead = "run trains a model: fedgraph-flwr run strategy=fedavg" if {*meant} & {*_TRAIN} else ""
         raise unknown("command", given[0], COMMANDS, instead=instead)

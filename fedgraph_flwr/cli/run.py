@@ -15,7 +15,8 @@ examples:
 import argparse
 import sys
 import textwrap
-from math import nan
+from collections.abc import Mapping
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (parser.epilog or "") + "\n".join(_names(group) for group in ("strategy", "protocol"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of conf/config.yaml")
     add_options(parser, _OPTIONS)
+    parser.add_argument("-q", action="store_true", dest="quiet", help="same as --quiet")
 
 
 _OPTIONS = """
@@ -90,6 +92,21 @@ ROWS = 4
 """Number of test scores in the summary table without ``--verbose``."""
 
 
+def result_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
+    """Return a run's result in one line; empty without a score."""
+    from fedgraph_flwr.evaluation.best_round import MISSING, coverage
+    from fedgraph_flwr.report.headline import display_name, is_share, score_text
+    from fedgraph_flwr.runs.folder import as_number, headline_score
+
+    metric, score, level = cfg.evaluation.headline, headline_score(summary), as_number(summary.get("chance"))
+    if isnan(score):
+        return ""
+    gap = f"{100 * abs(score - level):.1f} points" if is_share(metric) else f"{abs(score - level):.3g}"
+    beside = "" if isnan(level) else f", {gap} {'above' if score >= level else 'below'} chance"
+    who = coverage(summary) if MISSING in summary else f"{cfg.num_clients} clients"
+    return f"{score_text(score, metric)} test {display_name(metric)}{beside}, {cfg.model.name}, {who}"
+
+
 def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False) -> None:
     """Print the summary table: the headline, its chance level and the requested scores, at least `ROWS`, or all."""
     from rich import box
@@ -101,8 +118,12 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
     from fedgraph_flwr.evaluation.best_round import coverage
     from fedgraph_flwr.report.headline import start_text
     from fedgraph_flwr.report.runs import WHEN, score_table
+
+    console = Console()
     from fedgraph_flwr.runs.folder import headline_score
 
+    if line := result_text(summary, cfg):
+        console.print(line, highlight=False, markup=False, style="bold", soft_wrap=True)
     title = escape(f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", *WHEN.values()):
@@ -114,7 +135,6 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
     rows = max(ROWS, sum(name in first for name in names))
     for name in names[: None if verbose else rows]:
         table.add_row(name.replace("_", " "), *(f"{value:.4f}" for value in scores[name].values()))
-    console = Console()
     console.print(table)
     if len(scores) > rows and not verbose:
         console.print(f"{len(scores) - rows} more scores: --verbose, or the report", highlight=False)
