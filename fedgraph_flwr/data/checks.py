@@ -181,7 +181,8 @@ def _check_far(graph: ClientGraph) -> None:
     _whole(far["marks"], "marks of far", 0, width - 1)
     for key in ("names", "forms"):
         _list(far[key], f"{key} of far", len(places))
-    _tensor(graph.far_x, "far_x", torch.float32, (len(graph.far_id), len(places)) if places else (None, 0))
+    shape = (len(graph.far_id), len(places) if len(graph.far_id) else None)  # a file holds no empty tensor
+    _tensor(graph.far_x, "far_x", torch.float32, shape if places else (None, 0))
 
 
 def _check_typed(graph: HeteroGraph) -> None:

@@ -9,10 +9,11 @@ of its own by the same rule. Validation items of one class give equal weights.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,9 +24,11 @@ from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.party.use.predict import BLEND, Predictor, load_node, load_predictor
+from fedgraph_flwr.party.use.predict import BLEND, Predictor, TaskPredictor, load_node, load_predictor
+from fedgraph_flwr.party.use.prediction_input import InputSpec
+from fedgraph_flwr.runs.folder import CONFIG
 from fedgraph_flwr.runs.prepare import check_unused
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.tasks import Task
@@ -48,6 +51,136 @@ class Weights:
     def apply(self, logits: Sequence[NDArray]) -> Floats:
         """Return blended logits [V, C] of those of each run."""
         return self.bias + np.tensordot(self.runs, _logs(logits), axes=1)
+
+
+@dataclass
+class Blended(TaskPredictor):
+    """A blend as a model: the weighted sum of its members' logits, of stored graphs and of new tables.
+
+    Attributes:
+        members: the models, by a party's own predictor or exported.
+        weights: those of the blend.
+        input_spec: as of the first member.
+    """
+
+    name: ClassVar[str] = "blend"
+    unscored: ClassVar[str] = ""
+
+    members: Sequence[TaskPredictor]
+    weights: Weights
+    input_spec: InputSpec
+
+    @property
+    def first(self) -> Any:
+        """The first member."""
+        return self.members[0]
+
+    @property
+    def cfg(self) -> RunConfig:  # type: ignore[override]
+        """Configuration of the first member, named as a blend."""
+        cfg: RunConfig = self.first.cfg
+        return replace(cfg, strategy=replace(cfg.strategy, name=self.name))
+
+    @property
+    def client(self) -> int | None:  # type: ignore[override]
+        """The client whose models they are; None for shared ones."""
+        client: int | None = self.first.client
+        return client
+
+    @property
+    def round(self) -> int:
+        """Round of the first member."""
+        return int(self.first.round)
+
+    @property
+    def own(self) -> Any:
+        """The client's graph."""
+        return self.first.own
+
+    @property
+    def of_party(self) -> bool:
+        """As of the first member."""
+        return bool(self.first.of_party)
+
+    @property
+    def target_stats(self) -> Tensor:  # type: ignore[override]
+        """None, since a blend is of classes."""
+        return torch.zeros(2, 0, dtype=torch.float64)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Parameters of all members, and the weights."""
+        found = {
+            f"{place}.{name}": tensor
+            for place, member in enumerate(self.members)
+            for name, tensor in getattr(member, "tensors", {}).items()
+        }
+        return found | {key: torch.from_numpy(np.array(getattr(self.weights, key))) for key in ("runs", "bias")}
+
+    @cached_property
+    def threshold(self) -> float | None:  # type: ignore[override]
+        """As of `Predictor`, of the blended logits."""
+        if self.own is None or len(self.input_spec.classes) != 2:
+            return None
+        logits, task = self.outputs(self.own)
+        return metrics.threshold(logits, task.y, task.masks["val"])
+
+    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+        """As `TaskPredictor.outputs`, blended."""
+        found = [member.items(graph) for member in self.members]
+        for member, (_, task) in zip(self.members, found, strict=True):
+            check_same_items(found[0][1], task, f"{self.first.source} and {member.source}")
+        return torch.from_numpy(self.weights.apply([logits.numpy() for logits, _ in found])), found[0][1]
+
+    def feature_names(self, graph: Any) -> tuple[list[str], list[str]]:
+        """As of the first member."""
+        names: tuple[list[str], list[str]] = self.first.feature_names(graph)
+        return names
+
+
+def is_blend(path: Path) -> bool:
+    """Return whether a folder holds the weights of a blend instead of a model."""
+    return (path / BLEND).is_file()
+
+
+def load_blend(folder: Path, client: int | None = None) -> Blended:
+    """Load a blend of runs or of a node's stored models.
+
+    Args:
+        folder: folder of the blend.
+        client: client whose models to blend; None for shared models, and for those that a node stored.
+
+    Raises:
+        FedGraphError: it is damaged, a run has gone, or as of `load_predictor` and `load_node`.
+    """
+    path = folder / BLEND
+    try:
+        content = json.loads(path.read_bytes())
+        runs = [Path(str(run)) for run in content["runs"]]
+        weights = weights_of(content["weights"], len(runs))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FedGraphError(f"{path} is damaged ({first_line(error)}): blend the runs again") from error
+    members: list[TaskPredictor] = []
+    for run in runs:
+        if not run.is_dir():
+            raise FedGraphError(f"{path} blends {run}, which is not there: restore it, or blend the runs again")
+        members.append(load_predictor(run, client) if (run / CONFIG).is_file() else load_node(run))
+    _first(members)
+    if client not in (None, members[0].client):
+        raise FedGraphError(f"--client {client}: {folder} belongs to client {members[0].client}: leave --client out")
+    return Blended(members, weights, members[0].input_spec)
+
+
+def weights_of(values: Any, runs: int) -> Weights:
+    """Return weights that a file holds.
+
+    Raises:
+        ValueError: they are not finite numbers, one per run.
+    """
+    found = Weights(*(np.array(values[key], dtype=np.float64) for key in ("runs", "bias")))
+    if found.runs.shape != (runs,) or found.bias.ndim != 1 or not np.isfinite([*found.runs, *found.bias]).all():
+        raise ValueError(f"expected {runs} finite weights, got {values}")
+    return found
 
 
 def _logs(logits: Sequence[NDArray]) -> Floats:
@@ -138,7 +271,7 @@ def blend_node(states: Sequence[Path], out: Path) -> dict[str, float]:
     place = task.order.argsort() if hasattr(task, "order") else slice(None)
     found = first.predict(first.own)
     out.mkdir(parents=True)
-    replace(found, logits=blended[place], threshold=None).write(out / PREDICTIONS)  # type: ignore[arg-type]
+    replace(found, logits=blended[place], threshold=None).write(out / PREDICTIONS)
     _write(out, states, weights)
     return metrics.averages(_scores(blended, task, first.cfg))
 
@@ -147,7 +280,7 @@ PREDICTIONS = "predictions.csv"
 """File of a party's blend."""
 
 
-def _first(predictors: Sequence[Predictor]) -> Predictor:
+def _first(predictors: Sequence[Any]) -> Any:
     """Return the first of two models of classes or more."""
     if len(predictors) < 2:
         raise FedGraphError(f"blend needs at least two runs, got {len(predictors)}: pass two run folders or more")

@@ -51,7 +51,7 @@ def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
 
 def write_export(
     folder: Path,
-    predictor: Predictor,
+    predictor: Any,
     files: dict[str, str | bytes],
     found: dict[str, Any],
     index: str,

@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.numerics.forest import raw_scores
+from fedgraph_flwr.party.use.blend import Blended, Weights
 from fedgraph_flwr.party.use.day import names_by_id
 from fedgraph_flwr.party.use.export import PlainInputs, PlainReader, module_of
 from fedgraph_flwr.party.use.predict import Predictor, as_client, as_scored, names_of
@@ -146,6 +148,9 @@ def explain(
         FedGraphError: an id is unknown, or the task, the method or the model has no scores of single items that follow from the
             party's own data.
     """
+    if isinstance(predictor, Blended):
+        every = [explain(member, graph, ids, read, items, checks) for member in predictor.members]
+        return [_blended(parts, predictor.weights) for parts in zip(*every, strict=True)]
     if not isinstance(predictor, Predictor):
         raise FedGraphError(f"{predictor.source}: explain needs the folder of a run or a node")
     scored = predictor.task.classes or (predictor.task.targets and predictor.width == 1)
@@ -170,6 +175,47 @@ def explain(
     if predictor.forest:
         return _of_trees(predictor, graph, wanted)
     return _of_network(predictor, graph, outputs, names, numbers, wanted, checks)
+
+
+def _blended(parts: Sequence[Reasons], weights: Weights) -> Reasons:
+    """Return the reasons of one item by a blend: contributions of its members to columns and payments, weighted and added.
+
+    The margin of a blend is the weighted sum of its members' margins and a constant, since log-softmax moves all classes alike.
+    """
+    if len(weights.bias) > 2:
+        raise FedGraphError("explain of a blend needs two classes: explain the runs that it blends")
+    bias = float(weights.bias[1] - weights.bias[0])
+    columns = list(dict.fromkeys(name for part in parts for name in part.columns))
+    place = {name: row for row, name in enumerate(columns)}
+    count = max(part.of_edges.size for part in parts)
+    values = np.full(len(columns), np.nan)
+    sums = np.zeros((2, len(columns) + count))  # contributions, and those in random models
+    for part, weight in zip(parts, weights.runs, strict=True):
+        own = np.array([place[name] for name in part.columns], dtype=np.int64)
+        rows = np.concatenate([own, len(columns) + np.arange(part.of_edges.size)])
+        known = own[~np.isnan(part.values)]
+        values[known] = part.values[~np.isnan(part.values)]
+        for total, given in zip(sums, (np.concatenate([part.of_columns, part.of_edges]), part.random), strict=True):
+            np.add.at(total, rows, weight * np.concatenate([given, np.zeros(rows.size - given.size)]))
+    scores = [
+        float(weights.runs @ [getattr(part, name) for part in parts]) + bias for name in ("score", "base", "without")
+    ]
+    most = max(parts, key=lambda part: part.of_edges.size)
+    split = len(columns)
+    return Reasons(
+        item=most.item,
+        score=scores[0],
+        base=scores[1],
+        without=scores[2],
+        columns=columns,
+        of_columns=sums[0, :split],
+        values=values,
+        random=sums[1],
+        of_edges=sums[0, split:],
+        ends=most.ends,
+        edges=most.edges,
+        time=most.time,
+    )
 
 
 Wanted = tuple[Any, int, int]
@@ -357,6 +403,7 @@ def _of_network(
             edges = edge_names[numbered.numpy()]
         else:
             read = own if own.until(0) is own else own.until(int(own.val_mask[row]) or 2 * int(not own.train_mask[row]))
+            read = with_far_ends(read) if task.far_ends and own.far else read
             inputs, edges = reader.inputs_of(read), np.arange(read.edge_index.size(1)).astype(object)
         made = _Network(net, inputs, own.num_nodes, row, which, plain.reads_edges, bool(plain.readout[0]))
         actual, start = made.starts()

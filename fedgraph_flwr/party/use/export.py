@@ -14,11 +14,13 @@ import functools
 import importlib
 import inspect
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -27,10 +29,15 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, TaskConfig, compose, is_own, typed
 from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.data.far_ends import neighbour_means, with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema
 from fedgraph_flwr.errors import FedGraphError, check_names, first_line, sanitize, unknown
+from fedgraph_flwr.methods.boosting import MAX_NODES
+from fedgraph_flwr.models.forest import logits_of
 from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.numerics.forest import LARGEST, check_forest, raw_scores
+from fedgraph_flwr.party.use.blend import Blended, weights_of
 from fedgraph_flwr.party.use.card import model_card, scores, write_export
 from fedgraph_flwr.party.use.plain.items import READOUTS, Items
 from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, as_client, as_scored
@@ -41,6 +48,7 @@ from fedgraph_flwr.tasks import Task, task_class
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import OfGraphs
 from fedgraph_flwr.tasks.targets import Regression
+from fedgraph_flwr.tasks.trees import MAX_TREES
 
 MODULES = Path(__file__).parent / "plain"
 NAMES = ("stack", "decoupled", "acm", "fedspa", "edge_network")
@@ -50,11 +58,14 @@ PACKAGE = __name__.partition(".")[0]
 INDEX = "export.json"
 WEIGHTS = "weights.safetensors"
 
+BLENDED = "blend"
+"""Module of an exported blend, whose folder holds its members."""
+
 LOADER = Path(__file__).parent / "templates" / "loader.py.txt"
 """Code at the end of ``model.py``."""
 
 
-def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
+def export(predictor: Predictor | Blended, folder: Path, run: Path | None = None) -> Path:
     """Write a trained model to a folder that plain PyG loads, and return the folder.
 
     Args:
@@ -67,6 +78,8 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise FedGraphError(f"--out {folder} contains other files: pass a new folder")
+    if isinstance(predictor, Blended):
+        return _export_blend(predictor, folder)
     if predictor.forest:
         return export_trees(predictor, folder, run, INDEX)
     plain = predictor.plain()
@@ -78,9 +91,8 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     stats = predictor.target_stats if predictor.task.targets else torch.zeros(2, 0, dtype=torch.float64)
     split = as_scored(cfg, predictor.task).split
     step, seconds = split.step, split.step_seconds
-    made = Exported(
-        plain, cfg.dtype, spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats, step
-    )
+    given = (spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats, step)
+    made = Exported(*given, plain=plain, dtype=cfg.dtype)
     _check(made, predictor)
     files: dict[str, str | bytes] = {"model.py": _module(_source(plain), made), WEIGHTS: save(dict(plain.weights))}
     described = ("module", "arguments", "labels", "reads_edges", "readout")
@@ -103,6 +115,19 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     found = scores(run, predictor)
     files["MODEL_CARD.md"] = model_card(predictor, plain, found, bool(columns))
     return write_export(folder, predictor, files, found, INDEX, about)
+
+
+def _export_blend(blended: Blended, folder: Path) -> Path:
+    """Write each member of a blend to a folder of its own, and the weights to the index."""
+    parts = [f"part_{place}" for place in range(len(blended.members))]
+    for part, member in zip(parts, blended.members, strict=True):
+        if not isinstance(member, Predictor):
+            raise FedGraphError(f"{member.source} is an exported model: export the blend of runs")
+        export(member, folder / part)
+    weights = {"runs": blended.weights.runs.tolist(), "bias": blended.weights.bias.tolist()}
+    about = {"module": BLENDED, "parts": parts, "weights": weights}
+    files = {"model.py": (MODULES / "blended.py").read_text()}
+    return write_export(folder, blended, dict(files), {}, INDEX, about)
 
 
 def _module(source: str, made: "Exported") -> str:
@@ -220,12 +245,10 @@ class PlainReader:
 
 
 @dataclass(frozen=True)
-class Exported(TaskPredictor):
+class ExportedModel(TaskPredictor):
     """An exported folder, loaded back; predicts as `Predictor` does.
 
     Attributes:
-        plain: the model.
-        dtype: type of its weights.
         input_spec: features and classes that the model expects.
         client: whose it was; None: the shared one.
         round: after which it was taken.
@@ -235,10 +258,6 @@ class Exported(TaskPredictor):
         own: None; it has no graph of a party.
     """
 
-    name: ClassVar[str] = "exported network"
-
-    plain: Plain
-    dtype: str
     input_spec: InputSpec
     client: int | None
     round: int
@@ -254,6 +273,35 @@ class Exported(TaskPredictor):
         task, cfg = self.prediction_task, _defaults(self.prediction_task.name)
         return as_scored(replace(cfg, task=task, split=replace(cfg.split, step=self.step)), task_class(task.name))
 
+    def read(self, graph: Any) -> ClientGraph:
+        """Return the graph that the model reads: a client's, with the far ends of its cut edges if it knows of them."""
+        own = as_client(self.as_graph(graph), self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
+        if not isinstance(own, ClientGraph):
+            raise FedGraphError("exported models read graphs with one type of nodes, got a heterogeneous graph")
+        return with_far_ends(own) if self.task.far_ends and own.far else own
+
+    def of_items(self, graph: Any, outputs: Tensor, task: Task) -> tuple[Tensor, Task]:
+        """Return outputs and task of the graph's own items, without far ends."""
+        if not self.task.far_ends:
+            return outputs, task
+        count = self.as_graph(graph).y.size(0)
+        return outputs[:count], task.first(count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported(ExportedModel):
+    """An exported network.
+
+    Attributes:
+        plain: the model.
+        dtype: type of its weights.
+    """
+
+    name: ClassVar[str] = "exported network"
+
+    plain: Plain
+    dtype: str
+
     @property
     def in_unit(self) -> bool:
         """Whether its outputs are standardised numbers, which ``model.py`` gives in the unit of the data."""
@@ -261,9 +309,7 @@ class Exported(TaskPredictor):
 
     def outputs(self, graph: Any) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, by the exported module."""
-        own = as_client(self.as_graph(graph), self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
-        if not isinstance(own, ClientGraph):
-            raise FedGraphError("exported models read graphs with one type of nodes, got a heterogeneous graph")
+        own = self.read(graph)
         task, net = self.task(self.cfg, own), module_of(self.plain, self.dtype)
         reader: Any = PlainReader(self.plain, getattr(torch, self.dtype))
 
@@ -276,7 +322,43 @@ class Exported(TaskPredictor):
         with torch.no_grad():
             inputs = reader.inputs_of(task.graph if isinstance(task, Edges | OfGraphs) else own)
             later = task.later(reader, inputs)
-            return (compute(inputs) if later is None else task.predictions(compute, inputs, later)), task
+            found = compute(inputs) if later is None else task.predictions(compute, inputs, later)
+        return self.of_items(graph, found, task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedTrees(ExportedModel):
+    """Exported trees.
+
+    Attributes:
+        forest: their arrays (`numerics.forest`).
+        columns: F.
+        num_outputs: K, raw scores.
+        binary: whether the raw score is the log-odds of the second of two classes.
+        neighbours: whether trees also read mean columns of neighbours.
+    """
+
+    name: ClassVar[str] = "exported trees"
+
+    forest: Mapping[str, np.ndarray]
+    columns: int
+    num_outputs: int
+    binary: bool
+    neighbours: bool
+
+    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+        """As `TaskPredictor.outputs`, by the trees."""
+        own = self.read(graph)
+        task = self.task(self.cfg, own)
+        columns = task.columns().double()
+        if self.neighbours:
+            columns = torch.cat([columns, neighbour_means(own)], dim=1)
+        if columns.size(1) != self.columns:
+            what = f"reads {self.columns} columns of each item, but this graph has {columns.size(1)}"
+            raise FedGraphError(f"{self.source} {what}: pass the columns of the run")
+        x = columns.clamp(-LARGEST, LARGEST).numpy()
+        raw = raw_scores(self.forest, x, self.num_outputs)
+        return self.of_items(graph, torch.from_numpy(logits_of(raw, self.binary)), task)
 
 
 @functools.cache
@@ -284,7 +366,7 @@ def _defaults(task: str) -> RunConfig:
     return compose([f"task={task}"])
 
 
-def load_export(folder: Path) -> Exported:
+def load_export(folder: Path) -> Any:
     """Read what `export` wrote; nothing in the folder is executed.
 
     Raises:
@@ -292,24 +374,65 @@ def load_export(folder: Path) -> Exported:
     """
     try:
         index = json.loads((folder / INDEX).read_bytes())
-        if index["module"] == "forest":
-            use = "predict with model.py (load, predict) or LightGBM (model.txt)"
-            raise FedGraphError(f"{folder} holds exported trees: {use}, or with the run's folder")
+        if index["module"] == BLENDED:
+            return _loaded_blend(folder, index)
         if is_own(str(index["module"])):  # whose code is not run because a folder names it
             use = "predict with its model.py (load) and preprocess.py (read)"
             name = sanitize(index["module"], 60)
             raise FedGraphError(f"{folder} holds the custom model {name}: {use}, or with the run's folder")
-        weights = load_file(folder / WEIGHTS)
-        schema = Schema.from_dict(index["schema"], str(folder)) if index["schema"] else None
-        spec = InputSpec(tuple(index["classes"]), index["num_features"], schema, index["undirected"], str(folder))
-        readout, arguments = index.get("readout", ("", {}))
-        if readout:
-            check_names([sanitize(readout, 40)], READOUTS, "readout", INDEX)
-        given = index["module"], index["arguments"], weights, index["labels"], index.get("reads_edges", False)
-        plain = Plain(*given, (readout, arguments))
-        task = TaskConfig(**vars(typed(TaskConfig, index.get("task", {"name": "nodes"}), f"{folder / INDEX}: task")))
-        stats = torch.tensor(index.get("target_stats", [[], []]), dtype=torch.float64)
-        client, done = index["client"], index["round"]
-        return Exported(plain, index["dtype"], spec, client, done, task, index["threshold"], stats, index.get("step"))
-    except (AttributeError, OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        return _trees(folder, index) if index["module"] == "forest" else _network(folder, index)
+    except (AttributeError, OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise FedGraphError(f"{folder} contains no exported model ({first_line(error)})") from error
+
+
+def _common(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `ExportedModel` that an index describes."""
+    schema = Schema.from_dict(index["schema"], str(folder)) if index["schema"] else None
+    spec = InputSpec(tuple(index["classes"]), index["num_features"], schema, index["undirected"], str(folder))
+    task = TaskConfig(**vars(typed(TaskConfig, index.get("task", {"name": "nodes"}), f"{folder / INDEX}: task")))
+    return {
+        "input_spec": spec,
+        "client": index["client"],
+        "round": index["round"],
+        "prediction_task": task,
+        "threshold": index["threshold"],
+        "target_stats": torch.tensor(index.get("target_stats") or [[], []], dtype=torch.float64),
+        "step": index.get("step"),
+    }
+
+
+def _network(folder: Path, index: Mapping[str, Any]) -> Exported:
+    """Return the network of a folder."""
+    weights = load_file(folder / WEIGHTS)
+    readout, arguments = index.get("readout", ("", {}))
+    if readout:
+        check_names([sanitize(readout, 40)], READOUTS, "readout", INDEX)
+    given = index["module"], index["arguments"], weights, index["labels"], index.get("reads_edges", False)
+    return Exported(**_common(folder, index), plain=Plain(*given, (readout, arguments)), dtype=index["dtype"])
+
+
+def _trees(folder: Path, index: Mapping[str, Any]) -> ExportedTrees:
+    """Return the trees of a folder.
+
+    Raises:
+        FedGraphError: an earlier release wrote it, its trees read outputs of another model, or they cannot be evaluated.
+    """
+    if "schema" not in index or index["inputs"] != "columns":
+        why = "an earlier release wrote it" if "schema" not in index else "they also read outputs of another model"
+        use = "predict with model.py (load, predict) or LightGBM (model.txt)"
+        raise FedGraphError(f"{folder} holds exported trees without what tables need ({why}): {use}, or export again")
+    with np.load(folder / "trees.npz", allow_pickle=False) as file:
+        forest = {name: file[name] for name in file.files}
+    columns, outputs = len(index["columns"]), int(index["outputs"])
+    check_forest(forest, outputs, columns, outputs * MAX_TREES, MAX_NODES, f"{folder / 'trees.npz'} holds trees")
+    fields = _common(folder, index) | {"forest": forest, "columns": columns, "num_outputs": outputs}
+    return ExportedTrees(**fields, binary=bool(index["binary"]), neighbours=bool(index["neighbours"]))
+
+
+def _loaded_blend(folder: Path, index: Mapping[str, Any]) -> Blended:
+    """Return the blend of a folder, whose members are in folders of this one."""
+    parts = [str(part) for part in index["parts"]]
+    if any(Path(part).name != part for part in parts):
+        raise ValueError("its parts are not folders in it")
+    members = [load_export(folder / part) for part in parts]
+    return Blended(members, weights_of(index["weights"], len(parts)), replace(members[0].input_spec, where=str(folder)))

@@ -104,6 +104,7 @@ def load_chosen(args: argparse.Namespace) -> Any:
     Raises:
         FedGraphError: neither or both of a run and a node are given.
     """
+    from fedgraph_flwr.party.use.blend import is_blend, load_blend
     from fedgraph_flwr.party.use.export import INDEX, load_export
     from fedgraph_flwr.party.use.predict import load_node, load_predictor
 
@@ -111,6 +112,8 @@ def load_chosen(args: argparse.Namespace) -> Any:
         raise FedGraphError("no model selected: pass either RUN (a run folder) or --node DIR (a party's state folder)")
     if args.run is not None and (args.run / INDEX).is_file():
         return load_export(args.run)
+    if args.run is not None and is_blend(args.run):
+        return load_blend(args.run, args.client)
     if args.node is None:
         return load_predictor(args.run, args.client, args.round)
     found = load_node(args.node, args.round)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.forest import empty_forest, gains, leaves
 from fedgraph_flwr.party.use.card import escaped, scores, write_export
-from fedgraph_flwr.party.use.predict import Predictor
+from fedgraph_flwr.party.use.predict import Predictor, as_scored
 from fedgraph_flwr.tasks.trees import objective_of
 
 PLAIN = Path(__file__).parent / "plain" / "forest.py"
@@ -74,8 +74,17 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
         f"Scores: `metrics.json`, {found.get('headline', 'none')}.",
         "",
     ]
-    about = {"module": "forest", "columns": names, "target_stats": stats}
+    about: dict[str, Any] = {"module": "forest", "columns": names, "target_stats": stats}
     about |= {key: getattr(objective, key) for key in ("kind", "binary", "outputs")}
+    spec = predictor.input_spec
+    about |= {
+        "step": as_scored(cfg, predictor.task).split.step,
+        "neighbours": bool(cfg.strategy.params.get("neighbours")),
+        "inputs": cfg.strategy.params.get("inputs", "columns"),
+        "num_features": spec.num_features,
+        "schema": spec.schema.to_dict() if spec.schema else {},
+        "undirected": spec.undirected,
+    }
     return write_export(folder, predictor, files | {"MODEL_CARD.md": "\n".join(card)}, found, index, about)
 
 

@@ -28,8 +28,8 @@ from fedgraph_flwr.evaluation.chance import level
 from fedgraph_flwr.evaluation.curves import OF_RANKS, chances, margin, means_of_rows, ratio
 from fedgraph_flwr.evaluation.verdict import MARGIN, verdict
 from fedgraph_flwr.party.use.alerts import days_of
-from fedgraph_flwr.party.use.blend import check_same_items
-from fedgraph_flwr.party.use.predict import Predictor, load_node, load_predictor
+from fedgraph_flwr.party.use.blend import check_same_items, is_blend, load_blend
+from fedgraph_flwr.party.use.predict import TaskPredictor, load_node, load_predictor
 from fedgraph_flwr.report.runs import load_run, method_name
 from fedgraph_flwr.runs.folder import CONFIG, FREE, as_number, flat_keys
 
@@ -196,16 +196,23 @@ def clusters_of(kind: str, task: Any, rows: Ints) -> tuple[str, Ints]:
     return "item", np.arange(len(rows))
 
 
-Groups = dict[str, list[tuple[Path, Predictor]]]
+Groups = dict[str, list[tuple[Path, TaskPredictor]]]
 """By method, runs that differ only in their seeds: the folder and the model of each."""
 
 
 def _models(path: Path) -> list[Path]:
     """Return the folders below a node's state folder that hold a model, the oldest first; a run folder itself."""
-    if (path / CONFIG).is_file():
+    if (path / CONFIG).is_file() or is_blend(path):
         return [path]
     stored = sorted(path.rglob("client_*/model_last.safetensors"), key=lambda file: file.stat().st_mtime_ns)
     return [file.parents[1] for file in stored] or [path]
+
+
+def _loaded(path: Path, client: int | None) -> Any:
+    """Return the model of a run folder, of a blend or of a node's state folder."""
+    if is_blend(path):
+        return load_blend(path, client)
+    return load_predictor(path, client) if (path / CONFIG).is_file() else load_node(path)
 
 
 def _grouped(runs: Sequence[Path], client: int | None) -> Groups:
@@ -216,10 +223,9 @@ def _grouped(runs: Sequence[Path], client: int | None) -> Groups:
     """
     names, groups = dict[str, str](), Groups()
     for path in (each for run in runs for each in _models(run)):
-        is_run = (path / CONFIG).is_file()
-        if is_run and client is None:
+        if (path / CONFIG).is_file() and client is None:
             raise FedGraphError(f"{path} is a run folder: pass --client I, the party that asks")
-        model = load_predictor(path, client) if is_run else load_node(path)
+        model = _loaded(path, client)
         model.check_task(model.task.classes, "worth compares scores of classes (task=nodes or edges)")
         keys = {key: value for key, value in flat_keys(model.cfg).items() if key not in {*FREE, "seed"} - {"rounds"}}
         name = method_name(model.cfg.strategy.name)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.use.blend import Weights, blend, fit
+from fedgraph_flwr.party.use.export import load_export
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
 from fedgraph_flwr.runs.prepare import with_folder
 
@@ -134,6 +136,28 @@ def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, c
         load_predictor(out, 0)
     with pytest.raises(FedGraphError, match="holds a finished run"):
         blend([one.out for one in runs], out)
+
+
+def test_a_blend_predicts_and_is_exported_as_a_model(runs, tmp_path, capsys):
+    out, paths = tmp_path / "blend", [str(one.out) for one in runs]
+    assert main(["blend", *paths, "--out", str(out)]) == 0
+    assert main(["predict", str(out), "--client", "1", "--out", str(tmp_path / "p.csv")]) == 0
+    held = json.loads((out / "blend.json").read_text())
+    weights = Weights(*(np.array(held["weights"][key]) for key in ("runs", "bias")))
+    members = [load_predictor(one.out, 1) for one in runs]
+    logits = weights.apply([one.logits(one.own).numpy() for one in members])
+    expected = np.exp(logits - logits.max(1, keepdims=True))
+    found = pd.read_csv(tmp_path / "p.csv")
+    np.testing.assert_allclose(found.filter(like="p_"), expected / expected.sum(1, keepdims=True), atol=1e-9)
+    assert main(["export", str(out), "--client", "1", "--out", str(tmp_path / "exported")]) == 0
+    again = load_export(tmp_path / "exported")
+    np.testing.assert_allclose(again.logits(members[0].own), logits, atol=1e-4)
+    plain: dict[str, Any] = {"__file__": str(tmp_path / "exported/model.py")}
+    exec((tmp_path / "exported/model.py").read_text(), plain)
+    np.testing.assert_allclose(plain["blend"]([one.logits(one.own).numpy() for one in members]), logits, atol=1e-9)
+    (out / "blend.json").write_text(json.dumps(held | {"weights": {"runs": [1.0, float("nan")], "bias": [0, 0, 0]}}))
+    assert main(["predict", str(out), "--client", "1"]) == 2
+    assert "blend.json is damaged (expected 2 finite weights" in capsys.readouterr().err
 
 
 def test_what_cannot_be_blended_is_named(runs, run, tmp_path, monkeypatch):
