@@ -93,7 +93,8 @@ Reply = Callable[[Any, str, dict[str, Any], dict[str, Any]], Any]
 def honest_reply(client: Any, phase: str, groups: dict[str, Any], config: dict[str, Any]) -> Any:
     """The groups and numbers of a client's reply, as its session makes them."""
     request = replies.sum_request(client, phase, groups)
-    return replies.protected(client, phase, replies.plain_reply(client, phase, groups, config), request)
+    summed = replies.summed_groups(client, phase, config)
+    return replies.protected(client, phase, replies.plain_reply(client, phase, groups, config), request, summed)
 
 
 def patch_replies(monkeypatch: pytest.MonkeyPatch, reply: Reply) -> None:

@@ -7,7 +7,7 @@ plain_reply     the content: a description, Flower's `fit` or `evaluate`, or a p
 protected       checks what leaves the client against its uplink, and masks the terms of secure sums
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,14 @@ from fedgraph_flwr.clients.secure_sums import SumRequest, masked_reply, secure_e
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.uplink import sums
+from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.secure.adaptive import received_norms
 from fedgraph_flwr.secure.clipping import clipped_groups
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.protections import check_sent
 from fedgraph_flwr.secure.secagg import SECAGG, STEPS
 from fedgraph_flwr.wire.messages import (
+    CLIPPED,
     CLIPPING,
     DESCRIBE,
     EVALUATE,
@@ -117,7 +119,22 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
     return _bounded(client, name, sent, groups.get(MODEL, {}), clipping), numbers
 
 
-def protected(client: GraphClient, name: str, reply: ReplyContent, request: SumRequest | None) -> ReplyContent:
+def summed_groups(client: GraphClient, name: str, config: Mapping[str, Any]) -> list[str]:
+    """Return the groups of a reply that the server needs only as a mean or sum, as far as the reply may hold them.
+
+    In a stage whose models stay at the clients (``keep_model``), neither the shared parameters nor the groups of the configured
+    parts leave; what the method itself sends does.
+    """
+    groups = sums(client.uplink_of.get(name, {}))
+    if not config.get("keep_model"):
+        return groups
+    own = [group for group in groups if group not in (MODEL, VARIATES)]
+    return own if {*own} - {CLIPPED} else []
+
+
+def protected(
+    client: GraphClient, name: str, reply: ReplyContent, request: SumRequest | None, summed: Collection[str]
+) -> ReplyContent:
     """Return a reply after checking it against the uplink; in a secure sum, with a masked term.
 
     Args:
@@ -125,14 +142,18 @@ def protected(client: GraphClient, name: str, reply: ReplyContent, request: SumR
         name: the phase.
         reply: the result of `plain_reply`.
         request: the result of `sum_request`.
+        summed: the result of `summed_groups`, which the node booked.
 
     Raises:
-        FedGraphError: the reply has a group or a number that the uplink does not declare.
+        FedGraphError: the reply has a group or a number that the uplink does not declare, or a release that was not booked.
         RunFailed: the server requests unmasked terms of a secure sum.
     """
     cfg, declared, (sent, numbers) = client.cfg, client.uplink_of, reply
     if cfg.privacy.secagg and name in STEPS:
         return reply
+    extra = [group for group in sums(declared.get(name, {})) if sent.get(group) and group not in summed]
+    if extra and cfg.privacy.dp != "none":
+        raise FedGraphError(f"client {client.graph.client} would send '{extra[0]}', which this stage must not release")
     check_sent(cfg, declared, name, sent, numbers, _framework_numbers(client, name))
     if request and (terms := {group: declared[name][group] for group in sums(declared.get(name, {}))}):
         sent = masked_reply(client, sent, terms, request)

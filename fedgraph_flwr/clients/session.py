@@ -26,7 +26,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import messages_of
-from fedgraph_flwr.clients.replies import Received, plain_reply, protected, received, sum_request
+from fedgraph_flwr.clients.replies import Received, plain_reply, protected, received, sum_request, summed_groups
 from fedgraph_flwr.clients.requirements import check_sampler, check_task, check_unit
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
@@ -36,7 +36,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError, located, sanitize, unknown
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.cohorts import left_out
-from fedgraph_flwr.methods.uplink import declared, sums
+from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import audit, protections
@@ -129,7 +129,8 @@ def respond(message: Message, context: Context) -> Message:
             from fedgraph_flwr.clients.malicious import forged_reply as content
         with unexplained(client.cfg, context, phase):
             sum_ = sum_request(client, phase, request.groups)
-            reply = protected(client, phase, content(client, phase, request.groups, request.config), sum_)
+            summed = summed_groups(client, phase, request.config)
+            reply = protected(client, phase, content(client, phase, request.groups, request.config), sum_, summed)
         return _logged(message, Message(_stored(request, *reply, context), reply_to=message), request, context)
     except FedGraphError as error:
         reason, trace = str(error), None
@@ -178,7 +179,7 @@ def _audited(message: Message, reply: Message, request: Request | None, context:
     cfg, rules = request.client.cfg, request.client.cfg.privacy
     noised = rules.dp != "none" and rules.noise_multiplier > 0
     if noised and (releases := _releases(request.client, config)):
-        entry["noise"] = {"unit": rules.unit, **booking(cfg, releases)}
+        entry["noise"] = {"unit": rules.unit, "purpose": request.client.policy.purpose, **booking(cfg, releases)}
     sent = {group: record_bytes(record) for group, record in reply.content.items()}
     return entry | {"strategy": cfg.strategy.name, "refused": "", "sent": sent}
 
@@ -453,6 +454,8 @@ def _permit(
         )
     ledger = _ledger(client, context)
     if not _simulated(context):
+        if folder := _folder(context, client):
+            folder.check_one_method()
         try:
             ledger.pin(items)
         except FedGraphError:
@@ -658,20 +661,20 @@ def _opened_sums(client: GraphClient, context: Context) -> OpenedSums | None:
 
 
 def _releases(client: GraphClient, config: Mapping[str, Any]) -> int:
-    """Return the number of releases with noise in a reply: a sum, and noised scores."""
+    """Return the number of releases with noise that a reply may hold: a sum, and noised scores."""
     phase = config["phase"]
-    releases = int(bool(sums(client.uplink_of.get(phase, {}))) and not config.get("keep_model"))
+    releases = int(bool(summed_groups(client, phase, config)))
     return releases + (client.cfg.privacy.scores == "noised" and (phase == EVALUATE or bool(config.get("evaluate"))))
 
 
 def _book_releases(client: GraphClient, context: Context, config: Mapping[str, Any]) -> None:
-    """Book the releases of a reply in the node's ledger of privacy, if its policy bounds ε or the unit is a row or a payment.
+    """Book the releases of a reply in the node's ledger of privacy, if it has a state folder, a bound of ε, or a unit of rows.
 
     Raises:
         FedGraphError: the policy does not allow them, or the node has no folder for the ledger.
     """
     policy, root, unit = client.policy, context.node_config.get("state"), client.cfg.privacy.unit
-    if client.cfg.privacy.dp == "none" or (not policy.max_epsilon and unit == "client"):
+    if client.cfg.privacy.dp == "none" or (not policy.max_epsilon and unit == "client" and not root):
         return
     if not (releases := _releases(client, config)):
         return
@@ -683,6 +686,7 @@ def _book_releases(client: GraphClient, context: Context, config: Mapping[str, A
     path, limit = Path(str(root)) / f"privacy_{name}.json" if root else None, policy.max_epsilon or math.inf
     ledger = _spent.setdefault((context.node_id, name), SpentPrivacy(path, limit, policy.purpose))
     ledger.path, ledger.limit = path, limit
+    ledger.logged = partial(audit.released, Path(str(root)), unit, policy.purpose)
     ledger.book(str(context.run_id), client.cfg, releases)
 
 

@@ -22,7 +22,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
-from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name
@@ -47,6 +47,21 @@ class StateFolder:
         names = file_name(strategy, "strategy"), file_name(run, "the server's name of a run,")
         self.folder = Path(root) / "-".join(names) / f"client_{client:04d}"
         self.owner = {"schema": SCHEMA, "run": run, "strategy": strategy, "client": client}
+
+    def check_one_method(self) -> None:
+        """Refuse a run id that a run of another method had: its records say what that run may still ask.
+
+        Raises:
+            FedGraphError: names the other run's folder.
+        """
+        folder = self.folder.parent
+        root, ending = folder.parent, f"-{self.owner['run']}"
+        others = [path.name for path in root.glob(f"*{ending}") if path.name != folder.name] if root.is_dir() else []
+        if others:
+            raise FedGraphError(
+                f"the server uses the number of an earlier run again ({sanitize(others[0], 80)}): a node accepts only the"
+                " configuration of a run's first message; start a new run"
+            )
 
     def write_last(self, state: dict[str, Tensor], version: int) -> None:
         """Write the current state, for a process that starts without it."""

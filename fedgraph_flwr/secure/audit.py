@@ -25,7 +25,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.secure.spent import check_booking, spent
+from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
 
 LOG, HEAD = "audit.jsonl", "audit.head"
 START = "0" * 64
@@ -40,8 +40,8 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
     Args:
         state: the node's state folder.
         entry: ``run`` (Flower's id), ``strategy``, ``phase``, ``round``, ``exchange``, ``received`` (bytes), ``sent`` (bytes by
-            group), ``refused`` (the error message, "" if the node replied), ``noise`` (``unit`` and the `booking` of releases
-            with noise; {} for none).
+            group), ``refused`` (the error message, "" if the node replied), ``noise`` (``unit``, ``purpose`` and the `booking` of
+            releases with noise; {} for none).
 
     Raises:
         FedGraphError: the log or its head was damaged, or cannot be written.
@@ -113,6 +113,27 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
         raise FedGraphError(f"{path}, line {n} is not the one that {HEAD} names: the log was written again")
 
 
+def released(state: Path, unit: str, purpose: str) -> int:
+    """Return the number of releases with noise that a node's log lists for a ledger.
+
+    Lines of earlier versions name no purpose. They count, unless a ledger of another purpose exists, which may hold them.
+
+    Args:
+        state: the node's state folder.
+        unit: ``privacy.unit``.
+        purpose: the ledger's.
+
+    Raises:
+        FedGraphError: the log is damaged.
+    """
+    if not (state / LOG).is_file():
+        return 0
+    others = any(state.glob("privacy_*.json"))
+    known = {purpose} if others else {purpose, None}
+    noises = [entry["noise"] for entry in verified(state) if entry["noise"]]
+    return sum(n["releases"] for n in noises if n["unit"] == unit and n.get("purpose") in known)
+
+
 def audit(state: Path, expect: str = "") -> Any:
     """Verify a node's log and return a pandas table with one row per run.
 
@@ -141,16 +162,20 @@ def audit(state: Path, expect: str = "") -> Any:
         if entry["refused"]:
             row["refused"] += 1
             reasons[entry["refused"]] += 1
-        if entry["noise"]:  # a node accepts one configuration per run
-            before = booked.get(run, {"releases": 0})["releases"]
-            booked[run] = entry["noise"] | {"releases": before + entry["noise"]["releases"]}
+        if entry["noise"]:
+            name = entry_name(run, entry["noise"])
+            before = booked.get(name, {"releases": 0})["releases"]
+            booked[name] = entry["noise"] | {"releases": before + entry["noise"]["releases"], "run": run}
     for run, row in rows.items():
-        own = booked.get(run, {"releases": 0, "unit": ""})
+        own = {name: price for name, price in booked.items() if price["run"] == run}
         row["what"] = ", ".join(f"{group} {size}" for group, size in sorted(groups[run].items()))
-        row["releases"], row["unit"] = own["releases"], own["unit"]
-        row["epsilon"] = spent({run: own}) if own["releases"] else 0.0
-    units = {str(own["unit"]) for own in booked.values()}
-    total = {unit: spent({run: own for run, own in booked.items() if own["unit"] == unit}) for unit in sorted(units)}
+        row["releases"] = sum(price["releases"] for price in own.values())
+        row["unit"] = ", ".join(sorted({str(price["unit"]) for price in own.values()}))
+        row["epsilon"] = spent(own) if row["releases"] else 0.0
+    units = {str(price["unit"]) for price in booked.values()}
+    total = {
+        unit: spent({name: price for name, price in booked.items() if price["unit"] == unit}) for unit in sorted(units)
+    }
     table = pd.DataFrame(rows.values())
     lines = sum(row["requests"] for row in rows.values())
     table.attrs |= {"lines": lines, "hash": _head(state)["hash"], "epsilon": total, "reasons": reasons}

@@ -5,10 +5,15 @@ starts, and their noise. The ledger books each release before the node replies: 
 noised scores. Units (``privacy.unit``) have ledgers of their own, since their ε do not add up. A ledger adds up the releases'
 Rényi divergences (`fedgraph_flwr.secure.accounting`) and refuses the one with which ε at δ = `DELTA`, or the least δ of a run,
 would exceed the limit. A run without a reply, or repeated after a crash, is booked again.
+
+Each entry is a run's releases of one price: noise, sensitivity, sampling rate and δ. A run that comes back with another
+configuration gets another entry, so that what was booked is never priced again. Where the ledger is missing, but the node's
+audit log lists releases, the node sends none until the owner confirms.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +35,12 @@ class SpentPrivacy:
     Args:
         path: its file; None: kept in memory.
         limit: ``max_epsilon``.
-        purpose: its name, for error messages.
+        purpose: its name.
+        logged: counts the releases of this ledger that the node's audit log lists.
     """
 
-    def __init__(self, path: Path | None, limit: float, purpose: str):
-        self.path, self.limit, self.purpose = path, limit, purpose
+    def __init__(self, path: Path | None, limit: float, purpose: str, logged: Callable[[], int] = lambda: 0):
+        self.path, self.limit, self.purpose, self.logged = path, limit, purpose, logged
         self.booked: dict[str, dict[str, float]] = {}
 
     def book(self, run: str, cfg: RunConfig, releases: int) -> None:
@@ -53,19 +59,41 @@ class SpentPrivacy:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):
+            if not self.path.is_file():
+                self._check_new(self.path)
             self.booked = _read(self.path)
             self._add(run, cfg, releases)
             write_bytes(self.path, json.dumps(self.booked).encode())
 
+    def _check_new(self, path: Path) -> None:
+        """Refuse to start a ledger next to an audit log that lists releases which it should hold.
+
+        Raises:
+            FedGraphError: names both files, and how the owner confirms.
+        """
+        if count := self.logged():
+            raise FedGraphError(
+                f"{path} is missing, but this node's audit log lists {count} releases with noise: restore it, or, to forget what"
+                " was spent, write {} into it"
+            )
+
     def _add(self, run: str, cfg: RunConfig, releases: int) -> None:
-        before = int(self.booked.get(run, {}).get("releases", 0))
-        after = self.booked | {run: booking(cfg, before + releases)}
+        price = booking(cfg, releases)
+        name = entry_name(run, price)
+        before = int(self.booked.get(name, {}).get("releases", 0))
+        after = self.booked | {name: price | {"releases": before + releases}}
         if (epsilon := spent(after)) > self.limit:
             raise FedGraphError(
                 f"this node's policy allows ε ≤ {self.limit:g} at δ = {_delta(after):g} over all runs of purpose '{self.purpose}'"
                 f" (max_epsilon): now it is {spent(self.booked):.3g}, with {releases} more release(s) {epsilon:.3g}"
             )
         self.booked = after
+
+
+def entry_name(run: str, price: Mapping[str, Any]) -> str:
+    """Return the name of the entry for a run's releases of one price."""
+    fixed = {key: value for key, value in price.items() if key != "releases"}
+    return f"{run} {hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
 def booking(cfg: RunConfig, releases: int) -> dict[str, float]:

@@ -150,6 +150,104 @@ def test_runs_share_one_budget(go, bounded):
         go("fedavg", "rounds=2", *PRIVATE)
 
 
+KEPT = {"keep_model": True}
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if private(name)])
+def test_a_stage_that_keeps_models_books_what_leaves(method, node, tmp_path):
+    """`keep_model` counted no release, while FedProto's prototypes left with every reply."""
+    asked = node(
+        f"strategy={method}", *PRIVATE, policy={"min_nodes": 0, "max_epsilon": 1e6, "check_start": False}, state=True
+    )
+    reply = asked.request("train", 1, {"model": model_of(asked)} if declares_model(method) else {}, **KEPT)
+    path = tmp_path / "state" / "privacy_training.json"
+    booked = sum(entry["releases"] for entry in json.loads(path.read_text()).values()) if path.is_file() else 0
+    if isinstance(reply, str):
+        return  # refused, nothing left
+    cfg = by_default(method)
+    summed = {name for name, reducer in declared(locate(cfg.strategy.server), cfg)["train"].items() if reducer.early}
+    left = {name for name, record in reply.array_records.items() if name in summed and record}
+    assert booked >= bool(left)
+
+
+def declares_model(method):
+    cfg = by_default(method)
+    return "model" in declared(locate(cfg.strategy.server), cfg)["train"]
+
+
+@pytest.mark.parametrize("kept", [{}, KEPT])
+def test_no_stage_exceeds_the_bound(node, kept):
+    """50 releases of prototypes left under a bound that allows three."""
+    limit = cost(PrivacyConfig("client_fixed", 4, delta=DELTA), 3, 3) * 1.001
+    asked = node(
+        "strategy=fedproto", *PRIVATE, policy={"min_nodes": 0, "max_epsilon": limit, "check_start": False}, state=True
+    )
+    replies = [asked.request("train", number, {}, **kept) for number in range(1, 6)]
+    assert [isinstance(reply, str) for reply in replies] == [False] * 3 + [True] * 2
+    assert "(max_epsilon)" in replies[3]
+
+
+def test_what_was_booked_is_not_priced_again(tmp_path):
+    """A run number used again with more noise made the earlier releases cheap: ε 29 left under a bound of 20."""
+    path = tmp_path / "privacy_training.json"
+    rules = {z: compose(["num_clients=3", *PRIVATE, f"privacy.noise_multiplier={z}"]) for z in (1, 100)}
+    SpentPrivacy(path, 100.0, "training").book("7", rules[1], 3)
+    before = spent(json.loads(path.read_text()))
+    SpentPrivacy(path, 100.0, "training").book("7", rules[100], 1)
+    assert spent(json.loads(path.read_text())) > before
+    assert before == pytest.approx(cost(PrivacyConfig("client_fixed", 1, delta=DELTA), 3, 3))
+
+
+def test_a_ledger_of_an_earlier_version_keeps_what_it_booked(tmp_path):
+    """Its entries are named by runs."""
+    path = tmp_path / "privacy_training.json"
+    old = {"7": {"noise_multiplier": 1.0, "sensitivity": 1.0, "sampling_rate": 1.0, "delta": 1e-5, "releases": 3}}
+    path.write_text(json.dumps(old))
+    before = spent(old)
+    SpentPrivacy(path, 1e6, "training").book("7", compose(["num_clients=3", *PRIVATE]), 1)
+    now = json.loads(path.read_text())
+    assert now["7"] == old["7"]
+    assert spent(now) > before
+
+
+@pytest.mark.parametrize("unit", ["client", "row"])
+def test_a_deleted_ledger_is_no_fresh_start(unit, node, tmp_path):
+    """Until the owner writes an empty ledger."""
+    row = ["strategy=fedgrad", "model=mlp", "privacy.unit=row", "privacy.dp=local", "privacy.rows=8"]
+    overrides = PRIVATE if unit == "client" else [*row, "privacy.noise_multiplier=4", "privacy.scores=none"]
+    policy = {"min_nodes": 0, "max_epsilon": 1e6, "check_start": False}
+    path = tmp_path / "state" / ("privacy_training.json" if unit == "client" else "privacy_training_row.json")
+
+    def train():
+        asked = node(*overrides, policy=policy, state=True)
+        return asked.request("train", 1, {"model": model_of(asked)})
+
+    assert not isinstance(train(), str)
+    path.unlink()
+    assert "lists 1 releases with noise: restore it, or, to forget what was spent, write {} into it" in train()
+    assert not path.is_file()
+    path.write_text("{}")
+    assert not isinstance(train(), str)
+
+
+def test_another_purpose_has_a_ledger_of_its_own(node, tmp_path):
+    """Its first release is not refused because the log lists those of the first purpose."""
+    for purpose in ("training", "research"):
+        policy = {"min_nodes": 0, "max_epsilon": 1e6, "check_start": False, "purpose": purpose}
+        asked = node(*PRIVATE, policy=policy, state=True)
+        assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}), str)
+    assert len([*(tmp_path / "state").glob("privacy_*.json")]) == 2
+
+
+def test_a_run_number_used_again_is_refused_for_another_method(node):
+    """The folder of records is named by method and run, so that another method's run began without records."""
+    first = node("strategy=fedavg", policy={"min_nodes": 0, "check_start": False}, state=True)
+    assert not isinstance(first.request("train", 1, {"model": model_of(first)}), str)
+    second = node("strategy=fedprox", policy={"min_nodes": 0, "check_start": False}, state=True)
+    second.grid.run_id = second.context.run_id = first.context.run_id
+    assert "uses the number of an earlier run again (fedavg-" in second.request("describe", 0)
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
