@@ -20,8 +20,8 @@ REPEATS = 5
 FLOWER = "import flwr.supernode.cli.flwr_clientapp, fedgraph_flwr.client_app"
 IMPORTS = {
     "Flower's client process and our app": FLOWER,
-    "and torch, with the first message": f"{FLOWER}, clients.session",
-    "and PyG, were it imported too": f"{FLOWER}, clients.session, torch_geometric",
+    "and torch, with the first message": f"{FLOWER}, node.respond",
+    "and PyG, were it imported too": f"{FLOWER}, node.respond, torch_geometric",
 }
 
 _WATCH = "import resource, time; used = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])\n"

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import configuration, group_names
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.node import node
 from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.secure.policy import Policy, simulated
 
@@ -40,13 +40,13 @@ def moves(method: str, rounds: int) -> list[float]:
         policy.max_step = 1.0
         return policy
 
-    plain = Policy.check_move, session.simulated
-    Policy.check_move, session.simulated = record, bounded  # type: ignore[method-assign]
+    plain = Policy.check_move, node.simulated
+    Policy.check_move, node.simulated = record, bounded  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as out, contextlib.redirect_stderr(io.StringIO()):
             run(configuration([f"strategy={method}", f"rounds={rounds}", *SMALL, f"out={out}", "overwrite=true"]))
     finally:
-        Policy.check_move, session.simulated = plain  # type: ignore[method-assign]
+        Policy.check_move, node.simulated = plain  # type: ignore[method-assign]
     return found
 
 

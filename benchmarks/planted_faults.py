@@ -155,7 +155,7 @@ FAULTS = (
     # what a node refuses
     Fault(
         "a node believes any first parameters",
-        "if not expected.size if not same else not np.allclose(actual, expected, rtol=1e-3, atol=1e-5):",
+        "if _starts_otherwise(first[name].cpu().numpy(), received[name]):",
         "if False:",
         SAFETY,
         "starts_where_its_seed or claims_no_resumption",

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.node import respond as node_respond
 from fedgraph_flwr.tasks.classification import Classification
 
-PACKAGE = Path(session.__file__).parents[1]
+PACKAGE = Path(node_respond.__file__).parents[1]
 BASE = "clients/base.py"
 OVERRIDES = (
     *("strategy=fedavg", "train.loss=focal", "rounds=1", "num_clients=2", "train.local_steps=1"),
@@ -53,7 +53,7 @@ def stacks_at(end: CodeType) -> Iterator[list[list[FrameType]]]:
 
 
 def reply_chain(out: Path) -> list[Call]:
-    """Return the longest chain of this package's calls from `session.respond` to the task's loss, both included.
+    """Return the longest chain of this package's calls from `node.respond` to the task's loss, both included.
 
     Args:
         out: folder of the run that is made for it.
@@ -63,9 +63,9 @@ def reply_chain(out: Path) -> list[Call]:
     chains = []
     for stack in stacks:
         codes = [frame.f_code for frame in stack]
-        if session.respond.__code__ not in codes:
+        if node_respond.respond.__code__ not in codes:
             continue
-        own = codes[: codes.index(session.respond.__code__) + 1]
+        own = codes[: codes.index(node_respond.respond.__code__) + 1]
         files = [(Path(code.co_filename), code.co_qualname) for code in reversed(own)]
         chains.append([(str(f.relative_to(PACKAGE)), name) for f, name in files if f.is_relative_to(PACKAGE)])
     return max(chains, key=len)

@@ -8,8 +8,8 @@ app = ClientApp()
 
 def _respond(message: Message, context: Context) -> Message:
     # torch and the method are imported with the first message, not before
-    from fedgraph_flwr.clients.session import respond
     from fedgraph_flwr.fleet.packing import PACKED, reply_packed
+    from fedgraph_flwr.node.respond import respond
 
     if PACKED in message.content:
         return reply_packed(respond, message, context)

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import CONF, RunConfig, compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.methods.declarations import declaration
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.wire.messages import from_record
 
@@ -72,7 +72,7 @@ def call_fresh(self: Any, message: Any) -> Any:
     """In the place of `InlineGrid._call`: every message meets a fresh client, restored from what its node kept."""
     context = self.contexts[message.metadata.dst_node_id]
     context.node_config.pop("live", None)
-    session.forget(self.run_id)
+    node_clients.forget(self.run_id)
     return self.app(message, context)
 
 

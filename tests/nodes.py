@@ -1,7 +1,7 @@
 """A node of a fleet in this process, which a test's server may ask whatever it likes, and models of a server's choice."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,13 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto, recorddict_from_proto, recorddict_to_proto
 
-from fedgraph_flwr.clients import session
-from fedgraph_flwr.config import RunConfig, compose, from_run_config, to_json
+from fedgraph_flwr.config import RunConfig, compose, to_json
 from fedgraph_flwr.engine.grid import get_reply
 from fedgraph_flwr.engine.inline import InlineGrid, run_identity
+from fedgraph_flwr.node import clients as node_clients
+from fedgraph_flwr.node import respond
+from fedgraph_flwr.node.node import Node as PartyNode
+from fedgraph_flwr.node.node import Simulated, node_of
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import PROTOCOL, pack
 from tests.conftest import client_graph
@@ -40,7 +43,7 @@ class Node:
         content["config"] = ConfigRecord({k: v for k, v in values.items() if v is not None})
         kind = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}.get(phase, MessageType.QUERY)
         with run_identity(self.grid.run_id):
-            session.forget(self.grid.run_id)  # another process
+            node_clients.forget(self.grid.run_id)  # another process
             reply = self.grid._call(Message(content, dst_node_id=1, message_type=kind))
         return reply.error.reason if reply.has_error() else reply.content
 
@@ -63,7 +66,7 @@ def party_nodes(
         settings |= {"state": state / f"state_{node - 1}"} if state else {}
         settings |= {"key": keys / f"node_{node - 1}", "peers": keys} if keys else {}
         self.contexts[node].node_config = {key: str(path) for key, path in settings.items()}
-        session.forget(self.run_id)
+        node_clients.forget(self.run_id)
         reply = get_reply(self.app, over_the_wire(message), self.contexts[node])
         return reply if reply.has_error() else over_the_wire(reply)
 
@@ -73,6 +76,11 @@ def party_nodes(
 def over_the_wire(message: Message) -> Message:
     """The message as its receiver has it."""
     return message_from_proto(type(proto := message_to_proto(message)).FromString(proto.SerializeToString()))
+
+
+def nodes_with(patch: pytest.MonkeyPatch, policy: Callable[[], Policy], kind: type[PartyNode] = Simulated) -> None:
+    """Make every node of this process one of this kind, with a policy of its own."""
+    patch.setattr(respond, "node_of", lambda context: kind(context, policy()))
 
 
 def rebuilt_clients(patch):
@@ -88,7 +96,7 @@ def rebuilt_clients(patch):
 
 def model_of(node, scale=1.0):
     """Shared parameters for a node, as a server makes them up."""
-    client, _ = session._find(from_run_config(node.context.run_config), node.context)
+    client = node_clients.member_of(node_of(node.context)).client
     return {name: scale * tensor.detach().numpy() for name, tensor in client.shared.items()}
 
 

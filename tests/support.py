@@ -10,7 +10,8 @@ import psutil
 import pytest
 import torch
 
-from fedgraph_flwr.clients import replies, session
+from fedgraph_flwr.clients import replies
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.report import writing
 from fedgraph_flwr.testing import Finished, assert_same_arrays, call_fresh, same_result
@@ -99,9 +100,9 @@ def honest_reply(client: Any, phase: str, groups: dict[str, Any], config: dict[s
 
 def patch_replies(monkeypatch: pytest.MonkeyPatch, reply: Reply) -> None:
     """Let this function reply to every message in this process."""
-    monkeypatch.setattr(session, "sum_request", lambda *_: None)
-    monkeypatch.setattr(session, "plain_reply", reply)
-    monkeypatch.setattr(session, "protected", lambda client, phase, content, *_: content)
+    monkeypatch.setattr(node_clients, "sum_request", lambda *_: None)
+    monkeypatch.setattr(node_clients, "plain_reply", reply)
+    monkeypatch.setattr(node_clients, "protected", lambda client, phase, content, *_: content)
 
 
 def dense_gcn_adjacency(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:

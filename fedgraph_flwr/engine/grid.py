@@ -104,10 +104,10 @@ def get_replies(calls: Sequence[Callable[[], Message]], stack: int) -> list[Mess
 
 def forget(run_id: int) -> None:
     """Drop all state of a run in this process: its clients and their stacks."""
-    from fedgraph_flwr.clients import session
     from fedgraph_flwr.engine import stacking
+    from fedgraph_flwr.node import clients as node_clients
 
-    session.forget(run_id)
+    node_clients.forget(run_id)
     stacking.forget()
 
 

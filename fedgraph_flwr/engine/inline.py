@@ -56,7 +56,7 @@ class InlineGrid(BaseGrid):
         return [self._replies.pop(identifier) for identifier in list(message_ids) if identifier in self._replies]
 
     def _call(self, message: Message) -> Message:
-        from fedgraph_flwr.clients.session import release_mapped
+        from fedgraph_flwr.node.clients import release_mapped
 
         context = self.contexts[message.metadata.dst_node_id]
         reply = get_reply(self.app, message, context)

@@ -125,7 +125,7 @@ class ClientActor:
             files: files of this actor's clients, if they are on another machine.
         """
         from fedgraph_flwr.client_app import app
-        from fedgraph_flwr.clients import session
+        from fedgraph_flwr.node import clients as node_clients
 
         if files is not None:
             self.folder = tempfile.TemporaryDirectory(prefix="fedgraph-clients-", ignore_cleanup_errors=True)
@@ -143,7 +143,7 @@ class ClientActor:
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run.run_id, 1, 0
         for node, state in (states or {}).items():
             tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}  # Ray's are read-only
-            session.store_state(self._context(node), tensors)
+            node_clients.store_state(self._context(node), tensors)
             self.sizes[node] = _size(tensors)
 
     def reply(self, shared: list[Any], letters: list[Letter], keep: bool, plan: Plan | None = None) -> Result:
@@ -190,25 +190,25 @@ class ClientActor:
 
     def _make_room(self) -> None:
         """Drop the least recently used clients, but keep their state."""
-        from fedgraph_flwr.clients import session
+        from fedgraph_flwr.node import clients as node_clients
 
         while 0 < self.run.live_clients < len(self.live):
             node = next(iter(self.live))
             del self.live[node]
-            state = session.stored_state(self.contexts[node])
-            session.store_state(self.contexts[node], state)
+            state = node_clients.stored_state(self.contexts[node])
+            node_clients.store_state(self.contexts[node], state)
             if not state:
                 del self.contexts[node]
 
     def _states(self, requested: list[int], keep: bool) -> States | None:
         """Return a copy of all private state, inspecting as few clients as possible; None if it is not due."""
-        from fedgraph_flwr.clients import session
+        from fedgraph_flwr.node import clients as node_clients
 
         for node in requested:
-            self.sizes[node] = _size(session.stored_state(self.contexts[node])) if node in self.contexts else 0
+            self.sizes[node] = _size(node_clients.stored_state(self.contexts[node])) if node in self.contexts else 0
         if not keep and sum(self.sizes.values()) > SMALL:
             return None
-        states = {node: session.stored_state(self.contexts[node]) for node, size in self.sizes.items() if size}
+        states = {node: node_clients.stored_state(self.contexts[node]) for node, size in self.sizes.items() if size}
         return {node: {k: t.detach().cpu().numpy() for k, t in state.items()} for node, state in states.items()}
 
 

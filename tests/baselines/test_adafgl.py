@@ -7,14 +7,14 @@ import torch
 from fedgraph_baselines.clients.adafgl import AdaFGLClient
 from fedgraph_baselines.methods.adafgl import BETA, STEPS
 from fedgraph_baselines.strategies.adafgl import AdaFGL
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.numerics.sparse import SmoothedRows
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.round import Round
-from fedgraph_flwr.wire.messages import MODEL, Reply
+from fedgraph_flwr.wire.messages import MODEL, Reply, derive_seed
 from tests.conftest import client_graph
 from tests.support import call_fresh, recorded_messages, same_result
 
@@ -145,9 +145,7 @@ def test_the_form_of_the_authors_code_by_hand(chosen, homophily):
 def test_the_confidence_by_hand():
     client = client_of()
     order = client.train_nodes[
-        torch.randperm(
-            client.num_train, generator=torch.Generator().manual_seed(session.derive_seed(0, 0, "confidence"))
-        )
+        torch.randperm(client.num_train, generator=torch.Generator().manual_seed(derive_seed(0, 0, "confidence")))
     ].tolist()
     known, asked = order[: len(order) // 2], order[len(order) // 2 :]
     y, a = client.graph.y.numpy(), np.eye(N)
@@ -238,7 +236,7 @@ def test_stage_2_survives_fresh_clients_a_cohort_and_a_resumption(run, monkeypat
     whole = run(*overrides)
     assert whole.summary["failures"] == {}
     half = run(*overrides, "rounds=3", "checkpoint_every=1")
-    session.forget(0)
+    node_clients.forget(0)
     same_result(run(*overrides, f"resume={half.out}", f"out={half.out}"), whole)
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
     same_result(run(*overrides), whole)

@@ -8,10 +8,10 @@ from fedgraph_baselines.clients.feddep import FedDEPClient
 from fedgraph_baselines.methods import feddep as methods
 from fedgraph_baselines.methods.feddep import Peers, clustered
 from fedgraph_baselines.methods.impaired import places
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.feddep import DeepGenerator, fused_inputs
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.runs.folder import ROUNDS, read_rounds
 from fedgraph_flwr.secure.policy import Policy
@@ -240,7 +240,7 @@ def test_fresh_clients_a_cohort_and_a_resumption_end_alike(run, monkeypatch):
     whole = run(*overrides)
     assert whole.summary["failures"] == {}
     half = run(*overrides, "rounds=2", "checkpoint_every=1")
-    session.forget(0)
+    node_clients.forget(0)
     same_result(run(*overrides, f"resume={half.out}", f"out={half.out}"), whole)
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
     same_result(run(*overrides), whole)

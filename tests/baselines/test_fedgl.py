@@ -7,9 +7,9 @@ import torch
 from fedgraph_baselines.clients.fedgl import FedGLClient
 from fedgraph_baselines.methods.fedgl import among, fused, pseudo_graph, pseudo_labels
 from fedgraph_baselines.strategies.fedgl import FedGL
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.runs.checks import check_method, startup_notes
 from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import MODEL, Reply
@@ -168,7 +168,7 @@ def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):
     overrides = [*WORDS, "strategy.fraction=0.67", "rounds=3", "strategy.every=2"]
     whole = run(*overrides)
     half = run(*overrides, "rounds=1", "checkpoint_every=1")
-    session.forget(0)
+    node_clients.forget(0)
     same_result(run(*overrides, f"resume={half.out}", f"out={half.out}"), whole)
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
     same_result(run(*overrides), whole)

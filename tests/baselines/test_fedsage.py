@@ -13,9 +13,9 @@ from fedgraph_baselines.methods.fedsage import drawn_neighbours, with_neighbours
 from fedgraph_baselines.methods.impaired import apart, nearest, places
 from fedgraph_baselines.models.neighgen import NeighGen
 from fedgraph_baselines.strategies.fedsage import FedSage
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
 from fedgraph_flwr.runs.checks import check_method
@@ -368,7 +368,7 @@ def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):
     overrides = [*WORDS, "strategy.generator_rounds=2", "strategy.fraction=0.67", "rounds=3"]
     whole = run(*overrides)
     half = run(*overrides, "rounds=1", "checkpoint_every=1")
-    session.forget(0)
+    node_clients.forget(0)
     same_result(run(*overrides, f"resume={half.out}", f"out={half.out}"), whole)
     monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
     same_result(run(*overrides), whole)

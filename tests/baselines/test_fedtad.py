@@ -8,10 +8,10 @@ from torch import nn
 from fedgraph_baselines.methods.fedtad import reliability, teacher_weights
 from fedgraph_baselines.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_baselines.strategies.fedtad import FedTAD, disagreement
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo, difference
 from fedgraph_flwr.strategies.round import Round
@@ -217,7 +217,7 @@ def test_the_generator_goes_on_after_a_resumption(run):
     overrides = ["strategy=fedtad", "model.hidden=8", "strategy.fraction=0.67"]
     whole = run(*overrides, "rounds=4")
     half = run(*overrides, "rounds=2", "checkpoint_every=1")
-    session.forget(0)
+    node_clients.forget(0)
     same_result(run(*overrides, "rounds=4", f"resume={half.out}", f"out={half.out}"), whole)
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from fedgraph_baselines.methods.gcfl import distances, halves
 from fedgraph_baselines.strategies.gcfl import GCFL
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.round import Round
@@ -239,7 +239,7 @@ def test_split_runs_resume_with_a_part_of_the_clients(run, plus):
     half = run(*overrides, "rounds=4", sizes=sizes)
     tensors = read_tensors(half.out / "checkpoint.safetensors")[0]
     assert len(tensors["server/method/cluster"].unique()) > 1
-    session.forget(0)
+    node_clients.forget(0)
     same_result(run(*overrides, "rounds=6", f"resume={half.out}", f"out={half.out}", sizes=sizes), whole)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.wire.messages import MODEL
 
 WRONG = {(1, 0): "error", (1, 1): "nan", (2, 1): "shapes", (2, 2): "names", (3, 0): "phase"}
@@ -25,7 +25,7 @@ class Misbehaving(GraphClient):
         return super().train()
 
 
-protected = session.protected
+protected = node_clients.protected
 
 
 def wrong_reply(client: GraphClient, name: str, reply: ReplyContent, *rest: Any) -> ReplyContent:
@@ -45,7 +45,7 @@ def wrong_reply(client: GraphClient, name: str, reply: ReplyContent, *rest: Any)
     return sent, numbers
 
 
-session.protected = wrong_reply
+node_clients.protected = wrong_reply
 
 
 class Raising(GraphClient):

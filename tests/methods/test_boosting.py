@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.boosting import BoostingClient
 from fedgraph_flwr.clients.lightgbm_trees import parsed
 from fedgraph_flwr.config import SplitConfig, compose
@@ -20,6 +19,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods import boosting
 from fedgraph_flwr.methods.boosting import BoostingParams, Growth, Objective
 from fedgraph_flwr.models.forest import Forest
+from fedgraph_flwr.node import start
 from fedgraph_flwr.numerics.forest import (
     check_forest,
     constants,
@@ -616,9 +616,9 @@ def test_a_folder_without_a_run_is_named(run, tmp_path):
 def test_a_node_starts_without_trees_of_the_servers_choice():
     """Chosen trees would give each record its own gradient."""
     client = BoostingClient(compose([*HISTOGRAM, "num_clients=3"]), client_graph(0))
-    session._check_start(client, empty_forest())
+    start.check_start(client, empty_forest())
     with pytest.raises(FedGraphError, match="starts this run with other parameters than its seed"):
-        session._check_start(client, constants(np.array([1.0, 2.0, 3.0])))
+        start.check_start(client, constants(np.array([1.0, 2.0, 3.0])))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.clients import replies, session
+from fedgraph_flwr.clients import replies
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.labels import large_enough, shares, weights
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.strategies import base
 from fedgraph_flwr.wire.messages import from_record
 from tests.methods.small_runs import METHODS, sampled
@@ -85,7 +86,7 @@ def test_shares_alone_leave_a_client_once(go, monkeypatch):
 
 def test_a_client_that_is_rebuilt_and_a_run_that_is_resumed_weigh_alike(go, monkeypatch):
     whole, half = go("fedspa", *FEDERATED), go("fedspa", *FEDERATED, "rounds=1", "checkpoint_every=1")
-    session.forget(0)
+    node_clients.forget(0)
     assert_same_arrays(go("fedspa", *FEDERATED, f"resume={half.out}", f"out={half.out}").arrays, whole.arrays)
     monkeypatch.setattr(InlineGrid, "_call", call_fresh)
     assert_same_arrays(go("fedspa", *FEDERATED).arrays, whole.arrays)

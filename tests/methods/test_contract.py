@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine import stacking
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.runs.checks import not_stacked
 from fedgraph_flwr.wire.messages import from_record
 from tests.methods.small_runs import (
@@ -199,7 +199,7 @@ def test_a_resumed_run_ends_like_one_that_was_never_interrupted(form, done, go, 
     tensors, values = read_tensors(folders[done] / "checkpoint.safetensors")
     assert values["round"] == done
     assert {name.removeprefix("arrays/") for name in tensors if name.startswith("arrays/")} == set(found.arrays)
-    session.forget(0)
+    node_clients.forget(0)
     same_result(go(*form, f"resume={folders[done]}", f"out={folders[done]}"), first(*form))
 
 
@@ -238,7 +238,7 @@ def test_a_part_of_the_clients_trains_in_a_round(method, go):
     assert {len(cohort) for cohort in cohorts} == {1 if pooled else 2}
     assert pooled or len({tuple(cohort) for cohort in cohorts}) > 1
     assert whole.summary["failures"] == {}
-    session.forget(0)
+    node_clients.forget(0)
     same_result(go(method, *overrides, f"resume={folders[2]}", f"out={folders[2]}"), whole)
 
 

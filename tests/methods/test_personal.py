@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.state import restore_state, state_of
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import every_model
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.strategies.personal import PersonalStrategy
 from fedgraph_flwr.wire.messages import MODEL, Reply
 from fedgraph_flwr.wire.trees import flatten, unflatten
@@ -303,7 +303,7 @@ def test_mixed_models_are_resumed(run):
     overrides = [*server(Neighbour), "strategy.fraction=0.67"]
     whole = run(*overrides, "rounds=4")
     half = run(*overrides, "rounds=2", "checkpoint_every=1")
-    session.forget(0)
+    node_clients.forget(0)
     rest = run(*overrides, "rounds=4", f"resume={half.out}", f"out={half.out}")
     assert_same_arrays(models_of(rest), models_of(whole))
     assert_same_arrays(rest.arrays, whole.arrays)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fedgraph_flwr import cli
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.partition import client_files, files, load_client, num_clients, store
 from fedgraph_flwr.runs.prepare import with_folder
 from tests.support import Finished, same_result
@@ -115,8 +115,8 @@ def test_clients_are_asked_at_the_end_where_they_have_a_model_of_their_own(
     many, monkeypatch, tmp_path, overrides, asks
 ):
     asked: list[bool] = []
-    plain = session.plain_reply
-    monkeypatch.setattr(session, "plain_reply", lambda *given: asked.append("keep" in given[3]) or plain(*given))
+    plain = node_clients.plain_reply
+    monkeypatch.setattr(node_clients, "plain_reply", lambda *given: asked.append("keep" in given[3]) or plain(*given))
     finished(tmp_path / "run", *overrides)
     assert any(asked) == asks
     assert (tmp_path / "run" / "state").exists() == asks

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import EvaluationConfig, compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.best_round import BestRound, coverage, trained
 from fedgraph_flwr.evaluation.metrics import OwnRounds
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.report.runs import load_run
 from tests.nodes import party_nodes
 
@@ -22,14 +22,14 @@ MISSES = 1
 
 def absent(monkeypatch, when, absentee=MISSES):
     """Let one client fail in training and scoring whenever ``when(round)`` holds."""
-    original = session.plain_reply
+    original = node_clients.plain_reply
 
     def reply(client, phase, groups, config):
         if client.graph.client == absentee and phase in ("train", "evaluate") and when(int(config["round"])):
             raise FedGraphError("out of order")
         return original(client, phase, groups, config)
 
-    monkeypatch.setattr(session, "plain_reply", reply)
+    monkeypatch.setattr(node_clients, "plain_reply", reply)
 
 
 def every_third(number):

@@ -316,9 +316,9 @@ def _restart(grid, node, new_node, **config):
     """The SuperNode's process is gone with its memory; another one has its graph."""
     from flwr.app import RecordDict
 
-    from fedgraph_flwr.clients import session
+    from fedgraph_flwr.node import clients as node_clients
 
-    session._live.pop((grid.run_id, node), None)
+    node_clients._live.pop((grid.run_id, node), None)
     context = grid.contexts.pop(node)
     context.node_id, context.state = new_node, RecordDict()
     context.node_config = context.node_config | config

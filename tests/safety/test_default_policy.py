@@ -2,9 +2,10 @@
 
 import pytest
 
-from fedgraph_flwr.clients import session
+from fedgraph_flwr.node.node import Party
 from fedgraph_flwr.secure.policy import Policy
 from tests.methods.small_runs import METHODS, sampled
+from tests.nodes import nodes_with
 from tests.support import assert_same_arrays
 
 
@@ -13,8 +14,7 @@ def fleet(monkeypatch):
     """``fleet(min_nodes=0)``: clients reply like nodes of a fleet, by the default policy but for these keys."""
 
     def make(**keys):
-        monkeypatch.setattr(session, "_policy", lambda context: Policy(**keys))
-        monkeypatch.setattr(session, "_simulated", lambda context: False)
+        nodes_with(monkeypatch, lambda: Policy(**keys), Party)
 
     return make
 

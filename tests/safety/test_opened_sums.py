@@ -9,18 +9,20 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.uplink import Mean, Sum
 from fedgraph_flwr.methods.weighting import batch_of, batches, in_sum
+from fedgraph_flwr.node import clients as node_clients
+from fedgraph_flwr.node import records
 from fedgraph_flwr.secure.opened import MODELS, OpenedSums, primitive, revealed
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.secagg import Member
 from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import MODEL
 from tests.methods.small_runs import METHODS, sampled
+from tests.nodes import nodes_with
 from tests.secure.rounds import SECURE, Round, accepted
 from tests.support import assert_same_arrays
 
@@ -247,12 +249,12 @@ def parties(monkeypatch, tmp_path):
 
     def be(rule="strict", distance=0.0):
         policy = Policy(opened_sums=rule, model_distance=distance)
-        monkeypatch.setattr(session, "_policy", lambda context: policy)
+        nodes_with(monkeypatch, lambda: policy)
 
-        def ledger(client, context):
+        def ledger(node, client):
             return OpenedSums(tmp_path / f"ledger_{client.graph.client}.json", rule, distance)
 
-        monkeypatch.setattr(session, "_opened_sums", ledger)
+        monkeypatch.setattr(records, "opened_sums", ledger)
 
     return be
 
@@ -334,10 +336,10 @@ def test_a_resumed_run_reads_sums_that_were_opened_after_its_checkpoint(run, par
             run(*overrides, **whole)
     out = max(expected.out.parent.glob("run*"), key=lambda path: int(path.name[3:]))
     assert len(list((out / "opened_sums").glob("*.safetensors"))) == 3, "rounds 6 to 8, after the checkpoint"
-    session.forget(0)
+    node_clients.forget(0)
     resumed = run(*overrides, f"resume={out}", f"out={out}", **whole)
     assert_same_arrays(resumed.arrays, expected.arrays)
     assert not list((out / "opened_sums").glob("*.safetensors"))
-    session.forget(0)
+    node_clients.forget(0)
     with pytest.raises(RunFailed, match=r"round 6, secagg_agree.*would reveal the values of client 3"):
         run(*overrides, **whole)  # a new run has no stored sums

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import from_run_config
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.node import records, settings
 from fedgraph_flwr.secure.policy import Ledger, Policy, file_name, read_policy
 from fedgraph_flwr.wire.messages import from_record
 from tests.nodes import model_of
@@ -175,7 +175,7 @@ def test_a_message_of_wrong_types_is_a_sentence(node, config):
 def test_an_unknown_phase_is_not_taken_down(node):
     asked = node()
     assert "phase 'mine [' is unknown (requested from GraphClient)" in asked.request("mine [")
-    assert session.ASKED not in asked.context.state
+    assert records.ASKED not in asked.context.state
 
 
 # --- what statistics and sums may show ----------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node, monkeypatch):
     from fedgraph_flwr.secure.secagg import Member
 
     overrides = ("privacy.secagg=true", "num_clients=5", "strategy.min_clients=4")
-    monkeypatch.setattr(session, "_check_secure_node", lambda context: None)  # a node needs pinned keys
+    monkeypatch.setattr(settings, "check_secure_node", lambda _: None)  # a node needs pinned keys
     for others, refused in ((2, "with 2 others, expected at least 3"), (3, "")):
         asked = node(*overrides, policy={"min_clients": 4})
         published = [{k: v.numpy() for k, v in asked.request("secagg_keys", 1)["secagg"].items()}]

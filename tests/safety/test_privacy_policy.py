@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.fedomd import range_of
 from fedgraph_flwr.config import PrivacyConfig, compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.moments import central_moments, powers_about
 from fedgraph_flwr.methods.uplink import declared
+from fedgraph_flwr.node import records
 from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.policy import Policy, read_policy
 from fedgraph_flwr.secure.protections import not_private
 from fedgraph_flwr.secure.spent import DELTA, SpentPrivacy, spent
 from fedgraph_flwr.strategies.fedomd import impossible
 from tests.methods.small_runs import METHODS, by_default, sampled
-from tests.nodes import model_of
+from tests.nodes import model_of, nodes_with
 
 UNIFORM = "strategy.weighting=uniform"
 PRIVATE = [UNIFORM, "privacy.dp=client_fixed", "privacy.noise_multiplier=4", "privacy.scores=none"]
@@ -114,11 +114,11 @@ def bounded(monkeypatch):
     """``bounded(max_epsilon)``: clients reply like nodes of a fleet with this policy."""
 
     def be(**keys):
-        session._spent.clear()
-        monkeypatch.setattr(session, "_policy", lambda context: Policy(min_nodes=0, **keys))
+        records._spent.clear()
+        nodes_with(monkeypatch, lambda: Policy(min_nodes=0, **keys))
 
     yield be
-    session._spent.clear()
+    records._spent.clear()
 
 
 def private(method):
@@ -130,7 +130,7 @@ def private(method):
 def test_each_node_books_what_the_server_books(method, go, bounded):
     bounded(max_epsilon=1e6)
     done = go(method, "rounds=2", *PRIVATE)
-    booked = [sum(entry["releases"] for entry in ledger.booked.values()) for ledger in session._spent.values()]
+    booked = [sum(entry["releases"] for entry in ledger.booked.values()) for ledger in records._spent.values()]
     assert booked == [done.summary["privacy"]["releases"]] * 3
 
 
@@ -138,7 +138,7 @@ def test_noised_scores_are_booked_too(go, bounded):
     bounded(max_epsilon=1e6)
     done = go("fedavg", "rounds=2", *PRIVATE[:-1], "privacy.scores=noised")
     assert done.summary["privacy"]["releases"] == 4
-    assert {spent["releases"] for ledger in session._spent.values() for spent in ledger.booked.values()} == {4}
+    assert {spent["releases"] for ledger in records._spent.values() for spent in ledger.booked.values()} == {4}
 
 
 def test_runs_share_one_budget(go, bounded):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import locate
@@ -17,6 +17,8 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.models.gcn import GCN
+from fedgraph_flwr.node import clients as node_clients
+from fedgraph_flwr.node import records
 from fedgraph_flwr.secure.policy import Policy
 from tests.methods.small_runs import METHODS, sampled
 from tests.nodes import SGD, binning, model_of, party_nodes
@@ -175,9 +177,7 @@ def test_a_resumption_that_the_node_does_not_know_starts_where_the_seed_says(nod
     assert START in asked.request("train", 5, planted), "nor in a later round"
     if state:
         asked.restart()
-        record = session.StateFolder(
-            asked.context.node_config["state"], str(asked.grid.run_id), "fedavg", 0
-        ).read_asked()
+        record = StateFolder(asked.context.node_config["state"], str(asked.grid.run_id), "fedavg", 0).read_asked()
         assert record.suspect, "kept over a restart"
 
 
@@ -211,7 +211,7 @@ def test_a_refused_start_is_not_forgotten_in_the_next_round(node):
 def test_an_evaluation_does_not_plant_parameters_that_training_starts_with(node, monkeypatch):
     """Training without a model keeps the client's own parameters: those of an evaluation before it."""
     asked = node()
-    monkeypatch.setattr(session, "forget", lambda run: None)  # one process, as on a fleet
+    monkeypatch.setattr(node_clients, "forget", lambda run: None)  # one process, as on a fleet
     planted = {"model": model_of(asked, 1.5)}
     assert not isinstance(asked.request("evaluate", 0, planted), str)
     assert START in asked.request("train", 1)
@@ -303,7 +303,7 @@ def test_a_server_class_that_is_none_is_an_error():
 def test_the_ledger_keeps_what_it_pins(node):
     asked = node(state=True)
     asked.request("describe")
-    record = json.loads(json.dumps(dict(asked.context.state.config_records[session.ASKED])))
+    record = json.loads(json.dumps(dict(asked.context.state.config_records[records.ASKED])))
     assert len(record["config"]) == 64
     assert record["resumed"] is False
 
@@ -339,7 +339,7 @@ def test_no_variate_plants_parameters_in_the_first_round(node, kind):
 
 def test_no_encoder_plants_parameters_that_training_keeps(node, monkeypatch):
     """In a process that stays, FedDEP's `prototype` leaves an encoder in the model, under another name than the model's."""
-    monkeypatch.setattr(session, "forget", lambda run_id: None)
+    monkeypatch.setattr(node_clients, "forget", lambda run_id: None)
     overrides = ["strategy=feddep", "strategy.encoder_rounds=1", "model.hidden=64", "train.local_steps=1", *SGD[1:]]
     asked = node(*overrides, size=60)
     planted = {name: array + 1 for name, array in model_of(asked).items()}

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure import secagg
 from fedgraph_flwr.secure.policy import Policy
@@ -14,6 +13,7 @@ from fedgraph_flwr.strategies.summation import Summation
 from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record, to_record
 from tests.methods.small_runs import METHODS, sampled
+from tests.nodes import nodes_with
 from tests.secure.rounds import SECURE, Round, accepted
 from tests.support import assert_same_arrays
 
@@ -168,7 +168,7 @@ def test_survivors_among_whom_one_weighs_too_much_are_refused():
 @pytest.fixture
 def fleet(monkeypatch):
     """Clients reply like nodes of a fleet, by the default policy."""
-    monkeypatch.setattr(session, "_policy", lambda context: Policy())
+    nodes_with(monkeypatch, Policy)
 
 
 @pytest.mark.parametrize("method", sampled([name for name in METHODS if accepted(name)]))

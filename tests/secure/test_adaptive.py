@@ -7,9 +7,9 @@ import pytest
 from flwr.serverapp.strategy.dp_adaptive_clipping import compute_adaptive_noise_params
 from scipy.stats import skellam as exact_skellam
 
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import PrivacyConfig, compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.secure import distributed, lattice, noise
 from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.adaptive import adapted, count_noise, value_multiplier
@@ -263,7 +263,7 @@ def test_a_client_refuses_a_norm_that_is_none(run, monkeypatch, norm):
 
 
 def test_a_client_that_sends_another_bit_is_refused_by_name(run, monkeypatch):
-    reply = session.plain_reply
+    reply = node_clients.plain_reply
 
     def lies(self, name, groups, config):
         sent, numbers = reply(self, name, groups, config)
@@ -271,7 +271,7 @@ def test_a_client_that_sends_another_bit_is_refused_by_name(run, monkeypatch):
             sent[CLIPPED] = {MODEL: np.array([-100.0])}
         return sent, numbers
 
-    monkeypatch.setattr(session, "plain_reply", lies)
+    monkeypatch.setattr(node_clients, "plain_reply", lies)
     done = run(UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=1", "rounds=1")
     assert list(done.summary["failures"]) == ["1 (train)"]
 

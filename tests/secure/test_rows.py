@@ -11,11 +11,12 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy.special import ive, logsumexp
 from torch.nn.functional import cross_entropy
 
-from fedgraph_flwr.clients import row_gradients, session
+from fedgraph_flwr.clients import row_gradients
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import compose, schema
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.node import records
 from fedgraph_flwr.runs.checks import check_method, startup_notes
 from fedgraph_flwr.secure import rows
 from fedgraph_flwr.secure.accounting import UNITS, divergence, skellam_epsilon
@@ -178,10 +179,10 @@ def test_little_noise_and_a_huge_norm_give_gradient_averaging(run):
 
 
 def test_runs_of_one_seed_have_different_noise_and_one_ledger(run):
-    session._spent.clear()
+    records._spent.clear()
     first, second = run(*ROW, sizes=(16, 16, 16)), run(*ROW, sizes=(16, 16, 16))
     assert any(not np.array_equal(first.arrays[name], second.arrays[name]) for name in first.arrays)
-    booked = [ledger.booked for (_, name), ledger in session._spent.items() if name.endswith("_row")]
+    booked = [ledger.booked for (_, name), ledger in records._spent.items() if name.endswith("_row")]
     assert booked
     assert all(sum(entry["releases"] for entry in ledger.values()) >= 3 for ledger in booked)
 

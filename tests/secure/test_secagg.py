@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fedgraph_flwr.clients import base, session
+from fedgraph_flwr.clients import base
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
 from fedgraph_flwr.clients.fedomd import FedOMDClient
 from fedgraph_flwr.config import compose
@@ -14,6 +14,7 @@ from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods import uplink
 from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Sum
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.runs.checks import check_method, startup_notes
 from fedgraph_flwr.secure.secagg import Member, limit, unmasked
 from fedgraph_flwr.strategies.fedavg import FedAvg
@@ -353,7 +354,7 @@ def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
     half = run(*overrides, "rounds=2", "checkpoint_every=1", sizes=FOUR)
     for file in half.out.rglob("*.safetensors"):
         assert not [name for name in read_tensors(file)[0] if "secagg" in name], "keys are filed in no checkpoint"
-    session.forget(0)
+    node_clients.forget(0)
     resumed = run(*overrides, f"resume={half.out}", f"out={half.out}", sizes=FOUR)
     assert_same_arrays(resumed.arrays, whole.arrays)
     monkeypatch.setattr(InlineGrid, "_call", call_fresh)

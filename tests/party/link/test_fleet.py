@@ -17,11 +17,11 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
 from fedgraph_flwr import cli
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_digest
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.partition import client_files
 from fedgraph_flwr.party.link import policy as link_policy
 from fedgraph_flwr.party.link.command import link_overrides
@@ -299,7 +299,7 @@ def test_a_party_that_leaves_is_named_and_nothing_is_lost(left, lost, run, tmp_p
             return gone
         settings = {"graph": tmp_path / f"graphs/client_{client:04d}.safetensors", "policy": policy}
         self.contexts[client + 1].node_config = {key: str(path) for key, path in settings.items()}
-        session.forget(self.run_id)  # every message reaches another process
+        node_clients.forget(self.run_id)  # every message reaches another process
         reply = call(self, message)
         return gone if away else reply
 

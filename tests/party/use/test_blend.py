@@ -13,10 +13,10 @@ from sklearn.metrics import accuracy_score, average_precision_score
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.party.use.blend import Weights, blend, fit
 from fedgraph_flwr.party.use.export import load_export
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
@@ -214,7 +214,7 @@ def states(tmp_path, monkeypatch):
         def call(self, message, config=config):
             node = message.metadata.dst_node_id
             self.contexts[node].node_config = config
-            session.forget(self.run_id)
+            node_clients.forget(self.run_id)
             return self.app(message, self.contexts[node])
 
         monkeypatch.setattr(InlineGrid, "_call", call)

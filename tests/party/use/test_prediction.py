@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from fedgraph_flwr import cli, partition
-from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.predict import Predictions, load_node, load_predictor
@@ -225,7 +225,7 @@ def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path
         graph = imported / "parts" / f"client_{node - 1:04d}.safetensors"
         config = {"graph": graph, "state": tmp_path / f"state_{node - 1}", "policy": policy}
         self.contexts[node].node_config = {key: str(path) for key, path in config.items()}
-        session.forget(self.run_id)
+        node_clients.forget(self.run_id)
         return self.app(message, self.contexts[node])
 
     monkeypatch.setattr(InlineGrid, "_call", call)

@@ -1,4 +1,4 @@
-"""What a client's session replies where a method's code raises: the type, the message, and the file and line to look at."""
+"""What a node replies where a method's code raises: the type, the message, and the file and line to look at."""
 
 from pathlib import Path
 
@@ -72,10 +72,10 @@ def test_a_partys_node_names_no_folder(node, caplog):
     one = node(f"strategy.client={__name__}:Unlike", "rounds=1", policy={"modules": ["tests"]})
     reply = one.request("evaluate", 1)
     line = line_of("joins")
-    assert reply.startswith(f"the request failed: RuntimeError (test_session.py, line {line}, in logits); ")
+    assert reply.startswith(f"the request failed: RuntimeError (test_respond.py, line {line}, in logits); ")
     assert "same number of dimensions" not in reply  # a message may quote data
     assert "same number of dimensions" in caplog.text
-    assert f'/test_session.py", line {line}, in logits' in caplog.text
+    assert f'/test_respond.py", line {line}, in logits' in caplog.text
 
 
 def test_a_module_that_raises_while_it_is_imported_is_an_error_with_its_line(tmp_path, monkeypatch):

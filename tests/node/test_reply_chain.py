@@ -6,7 +6,7 @@ from benchmarks.reply_chain import BASE, entries, reply_chain
 def test_a_reply_takes_few_calls_and_enters_the_base_once(tmp_path):
     """A method's author follows them in each traceback."""
     chain = reply_chain(tmp_path / "run")
-    assert chain[0] == ("clients/session.py", "respond")
+    assert chain[0] == ("node/respond.py", "respond")
     assert chain[-1] == ("tasks/classification.py", "Classification.loss")
     assert len(chain) - 1 <= 9
     assert entries(chain) == 1

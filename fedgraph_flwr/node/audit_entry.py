@@ -1,0 +1,46 @@
+"""The line of a node's audit log about a request and its reply."""
+
+from typing import Any
+
+from flwr.app import ConfigRecord, Message
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.node.records import releases
+from fedgraph_flwr.node.request import Request
+from fedgraph_flwr.secure.spent import booking
+from fedgraph_flwr.wire.messages import CONFIG, record_bytes
+
+
+def refused(message: Message, run_id: int, reply: Message) -> dict[str, Any]:
+    """Return the line about a refused request."""
+    reason = str(reply.error.reason)
+    refusal = {"refused": sanitize(reason, 300), "sent": {"error": len(reason)}}
+    return _received(message, run_id) | refusal
+
+
+def answered(
+    message: Message, run_id: int, reply: Message, request: Request, client: GraphClient
+) -> dict[str, Any]:
+    """Return the line about a request that got its reply."""
+    entry, rules = _received(message, run_id), client.cfg.privacy
+    noised = rules.dp != "none" and rules.noise_multiplier > 0
+    if noised and (count := releases(client, request)):
+        purpose = client.policy.purpose
+        entry["noise"] = {"unit": rules.unit, "purpose": purpose, **booking(client.cfg, count)}
+    sent = {group: record_bytes(record) for group, record in reply.content.items()}
+    return entry | {"strategy": client.cfg.strategy.name, "refused": "", "sent": sent}
+
+
+def _received(message: Message, run_id: int) -> dict[str, Any]:
+    """Return what a message's sender asked for, which may be anything."""
+    record = message.content.get(CONFIG)
+    scalars = record if isinstance(record, ConfigRecord) else {}
+    entry: dict[str, Any] = {"run": str(run_id), "strategy": ""}
+    entry["phase"] = sanitize(scalars.get("phase", ""), 60)
+    for key in ("round", "exchange"):
+        entry[key] = scalars[key] if type(scalars.get(key)) is int else 0
+    entry["noise"] = {}
+    arrays = message.content.array_records.values()
+    entry["received"] = sum(len(array.data) for record in arrays for array in record.values())
+    return entry

@@ -1,0 +1,418 @@
+"""The client of a run at a node: found or rebuilt, asked, and stored.
+
+A client object stays alive in its process between messages, because building one costs more than a
+round. Its private state also goes through ``context.state``, tagged with a version. A process that
+holds no client, or a stale one, rebuilds it from there. An engine that serves all messages of a
+client in one process sets ``live`` in the node config, which avoids the copies.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from logging import INFO
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from fedgraph_flwr.clients import earlier
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.phases import ReplyContent, messages_of
+from fedgraph_flwr.clients.replies import plain_reply, protected, sum_request, summed_groups
+from fedgraph_flwr.clients.requirements import check_unit
+from fedgraph_flwr.clients.saved_models import WHOLE
+from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.logs import log
+from fedgraph_flwr.methods.uplink import declared
+from fedgraph_flwr.methods.variates import VARIATES
+from fedgraph_flwr.node import records, settings, start
+from fedgraph_flwr.node.node import Key, Node
+from fedgraph_flwr.node.request import Request
+from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.secure import protections
+from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
+from fedgraph_flwr.wire.messages import (
+    DESCRIBE,
+    EVALUATE,
+    METRICS,
+    MODEL,
+    SPEAKS,
+    TRAIN,
+    Arrays,
+    check_version,
+    derive_seed,
+    from_record,
+    numbers_record,
+    pack,
+    to_record,
+)
+from fedgraph_flwr.wire.trees import flatten, unflatten
+
+STATE = "fedgraph-state"
+VERSION = "fedgraph-version"
+
+TRAINED_ON = "fedgraph-trained-on"
+"""Model of the last training request, if the policy bounds how far it moves."""
+
+_live: dict[Key, tuple[GraphClient, int]] = {}
+
+
+class Start(NamedTuple):
+    """What a request may start.
+
+    Attributes:
+        untrained: whether nothing was trained before it.
+        fresh: whether its parameters must therefore be those of a start.
+    """
+
+    untrained: bool
+    fresh: bool
+
+
+class Member:
+    """The client of a run at a node.
+
+    Args:
+        node: the node.
+        client: the client.
+        version: of its state.
+    """
+
+    def __init__(self, node: Node, client: GraphClient, version: int):
+        self.node, self.client, self.version = node, client, version
+        self.folder = node.folder(client.cfg.strategy.name, client.graph.client)
+        self.requests = records.Requests(node, self.folder)
+
+    # --- before the reply -------------------------------------------------------------------------
+
+    def start_of(self, request: Request) -> Start:
+        """Return what a request may start; a server of another version is refused."""
+        if request.phase == DESCRIBE:
+            check_version(request.scalars.get(SPEAKS, 1), "the server", "node")
+        ledger = self.requests.read()
+        resumes = request.resume is not None
+        untrained = not (ledger.trained or ledger.resumed or resumes)
+        early = untrained and not start.comes_late(self.client, request.round)
+        trains = request.phase not in (DESCRIBE, EVALUATE)
+        return Start(untrained, (early or ledger.suspect) and trains)
+
+    def permit(self, request: Request) -> None:
+        """Record a request, or refuse it.
+
+        It is refused by the policy, because of an earlier request, or for a changed configuration.
+
+        Raises:
+            FedGraphError: an error message for the server and the node's log.
+        """
+        client, phase = self.client, request.phase
+        checkpoints = self._checkpoints(request)
+        most = client.policy.most(phase, messages_of(type(client), phase))
+        if not 0 <= request.round <= client.cfg.rounds:
+            raise FedGraphError(
+                f"the server requests phase '{phase}' of round {request.round} in a run of"
+                f" {client.cfg.rounds} rounds"
+            )
+        ledger = self.requests.read()
+        self.node.check_folder(self.folder)
+        try:
+            self.node.pin(ledger)
+        except FedGraphError:
+            _live.pop(self.node.key, None)  # it was built from the refused configuration
+            raise
+        ledger.book(phase, request.round, request.exchange, most)
+        records.book_releases(self.node, client, records.releases(client, request))
+        if request.resume is not None:
+            known = checkpoints is not None and checkpoints.has_checkpoint(request.resume)
+            ledger.resume(request.resume, known)
+        self.requests.write(ledger)
+
+    def resume(self, request: Request) -> None:
+        """Restore the state after the round from which the server resumes, if it does."""
+        if request.resume is None:
+            return
+        checkpoints, client = self._checkpoints(request), self.client
+        if checkpoints is not None:
+            state = checkpoints.read_checkpoint(request.resume)
+            with checkpoints.reading(f"round_{request.resume:06d}"):
+                restore_state(client, unflatten(state))
+        elif flatten(checkpointed_state(client)):
+            raise FedGraphError(
+                f"client {client.graph.client} cannot resume after round {request.resume}: it has"
+                " private state and no state folder; start the SuperNode with --node-config"
+                " 'state=\"DIR\"'"
+            )
+        self._keep()
+
+    def take_earlier_model(self, request: Request, begin: Start) -> None:
+        """Load the private parameters of the run in ``init`` or ``evaluate``, at the start."""
+        client, groups = self.client, request.groups
+        continues = client.cfg.init or client.cfg.evaluate
+        if not (begin.untrained and continues and (request.phase != DESCRIBE or MODEL in groups)):
+            return
+        received = groups.get(MODEL, {})
+        earlier.take(client, self.node.earlier_model(client.cfg, client.graph.client, received))
+        self._keep()
+
+    def check_parameters(self, request: Request, begin: Start) -> None:
+        """Refuse parameters that training must not start with, or that moved too far."""
+        client, groups = self.client, request.groups
+        if client.policy.check_start:
+            self._judge_start(request, begin.fresh)
+        if client.policy.max_step and request.phase == TRAIN and MODEL in groups:
+            state = self.node.context.state
+            if (last := state.array_records.get(TRAINED_ON)) is not None:
+                client.policy.check_move(groups[MODEL], from_record(last))
+            state[TRAINED_ON] = to_record(groups[MODEL])
+
+    def _judge_start(self, request: Request, fresh: bool) -> None:
+        """Refuse parameters that training must not start with, and record it in the ledger."""
+        client, phase = self.client, request.phase
+        ledger, received = self.requests.read(), request.groups.get(MODEL, {})
+        before = ledger.suspect, ledger.loaded
+        try:
+            # An earlier message may have brought parameters.
+            if fresh and not received and (ledger.loaded or phase == TRAIN):
+                received = {name: t.detach().cpu().numpy() for name, t in client.shared.items()}
+            if fresh:
+                start.check_start(client, received, self.node.root)
+                start.check_variates(request.groups.get(VARIATES, {}))
+                ledger.suspect = ledger.suspect and not (received and phase == TRAIN)
+            elif received and phase in (DESCRIBE, EVALUATE):
+                ledger.loaded = True
+        except FedGraphError:
+            ledger.suspect = True
+            raise
+        finally:
+            if (ledger.suspect, ledger.loaded) != before:
+                self.requests.write(ledger)
+
+    def seed(self, request: Request) -> None:
+        """Set the streams of random numbers of a request.
+
+        The first exchange of a phase in a round keeps the stream that it had before exchanges were
+        counted.
+        """
+        client = self.client
+        stream: list[int | str] = [client.graph.client, request.round, request.phase]
+        if request.exchange:
+            stream.append(request.exchange)
+        reseed(derive_seed(client.cfg.seed, *stream), client.device)
+        client.server_round = request.round
+
+    # --- the reply, and after it --------------------------------------------------------------------
+
+    def reply(self, request: Request) -> ReplyContent:
+        """Return the client's reply, checked against its uplink and masked in secure sums."""
+        client, phase = self.client, request.phase
+        content = plain_reply
+        if client.graph.client in client.cfg.adversary.clients:
+            from fedgraph_flwr.clients.malicious import forged_reply as content
+        with self.node.withheld(client.cfg, phase):
+            part = sum_request(client, phase, request.groups)
+            summed = summed_groups(client, phase, request.scalars)
+            plain = content(client, phase, request.groups, request.scalars)
+            return protected(client, phase, plain, part, summed)
+
+    def remember(self, request: Request) -> None:
+        """Store what the request changed."""
+        client, phase = self.client, request.phase
+        scored = phase == EVALUATE and client.saved_models.state
+        if phase not in (DESCRIBE, EVALUATE) or scored:
+            self._keep()
+        checkpoints = self._checkpoints(request)
+        if request.keeps_models and checkpoints:
+            self._keep_models(checkpoints, int(request.scalars["best"]))
+        if request.writes_checkpoint and checkpoints:
+            checkpoints.write_checkpoint(flatten(checkpointed_state(client)), request.round)
+
+    def packed(self, groups: dict[str, Arrays], numbers: dict[str, Any]) -> RecordDict:
+        """Return the content of a reply."""
+        content = pack(groups)
+        content[METRICS] = numbers_record({"client": self.client.graph.client, **numbers})
+        return content
+
+    def _keep_models(self, folder: StateFolder, best: int) -> None:
+        """Store the models that the client will predict with.
+
+        A party's own node stores their configuration and schema too.
+        """
+        client, ledger = self.client, self.requests.read()
+        client.saved_models.update_best(best)
+        values: dict[str, Any] = {}
+        if client.saved_models.what == WHOLE:
+            graph = client.graph
+            values = {
+                "config": dataclasses.asdict(client.cfg),
+                "file": str(client.file.absolute()) if client.file else "",
+                "schema": graph.schema,
+                "num_features": graph.num_features,
+                "num_classes": client.task.num_classes(graph),
+                earlier.TRAINED: ledger.trained and not ledger.suspect,
+            }
+        for name, tree in client.saved_models.state.items():
+            parts = flatten({key: tree[key] for key in ("model", "method") if key in tree})
+            folder.write_model(name, parts, values | {"round": int(tree["round"])})
+
+    def _keep(self) -> None:
+        """Store the client's state under the next version."""
+        node = self.node
+        self.version += 1
+        _live[node.key] = (self.client, self.version)
+        if node.live:
+            return
+        state = flatten(state_of(self.client))
+        node.context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in state.items()})
+        node.context.state[VERSION] = ConfigRecord({"version": self.version})
+        if self.folder:
+            self.folder.write_last(state, self.version)
+
+    def _checkpoints(self, request: Request) -> StateFolder | None:
+        """Return where checkpoints of the server's run go; None: nowhere."""
+        if request.run is None:
+            return None
+        return self.node.checkpoints(self.client.cfg, self.client.graph.client, request.run)
+
+
+# --- a client, found or rebuilt -------------------------------------------------------------------
+
+
+def member_of(node: Node) -> Member:
+    """Return a node's live client if it is up to date, else one rebuilt from its graph and state.
+
+    The state is in ``context.state`` or, after a restart of the SuperNode, in the state folder.
+    """
+    number = settings.threads(node.settings, node.cfg)
+    if torch.get_num_threads() != number:
+        torch.set_num_threads(number)
+    if node.key in _live and node.live:
+        return Member(node, *_live[node.key])
+    versions = node.context.state.config_records.get(VERSION)
+    version = int(versions["version"]) if versions is not None else 0  # type: ignore[arg-type]
+    if node.key in _live and _live[node.key][1] == version:
+        return Member(node, *_live[node.key])
+    client = _built(node)
+    version = _restored(node, client, version)
+    _live[node.key] = (client, version)
+    return Member(node, client, version)
+
+
+def _built(node: Node) -> GraphClient:
+    """Return the client of a run which the policy accepts, without its earlier state."""
+    settings.check(node.settings)
+    cfg = node.cfg
+    file = settings.graph_file(node.settings, cfg)
+    policy = node.policy()
+    policy.check_run(cfg)
+    kind = _class_of(node)
+    graph = settings.load_graph(node.settings, cfg, file)
+    if graph.client in cfg.adversary.clients:
+        kind = node.malicious(kind, cfg)
+    node.check_model(policy, kind, cfg, graph)
+    with node.withheld(cfg):
+        client = kind(cfg, graph, settings.device(node.settings, cfg), file)
+    client.policy = policy
+    client.member.floor, client.member.max_share = policy.min_clients, policy.max_share
+    client.keyring = _keyring(node, client)
+    if cfg.privacy.secagg:
+        client.member.opened = records.opened_sums(node, client)
+        client.member.name_of = client.keyring.name_of
+    policy.check_client(client)
+    client.saved_models.what = node.saved_models
+    return client
+
+
+def _restored(node: Node, client: GraphClient, version: int) -> int:
+    """Restore a client's state between messages, and return its version."""
+    state = node.context.state
+    if STATE in state.array_records:
+        _live.pop(node.key, None)  # a stale one
+        restore_state(client, unflatten(stored_state(node.context)))
+        if node.live:
+            del state[STATE]  # the client holds it now
+        return version
+    folder = node.folder(client.cfg.strategy.name, client.graph.client)
+    if folder and (last := folder.read_last()):
+        with folder.reading("last"):
+            restore_state(client, unflatten(last[0]))
+        return last[1]
+    return version
+
+
+def _class_of(node: Node) -> type[GraphClient]:
+    """Return the client's class of a run whose protections, task and sampler it supports."""
+    cfg = node.cfg
+    kind = locate(cfg.strategy.client)
+    if not (isinstance(kind, type) and issubclass(kind, GraphClient)):
+        raise FedGraphError(
+            f"strategy.client={sanitize(cfg.strategy.client, 80)} is not a client: expected a"
+            " subclass of GraphClient"
+        )
+    check_unit(cfg, kind)
+    protections.check(cfg, declared(kind, cfg))
+    node.check_kind(cfg, kind)
+    return kind
+
+
+def _keyring(node: Node, client: GraphClient) -> Keyring:
+    """Return the party's own key and the keys it trusts.
+
+    The node logs fingerprints and stores them in its state folder.
+    """
+    own, peers = node.settings.get("key"), node.settings.get("peers")
+    return Keyring(
+        client.graph.client,
+        node.key[0],
+        read_key(str(own)) if own else None,
+        read_pins(str(peers)) if peers else None,
+        partial(_report_keys, node, client) if node.reports_keys else None,
+    )
+
+
+def _report_keys(
+    node: Node, client: GraphClient, exchange: str, digits: str, clients: list[int]
+) -> None:
+    line = f"keys of clients {', '.join(map(str, clients))} ({exchange}): {digits}"
+    if not client.keyring.pins:
+        line += "; none is pinned (peers=): compare this line with another party"
+    log(INFO, line)
+    if folder := node.folder(client.cfg.strategy.name, client.graph.client):
+        folder.add_fingerprint(exchange, digits, clients)
+
+
+# --- for engines ----------------------------------------------------------------------------------
+
+
+def forget(run_id: int) -> None:
+    """Drop the live clients of a run."""
+    records.forget(run_id)
+    for key in [key for key in _live if key[0] == run_id]:
+        del _live[key]
+
+
+def stored_state(context: Context) -> dict[str, torch.Tensor]:
+    """Return a node's private state, for an engine that may have to rebuild its client."""
+    if live := _live.get((context.run_id, context.node_id)):
+        return flatten(state_of(live[0]))
+    record = context.state.array_records.get(STATE)
+    arrays = from_record(record) if record else {}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def store_state(context: Context, state: Mapping[str, torch.Tensor]) -> None:
+    """Store a private state with which the node's next message rebuilds its client."""
+    _live.pop((context.run_id, context.node_id), None)
+    if state:
+        arrays = {name: t.detach().cpu().numpy() for name, t in state.items()}
+        context.state[STATE] = to_record(arrays)
+
+
+def release_mapped(context: Context) -> None:
+    """Drop a live client whose graph is a mapped file; its state stays.
+
+    Many of them then need the memory of one.
+    """
+    live = _live.get((context.run_id, context.node_id))
+    if live and getattr(live[0].graph, "stored_edges", None) is not None:
+        store_state(context, stored_state(context))

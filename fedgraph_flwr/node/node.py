@@ -1,0 +1,312 @@
+"""A node of a fleet or of a simulation: its settings, its folders, and what it tells the server.
+
+`Simulated` is a node that the server's operator runs, `Party` one of its own owner. They differ in
+the policy, in what an error may tell, where state lives, and what is logged.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from logging import ERROR
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message
+
+from fedgraph_flwr.clients import earlier
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.requirements import check_sampler, check_task
+from fedgraph_flwr.clients.saved_models import NOTHING, PRIVATE, WHOLE
+from fedgraph_flwr.clients.state import StateFolder
+from fedgraph_flwr.config import RunConfig, from_run_config
+from fedgraph_flwr.errors import FedGraphError, located
+from fedgraph_flwr.logs import log
+from fedgraph_flwr.node import settings
+from fedgraph_flwr.node.model_size import check_size
+from fedgraph_flwr.secure import audit
+from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
+from fedgraph_flwr.secure.secagg import STEPS
+from fedgraph_flwr.wire.messages import FAILED
+
+Key = tuple[int, int]
+"""Flower's numbers of a run and of a node."""
+
+Items = tuple[tuple[str, str], ...]
+"""Names and values of Flower's run config, in order."""
+
+Entry = Callable[[], dict[str, Any]]
+"""Makes the line of the audit log about a message and its reply."""
+
+
+class Node:
+    """One node in one run. A fleet forks a process per message, so it is cheap to build.
+
+    Args:
+        context: Flower's context of the node in the run.
+        policy: the owner's rules; None: those of the file in the node config, or the usual ones.
+
+    Attributes:
+        settings: Flower's node config.
+        key: of the run and the node.
+        live: whether the engine keeps the client in this process for the whole run.
+        root: the node's state folder; empty: it has none.
+    """
+
+    foreign: bool
+
+    def __init__(self, context: Context, policy: Policy | None = None):
+        self.context, self.settings = context, context.node_config
+        self.key: Key = (context.run_id, context.node_id)
+        self.live = bool(self.settings.get("live"))
+        self.root = str(self.settings.get("state") or "")
+        self._policy = policy
+
+    @cached_property
+    def items(self) -> Items:
+        """The run's configuration as the server sent it."""
+        return tuple(sorted((str(k), str(v)) for k, v in self.context.run_config.items()))
+
+    @cached_property
+    def cfg(self) -> RunConfig:
+        """The run's configuration."""
+        return _run_config(self.items, self.foreign)
+
+    def policy(self) -> Policy:
+        """Return the owner's rules."""
+        if self._policy is not None:
+            return self._policy
+        path = self.settings.get("policy")
+        return read_policy(str(path)) if path else self.usual_policy()
+
+    def folder(self, strategy: str, client: int) -> StateFolder | None:
+        """Return the folder for a client's state in this run, if the node has one."""
+        run = str(self.key[0])
+        return StateFolder(self.root, run, strategy, client) if self.root else None
+
+    def checkpoints(self, cfg: RunConfig, client: int, run: str) -> StateFolder | None:
+        """Return the folder for a client's checkpoints of the server's ``run``, if there is one."""
+        root = self.root or self.checkpoint_root(cfg)
+        return StateFolder(root, run, cfg.strategy.name, client) if root else None
+
+    def without_paths(self, text: str) -> str:
+        """Return a text for the server, in which the node config's own files have their keys."""
+        for key in settings.PATHS:
+            if path := self.settings.get(key):
+                text = text.replace(str(path), f"<{key}>")
+        return text
+
+    def usual_policy(self) -> Policy:
+        """Return the rules of a node without a policy file."""
+        raise NotImplementedError
+
+    def failure(self, error: Exception) -> str:
+        """Return what the server may know of an exception."""
+        raise NotImplementedError
+
+    def withheld(self, cfg: RunConfig, phase: str = "") -> contextlib.AbstractContextManager[None]:
+        """Keep reasons that may depend on data from the server, within."""
+        raise NotImplementedError
+
+    def check_kind(self, cfg: RunConfig, kind: type[GraphClient]) -> None:
+        """Refuse a client's class that this node does not run."""
+
+    def check_model(
+        self, policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: Any
+    ) -> None:
+        """Refuse a model by its size before any memory is allocated for it."""
+
+    def malicious(self, kind: type[GraphClient], cfg: RunConfig) -> type[GraphClient]:
+        """Return the class of a malicious client."""
+        raise NotImplementedError
+
+    @property
+    def saved_models(self) -> str:
+        """What is stored of the models that the client will predict with."""
+        raise NotImplementedError
+
+    @property
+    def reports_keys(self) -> bool:
+        """Whether the owner reads the fingerprints of the other clients' keys."""
+        raise NotImplementedError
+
+    def earlier_model(
+        self, cfg: RunConfig, client: int, received: Mapping[str, Any]
+    ) -> Path | None:
+        """Return the file with a client's part of the model of the run in ``init``, ``evaluate``."""
+        raise NotImplementedError
+
+    def checkpoint_root(self, cfg: RunConfig) -> str:
+        """Return where checkpoints go if the node has no state folder; empty: nowhere."""
+        return ""
+
+    def pin(self, ledger: Ledger) -> None:
+        """Refuse a message of a run whose configuration changed."""
+
+    def check_folder(self, folder: StateFolder | None) -> None:
+        """Refuse a run that has the folder of another method, too."""
+
+    def check_ledger_folder(self) -> None:
+        """Refuse a bound of ε without a folder for its ledger."""
+
+    def logged(self, message: Message, reply: Message, entry: Entry) -> Message:
+        """Return the reply to a message, once its entry is in the audit log if there is one."""
+        return reply
+
+
+class Simulated(Node):
+    """A node that the operator of the server runs, as in a simulation."""
+
+    foreign = False
+    saved_models = PRIVATE
+    reports_keys = False
+
+    def usual_policy(self) -> Policy:
+        """No limits."""
+        return simulated()
+
+    def failure(self, error: Exception) -> str:
+        """The exception, with its file and line."""
+        return located(error)
+
+    def withheld(self, cfg: RunConfig, phase: str = "") -> contextlib.AbstractContextManager[None]:
+        """Nothing is withheld."""
+        return contextlib.nullcontext()
+
+    def malicious(self, kind: type[GraphClient], cfg: RunConfig) -> type[GraphClient]:
+        """Return the class of a malicious client."""
+        from fedgraph_flwr.clients.malicious import malicious
+
+        return malicious(kind)
+
+    def earlier_model(
+        self, cfg: RunConfig, client: int, received: Mapping[str, Any]
+    ) -> Path | None:
+        """The state in the earlier run's folder."""
+        return earlier.in_run(Path(cfg.init or cfg.evaluate), client)
+
+    def checkpoint_root(self, cfg: RunConfig) -> str:
+        """The run folder."""
+        return f"{cfg.out}/state"
+
+
+class Party(Node):
+    """A node of its own owner, who trusts neither server nor messages."""
+
+    foreign = True
+    reports_keys = True
+
+    def usual_policy(self) -> Policy:
+        """The default policy."""
+        return Policy()
+
+    @property
+    def saved_models(self) -> str:
+        """The whole model, if there is a folder for it."""
+        return WHOLE if self.root else NOTHING
+
+    def failure(self, error: Exception) -> str:
+        """Where it happened; the node's log has the rest."""
+        return (
+            f"the request failed: {located(error, public=True)}; its arrays or numbers may be wrong:"
+            " see the node's log"
+        )
+
+    @contextlib.contextmanager
+    def withheld(self, cfg: RunConfig, phase: str = "") -> Iterator[None]:
+        """Keep the reasons of refusals that may depend on data in the log, under privacy.dp.
+
+        "It has 3 training nodes in a step, expected at least 5" tells a number that no noise
+        covers. Exchanges around secure sums depend on no data.
+        """
+        try:
+            yield
+        except FedGraphError as error:
+            if cfg.privacy.dp == "none" or phase in STEPS:
+                raise
+            log(ERROR, str(error))
+            raise FedGraphError(
+                f"this node refuses the request; under privacy.dp={cfg.privacy.dp} only its own log"
+                " has the reason, which may depend on its data"
+            ) from error
+
+    def check_kind(self, cfg: RunConfig, kind: type[GraphClient]) -> None:
+        """Refuse secure sums without pinned keys, and what the class cannot train."""
+        if cfg.privacy.secagg:
+            settings.check_secure_node(self.settings)
+        check_task(cfg, kind)
+        if cfg.train.sampler != "none":
+            check_sampler(cfg, kind)
+
+    def check_model(
+        self, policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: Any
+    ) -> None:
+        """Refuse a model by its size before any memory is allocated for it."""
+        check_size(policy, kind, cfg, graph)
+
+    def malicious(self, kind: type[GraphClient], cfg: RunConfig) -> type[GraphClient]:
+        """A party's own node refuses to be one."""
+        raise FedGraphError(
+            f"a party's own node refuses adversary.kind={cfg.adversary.kind}:"
+            " set adversary.kind=none"
+        )
+
+    def earlier_model(
+        self, cfg: RunConfig, client: int, received: Mapping[str, Any]
+    ) -> Path | None:
+        """A saved model whose shared parameters are those received."""
+        return earlier.in_node(Path(self.root), client, received) if self.root else None
+
+    def pin(self, ledger: Ledger) -> None:
+        """Refuse a message of a run whose configuration changed.
+
+        Raises:
+            FedGraphError: it changed.
+        """
+        ledger.pin(self.items)
+
+    def check_folder(self, folder: StateFolder | None) -> None:
+        """Refuse a run that has the folder of another method, too.
+
+        Raises:
+            FedGraphError: names it.
+        """
+        if folder:
+            folder.check_one_method()
+
+    def check_ledger_folder(self) -> None:
+        """Refuse a bound of ε without a folder for its ledger.
+
+        Raises:
+            FedGraphError: names the option.
+        """
+        if not self.root:
+            raise FedGraphError(
+                "max_epsilon of this node's policy needs a ledger that outlives runs: start the node"
+                " with --state"
+            )
+
+    def logged(self, message: Message, reply: Message, entry: Entry) -> Message:
+        """Return a reply after its entry was written to the audit log; an error if it cannot be.
+
+        A node whose state folder cannot be created has no log, and says so in its reply.
+        """
+        if not self.root or (reply.has_error() and not Path(self.root).is_dir()):
+            return reply
+        try:
+            audit.append(Path(self.root), entry())
+        except FedGraphError as error:
+            log(ERROR, str(error))
+            reason = str(error).replace(self.root, "<state>")
+            return Message(Error(FAILED, reason), reply_to=message)
+        return reply
+
+
+def node_of(context: Context) -> Node:
+    """Return the node of a context; one with a partition is run by the operator of the server."""
+    return Simulated(context) if "partition-id" in context.node_config else Party(context)
+
+
+@functools.lru_cache(maxsize=8)
+def _run_config(items: Items, foreign: bool) -> RunConfig:
+    return from_run_config(dict(items), foreign)

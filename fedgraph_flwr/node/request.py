@@ -1,0 +1,101 @@
+"""A server's message as a node reads it: its scalars, typed once, and its groups of arrays."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedgraph_flwr.clients.replies import Received, received
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, Arrays, groups_of
+
+REQUIRED = {"phase": str, "round": int, "exchange": int}
+"""Scalars that every message has, and their types; without ``exchange`` it is the first."""
+
+OPTIONAL = {
+    "resume": int,
+    "run": str,
+    "best": int,
+    "keep": bool,
+    "checkpoint": bool,
+    "evaluate": bool,
+}
+"""Scalars that some messages have, and their types."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A message to a client.
+
+    Attributes:
+        phase: what the client is asked to do.
+        round: the round of the message.
+        exchange: number of earlier exchanges of the phase in the round.
+        scalars: all scalars of the message.
+        content: the message's records.
+    """
+
+    phase: str
+    round: int
+    exchange: int
+    scalars: dict[str, Any]
+    content: RecordDict
+
+    @classmethod
+    def read(cls, message: Message) -> Self:
+        """Read a message's scalars; its arrays are read when they are needed.
+
+        Raises:
+            FedGraphError: a scalar is missing, or has another type.
+        """
+        record = message.content.get(CONFIG)
+        sent = record if isinstance(record, ConfigRecord) else {}
+        scalars: dict[str, Any] = {"exchange": 0, **sent}
+        kinds = REQUIRED | {key: kind for key, kind in OPTIONAL.items() if key in scalars}
+        if scalars.get("keep"):
+            kinds["best"] = int
+        for key, kind in kinds.items():
+            if type(scalars.get(key)) is not kind:
+                raise FedGraphError(
+                    f"the server's message has {key}={sanitize(scalars.get(key), 60)},"
+                    f" expected {kind.__name__}"
+                )
+        phase = scalars["phase"]
+        if "resume" in scalars and (phase != DESCRIBE or scalars["resume"] < 0):
+            raise FedGraphError(
+                f"the server resumes after round {scalars['resume']} in a message of phase"
+                f" '{sanitize(phase, 60)}', expected phase '{DESCRIBE}' and no negative round"
+            )
+        missing = Received(scalars, f"number of phase '{phase}'")
+        return cls(phase, scalars["round"], scalars["exchange"], missing, message.content)
+
+    @property
+    def resume(self) -> int | None:
+        """The last round of the run that is resumed; None: it begins."""
+        return self.scalars.get("resume")
+
+    @property
+    def run(self) -> str | None:
+        """The server's name of the run, under which checkpoints are stored."""
+        return self.scalars.get("run")
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether the client stores the models that it will predict with."""
+        return bool(self.scalars.get("keep"))
+
+    @property
+    def writes_checkpoint(self) -> bool:
+        """Whether the client stores its state after the reply."""
+        return bool(self.scalars.get("checkpoint"))
+
+    @property
+    def sends_scores(self) -> bool:
+        """Whether scores travel with the reply."""
+        return bool(self.scalars.get("evaluate"))
+
+    @cached_property
+    def groups(self) -> dict[str, Arrays]:
+        """The groups of arrays, of which a client takes some out."""
+        return received(groups_of(self.content), self.phase)

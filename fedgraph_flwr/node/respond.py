@@ -1,0 +1,52 @@
+"""From a Flower message to a client's reply, in the order in which a node does it."""
+
+from functools import partial
+from logging import ERROR
+
+from flwr.app import Context, Error, Message
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.logs import log
+from fedgraph_flwr.node import audit_entry
+from fedgraph_flwr.node.clients import member_of
+from fedgraph_flwr.node.node import node_of
+from fedgraph_flwr.node.request import Request
+from fedgraph_flwr.wire.messages import FAILED
+
+
+def respond(message: Message, context: Context) -> Message:
+    """Reply to one message; an exception becomes an error reply, whose reason is for the user.
+
+    For an exception in a method's code, the reason contains its file and line. A party's own node
+    writes the exception's message, its traceback and all folders only to its own log. A node with
+    a state folder writes request and reply to its audit log before the reply leaves.
+    """
+    node = node_of(context)
+    trace: Exception | None = None
+    try:
+        request = Request.read(message)
+        member = member_of(node)
+        start = member.start_of(request)
+        member.permit(request)
+        member.resume(request)
+        member.take_earlier_model(request, start)
+        member.check_parameters(request, start)
+        member.seed(request)
+        groups, numbers = member.reply(request)
+        member.remember(request)
+        reply = Message(member.packed(groups, numbers), reply_to=message)
+        entry = partial(
+            audit_entry.answered, message, context.run_id, reply, request, member.client
+        )
+        return node.logged(message, reply, entry)
+    except FedGraphError as error:
+        reason = str(error)
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason, trace = node.failure(error), error
+    if not node.live:
+        log(ERROR, reason, exc_info=trace)
+    reply = Message(Error(FAILED, node.without_paths(reason)), reply_to=message)
+    entry = partial(audit_entry.refused, message, context.run_id, reply)
+    return node.logged(message, reply, entry)

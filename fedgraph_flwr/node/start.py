@@ -1,0 +1,98 @@
+"""Parameters that training may start with: those of the run's seed, or of a model that is known.
+
+A malicious server could start with parameters that leak data.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgraph_flwr.clients import earlier
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.methods.cohorts import left_out
+from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.wire.messages import derive_seed
+
+
+def comes_late(client: GraphClient, server_round: int) -> bool:
+    """Return whether training may begin here in this round, the first of which the node knows.
+
+    The cohorts or its policy say so. A server that could say "round 2" to a new node would choose
+    the parameters of its first step, which reveal its features.
+    """
+    missed = left_out(client.cfg, client.graph.client, server_round)
+    return server_round > 1 and (client.policy.late_start or missed)
+
+
+def check_start(client: GraphClient, received: Mapping[str, Any], root: str = "") -> None:
+    """Refuse first parameters that do not follow from the run's seed.
+
+    A run with ``init`` starts with a model of a run in which this node trained, or one that its
+    policy lists.
+
+    Args:
+        client: who trains.
+        received: shared parameters by name.
+        root: the node's state folder; empty: it has none.
+
+    Raises:
+        FedGraphError: names the tensor.
+    """
+    if not received:
+        return
+    if client.cfg.init:
+        _check_earlier(client, received, root)
+        return
+    reseed(derive_seed(client.cfg.seed, "model"), client.device)
+    first = client.build_model().to(client.device, client.dtype).state_dict()
+    for name in client.shared.keys() & received.keys():
+        if _starts_otherwise(first[name].cpu().numpy(), received[name]):
+            raise FedGraphError(
+                f"the server starts this run with other parameters than its seed={client.cfg.seed}"
+                f" gives ('{sanitize(name, 60)}'): this node's policy accepts no others as a start"
+                " (check_start), in a later round only if the cohorts left it out before"
+                " (late_start), and after a resumption only if its own state folder has the"
+                " checkpoint (--state)"
+            )
+
+
+def _check_earlier(client: GraphClient, received: Mapping[str, Any], root: str) -> None:
+    name = digest(received).hex()
+    known = root and earlier.in_node(Path(root), client.graph.client, received, trained=True)
+    if not known and name not in client.policy.start_models:
+        raise FedGraphError(
+            f"the server starts this run with the model {name} (init): this node's policy accepts"
+            " only models of runs in which the node trained, in its state folder (--state), or"
+            " listed in the policy (start_models)"
+        )
+
+
+def _starts_otherwise(expected: np.ndarray, received: np.ndarray) -> bool:
+    """Return whether a received tensor is not the seed's.
+
+    Of tensors that grow, such as a forest's, the first are empty; other wrong shapes are refused
+    when the model takes them.
+    """
+    if received.shape != expected.shape:
+        return not expected.size
+    return not np.allclose(received, expected, rtol=1e-3, atol=1e-5)
+
+
+def check_variates(received: Mapping[str, Any]) -> None:
+    """Refuse variates before any training.
+
+    One step along chosen ones makes the first parameters those that a server chooses.
+
+    Raises:
+        FedGraphError: names the tensor.
+    """
+    planted = [sanitize(name, 60) for name, array in received.items() if np.any(array)]
+    if planted:
+        raise FedGraphError(
+            f"the server starts this run with a variate of '{planted[0]}' that is not zero, which"
+            " this node refuses (check_start)"
+        )
