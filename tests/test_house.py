@@ -30,19 +30,18 @@ LAYERS = [
     ("methods", "secure"),
     ("evaluation",),
     ("tasks",),
-    ("strategies", "clients", "node", "runs", "engine", "tracking", "client_app"),
+    ("strategies", "clients", "node", "runs", "engine", "tracking"),
     ("sweeps",),
     ("report",),
     ("party",),
-    ("api", "plugin", "server_app", "testing"),
+    ("api", "plugin", "client_app", "server_app", "testing"),
     ("cli",),
     ("__main__",),
 ]
 """Rooms and entry points: each imports from its own layer and those above it in this list, also by way of others.
 
-So nothing below `api` and `cli` imports `party`, a party's wing. A node reaches `party.link` by names in text: the class paths of
-a link run (`strategy.server`, `strategy.client`), and the reader of a policy's section `link` (`secure.policy.SECTIONS`), which
-`config.lookup.locate` imports when a run or a policy has them.
+So nothing below `api`, `client_app` and `cli` imports `party`, a party's wing, or names one of its modules in a text. The wing
+registers what a node reads of it (`secure.wing`).
 """
 
 APART = [
@@ -79,6 +78,27 @@ def test_no_file_has_marks_of_a_merge():
 def test_no_import_circle():
     """Imports inside functions and those of annotations count, too."""
     assert house.circles(ROOT) == []
+
+
+def test_no_text_of_the_core_names_the_wing():
+    assert house.upward_strings(ROOT) == []
+
+
+def test_a_nodes_functions_take_what_they_use():
+    """None takes a client, Flower's context and a message's scalars together, and none asks which kind a node is."""
+    wrong = []
+    for path in (PACKAGE / "node").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                taken = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+                wrong += [node.name] if len(taken & {"client", "context", "config"}) > 1 else []
+            if (
+                isinstance(node, ast.Constant)
+                and node.value == "partition-id"
+                and path.stem not in ("node", "settings")
+            ):
+                wrong.append(path.name)
+    assert wrong == []
 
 
 def test_every_room_has_a_layer(imports):

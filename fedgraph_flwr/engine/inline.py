@@ -68,8 +68,8 @@ class InlineGrid(BaseGrid):
 def run_inline(run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration in this process and return the summary."""
     from fedgraph_flwr import partition
-    from fedgraph_flwr.client_app import app
     from fedgraph_flwr.config import to_json
+    from fedgraph_flwr.node.app import app
     from fedgraph_flwr.runs.checks import at_once
 
     prepared = prepare(run)

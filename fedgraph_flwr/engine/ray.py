@@ -124,8 +124,8 @@ class ClientActor:
             states: private state of the clients to start from.
             files: files of this actor's clients, if they are on another machine.
         """
-        from fedgraph_flwr.client_app import app
         from fedgraph_flwr.node import clients as node_clients
+        from fedgraph_flwr.node.app import app
 
         if files is not None:
             self.folder = tempfile.TemporaryDirectory(prefix="fedgraph-clients-", ignore_cleanup_errors=True)

@@ -8,19 +8,15 @@ from typing import Any
 import torch
 
 from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, one_of
-from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.secure.policy import OWN_SECTION
+from fedgraph_flwr.secure import wing
 
 KEYS = ("graph", "state", "policy", "key", "peers", "device", "threads")
 """Keys of a SuperNode's ``--node-config``; docs/fleet.md documents them."""
 
 PATHS = ("graph", "state", "policy", "key", "peers")
 ENGINE_KEYS = ("partition-id", "num-partitions", "live")
-
-CLIENT_FILE = "fedgraph_flwr.party.party_file:client_file"
-"""Finds a party's client file by its ``party.yaml``."""
 
 Settings = Mapping[str, Any]
 
@@ -89,8 +85,7 @@ def graph_file(settings: Settings, cfg: RunConfig) -> Path | None:
     """Return the client file that ``graph`` names, perhaps by the party's ``party.yaml``."""
     if not (path := settings.get("graph")):
         return None
-    trains = cfg.strategy.client not in OWN_SECTION
-    return Path(function(CLIENT_FILE, "graph")(Path(str(path)), trains))
+    return wing.client_file(Path(str(path)), linked=not wing.has_section(cfg.strategy.client))
 
 
 def load_graph(settings: Settings, cfg: RunConfig, file: Path | None) -> Any:

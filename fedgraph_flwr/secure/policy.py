@@ -63,13 +63,14 @@ from fedgraph_flwr.config import (
     typed,
 )
 from fedgraph_flwr.config.composition import group_file
-from fedgraph_flwr.config.lookup import function, named_code
+from fedgraph_flwr.config.lookup import named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.config.schema import Section
 from fedgraph_flwr.errors import FedGraphError, check_names, line_of, sanitize
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.clipping import shapes
 from fedgraph_flwr.secure.opened import RULES, STRICT
+from fedgraph_flwr.secure.wing import has_section, read_section
 from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN
 
 LARGEST = 2**63 - 1
@@ -79,12 +80,6 @@ ANYTHING = "*"
 
 KEPT = 3
 """Times `Policy.min_nodes`: fewest nodes of a step that a hidden unit keeps under dropout, on average."""
-
-SECTIONS = {"link": "fedgraph_flwr.party.link.policy:link_policy"}
-"""Readers of sections of a policy, by key: they belong to parts of the package that this module does not import."""
-
-OWN_SECTION = {"fedgraph_flwr.party.link.client:LinkClient"}
-"""Clients about whose runs a section decides instead of ``strategies``, ``networks``, ``tasks`` and ``samplers``."""
 
 FLAGS = ("resumed", "suspect", "loaded", "trained")
 """Attributes of `Ledger` that are yes or no."""
@@ -165,7 +160,7 @@ class Policy(Section, group="policy"):
         Raises:
             FedGraphError: an unknown key, or a wrong type or value.
         """
-        return function(SECTIONS["link"], "policy.link")(self.link)
+        return read_section("link", self.link)
 
     def check_run(self, cfg: RunConfig) -> None:
         """Refuse a run by its configuration.
@@ -174,7 +169,7 @@ class Policy(Section, group="policy"):
             FedGraphError: names the key, its value and what the policy accepts.
         """
         self._check_strategy(cfg)
-        if cfg.strategy.client in OWN_SECTION:  # trains nothing: its section decides
+        if has_section(cfg.strategy.client):  # trains nothing: its section decides
             scores = cfg.privacy.scores
             _require(
                 scores == "none", f"privacy.scores={scores} of a link run", "none, as `fedgraph-flwr link` sets it"
@@ -203,7 +198,7 @@ class Policy(Section, group="policy"):
         """Refuse a method that is not listed, or whose client's parts differ from those of its YAML."""
         name, client = cfg.strategy.name, cfg.strategy.client
         plain = client in self.strategies and cfg.strategy.variates == "none"  # variates send more than the model
-        if not self.strategies or plain or client in OWN_SECTION:
+        if not self.strategies or plain or has_section(client):
             return
         ours = group_file("strategy", name) if name in group_names("strategy") else {}
         usual = vars(StrategyConfig()) | dict(ours.items())
