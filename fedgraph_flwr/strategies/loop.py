@@ -66,28 +66,28 @@ class Loop:
     """
 
     def __init__(self, strategy: Server, grid: Grid):
-        self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
+        self.server = strategy
+        self.cfg = strategy.cfg
+        self.recorder = strategy.recorder
+        self.grid = grid
         self.connection = Connection(grid, self._describe)
         self._rule = cohorts.LOWEST_HASHES
-        self._involved: set[int] = (
-            set()
-        )  # clients that received more than the request for their description, in earlier rounds
+        self._involved: set[int] = set()  # in earlier rounds
         self._silent: set[int] = set()  # clients of the cohort whose node did not respond in the previous round
 
     def run(self) -> Result:
         """Run from the first node to the last score."""
-        method, recorder = self.strategy, self.recorder
         self._connect()
-        method.adopt(method.initial_arrays())
+        self.server.adopt(self.server.initial_arrays())
         if self.cfg.init:
-            method.adopt(self._earlier("init")[0])
-        method.set_up()
+            self.server.adopt(self._earlier("init")[0])
+        self.server.set_up()
         if self.cfg.evaluate:
             return self._evaluate_finished()
         first = self._resume() + 1
         if self.cfg.init and first == 1:
             self._score_start()
-        recorder.setup_done()
+        self.recorder.setup_done()
         STOP.requested, STOP.enabled = False, bool(self.cfg.checkpoint_every)
         try:
             self._rounds(first)
@@ -97,12 +97,11 @@ class Loop:
 
     def _evaluate_finished(self) -> Result:
         """Score the model of a finished run, which clients store with what they received in the set-up."""
-        method, recorder = self.strategy, self.recorder
-        method.adopt(*self._earlier("evaluate"))
-        recorder.setup_done()
+        self.server.adopt(*self._earlier("evaluate"))
+        self.recorder.setup_done()
         self._next_round(Round(1))
-        recorder.begin_round(1, [])
-        recorder.end_round({}, method.arrays)
+        self.recorder.begin_round(1, [])
+        self.recorder.end_round({}, self.server.arrays)
         return self._finish()
 
     def _earlier(self, key: str) -> tuple[Arrays, dict[int, Arrays]]:
@@ -111,97 +110,108 @@ class Loop:
         Raises:
             FedGraphError: they do not fit this run's model, or the files have another schema.
         """
-        found = self.recorder.earlier_model(key)
+        earlier = self.recorder.earlier_model(key)
         fix = (
             "keep that run's model keys"
             if key == "init"
             else "evaluate the run with its own strategy, model and schema"
         )
-        shared = self._fitting(found.arrays, f"{found.path}:", fix)
-        return shared, {client: self._fitting(own, f"{found.path}:", fix) for client, own in found.models.items()}
+        where = f"{earlier.path}:"
+        shared = self._fitting(earlier.arrays, where, fix)
+        return shared, {client: self._fitting(values, where, fix) for client, values in earlier.models.items()}
 
     def _score_start(self) -> None:
         """Score the incoming model before round 1, where scores are exact: others would need a further release."""
-        method, recorder = self.strategy, self.recorder
-        start: dict[str, Any] = {"run": self.cfg.init, "model": digest(method.arrays).hex()}
+        start: dict[str, Any] = {"run": self.cfg.init, "model": digest(self.server.arrays).hex()}
         log(INFO, "this run starts with the model %s of %s", start["model"], self.cfg.init)
-        if new := newcomers(Path(self.cfg.init), recorder.extra.get("parties", []), sorted(method.clients)):
+        if new := newcomers(Path(self.cfg.init), self.recorder.extra.get("parties", []), sorted(self.server.clients)):
             log(INFO, "new in this run, and not in %s: %s", self.cfg.init, ", ".join(new))
             start["new"] = new
         if self.cfg.privacy.scores == "exact":
             judges = self._judges()
-            found = self._scores(self._judged(judges), judges)
-            start |= {key: found[key] for key in ("metrics", SCORED_BY, MISSING) if key in found}
-        recorder.extra["start"] = start
+            scores = self._scores(self._judged(judges), judges)
+            start |= {key: scores[key] for key in ("metrics", SCORED_BY, MISSING) if key in scores}
+        self.recorder.extra["start"] = start
 
     def _finish(self) -> Result:
         """Score the last model, and end the run."""
-        method, recorder = self.strategy, self.recorder
-        if recorder.pending and not recorder.should_stop and self._scores_sent:
+        if self.recorder.pending and not self.recorder.should_stop and self._scores_sent:
             judges = self._judges()
             self._scored(self._judged(judges), judges)
         self._keep()
-        recorder.extra |= self._spent()
-        recorder.finish(method.models)
-        method.summation.forget(self.cfg.rounds)
-        return Result(arrays=to_record(recorder.final_arrays))
+        self.recorder.extra |= self._spent()
+        self.recorder.finish(self.server.models)
+        self.server.summation.forget(self.cfg.rounds)
+        return Result(arrays=to_record(self.recorder.final_arrays))
 
     def _rounds(self, first: int) -> None:
         """Run the rounds from ``first``."""
-        method, recorder = self.strategy, self.recorder
         for server_round in range(first, self.cfg.rounds + 1):
-            if method.finished:
-                log(INFO, "the run ends here: strategy=%s has nothing more to train", self.cfg.strategy.name)
-                break
-            due = self._releases_in(server_round)
-            if not method.summation.allows_round(recorder.pending, due):
-                log(INFO, "the run ends here: one more release would exceed privacy.epsilon_budget")
-                break
-            self._begin(server_round)
-            self._score_apart()
-            if recorder.should_stop:
-                break
-            recorder.begin_round(server_round, method.cohort)
-            self._wait_for_silent()
-            replies = self._train()
-            if method.scores_due:
-                self._scored(replies, method.round.drawn)
-            if recorder.should_stop:
-                break
-            method.adopt(method.next_arrays(replies))
-            recorder.end_round(self._training(replies), method.arrays, **self._spent())
-            if method.round.checkpoint_due:
-                self._checkpoint_with_absent(server_round)
+            if why := self._nothing_left(server_round):
+                log(INFO, "the run ends here: %s", why)
+                return
+            if not self.run_round(server_round):
+                return
             if STOP.requested and server_round < self.cfg.rounds:
                 self._leave(server_round)
+
+    def _nothing_left(self, server_round: int) -> str:
+        """Return why a round is not run; empty: it is."""
+        if self.server.finished:
+            return f"strategy={self.cfg.strategy.name} has nothing more to train"
+        releases_in_round = self._releases_in(server_round)
+        if not self.server.summation.allows_round(self.recorder.pending, releases_in_round):
+            return "one more release would exceed privacy.epsilon_budget"
+        return ""
+
+    def run_round(self, server_round: int) -> bool:
+        """Run one round; return whether another may follow, which early stopping prevents."""
+        self._begin(server_round)
+        self._score_apart()
+        if self.recorder.should_stop:
+            return False
+        self.recorder.begin_round(server_round, self.server.cohort)
+        self._wait_for_silent()
+        replies = self._train()
+        if self.server.scores_due:
+            self._scored(replies, self.server.round.drawn)
+        if self.recorder.should_stop:
+            return False
+        self.server.adopt(self.server.next_arrays(replies))
+        self.recorder.end_round(self._training(replies), self.server.arrays, **self._spent())
+        if self.server.round.checkpoint_due:
+            self._checkpoint_with_absent(server_round)
+        return True
 
     # --- before the rounds --------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         """Wait for the clients."""
-        method, rules = self.strategy, self.cfg.strategy
+        rules = self.cfg.strategy
         wanted = 1 if rules.pooled else self.cfg.num_clients
-        method.bind(self.connection.wait(wanted, rules.timeout, self.recorder.nodes))
-        check_fingerprints({index: info.description.get("schema", [0]) for index, info in method.clients.items()})
-        check_links({index: int(info.description.get("link", 0)) for index, info in method.clients.items()})
+        self.server.bind(self.connection.wait(wanted, rules.timeout, self.recorder.nodes))
+        check_fingerprints({index: info.description.get("schema", [0]) for index, info in self.server.clients.items()})
+        check_links({index: int(info.description.get("link", 0)) for index, info in self.server.clients.items()})
         if rules.min_clients > wanted:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it or add clients"
             )
-        self.recorder.check_clients({index: info.description for index, info in method.clients.items()})
-        idle = [index for index, info in method.clients.items() if np.sum(info.description.get("num_train", 1)) == 0]
-        if 0 < len(idle) < len(method.clients):
+        self.recorder.check_clients({index: info.description for index, info in self.server.clients.items()})
+        idle = [
+            index for index, info in self.server.clients.items() if np.sum(info.description.get("num_train", 1)) == 0
+        ]
+        if 0 < len(idle) < len(self.server.clients):
             named = ", ".join(map(str, sorted(idle)[:20])) + (", ..." if len(idle) > 20 else "")
             log(WARNING, "clients without items to train on only predict with the model: %s", named)
-        method.summation.check_places()
+        self.server.summation.check_places()
 
     def _describe(self, nodes: list[int], timeout: float | None = None) -> tuple[list[ClientInfo], dict[int, str]]:
         """Request the descriptions of nodes; return them, and the reason for each node without one."""
-        record = config_record(self.strategy, DESCRIBE, {})
+        record = config_record(self.server, DESCRIBE, {})
         sent = [
             Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
         ]
-        outcome = collect(self.strategy, DESCRIBE, sent, timeout)
+        outcome = collect(self.server, DESCRIBE, sent, timeout)
         clients = [
             ClientInfo(reply.client, reply.message.metadata.src_node_id, reply.metrics)
             for reply in outcome.replies
@@ -211,46 +221,48 @@ class Loop:
 
     def _resume(self) -> int:
         """Restore a checkpoint and return its round; 0 for a fresh run."""
-        method, recorder = self.strategy, self.recorder
-        found = recorder.resume()
-        if found is None:
+        restored = self.recorder.resume()
+        if restored is None:
             return 0
-        done, arrays, tree = found
-        self._rule = int(as_arrays(tree).get("cohorts", cohorts.CHOICE))
-        fix, where = (
-            "resume with the configuration that wrote the checkpoint",
-            f"resume={self.cfg.resume}: in %s of its checkpoint",
+        done, arrays, tree = restored
+        numbers = as_arrays(tree)
+        self._rule = int(numbers.get("cohorts", cohorts.CHOICE))
+        self._involved = set(numbers["involved"].tolist()) if "involved" in tree else set(self.server.clients)
+        fix = "resume with the configuration that wrote the checkpoint"
+
+        def fitting(values: Arrays, part: str) -> Arrays:
+            return self._fitting(values, f"resume={self.cfg.resume}: in {part} of its checkpoint", fix)
+
+        shared = fitting(arrays, "the shared parameters")
+        models = as_arrays(tree.get("models", {}))
+        self.server.adopt(
+            shared,
+            {int(client): fitting(values, f"the parameters of client {client}") for client, values in models.items()},
         )
-        shared = self._fitting(arrays, where % "the shared parameters", fix)
-        models = {
-            int(client): self._fitting(own, where % f"the parameters of client {client}", fix)
-            for client, own in as_arrays(tree.get("models", {})).items()
-        }
-        method.adopt(shared, models)
         try:
-            method.load(tree.get("method", {}))
+            self.server.load(tree.get("method", {}))
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             name = self.cfg.strategy.name
             raise FedGraphError(
                 f"resume={self.cfg.resume} holds no state of strategy={name} ({first_line(error)}): {fix}"
             ) from error
-        method.summation.load(tree)
-        if method.summation.spent():
+        self.server.summation.load(tree)
+        if self.server.summation.spent():
             self._checkpoint(done)  # accounts for what this attempt may release, in case it dies as well
-        scalars = {"resume": done, "run": recorder.run_name}
-        self._involved = set(as_arrays(tree)["involved"].tolist()) if "involved" in tree else set(method.clients)
         everyone = sorted(self._involved)
-        restored = enough_replies(method, DESCRIBE, messages(method, DESCRIBE, everyone, {}, scalars))
-        if len(restored) < len(everyone):
-            counts, reasons = f"{len(restored)} of {len(everyone)}", "; ".join(recorder.setup_record["failed"].values())
-            raise RunFailed(f"{counts} clients restored their state of round {done}: {reasons}")
+        replies = self._store(everyone, {"resume": done, "run": self.recorder.run_name})
+        if len(replies) < len(everyone):
+            reasons = "; ".join(self.recorder.setup_record["failed"].values())
+            raise RunFailed(
+                f"{len(replies)} of {len(everyone)} clients restored their state of round {done}: {reasons}"
+            )
         # Without rounds left, the final scores count as requests of this round, as at the clients.
         self._next_round(Round(done))
         return done
 
     def _fitting(self, arrays: Arrays, where: str, fix: str) -> Arrays:
         """Return the arrays of a file in the model's order, which files do not preserve."""
-        model = self.strategy.accepted(arrays, where)
+        model = self.server.accepted(arrays, where)
         if problem := unlike(arrays, model):
             raise FedGraphError(f"{where} {problem}: {fix}")
         return {name: arrays[name] for name in model}
@@ -259,25 +271,24 @@ class Loop:
 
     def _next_round(self, coming: Round) -> None:
         """Start a round, without requests or failures."""
-        self._involved |= self.strategy.round.involved
-        self.strategy.round = coming
+        self._involved |= self.server.round.involved
+        self.server.round = coming
 
     def _begin(self, server_round: int) -> None:
         """Reconnect clients that were away, sample the cohort, and determine what is due."""
-        method, cfg = self.strategy, self.cfg
-        before = method.round
+        before = self.server.round
         replied = set(before.cohort) - before.failed.keys()
-        back = self.connection.returned(method.clients, before.silent, replied)
+        back = self.connection.returned(self.server.clients, before.silent, replied)
         if back:
-            method.bind(back)
+            self.server.bind(back)
         cohort = self._sample(server_round)
-        scored = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
+        scored = self.recorder.pending and (server_round - 1) % self.cfg.evaluation.every == 0
         coming = Round(
             number=server_round,
             cohort=cohort,
             drawn=tuple(cohort),
             scores_due=scored and self._scores_sent,
-            checkpoint_due=bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0,
+            checkpoint_due=bool(self.cfg.checkpoint_every) and server_round % self.cfg.checkpoint_every == 0,
         )
         self._next_round(coming)
         self._silent = before.silent & set(cohort) - back.keys()
@@ -285,82 +296,82 @@ class Loop:
     @property
     def _min_clients(self) -> int:
         """Fewest clients of the round that must reply."""
-        method, rules = self.strategy, self.cfg.strategy
+        rules = self.cfg.strategy
         if rules.on_failure == "fail":
-            return len(method.cohort)
-        return max(rules.min_clients, method.summation.min_clients(len(method.cohort)))
+            return len(self.server.cohort)
+        return max(rules.min_clients, self.server.summation.min_clients(len(self.server.cohort)))
 
     def _wait_for_silent(self) -> None:
         """Wait for unresponsive clients if the round would have too few clients without them.
 
         A SuperLink accepts a restarted node only after it has missed its heartbeats, which takes longer than a round.
         """
-        method, away, started, pause = self.strategy, self._silent, time.perf_counter(), 1.0
+        away = self._silent
+        started = time.perf_counter()
+        pause = 1.0
         if not away:
             return
-        while away and len(method.cohort) - len(away) < self._min_clients:
+        while away and len(self.server.cohort) - len(away) < self._min_clients:
             left = self.cfg.strategy.timeout - (time.perf_counter() - started)
             if left <= pause:
                 return  # the round reports who is missing
-            log(WARNING, "round %d waits for unresponsive clients %s", method.server_round, sorted(away))
+            log(WARNING, "round %d waits for unresponsive clients %s", self.server.server_round, sorted(away))
             time.sleep(pause)
-            back = self.connection.returned(method.clients, away, set())
-            method.bind(back)
-            nodes = [method.clients[client].node_id for client in sorted(away - back.keys())]
+            back = self.connection.returned(self.server.clients, away, set())
+            self.server.bind(back)
+            nodes = [self.server.clients[client].node_id for client in sorted(away - back.keys())]
             described, _ = self._describe(nodes, left - pause)  # the timeout covers the whole wait
             away = away - back.keys() - {info.client for info in described}
             pause = min(2 * pause, 10.0)
-        method.round = method.round.without_failures()  # of requests sent while waiting
+        self.server.round = self.server.round.without_failures()  # of requests sent while waiting
 
     def _sample(self, server_round: int) -> list[int]:
         """Return a round's cohort: drawn from its own random stream, or a fixed batch with secure sums."""
-        size = self.strategy.summation.cohort_size(server_round)
+        size = self.server.summation.cohort_size(server_round)
         return self._drawn(server_round, size, "cohort", server_round)
 
     def _drawn(self, server_round: int, size: int, *stream: str | int) -> list[int]:
         """Draw this many places of a round, ascending; return the clients that are there."""
-        clients = self.strategy.clients
-        places = self.strategy.summation.places(server_round, sorted(clients))
+        clients = self.server.clients
+        places = self.server.summation.places(server_round, sorted(clients))
         drawn = cohorts.draw(places, size, self.cfg.seed, *stream, rule=self._rule)
         return [place for place in drawn if place in clients]
 
     def _train(self) -> list[Reply]:
         """Run the method's own exchanges, then training; return the valid replies in client order."""
-        method = self.strategy
-        groups = method.groups_to_train()
-        inputs = method.summation.begin(TRAIN, method.cohort) if method.stage().up else None
-        method.round = method.round.changed(sent=groups if inputs is None else with_own(groups, inputs))
+        groups = self.server.groups_to_train()
+        inputs = self.server.summation.begin(TRAIN, self.server.cohort) if self.server.stage().up else None
+        self.server.round = self.server.round.changed(sent=groups if inputs is None else with_own(groups, inputs))
         self._score_apart()  # a client that failed in those exchanges is not requested to train
-        record = to_record(method.arrays)
-        sent = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
-        return enough_replies(method, TRAIN, sent)
+        record = to_record(self.server.arrays)
+        sent = self.server.configure_train(self.server.server_round, record, ConfigRecord(), self.grid)
+        return enough_replies(self.server, TRAIN, sent)
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the round's record of training."""
         prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
-        record = training_record(replies, prefixes, self.cfg, self.strategy.described.class_counts)
-        declared = self.strategy.uplink_of[TRAIN].get(METRICS)
+        record = training_record(replies, prefixes, self.cfg, self.server.described.class_counts)
+        declared = self.server.uplink_of[TRAIN].get(METRICS)
         return record | statistics_of(replies, declared.fields if declared else None)
 
     def _nodes_of(self, replies: list[Reply]) -> list[float] | None:
         """Return the numbers of nodes of the clients that replied, if means of scores are weighted by them."""
         if self.cfg.evaluation.average != "nodes":
             return None
-        clients = self.strategy.clients
+        clients = self.server.clients
         return [float(v) for reply in replies for v in as_list(clients[reply.client].description["num_nodes"])]
 
     def _releases_in(self, server_round: int) -> int:
         """Return the number of releases under differential privacy in a round's exchanges."""
-        method = self.strategy
-        current = method.round
-        method.round = current.changed(number=server_round)
-        up = method.stage().up
-        method.round = current
-        return releases(method.uplink_of) - (not up and bool(sums(method.uplink_of[TRAIN])))
+        current = self.server.round
+        self.server.round = current.changed(number=server_round)
+        up = self.server.stage().up
+        self.server.round = current
+        return releases(self.server.uplink_of) - (not up and bool(sums(self.server.uplink_of[TRAIN])))
 
     def _spent(self) -> dict[str, Any]:
         """Return the record of the privacy budget."""
-        return self.strategy.summation.spent()
+        return self.server.summation.spent()
 
     @property
     def _scores_sent(self) -> bool:
@@ -373,67 +384,71 @@ class Loop:
 
         That is the case if other clients than the cohort score the model, or if this round changes what is scored.
         """
-        method, who = self.strategy, self.cfg.evaluation.clients
-        judges = method.cohort if who == "cohort" else self._judges()
-        if method.scores_due and (method.cohort != judges or method.scores_first):
-            self._scored(self._judged(judges), method.round.drawn if who == "cohort" else judges)
-            method.round = method.round.changed(scores_due=False)
+        by_cohort = self.cfg.evaluation.clients == "cohort"
+        judges = self.server.cohort if by_cohort else self._judges()
+        if self.server.scores_due and (self.server.cohort != judges or self.server.scores_first):
+            self._scored(self._judged(judges), self.server.round.drawn if by_cohort else judges)
+            self.server.round = self.server.round.changed(scores_due=False)
 
     def _judges(self) -> list[int]:
         """Return the clients that score a model in a separate exchange, by ``evaluation.clients``."""
-        who = self.cfg.evaluation.clients
-        if who == "cohort":
-            return self._sample(self.strategy.server_round + 1)
-        return sorted(self.strategy.clients) if who == "all" else self._drawn(0, int(who), "judges")
+        scoring = self.cfg.evaluation.clients
+        if scoring == "cohort":
+            return self._sample(self.server.server_round + 1)
+        if scoring == "all":
+            return sorted(self.server.clients)
+        return self._drawn(0, int(scoring), "judges")
 
     def _judged(self, judges: list[int]) -> list[Reply]:
         """Request scores of the model in a separate exchange, and return the replies."""
-        method = self.strategy
-        method.round = method.round.changed(judges=judges)
-        record = to_record(method.arrays)
-        sent = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
-        return enough_replies(method, EVALUATE, sent)
+        self.server.round = self.server.round.changed(judges=judges)
+        record = to_record(self.server.arrays)
+        sent = self.server.configure_evaluate(self.server.server_round, record, ConfigRecord(), self.grid)
+        return enough_replies(self.server, EVALUATE, sent)
 
     def _scores(self, replies: list[Reply], judges: Sequence[int]) -> dict[str, Any]:
         """Return the scores in these replies, the clients of their entries, and the clients among ``judges`` without a reply."""
-        method, evaluation = self.strategy, self.cfg.evaluation
+        evaluation = self.cfg.evaluation
         for reply in replies:
-            method.note_counts(reply)
-        nodes, classes = self._nodes_of(replies), method.described.class_counts
+            self.server.note_counts(reply)
+        nodes = self._nodes_of(replies)
+        classes = self.server.described.class_counts
         scores = scores_of(replies, self.cfg, classes, "", nodes)
         if self.cfg.strategy.personal:
             shared = scores_of(replies, self.cfg, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
         if evaluation.confusion:
-            scores |= confusion_of(replies, method.agreed("num_classes"))
+            scores |= confusion_of(replies, self.server.agreed("num_classes"))
         missing = sorted(set(judges) - {reply.client for reply in replies})
         scores[SCORED_BY] = scorers(replies, self.cfg.strategy.pooled)
         if missing:
-            scores[MISSING] = {str(client): method.failed.get(client, "it was not requested") for client in missing}
+            scores[MISSING] = {
+                str(client): self.server.failed.get(client, "it was not requested") for client in missing
+            }
         return scores
 
     def _scored(self, replies: list[Reply], judges: Sequence[int]) -> None:
         """Complete the previous round's record with the scores in these replies; ``judges`` were to send them."""
-        method, nodes = self.strategy, self._nodes_of(replies)
-        scores = method.summation.scores(self._scores(replies, judges))
-        self.recorder.scored(scores, method.arrays, nodes, method.models)
+        nodes = self._nodes_of(replies)
+        scores = self.server.summation.scores(self._scores(replies, judges))
+        self.recorder.scored(scores, self.server.arrays, nodes, self.server.models)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         """Request that clients store their models for prediction; send the model along if none was scored."""
-        method, recorder = self.strategy, self.recorder
-        recorder.begin_end()
-        if not getattr(method.grid, "files_models", True):
+        self.recorder.begin_end()
+        if not getattr(self.server.grid, "files_models", True):
             return
-        receivers = sorted(self._with_state - method.failed.keys())
-        scalars = {"keep": True, "run": recorder.run_name, "best": recorder.best_round}
+        receivers = sorted(self._with_state - self.server.failed.keys())
+        scalars = {"keep": True, "run": self.recorder.run_name, "best": self.recorder.best_round}
         model: ArrayRecord | None = None
         groups: GroupsFor = {}
-        if not self._scores_sent and method.stage().down:
-            groups, scalars = method.before_evaluate(method.arrays), scalars | recorder.scoring
-            model = to_record(method.arrays)
-        collect(method, DESCRIBE, messages(method, DESCRIBE, receivers, groups, scalars, model))
+        if not self._scores_sent and self.server.stage().down:
+            groups = self.server.before_evaluate(self.server.arrays)
+            scalars |= self.recorder.scoring
+            model = to_record(self.server.arrays)
+        collect(self.server, DESCRIBE, messages(self.server, DESCRIBE, receivers, groups, scalars, model))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -442,10 +457,11 @@ class Loop:
 
         If one of them cannot, for example on a full disk, the previous checkpoint stays: no run could resume from this one.
         """
-        method = self.strategy
-        filed = set(method.cohort) - method.failed.keys()
-        if absent := sorted(self._with_state - filed - method.round.silent):
-            failures = collect(method, DESCRIBE, messages(method, DESCRIBE, absent, {}, filing(method))).failures
+        filed = set(self.server.cohort) - self.server.failed.keys()
+        if absent := sorted(self._with_state - filed - self.server.round.silent):
+            failures = collect(
+                self.server, DESCRIBE, messages(self.server, DESCRIBE, absent, {}, filing(self.server))
+            ).failures
             if failures:
                 which = sorted(failures)
                 log(WARNING, "no checkpoint after round %d: clients %s did not store their state", server_round, which)
@@ -455,8 +471,11 @@ class Loop:
     @property
     def _with_state(self) -> set[int]:
         """Clients that may have private state: all, or those that took part if not all clients score models."""
-        method = self.strategy
-        return set(method.clients) if self.cfg.evaluation.clients == "all" else self._involved | method.round.involved
+        return (
+            set(self.server.clients)
+            if self.cfg.evaluation.clients == "all"
+            else self._involved | self.server.round.involved
+        )
 
     def _leave(self, server_round: int) -> None:
         """Stop here, after a checkpoint for which all clients stored their state.
@@ -464,24 +483,26 @@ class Loop:
         Raises:
             KeyboardInterrupt: always.
         """
-        method = self.strategy
-        if not method.round.checkpoint_due:
-            method.round = method.round.changed(checkpoint_due=True)
-            enough_replies(method, DESCRIBE, messages(method, DESCRIBE, sorted(self._with_state), {}, filing(method)))
+        if not self.server.round.checkpoint_due:
+            self.server.round = self.server.round.changed(checkpoint_due=True)
+            self._store(sorted(self._with_state), filing(self.server))
             self._checkpoint(server_round)
         raise KeyboardInterrupt
 
+    def _store(self, clients: list[int], scalars: dict[str, Any]) -> list[Reply]:
+        """Request that clients store their state, or restore it, as the scalars say."""
+        return enough_replies(self.server, DESCRIBE, messages(self.server, DESCRIBE, clients, {}, scalars))
+
     def _checkpoint(self, server_round: int) -> None:
         """Write the server's part of a checkpoint."""
-        method = self.strategy
-        tree: Tree = {"method": method.save(), "models": method.models}
+        tree: Tree = {"method": self.server.save(), "models": self.server.models}
         if self._rule != cohorts.CHOICE:
             tree["cohorts"] = np.array(self._rule)
         if self.cfg.evaluation.clients != "all":
             tree["involved"] = np.array(sorted(self._with_state), np.int64)
         left = max(self.cfg.rounds - server_round, 0)
         coming = range(server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left))
-        tree |= method.summation.save(map(self._releases_in, coming))
-        descriptions = {index: info.description for index, info in method.clients.items()}
-        self.recorder.checkpoint(server_round, method.arrays, tree, descriptions)
-        method.summation.forget(server_round)
+        tree |= self.server.summation.save(map(self._releases_in, coming))
+        descriptions = {index: info.description for index, info in self.server.clients.items()}
+        self.recorder.checkpoint(server_round, self.server.arrays, tree, descriptions)
+        self.server.summation.forget(server_round)
