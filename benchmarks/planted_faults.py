@@ -80,8 +80,8 @@ FAULTS = (
     ),
     Fault(
         "a checkpoint lacks the server's state",
-        '"method": method.save(), "models": method.models',
-        '"method": {}, "models": method.models',
+        '"method": self.server.save(), "models": self.server.models',
+        '"method": {}, "models": self.server.models',
         CONTRACT,
         "fedavgm",
     ),

@@ -12,8 +12,10 @@ from flwr.app import Error, Message
 from fedgraph_flwr.cli.run import print_summary
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.folder import CHECKPOINT
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.secure import lattice, noise
 from fedgraph_flwr.secure.accounting import RELATION, epsilon_at, skellam_epsilon
@@ -345,6 +347,28 @@ def test_no_resumption_under_counts_what_was_released(run, monkeypatch, tmp_path
     assert found >= released
     assert found == 3 + 3 + 5 + 5  # round 3, what could follow it in the first and second attempt, and the third's
     assert [r["privacy"]["releases"] for r in finished.rounds][2:] == [3, 12, 13, 14, 15, 16]
+
+
+def test_a_resumed_run_that_dies_again_keeps_who_took_part(run, monkeypatch, tmp_path):
+    """Its first checkpoint, written before any client restored its state, named no client."""
+    words = [*NOISY, f"out={tmp_path / 'run'}", "checkpoint_every=2", "strategy.fraction=0.67", "evaluation.clients=1"]
+
+    def involved():
+        tensors, _ = read_tensors(tmp_path / "run" / CHECKPOINT)
+        return next(tensor.tolist() for name, tensor in tensors.items() if name.endswith("involved"))
+
+    run(*words, "rounds=2")
+    part = involved()
+    assert part
+
+    def dies(self, *args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedgraph_flwr.strategies.loop.enough_replies", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(*words, "rounds=4", f"resume={tmp_path / 'run'}")
+    assert involved() == part
 
 
 def test_a_run_that_ended_and_is_made_longer_books_each_round_once(run):
