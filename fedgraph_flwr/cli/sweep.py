@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config import RunConfig, one_of
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report.units import duration
@@ -32,8 +32,11 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``sweep``."""
     about = "sweep files, or overrides with several values"
     parser.add_argument("overrides", nargs="+", metavar="FILE or key=value,value", help=about)
-    add_options(parser, _OPTIONS, search={"default": 0}, margin={"type": float, "default": None})
+    add_options(parser, _OPTIONS, search={"default": 0}, margin={"type": float, "default": None}, keep=_KEEP)
 
+
+_KEEP = {"nargs": "?", "const": "all", "default": "rounds"}
+"""Arguments of ``--keep``, which without a value keeps all."""
 
 _OPTIONS = """
 --jobs N  number of parallel runs (default: one per core)
@@ -43,7 +46,7 @@ _OPTIONS = """
 --margin POINTS  methods whose difference's interval lies within it are level (default: 1)
 --no-baselines  do not add the baselines Majority and Local
 --only TEXT  run only cells whose ROW/COLUMN/SEED contains TEXT
---keep  keep the folder of every run in NAME-runs/
+--keep WHAT  rounds: configuration, rounds and summary of every run in NAME-runs/ (default); all: the whole folders; none
 --retry  repeat failed runs
 --dry-run  list the runs and exit
 --table-only  only write the table of the available rows
@@ -55,6 +58,9 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``sweep``."""
     if args.jobs is not None and args.jobs < 0:
         raise FedGraphError(f"--jobs must be at least 0, got {args.jobs}")
+    if "=" in args.keep:  # the override after a bare --keep
+        args.overrides, args.keep = [*args.overrides, args.keep], "all"
+    one_of(args.keep, ("rounds", "all", "none"), "--keep")
     codes = [_one(sweep, args) for sweep in _sweeps(args)]
     return max(codes)
 
@@ -81,6 +87,7 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
     from fedgraph_flwr.sweeps.execution import How, check_free, default_jobs, present
     from fedgraph_flwr.sweeps.results_index import ResultsIndex, composed
     from fedgraph_flwr.sweeps.rows import alone
+    from fedgraph_flwr.sweeps.runs import Keep
 
     index = ResultsIndex(sweep, args.retry)
     missing = index.missing(args.only)
@@ -98,7 +105,8 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
     with alone(sweep.results):
         index = ResultsIndex(sweep, args.retry)  # another process may have written meanwhile
         try:
-            keep = sweep.folder / f"{sweep.name}-runs" if args.keep else None
+            folder = sweep.folder / f"{sweep.name}-runs"
+            keep = None if args.keep == "none" else Keep(folder, args.keep == "all")
             _run(index, How(jobs, args.only, keep), configs, sys.stderr if args.json else sys.stdout)
         except KeyboardInterrupt:
             present(index)

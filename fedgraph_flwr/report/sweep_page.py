@@ -160,7 +160,7 @@ def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> M
     head = [*(["setting"] if several else []), "method", *(["choice"] if tuned else []), "seeds", "score"]
     head += ["95 % interval", f"to {outcome['reference'] or '–'}", "95 % interval", "time per round", "traffic"]
     head += ["runs"] if kept else []
-    left = "" if kept else note("Curves and links of single runs: repeat the sweep with --keep.")
+    left = "" if kept else note("Curves and links of single runs: run the sweep without --keep none.")
     return table(head, rows, "Means over seeds; differences are paired by seed. Click on a column to sort.") + left
 
 
@@ -172,12 +172,14 @@ def _kept(page: Page, cells: Sequence[Any], folder: Path) -> list[Markup]:
     """Draw the curves of the kept runs, for each setting."""
     parts: list[Markup] = []
     for setting in dict.fromkeys(cell["setting"] for cell in cells if cell["runs"]):
+        if len(parts) >= 2 * MAX_CURVES:
+            break
         found = []
         for path in (folder / run for cell in cells if cell["setting"] == setting for run in cell["runs"]):
             try:
                 found.append(load_run(path))
             except FedGraphError:  # removed or damaged since
                 continue
-        if found and len(parts) < 2 * MAX_CURVES:
+        if found:
             parts += [render("subtitle", title=setting), *training(page, group_runs(found))]
     return parts

@@ -9,7 +9,6 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
@@ -17,6 +16,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.sweeps import workers
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import COUNTED, Row, append, number, write
+from fedgraph_flwr.sweeps.runs import Keep
 from fedgraph_flwr.sweeps.spec import Cell, Sweep
 from fedgraph_flwr.sweeps.summary import SweepSummary
 from fedgraph_flwr.sweeps.table import MADE, markdown
@@ -31,7 +31,7 @@ class How:
 
     jobs: int
     only: str = ""
-    keep: Path | None = None
+    keep: Keep | None = None
 
 
 def default_jobs(configs: Sequence[RunConfig]) -> int:

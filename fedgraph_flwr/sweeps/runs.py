@@ -4,10 +4,12 @@ import contextlib
 import hashlib
 import math
 import re
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,25 @@ from fedgraph_flwr.sweeps.rows import DIED, FAILED, FIELDS, HOMOPHILY, MAJORITY,
 from fedgraph_flwr.sweeps.spec import Cell
 
 
-def run_cell(cell: Cell, keep: Path | None = None, on_share: Callable[[float], None] | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Keep:
+    """What a sweep keeps of its runs.
+
+    Attributes:
+        folder: folder of the run folders.
+        whole: whether models and checkpoints are kept, too; else only configuration, rounds and summary.
+    """
+
+    folder: Path
+    whole: bool = True
+
+
+def run_cell(cell: Cell, keep: Keep | None = None, on_share: Callable[[float], None] | None = None) -> dict[str, Any]:
     """Run a cell and return its row, with the reason if it has no score.
 
     Args:
         cell: the cell to run.
-        keep: folder that keeps the run folder; without one it is deleted, and no checkpoints are written.
+        keep: what is kept of the run folder; without it, nothing is, and no checkpoints are written.
         on_share: called with the finished share of the rounds, after each round.
     """
     began, cpu = time.perf_counter(), time.process_time()
@@ -42,17 +57,21 @@ def run_cell(cell: Cell, keep: Path | None = None, on_share: Callable[[float], N
     return {**cell.row, **figures, **{key: round(value, 3) for key, value in spent.items()}}
 
 
-def _train(cell: Cell, keep: Path | None, on_share: Callable[[float], None] | None) -> dict[str, Any]:
+def _train(cell: Cell, keep: Keep | None, on_share: Callable[[float], None] | None) -> dict[str, Any]:
     from fedgraph_flwr.config import configuration
-    from fedgraph_flwr.runs.folder import headline_score
+    from fedgraph_flwr.runs.folder import CONFIG, ROUNDS, SUMMARY, headline_score
     from fedgraph_flwr.runs.runner import run
 
     with tempfile.TemporaryDirectory() as temporary:
-        out = keep / run_name(cell) if keep else temporary
+        out = keep.folder / run_name(cell) if keep and keep.whole else Path(temporary)
         group = [f"tracking_group={cell.group}"] if cell.group else []
         cfg = configuration(["checkpoint_every=0", *group, *cell.overrides, f"out={out}", "overwrite=true"])
         summary = run(cfg, (lambda record: on_share(record["round"] / cfg.rounds)) if on_share else None)
-        digest = parameters(Path(out))
+        digest = parameters(out)
+        if keep and not keep.whole:
+            (keep.folder / run_name(cell)).mkdir(parents=True, exist_ok=True)
+            for name in (CONFIG, ROUNDS, SUMMARY):
+                shutil.copyfile(out / name, keep.folder / run_name(cell) / name)
     key, choice = summary["headline"].split(" at ")
     if choice not in summary["metrics"]:
         raise FedGraphError(f"the run reported no {key}, so it cannot be compared")

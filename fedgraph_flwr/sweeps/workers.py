@@ -10,10 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.sweeps.rows import DIED
+from fedgraph_flwr.sweeps.runs import Keep
 from fedgraph_flwr.sweeps.spec import Cell
 
 OnShare = Callable[[Cell, float], None]
@@ -25,7 +25,7 @@ _GRACE = 10.0
 
 
 def rows(
-    waiting: deque[Cell], processes: int, keep: Path | None = None, on_share: OnShare = lambda cell, share: None
+    waiting: deque[Cell], processes: int, keep: Keep | None = None, on_share: OnShare = lambda cell, share: None
 ) -> Generator[tuple[Cell, dict[str, Any]], None, None]:
     """Run the waiting cells and yield each with its row; the caller may add cells between yields.
 
@@ -66,7 +66,7 @@ def rows(
             worker.process.kill()
 
 
-def _idle(pool: "list[_Worker]", processes: int, keep: Path | None) -> "_Worker | None":
+def _idle(pool: "list[_Worker]", processes: int, keep: Keep | None) -> "_Worker | None":
     """Return a worker without a cell, a new one if there may be more; None if all are busy."""
     if idle := next((worker for worker in pool if not worker.cell), None):
         return idle
@@ -79,7 +79,7 @@ def _idle(pool: "list[_Worker]", processes: int, keep: Path | None) -> "_Worker 
 class _Worker:
     """A child process and its current cell."""
 
-    def __init__(self, keep: Path | None):
+    def __init__(self, keep: Keep | None):
         self.pipe, theirs = _SPAWN.Pipe()
         self.cell: Cell | None = None
         self.process = _SPAWN.Process(target=_serve, args=(theirs, keep), daemon=False)
@@ -121,7 +121,7 @@ def _one_thread() -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = before
 
 
-def _serve(pipe: Connection, keep: Path | None) -> None:
+def _serve(pipe: Connection, keep: Keep | None) -> None:
     """Main loop of a worker: receive a cell, send its row."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep's main process handles Ctrl-C
     signal.signal(signal.SIGTERM, _as_interrupt)

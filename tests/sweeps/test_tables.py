@@ -182,7 +182,7 @@ def test_a_value_is_that_of_the_run(toy):
     assert float(rows(toy.with_suffix(".csv"))[0]["value"]) == run(compose(overrides))["test_accuracy"]
 
 
-def test_runs_keep_no_folder_unless_asked(toy):
+def test_runs_keep_their_rounds_and_all_or_nothing_if_asked(toy):
     sweep(toy, "--only", "few/FedAvg/0", "--keep", "checkpoint_every=1")
     [folder] = (toy.parent / "toy-runs").iterdir()
     assert folder.name == "few-FedAvg-0"
@@ -190,8 +190,12 @@ def test_runs_keep_no_folder_unless_asked(toy):
     assert (folder / "checkpoint.safetensors").is_file()
     sweep(toy, "--only", "few/FedAvg/1", "--keep")
     assert not (toy.parent / "toy-runs" / "few-FedAvg-1" / "checkpoint.safetensors").exists()
-    sweep(toy, "--only", "few/Local/0")
+    sweep(toy, "--only", "few/Local/1", "--keep", "none")
     assert len(list((toy.parent / "toy-runs").iterdir())) == 2
+    sweep(toy, "--only", "few/Local/0")
+    kept = toy.parent / "toy-runs" / "few-Local-0"
+    assert {path.name for path in kept.iterdir()} == {"config.yaml", "rounds.jsonl", "summary.json"}
+    assert "toy-runs/few-Local-0" in toy.with_suffix(".html").read_text()
 
 
 def test_majority_by_hand(toy):
