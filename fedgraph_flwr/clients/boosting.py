@@ -1,9 +1,11 @@
 """Client of gradient boosting: trees on the columns of its own items, or histograms for trees that the server grows.
 
-Leaves the client, with ``bagging``: sums of its targets, all of its trees, and two flags. Thresholds and leaves tell of single
-records. With ``histogram``: sums of its targets, counts of values by bin, and sums of gradients by bin and node; under secure
-sums the server sees only their totals. With neither if nothing is shared (``strategy.shared=[]``).
-Never leaves it: columns, targets, and predictions of single items.
+Leaves the client, with ``bagging``: sums of its targets, all of its trees, and two flags. Thresholds are midpoints of two real
+values, and leaves tell of single records. With ``histogram``: sums of its targets, counts of values by bin, and sums of gradients
+by bin and node; under secure sums the server sees only their totals. A node's policy merges bins with fewer than ``min_nodes`` of
+its own items. A server that chooses the model still finds single targets, and between which bins a value lies. With neither if
+nothing is shared (``strategy.shared=[]``).
+Never leaves it: predictions of single items.
 """
 
 from collections.abc import Mapping
@@ -63,7 +65,7 @@ from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import ArrayField, check
 from fedgraph_flwr.wire.trees import as_arrays
 
-RAW, OWN = "raw", "own"
+RAW, OWN, GROWN = "raw", "own", "grown"
 
 
 class BoostingClient(GraphClient):
@@ -203,7 +205,10 @@ class BoostingClient(GraphClient):
         """Return the number of the training items' values in each bin of each column."""
         self.check_policy()
         edges = boosting.unpacked_edges(groups.get(BINS, {}), self.model.columns, 4 * CELLS)
-        return {COUNTS: {"count": boosting.bin_counts(self.x[self.rows], edges)}}, {}
+        counts = boosting.bin_counts(self.x[self.rows], edges)
+        if self.floor > 1:
+            counts = boosting.merged_counts(counts, edges, self.floor)
+        return {COUNTS: {"count": counts}}, {}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Store the base rate, or how many trees of the model are those of ``init``, and the edges of bins."""
@@ -218,7 +223,16 @@ class BoostingClient(GraphClient):
             self.memory[START] = torch.from_numpy(np.array(groups[START]["trees"]))
         if BINS in groups:
             edges = boosting.unpacked_edges(groups[BINS], self.model.columns, self.params.bins)
+            self._check_same(groups[BINS])
             self.memory[BINS] = {key: torch.from_numpy(value) for key, value in boosting.packed_edges(edges).items()}
+
+    def _check_same(self, edges: Arrays) -> None:
+        """Refuse other edges than those of this run: one edge after the other would find a value. Noise allows them."""
+        if self.floor <= 1 or BINS not in self.memory or self.cfg.privacy.side == "distributed":
+            return
+        held = as_arrays(self.memory[BINS])
+        if any(not np.array_equal(held[name], edges[name]) for name in held):
+            raise FedGraphError("the server sent other edges of bins than before in this run: start a new run")
 
     @property
     def start(self) -> Floats:
@@ -236,6 +250,11 @@ class BoostingClient(GraphClient):
         return first_trees(self.model.arrays, count) if count else constants(self.start)
 
     # --- training -----------------------------------------------------------------------------------------------------
+
+    @property
+    def floor(self) -> int:
+        """Fewest own items of a node and bin whose sums leave the client."""
+        return self.policy.min_nodes if self.shared else 0
 
     def check_policy(self) -> None:
         """Refuse to send statistics of fewer items than the node's policy requires.
@@ -323,6 +342,7 @@ class BoostingClient(GraphClient):
 
     def begin_histograms(self) -> float:
         """Store the raw scores of the training items, from which this iteration's gradients follow; return their loss."""
+        self.memory.pop(GROWN, None)
         raw = self.model.raw(self.x[self.rows])
         if not self.model.arrays["start"].size:
             raw = raw + self.start
@@ -343,13 +363,22 @@ class BoostingClient(GraphClient):
         """Return the histograms of nodes of the trees that grow [Q, F, B + 1, 3]."""
         edges, rows = self.edges, self.rows
         x, raw = self.x[rows], self.memory[RAW].cpu().numpy()
-        g, h = self.objective.gradients(raw, self.targets_of(rows))
+        targets = self.targets_of(rows)
+        g, h = self.objective.gradients(raw, targets)
         weights = self.weights_of(rows)[:, None]
-        reached = leaves(forest, x)
+        bins, width = boosting.binned(x, edges), boosting.held_bins(edges).shape[1]
         places = np.full(len(forest["feature"]) + 1, -1)
         places[forest["start"][tree] + node] = np.arange(len(tree))
-        width = boosting.held_bins(edges).shape[1]
-        return boosting.histograms(boosting.binned(x, edges), width, g * weights, h * weights, places[reached], tree)
+        known = ~np.isnan(targets)
+        reached = (
+            boosting.merged_leaves(forest, bins, edges, known, self.floor) if self.floor > 1 else leaves(forest, x)
+        )
+        sums = boosting.histograms(bins, width, g * weights, h * weights, places[reached], tree)
+        if self.floor <= 1:
+            return sums
+        counts = boosting.histograms(bins, width, known * 1.0, h, places[reached], tree)[..., 0] * UNIT
+        sums = boosting.merged(sums, boosting.merged_bins(counts, self.floor))
+        return np.where(counts.sum(axis=2)[:, :, None, None] >= self.floor, sums, 0.0)
 
     def sent_sums(self, forest: Arrays, tree: np.ndarray, node: np.ndarray) -> dict[str, Arrays]:
         """Return the histograms of nodes as they are sent, without bins that a column does not have [Q, bins of all, 3]."""
@@ -367,6 +396,13 @@ class BoostingClient(GraphClient):
         valid = tree.dtype == node.dtype == np.int32 and tree.ndim == 1 and tree.shape == node.shape
         if not valid or not ((tree >= 0) & (tree < outputs)).all() or not ((node >= 0) & (node < sizes[tree])).all():
             raise FedGraphError("the server requests histograms of nodes that are not in the trees that it sent")
+        if self.floor > 1:
+            earlier = as_arrays(self.memory.get(GROWN, {}))
+            if earlier and not boosting.extends(forest, earlier):
+                raise FedGraphError(
+                    "the server sent growing trees that change the splits of this round's earlier request"
+                )
+            self.memory[GROWN] = {name: torch.from_numpy(np.array(array)) for name, array in forest.items()}
         return self.sent_sums(forest, tree, node), {}
 
     def send(self) -> ReplyContent:

@@ -296,6 +296,125 @@ def histograms(
     return found / UNIT
 
 
+def merged_bins(counts: Floats, floor: int) -> NDArray[np.int64]:
+    """Return the bin in which a client counts the items of each bin, so that none has fewer than ``floor`` of its own items.
+
+    Neighbouring bins are merged until they have as many items. Their items are counted in the bin of the middle one.
+    Missing values join the last values if they are too few, and too few values join the missing ones.
+
+    Args:
+        counts: a client's own items by bin, the last of missing values [..., B + 1].
+        floor: fewest items of a bin that is not empty; the items of all bins together must be as many.
+    """
+    shape = counts.shape
+    own = np.rint(counts.reshape(-1, shape[-1])).astype(np.int64)
+    values, missing = own[:, :-1], own[:, -1]
+    rows = np.arange(len(own))
+    group, size = np.zeros_like(values), np.zeros(len(own), np.int64)
+    number = np.zeros(len(own), np.int64)
+    for b in range(values.shape[1]):
+        ends = size >= floor
+        number, size = number + ends, np.where(ends, 0, size) + values[:, b]
+        group[:, b] = number
+    short = (size < floor) & (number > 0)
+    group = np.where(short[:, None] & (group == number[:, None]), group - 1, group)
+    cells = rows[:, None] * shape[-1] + group
+    total = np.bincount(cells.ravel(), values.ravel(), own.size).astype(np.int64)[cells]
+    after = values.cumsum(axis=1)
+    before = after - values
+    start = np.full(own.size, np.iinfo(np.int64).max)
+    np.minimum.at(start, cells.ravel(), before.ravel())
+    middle = start[cells] + total // 2
+    place = np.zeros(own.size, np.int64)
+    at = (before <= middle) & (middle < after)
+    place[cells[at]] = np.broadcast_to(np.arange(values.shape[1]), values.shape)[at]
+    found = np.concatenate([place[cells], np.full((len(own), 1), shape[-1] - 1)], axis=1)
+    few = (missing < floor) & (missing > 0)
+    if values.shape[1]:
+        found[few, -1] = found[few, -2]
+    found[(values.sum(axis=1) < floor) & (missing >= floor)] = shape[-1] - 1
+    return found.reshape(shape)
+
+
+def merged(sums: Floats, to: NDArray[np.int64]) -> Floats:
+    """Return sums by bin [..., B + 1, S] with the bins that `merged_bins` merges."""
+    rows, bins, channels = to.reshape(-1, to.shape[-1]), to.shape[-1], sums.shape[-1]
+    cells = (np.arange(len(rows))[:, None] * bins + rows).ravel()
+    parts = sums.reshape(-1, channels)
+    found = [np.bincount(cells, parts[:, channel], len(parts)) for channel in range(channels)]
+    result: Floats = np.stack(found, axis=-1).reshape(sums.shape).astype(np.float64)
+    return result
+
+
+def merged_counts(counts: Floats, edges: Edges, floor: int) -> Floats:
+    """Return a client's own counts (`bin_counts`) with the bins that `merged_bins` merges; 0 for columns with fewer values."""
+    sizes = np.array([len(own) + 1 for own in edges], np.int64)
+    held = np.arange(sizes.max(initial=0) + 1) < sizes[:, None]
+    own = np.zeros(held.shape)
+    own[held] = counts * UNIT
+    own[own.sum(axis=1) < floor] = 0
+    return merged(own[..., None], merged_bins(own, floor))[..., 0][held] / UNIT
+
+
+def merged_leaves(
+    forest: Arrays, bins: NDArray[np.int64], edges: Edges, known: NDArray[np.bool_], floor: int
+) -> NDArray[np.int64]:
+    """Return the node that each item of a client reaches in trees that grow, if merged bins are split as one [K, V].
+
+    So a node has none of a client's items or at least ``floor``, and the sums of children are those that their parent showed.
+
+    Args:
+        forest: the trees, one per output.
+        bins: bin of each item and column [V, F].
+        edges: edges of the bins.
+        known: which targets are known [V, K].
+        floor: fewest items of a node and bin.
+
+    Raises:
+        FedGraphError: a threshold is no edge of a bin.
+    """
+    start, feature = forest["start"].astype(np.int64), forest["feature"]
+    split = np.flatnonzero(feature >= 0)
+    cut = np.zeros(len(feature), np.int64)
+    for inner_node in split:
+        own, threshold = edges[feature[inner_node]], forest["threshold"][inner_node]
+        cut[inner_node] = np.searchsorted(own, threshold, side="left")
+        if cut[inner_node] == len(own) or own[cut[inner_node]] != threshold:
+            raise FedGraphError(
+                f"the server sent growing trees with threshold {threshold:g}, which is no edge of a bin"
+            )
+    at, last = np.repeat(start[:, None], len(bins), axis=1), held_bins(edges).shape[1] - 1
+    tree, row = (feature[at] >= 0).nonzero()
+    while tree.size:
+        nodes, place = np.unique(at[tree, row], return_inverse=True)
+        before: NDArray[np.int64] = bins[row, feature[nodes[place]]]
+        cells = place * (last + 1) + before
+        counts: Floats = np.bincount(cells, known[row, tree] * 1.0, len(nodes) * (last + 1)).astype(np.float64)
+        own_bins = merged_bins(counts.reshape(len(nodes), -1), floor)[place, before]
+        node = nodes[place]
+        left = np.where(own_bins == last, forest["default_left"][node], own_bins <= cut[node])
+        node = start[tree] + np.where(left, forest["left"][node], forest["right"][node])
+        at[tree, row] = node
+        inner = feature[node] >= 0
+        tree, row = tree[inner], row[inner]
+    return at
+
+
+def extends(forest: Arrays, earlier: Arrays) -> bool:
+    """Return whether trees that grow have all splits of earlier ones."""
+    if len(forest["start"]) != len(earlier["start"]):
+        return False
+    ends = [np.append(trees["start"][1:], len(trees["feature"])) for trees in (forest, earlier)]
+    for tree, end, first, last in zip(forest["start"], ends[0], earlier["start"], ends[1], strict=True):
+        split = np.flatnonzero(earlier["feature"][first:last] >= 0)
+        if end - tree < last - first:
+            return False
+        names = ("feature", "threshold", "left", "right", "default_left")
+        if any((forest[name][tree + split] != earlier[name][first + split]).any() for name in names):
+            return False
+    return True
+
+
 def held_bins(edges: Edges) -> NDArray[np.bool_]:
     """Return which bins each column has, the last one for missing values [F, B + 1]; messages hold only these."""
     sizes = np.array([len(own) for own in edges])

@@ -1,0 +1,224 @@
+"""Histograms of boosting: what a server that chooses edges and growing trees reads of single rows."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr.clients.boosting import BoostingClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import boosting
+from fedgraph_flwr.methods.boosting import UNIT
+from fedgraph_flwr.numerics.forest import constants
+from fedgraph_flwr.secure.policy import Policy
+from tests.conftest import client_graph
+
+HISTOGRAM = ["strategy=boosting", "strategy.mode=histogram", "num_clients=3", "privacy.secagg=true", "dtype=float64"]
+FLOOR = 5
+
+
+def node(client: int, floor: int = FLOOR, size: int = 300, missing: float = 0.0) -> BoostingClient:
+    """A party's node with an own policy; its model starts at the base rate 0."""
+    graph = client_graph(client, size)
+    graph.x = graph.x.double()
+    graph.x[torch.rand(graph.x.shape, generator=torch.Generator().manual_seed(client)) < missing] = torch.nan
+    made = BoostingClient(compose(HISTOGRAM), graph)
+    made.policy = Policy(min_nodes=floor)
+    made.receive({"base": {"score": np.zeros(3)}})
+    return made
+
+
+def edges_of_server(clients: list[BoostingClient]) -> Any:
+    """An edge between all neighbouring pairs of pooled values, as far as a message may hold them."""
+    pooled = np.concatenate([client.x[client.rows] for client in clients])
+    return [np.unique(np.quantile(column[~np.isnan(column)], np.linspace(0, 1, 255)))[:-1] for column in pooled.T]
+
+
+def tree_of_one(edges: Any, row: np.ndarray, columns: list[int]) -> Any:
+    """A growing tree that splits off all rows but those in one row's bins, and the node where these are."""
+    forest = constants(np.zeros(3))
+    nodes: dict[str, list[Any]] = {
+        name: [] for name in ("feature", "threshold", "left", "right", "default_left", "value")
+    }
+
+    def add(feature: int, threshold: float, left: int, right: int) -> None:
+        for name, value in zip(nodes, (feature, threshold, left, right, False, 0.0), strict=True):
+            nodes[name].append(value)
+
+    place = 0
+    for column in columns:
+        at = int(np.searchsorted(edges[column], row[column]))
+        for edge, inside_left in ((at, True), (at - 1, False)):
+            if 0 <= edge < len(edges[column]):
+                add(column, edges[column][edge], place + 1, place + 2)
+                if inside_left:  # the rows inside come last, so that the tree grows from its last node
+                    nodes["left"][-1], nodes["right"][-1] = place + 2, place + 1
+                add(-1, 0.0, 0, 0)
+                place += 2
+    add(-1, 0.0, 0, 0)
+    size = len(nodes["feature"])
+    for name, values in nodes.items():
+        forest[name] = np.concatenate([np.array(values, forest[name].dtype), forest[name][1:]])
+    forest["start"] = np.array([0, size, size + 1], np.int32)
+    return forest, place
+
+
+def request(forest: Any, number: int) -> Any:
+    return {"forest": forest, "nodes": {"tree": np.zeros(1, np.int32), "node": np.array([number], np.int32)}}
+
+
+def rows_read(clients: list[BoostingClient], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Return how many training rows a server reads alone in the sum of a node, with the class, and how many it tried."""
+    edges = edges_of_server(clients)
+    for client in clients:
+        client.receive({"bins": boosting.packed_edges(edges)})
+    read, targets = 0, [(client, row) for client in clients for row in client.rows[:5]]
+    for client, row in targets:
+        forest, number = tree_of_one(edges, client.x[row], [0, 1, 2])
+        for member in clients:
+            member.begin_histograms()  # each target has a round of its own
+        total = sum(member.grow(request(forest, number), {})[0]["histogram"]["sums"] for member in clients) * UNIT
+        bins = np.flatnonzero(total[0, :, 2].round() == 1)
+        value = boosting.binned(client.x[row][None], edges)[0]
+        offsets = np.cumsum([0, *(len(own) + 2 for own in edges)])[:-1]
+        read += bins.tolist() == (offsets + value).tolist()
+    return read, len(targets)
+
+
+def test_growing_trees_isolate_no_row(monkeypatch):
+    """Without the floor, each row that three columns isolate is read with all of its bins and its class."""
+    monkeypatch.setattr(BoostingClient, "check_policy", lambda self: None)
+    read, tried = rows_read([node(c, floor=0) for c in range(3)], monkeypatch)
+    assert read > 0.8 * tried
+    read, _ = rows_read([node(c) for c in range(3)], monkeypatch)
+    assert read == 0
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.1, 0.97])
+def test_no_bin_of_a_node_has_few_items(missing):
+    """Of every node that honest or other trees reach; sums of children are those that their parent showed."""
+    client = node(0, missing=missing)
+    edges = boosting.agreed_edges(5, 32, lambda own: boosting.bin_counts(client.x[client.rows], own))
+    client.receive({"bins": boosting.packed_edges(edges)})
+    client.begin_histograms()
+    wide = boosting.held_bins(edges)
+    growth = client.growth
+    seen, nodes = 0, {}
+    while growth.open:
+        sums = client.sums(growth.forest(), growth.tree, growth.node)
+        counts = sums[..., 2] * UNIT
+        assert ((counts == 0) | (counts >= FLOOR)).all()
+        assert not counts[:, ~wide].any()
+        np.testing.assert_allclose(counts.sum(axis=2), counts.sum(axis=2)[:, :1].repeat(5, axis=1))
+        nodes |= {(t, n): s.sum(axis=1)[0] for t, n, s in zip(growth.tree, growth.node, sums, strict=True)}
+        seen += len(sums)
+        growth.split(sums)
+    forest = growth.forest()
+    for tree, number in nodes:
+        at = forest["start"][tree] + number
+        ends = [(tree, int(forest[way][at])) for way in ("left", "right")]
+        if forest["feature"][at] >= 0 and all(end in nodes for end in ends):
+            np.testing.assert_allclose(nodes[ends[0]] + nodes[ends[1]], nodes[tree, number], atol=1e-12)
+    assert seen > 3 or missing > 0.5
+
+
+def test_counts_of_values_have_no_few_items():
+    client = node(0, missing=0.96)
+    coarse = boosting.first_edges(5)
+    own = client.bins({"bins": boosting.packed_edges(coarse)}, {})[0]["counts"]["count"] * UNIT
+    assert ((own == 0) | (own >= FLOOR)).all()
+    known = (~np.isnan(client.x[client.rows])).sum(axis=0)
+    assert own.sum() == known[known >= FLOOR].sum()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merged_bins_follow_a_second_derivation(seed):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 4, (9, rng.integers(2, 30))) * (rng.random((9, 1)) < 0.8)
+    floor = int(rng.integers(2, 9))
+    got = boosting.merged_bins(counts.astype(float), floor)
+    for row, places in zip(counts, got, strict=True):
+        values, last = row[:-1], len(row) - 1
+        groups: list[list[int]] = [[]]
+        for b in range(last):
+            if values[groups[-1]].sum() >= floor:
+                groups.append([])
+            groups[-1].append(b)
+        if len(groups) > 1 and values[groups[-1]].sum() < floor:
+            short = groups.pop()
+            groups[-1] += short
+        expected = np.full(last + 1, last)
+        for group in groups:
+            items = np.repeat(group, values[group])
+            expected[group] = items[len(items) // 2] if len(items) else 0
+        if 0 < row[-1] < floor:
+            expected[-1] = expected[-2]
+        if values.sum() < floor <= row[-1]:
+            expected[:] = last
+        np.testing.assert_array_equal(places, expected)
+
+
+def test_a_node_with_few_items_sends_zeros():
+    client = node(0, size=6)
+    client.receive({"bins": boosting.packed_edges([np.zeros(1)] * 5)})
+    assert len(client.rows) < FLOOR
+    client.begin_histograms()
+    assert not client.send()[0]["histogram"]["sums"].any()
+
+
+@pytest.mark.parametrize(("floor", "least", "most"), [(0, 1.0, 1.0), (FLOOR, 0.0, 0.3)])
+def test_a_planted_model_shows_groups_of_rows(monkeypatch, floor, least, most):
+    """What remains: if the model leaves one row alone with a slope, its target and the place of its group are read."""
+    monkeypatch.setattr(BoostingClient, "check_policy", lambda self: None)
+    clients = [node(c, floor=floor) for c in range(3)]
+    edges = edges_of_server(clients)
+    for client in clients:
+        client.receive({"bins": boosting.packed_edges(edges)})
+    offsets = np.cumsum([0, *(len(own) + 2 for own in edges)])[:-1]
+    exact = targets = 0
+    for owner in clients:
+        for place in range(0, len(owner.rows), 30):
+            total = 0.0
+            for client in clients:
+                client.begin_histograms()
+                raw = np.full((len(client.rows), 3), [800.0, -800.0, -800.0])
+                if client is owner:
+                    raw[place] = 0.0
+                client.memory["raw"] = torch.from_numpy(raw)
+                total = total + client.send()[0]["histogram"]["sums"]
+            found = np.flatnonzero(total[1, :, 1] > 0)
+            assert len(found) == 5
+            exact += (found == offsets + boosting.binned(owner.x[owner.rows[place]][None], edges)[0]).sum()
+            targets += 5
+    assert least <= exact / targets <= most
+
+
+def test_trees_of_a_round_only_grow_and_split_at_edges():
+    clients = [node(0)]
+    edges = edges_of_server(clients)
+    clients[0].receive({"bins": boosting.packed_edges(edges)})
+    clients[0].begin_histograms()
+    row = clients[0].x[clients[0].rows[0]]
+    forest, number = tree_of_one(edges, row, [0])
+    clients[0].grow(request(forest, number), {})
+    clients[0].grow(request(forest, number), {})
+    other, number = tree_of_one(edges, row, [1])
+    with pytest.raises(FedGraphError, match="change the splits"):
+        clients[0].grow(request(other, number), {})
+    clients[0].begin_histograms()
+    clients[0].grow(request(other, number), {})
+    clients[0].begin_histograms()
+    forest["threshold"] = np.where(forest["feature"] >= 0, forest["threshold"] + 1e-9, 0)
+    with pytest.raises(FedGraphError, match="no edge of a bin"):
+        clients[0].grow(request(forest, 0), {})
+
+
+def test_edges_stay_the_same_over_a_run():
+    """One edge that moves from round to round would find each value by bisection."""
+    client = node(0)
+    client.receive({"bins": boosting.packed_edges([np.zeros(1)] * 5)})
+    client.receive({"bins": boosting.packed_edges([np.zeros(1)] * 5)})
+    with pytest.raises(FedGraphError, match="other edges of bins"):
+        client.receive({"bins": boosting.packed_edges([np.ones(1)] * 5)})
