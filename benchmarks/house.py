@@ -56,7 +56,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import run_inline
 root = str(Path(fedgraph_flwr.__file__).parents[1])
 words = ["strategy=fedavg", "num_clients=3", "dataset=csbm", "dataset.nodes_per_client=[20,30]", "partition=planted"]
-words += ["model.hidden=4", "checkpoint_every=0", "rounds=2"]
+words += ["model.hidden=4", "checkpoint_every=0", "rounds=3"]
 files, functions, climbs, open_files = set(), set(), [], []
 def spy(frame, event, argument):
     code = frame.f_code
@@ -79,16 +79,11 @@ def stack_of(frame):
         frame = frame.f_back
     return names
 from fedgraph_flwr.strategies.loop import Loop
-original, counts = Loop.%(round)s, []
-def watched(*args, **kwargs):
-    counts.append(0)
-    if len(counts) == 2:
-        sys.setprofile(spy)
-    try:
-        return original(*args, **kwargs)
-    finally:
-        sys.setprofile(None)
-Loop.%(round)s = watched
+original = Loop._begin
+def watched(self, server_round):
+    sys.setprofile(spy if server_round == 2 else None)
+    return original(self, server_round)
+Loop._begin = watched
 with tempfile.TemporaryDirectory() as folder:
     run_inline(compose([*words, f"out={folder}/run"]))
 print(json.dumps({"files": len(files), "functions": len(functions), "climbs": len(climbs)}))
@@ -191,10 +186,8 @@ def density(root: Path) -> dict[str, tuple[int, int]]:
 
 def profiled(root: Path) -> dict[str, int]:
     """Return files and functions of the second round of FedAvg with three clients, and the climbs of its messages."""
-    loop = (root / "fedgraph_flwr" / "strategies" / "loop.py").read_text()
-    entry = "run_round" if "def run_round" in loop else "_next_round"
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", ROUND % {"round": entry}]
+    command = [sys.executable, "-c", ROUND]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -21,6 +21,10 @@ from typing import Any
 
 FOLDER = re.compile(r"(/[\w.+-]+)+/(pytest-of-[\w-]+|tmp\w*|[\w.-]*pytest[\w.-]*)(/[\w.\[\]+=-]+)*")
 HERE = str(Path(__file__).parents[1])
+RUN = re.compile(r"-([0-9]+|[0-9a-f]{16})/")
+NUMBERED = ("last.", "asked.", "round_", "model_")
+"""Files that hold the number of their run, which differs with the tests that ran before."""
+
 VALUE, FORM = "value", "form"
 
 
@@ -46,13 +50,14 @@ def files(root: str) -> dict[str, dict[str, str]]:
     for path in sorted(Path(root).rglob("*")) if root else ():
         if not path.is_file() or path.suffix in (".lock", ".tmp"):
             continue
-        name, text = str(path.relative_to(root)), path.read_bytes()
+        name, text = RUN.sub("-<run>/", str(path.relative_to(root))), path.read_bytes()
+        if path.name.startswith(NUMBERED):
+            found[name] = {FORM: "file", VALUE: ""}
+            continue
         if "audit" in path.name:
             lines = [json.loads(line) for line in text.decode().splitlines() if line.startswith("{")]
             for number, line in enumerate(lines):
-                kept = {
-                    key: value for key, value in line.items() if key not in ("time", "when", "previous", "hash", "run")
-                }
+                kept = {key: value for key, value in line.items() if key not in ("at", "before", "run")}
                 found[f"{name}:{number}"] = {
                     FORM: ",".join(sorted(line)),
                     VALUE: plain(json.dumps(kept, sort_keys=True)),
