@@ -6,6 +6,7 @@ of a whole run, entries of ledgers. An entry that is lost would let a node spend
 
 import json
 import shutil
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from safetensors.numpy import load_file
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.engine import grid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.partition import load
@@ -120,6 +122,7 @@ def test_spent_privacy_stays_spent(old, monkeypatch):
     limit = spent(before)
     with pytest.raises(FedGraphError, match="max_epsilon"):
         SpentPrivacy(old / "state_0/privacy_training.json", limit, "training").book("later", cfg, 1)
+    monkeypatch.setattr(grid, "_run_ids", count(1000))  # ids of the old runs were small, too; a fleet's are random
     (old / "keys").mkdir()
     for client in range(3):
         make_node(old / f"keys/node_{client}")
