@@ -3,8 +3,6 @@
 They decide before the reply whether it may leave. `audit_entry` makes the lines of the audit log.
 """
 
-import functools
-import hashlib
 import math
 from functools import partial
 from pathlib import Path
@@ -97,22 +95,12 @@ def book_releases(node: Node, client: GraphClient, count: int) -> None:
 
 
 def opened_sums(node: Node, client: GraphClient) -> OpenedSums | None:
-    """Return the ledger of secure sums opened on this node's data, in any run.
+    """Return the ledger of secure sums that this node helped to open, in any run of its policy's purpose.
 
     None where the server's operator runs the client.
     """
-    policy, file, path = client.policy, client.file, None
+    policy = client.policy
     if policy.trusting:
         return None
-    if node.root and file:
-        status = file.stat()
-        name = f"opened_sums_{_digest(file, status.st_mtime_ns, status.st_size)}.json"
-        path = Path(node.root) / name
+    path = Path(node.root) / f"opened_sums_{policy.purpose}.json" if node.root else None
     return OpenedSums(path, policy.opened_sums, policy.model_distance)
-
-
-@functools.lru_cache(maxsize=8)
-def _digest(file: Path, modified: int, size: int) -> str:
-    """Return a digest of a file's content, computed again once it changed."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()[:32]

@@ -1,9 +1,14 @@
-"""A node's ledger of opened secure sums, over all runs on the same data.
+"""A node's ledger of opened secure sums, over all runs of a purpose, whatever files the party imports meanwhile.
 
 A sum opens Σ_j w_j x_j, one linear equation for the clients' values. Two sums of the same values with weights (3, 1, 0, 0) and
 (1, 3, 0, 0) are solved for x_0 and x_1 (`tests/safety/test_opened_sums.py`). The ledger keeps the vector w of every sum that the
-node helped to open, and refuses one with which some client's unit vector would lie in the span of all of them. A repeated vector
-adds nothing and is accepted, so a run may be resumed, repeated with its seed, or sum more than one statistic.
+node helped to open, and refuses one with which some client's unit vector would lie in the span of all of them, or closer to it
+than `NEAR`: of two runs with weights (1, 1, 1, 1) and sizes (150, 152, 150, 60), a combination is the last client's update but
+for a cosine of 0.99995. A repeated vector adds nothing and is accepted, so a run may be resumed, repeated with its seed, or sum
+more than one statistic.
+
+Sizes that change from month to month would make another vector each month. A node therefore announces the sizes of its first run
+of the purpose in all later ones (`OpenedSums.fixed_sizes`): honest runs on the same clients always open the same vector.
 
 A node is not in every sum. So each survivor reports the other vectors that it knows, under its signature of the survivors, and
 all check the sum against all reports. Of two sums over more than two thirds of one batch, at least one survivor of the second
@@ -25,6 +30,7 @@ import base64
 import contextlib
 import json
 import math
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -50,6 +56,12 @@ PRIMES = 3
 BUCKETS = 128
 """Numbers in the sketch of a model; distances between sketches have a relative standard deviation of 6 %."""
 
+NEAR = 0.3
+"""Least distance of each client's unit vector from the span of all opened vectors; 1: nothing is known of its values alone."""
+
+EARLIER = re.compile(r"opened_sums_[0-9a-f]{32}\.json")
+"""Ledgers of versions before 0.3, one per client file."""
+
 Vector = dict[str, int]
 
 Sum = tuple[str, Mapping[str, float]]
@@ -68,6 +80,20 @@ class OpenedSums:
     def __init__(self, path: Path | None = None, rule: str = STRICT, distance: float = 0.0):
         self.path, self.rule, self.distance = path, rule, distance
         self._memory: dict[str, Any] = _empty()
+
+    def fixed_sizes(self, client: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the sizes that a client announces: those of its first run of this purpose, and others as they are.
+
+        Args:
+            client: the client.
+            sizes: its current sizes, by name.
+        """
+        with self._locked() as ledger:
+            kept = ledger.setdefault("sizes", {}).setdefault(client, {})
+            for name, size in sizes.items():
+                if not kept.get(name):
+                    kept[name] = size
+            return {name: kept[name] for name in sizes}
 
     def admit(self, sums: Sequence[Sum], sketch: NDArray[np.float32] | None, where: str) -> bytes:
         """Store the weights of the sums of one exchange before they are opened, and return a report for the other members.
@@ -136,7 +162,8 @@ class OpenedSums:
 
     def _check(self, kind: str, vector: Vector, known: Sequence[Vector], where: str) -> None:
         distinct = {tuple(own.items()): own for own in known if own != vector}
-        if distinct and (alone := revealed([*distinct.values(), vector])):
+        vectors = [*distinct.values(), vector]
+        if distinct and (alone := revealed(vectors) or nearly_revealed(vectors)):
             raise RunFailed(
                 f"{where}: a sum with weights {_shown(vector)} would reveal the values of client {alone} together with"
                 f" {len(distinct)} sums of '{kind}' that were opened before ({self.rule}, opened_sums of this node's policy): a"
@@ -166,7 +193,7 @@ class OpenedSums:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):
             before = self.path.read_bytes() if self.path.is_file() else b""
-            content = _read(self.path, before) if before else _empty()
+            content = _read(self.path, before) if before else _merged(self.path.parent)
             yield content
             if (after := json.dumps(content).encode()) != before:
                 write_bytes(self.path, after)
@@ -194,6 +221,37 @@ def revealed(vectors: Sequence[Mapping[str, int]]) -> str:
         solutions = _solutions(vectors, names, random_prime())
         found |= {names[column] for column in np.flatnonzero((solutions == 0).all(1))}
     return min(found, default="")
+
+
+def nearly_revealed(vectors: Sequence[Mapping[str, int]], near: float = NEAR) -> str:
+    """Return a name whose unit vector is closer to the span of vectors than ``near``; empty if none is.
+
+    With an orthonormal basis Q of the span, the distance of e_i is √(1 - Σ_k Q_ki²). A name that one vector alone is as close to
+    has so large a weight in it that ``max_share`` of the policy decides.
+    """
+    vectors = _connected(vectors)
+    names = sorted({name for vector in vectors for name in vector})
+    matrix = np.array([[float(vector.get(name, 0)) for name in names] for vector in vectors])  # [sums, N]
+    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    _, lengths, rows = np.linalg.svd(matrix, full_matrices=False)
+    basis = rows[lengths > 1e-12 * lengths[0]]
+    together = 1 - (basis**2).sum(0)
+    alone = 1 - (matrix**2).max(0)
+    close = (together < near**2) & (alone >= near**2)
+    return names[int(np.flatnonzero(close)[0])] if close.any() else ""
+
+
+def _merged(folder: Path) -> dict[str, Any]:
+    """Return a new ledger with the sums of a folder's earlier ledgers, one per client file.
+
+    Their sketches have other seeds, so their models count as near to all.
+    """
+    content = _empty()
+    for path in sorted(path for path in folder.glob("opened_sums_*.json") if EARLIER.fullmatch(path.name)):
+        for kind, entries in _read(path, path.read_bytes())["sums"].items():
+            known = content["sums"].setdefault(kind, [])
+            known += [{"weights": entry["weights"]} for entry in entries]
+    return content
 
 
 def _connected(vectors: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
@@ -280,6 +338,8 @@ def _read(path: Path, raw: bytes) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(raw)
         if not isinstance(content["seed"], int):
             raise ValueError("seed")
+        if not all(type(size) in (int, list) for kept in content.get("sizes", {}).values() for size in kept.values()):
+            raise ValueError("sizes")
         for entries in content["sums"].values():
             for entry in entries:
                 entry["weights"] = _vector(entry["weights"])
