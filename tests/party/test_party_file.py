@@ -244,3 +244,78 @@ def test_a_file_is_not_replaced_unless_it_is_asked_for(banks, capsys):
     assert main([*args, "--overwrite", "--file", str(banks / "a.safetensors")]) == 0
     assert (banks / "a.yaml").read_text() == before  # the order of the tables does not matter
     assert "party: a  (the name beside own accounts)" in capsys.readouterr().out
+
+
+BOOK = {
+    "amount": [f"{10 + i}.50" for i in range(60)],
+    "booked": [f"2026-01-{1 + i % 28:02d}" for i in range(60)],
+    "ref": [f"R{i}" for i in range(60)],
+}
+
+
+def linked(paying, paid, banks=("pay_bank", "get_bank")):
+    """Accounts of bank a and its payments; of three payments, one comes from another bank and one goes to another."""
+    accounts = pd.DataFrame({"iban": [f"A{i}" for i in range(30)], "is_mule": ["no", "no", "yes"] * 10})
+    ends = {paying: [f"A{i % 30}" for i in range(60)], paid: [f"A{(i * 7 + 1) % 30}" for i in range(60)]}
+    own = {banks[0]: ["a"] * 60, banks[1]: ["a"] * 60}
+    for row in range(0, 60, 3):
+        ends[paying][row], own[banks[0]][row] = f"B{row}", "b"
+    for row in range(1, 60, 3):
+        ends[paid][row], own[banks[1]][row] = f"C{row}", "c"
+    return accounts, pd.DataFrame({**own, **ends, **BOOK}).astype(str)
+
+
+DIRECTIONS = [
+    *[("from_iban", "to_iban"), ("debtor_account", "creditor_account"), ("payerIBAN", "payeeIBAN")],
+    *[("Absender", "Empfänger"), ("von_konto", "an_konto"), ("compte_debiteur", "compte_créancier")],
+    *[("de_conta", "para_conta"), ("cuenta_origen", "cuenta_destino"), ("conto_ordinante", "conto_beneficiario")],
+]
+
+
+@pytest.mark.parametrize(("paying", "paid"), DIRECTIONS)
+def test_direction_of_payments_follows_names_not_places(paying, paid):
+    """At a bank whose columns have the reverse order, all payments were reversed."""
+    accounts, payments = linked(paying, paid)
+    for table in (payments, payments[payments.columns[::-1]]):
+        found = guess({"accounts": accounts, "payments": table}, {}).values
+        assert (found["columns"]["source"], found["columns"]["target"]) == (paying, paid)
+        assert found["party_columns"] == ["pay_bank", "get_bank"]
+        assert found["party"] == "a"
+
+
+@pytest.mark.parametrize(("one", "two"), [("acc1", "acc2"), ("from_a", "from_b"), ("left", "right")])
+def test_a_direction_that_names_do_not_say_is_asked_for(one, two):
+    accounts, payments = linked(one, two)
+    with pytest.raises(FedGraphError, match=f"do not say which account pays: pass --source-column {one}"):
+        guess({"accounts": accounts, "payments": payments}, {})
+    given = guess({"accounts": accounts, "payments": payments}, {"columns": {"source": two}}).values["columns"]
+    assert (given["source"], given["target"]) == (two, one)
+
+
+def test_a_correction_keeps_the_other_guesses():
+    """Given columns of parties named every bank after its folder."""
+    accounts, payments = linked("from_iban", "to_iban")
+    free = guess({"accounts": accounts, "payments": payments}, {}).values
+    given = {"party_columns": ["pay_bank", "get_bank"]}
+    assert guess({"accounts": accounts, "payments": payments}, given).values == free
+    assert free["match"] == {"booked": "date", "amount": "amount", "ref": "text"}
+
+
+def test_names_of_labels_are_labels_or_questions():
+    """`is_mule` became an input of the payments' task."""
+    accounts, payments = linked("from_iban", "to_iban")
+    found = guess({"accounts": accounts, "payments": payments}, {})
+    assert found.values["columns"]["label"] == "is_mule"
+    assert found.values["classes"] == ["no", "yes"]
+    two = accounts.assign(fraud=accounts["is_mule"], island=1)
+    found = guess({"accounts": two, "payments": payments}, {})
+    assert found.values["columns"]["label"] == "fraud"
+    assert [question.split("'")[1] for question in found.questions] == ["is_mule"]
+
+
+def test_the_first_payment_is_shown_as_a_sentence(tmp_path, capsys):
+    accounts, payments = linked("from_iban", "to_iban")
+    for name, table in (("accounts", accounts), ("payments", payments)):
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+    assert main(["init-party", str(tmp_path / "accounts.csv"), str(tmp_path / "payments.csv")]) == 0
+    assert "first row: B0 pays A1 10.50 on 2026-01-01" in capsys.readouterr().out

@@ -3,6 +3,8 @@
 Each guess has a reason in words, which `fedgraph-flwr init-party` prints and writes beside it. No guess is used without the file.
 """
 
+import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,14 +19,54 @@ from fedgraph_flwr.party.tables.parties import normal_ids
 NAMES = {
     "id": ("id", "account", "customer", "iban", "konto", "kunde", "node"),
     "label": ("label", "class", "fraud", "is_fraud", "status", "outcome", "suspicious", "laundering", "is_laundering"),
-    "source": ("source", "from", "from_account", "sender", "debtor", "payer", "von", "src", "originator"),
-    "target": ("target", "to", "to_account", "receiver", "creditor", "payee", "an", "dst", "beneficiary"),
     "time": ("time", "timestamp", "booked", "booked_at", "date", "datetime", "value_date", "zeit", "datum", "step"),
     "amount": ("amount", "value", "sum", "betrag", "amount_paid", "montant"),
     "edge_id": ("edge_id", "payment_id", "transaction_id", "tx_id", "txid", "id"),
     "reference": ("reference", "ref", "e2e", "end_to_end_id", "uetr", "message_id", "referenz"),
 }
 """Names that a column of a role often has, the most frequent first; compared without case."""
+
+PAYING = frozenset(
+    (
+        *("from", "source", "src", "sender", "debtor", "debit", "debited", "payer", "paying", "payor", "originator"),
+        *("origin", "remitter", "ordering", "orderer"),
+        *("von", "absender", "zahler", "auftraggeber", "schuldner", "zahlungspflichtiger"),  # German
+        *("emetteur", "debiteur", "payeur", "expediteur", "donneur"),  # French
+        *("desde", "origen", "ordenante", "emisor", "deudor", "pagador", "remitente"),  # Spanish
+        *("mittente", "ordinante", "debitore", "pagatore", "origine"),  # Italian
+    )
+)
+"""Words in names of the column with the accounts that pay, in five languages, without accents."""
+
+PAID = frozenset(
+    (
+        *("to", "target", "dst", "dest", "destination", "receiver", "recipient", "receiving", "creditor", "credit"),
+        *("credited", "payee", "beneficiary"),
+        *(
+            "an",
+            "nach",
+            "empfaenger",
+            "empfanger",
+            "glaubiger",
+            "glaeubiger",
+            "begunstigter",
+            "beguenstigter",
+        ),  # German
+        *("zahlungsempfanger", "zahlungsempfaenger"),
+        *("vers", "destinataire", "beneficiaire", "creancier"),  # French
+        *("hacia", "destino", "destinatario", "beneficiario", "receptor", "acreedor"),  # Spanish
+        *("verso", "creditore", "destinazione", "ricevente"),  # Italian
+    )
+)
+"""Words in names of the column with the accounts that are paid."""
+
+PAIRS = {("de", "a"), ("de", "para"), ("da", "a"), ("du", "au"), ("od", "do")}
+"""Words for "from" and "to" that mean this only as a pair, when all other words of the two names are equal."""
+
+SUSPECTED = frozenset(
+    ("label", "class", "fraud", "fraudulent", "target", "mule", "chargeback", "laundering", "suspicious", "outcome")
+)
+"""Words in names of columns that often follow from the label."""
 
 SPLIT = {"train", "val", "test", ""}
 
@@ -38,6 +80,7 @@ class Guess:
 
     values: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    questions: list[str] = field(default_factory=list)
 
     def add(self, key: str, value: Any, reason: str) -> None:
         """Set a key, unless it is given already; ``columns.ROLE`` sets one column."""
@@ -72,6 +115,7 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
             made.add("columns.split", name, "holds train, val and test; for edges, replace it by `split: temporal`")
     ends = [np.isin(_ends(payments[roles[end]], made.values), ids) for end in ("source", "target")]
     _parties(payments, made, ends)
+    _questions(people, made)
     used = {*roles.values(), *made.values.get("party_columns", ())}
     _facts(payments[[name for name in payments.columns if name not in used]], made)
     if roles.get("time") and roles.get("amount"):
@@ -122,31 +166,101 @@ def _roles(tables: Mapping[str, Any], made: Guess) -> tuple[str, str]:
         fix = "pass --id-column, --source-column and --target-column"
         raise FedGraphError(f"no column of {' or '.join(tables)} lists ids that two columns of the other name: {fix}")
     _, nodes, edges, name, ends = best
-    ends.sort(key=lambda c: (_named(c, "target"), list(tables[edges].columns).index(c)))
     made.add("columns.id", name, "differs in each row, and the other table names its values")
-    for end, column in zip(("source", "target"), ends, strict=True):
-        made.add(f"columns.{end}", column, "holds ids of the node table" + f" ({end} by its name or place)")
+    _direct(ends, edges, made)
     return nodes, edges
+
+
+def words_of(column: str) -> list[str]:
+    """Return the words of a column's name, in lower case and without accents: "fromIBAN_2" gives from, iban, 2."""
+    plain = unicodedata.normalize("NFKD", str(column)).encode("ascii", "ignore").decode()
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", plain)]
+
+
+def _direct(ends: Sequence[str], file: str, made: Guess) -> None:
+    """Set the column of the accounts that pay and that of the accounts that are paid, by their names.
+
+    Raises:
+        FedGraphError: the names do not say which is which.
+    """
+    roles = made.values["columns"]
+    if given := {"source", "target"} & {*roles}:
+        other = next((end for end in ends if end not in roles.values()), "")
+        for end in {"source", "target"} - given:
+            made.add(f"columns.{end}", other, "the other column with ids of the node table")
+        return
+    direction = payment_direction(*ends)
+    if direction is None:
+        raise FedGraphError(
+            f"{file}: the columns '{ends[0]}' and '{ends[1]}' hold accounts, but their names do not say which account pays: pass"
+            f" --source-column {ends[0]} --target-column {ends[1]}, or the reverse"
+        )
+    for end, column in zip(("source", "target"), direction, strict=True):
+        made.add(f"columns.{end}", column, f"holds ids of the node table ({end} by its name)")
+
+
+def payment_direction(a: str, b: str) -> tuple[str, str] | None:
+    """Return two columns as (pays, is paid) by the words of their names; None if these do not say it, or contradict."""
+    words = words_of(a), words_of(b)
+    for first, second, result in ((0, 1, (a, b)), (1, 0, (b, a))):
+        odd = [word for word in words[first] if word not in words[second]]
+        others = [word for word in words[second] if word not in words[first]]
+        if len(odd) == len(others) == 1 and (odd[0], others[0]) in PAIRS:
+            return result
+    votes = [len(PAYING & {*names}) - len(PAID & {*names}) for names in words]
+    if votes[0] == votes[1] or votes[0] * votes[1] > 0:
+        return None
+    return (a, b) if votes[0] > votes[1] else (b, a)
 
 
 def _ends_of(names: Any, payments: Any, values: Mapping[str, Any]) -> tuple[float, list[str]]:
     """Return the two columns that name most of the ids, and the sum of their shares of rows; 0 without two."""
     ids, roles = _ids(names), values["columns"]
     share = {c: float(np.isin(_ends(payments[c], values), ids).mean()) for c in payments.columns}
-    ends = [roles[end] for end in ("source", "target")] if {*roles} >= {"source", "target"} else []
-    ends = ends or sorted(share, key=lambda c: (-share[c] - _named(c, "source", "target"), list(share).index(c)))[:2]
+    ends = [roles[end] for end in ("source", "target") if end in roles]
+    named = {c: bool((PAYING | PAID) & {*words_of(c)}) for c in share}
+    others = [c for c in share if c not in ends]
+    ends += sorted(others, key=lambda c: (-share[c] - named[c], others.index(c)))[: 2 - len(ends)]
     shares = [share.get(end, 0.0) for end in ends]
     return (sum(shares) if len(ends) == 2 and all(shares) else 0.0), ends
 
 
-def _named(column: str, *roles: str) -> bool:
-    return any(str(column).lower() in NAMES[role] for role in roles)
+def _named(column: str, role: str) -> bool:
+    return str(column).lower() in NAMES[role]
+
+
+def suspected(column: str) -> bool:
+    """Return whether a column has a name that labels often have, such as is_mule."""
+    words = words_of(column)
+    return bool(SUSPECTED & {*words}) or words[:1] == ["is"]
+
+
+def _questions(people: Any, made: Guess) -> None:
+    """Ask about columns of accounts that have the name of a label and would be inputs."""
+    known = {*made.values["columns"].values(), *made.values.get("kinds", ())}
+    for name in people.columns:
+        if name not in known and suspected(name):
+            made.questions.append(
+                f"'{name}' has the name of a label. Is its value known when you predict? If not, add `kinds: {{{name}: ignored}}`"
+            )
+
+
+def first_edge(payments: Any, columns: Mapping[str, str]) -> str:
+    """Return the first row of the edges as a sentence, so that a reader sees which end pays."""
+    row = {
+        role: sanitize(str(payments[name].iloc[0]), 60) for role, name in columns.items() if name in payments.columns
+    }
+    amount = f" {row['amount']}" if "amount" in row else ""
+    return f"{row['source']} pays {row['target']}{amount}" + (f" on {row['time']}" if "time" in row else "")
 
 
 def _first(columns: Sequence[str], role: str) -> str:
-    """Return the column with the most frequent name of a role; "" without one."""
+    """Return the column with the most frequent name of a role; "" without one. ``is_NAME`` is a name of a label."""
     named = [name for name in columns if name.lower() in NAMES[role]]
-    return min(named, key=lambda name: NAMES[role].index(name.lower()), default="")
+    best = min(named, key=lambda name: NAMES[role].index(name.lower()), default="")
+    if not best and role == "label":
+        best = next((name for name in columns if {*words_of(name)} & (SUSPECTED - {"target"})), "")
+    return best
 
 
 def _labels(table: Any, made: Guess, key: str) -> None:
@@ -163,16 +277,17 @@ def _labels(table: Any, made: Guess, key: str) -> None:
 
 def _parties(table: Any, made: Guess, own: Sequence[np.ndarray]) -> None:
     """Set the two columns that hold one name exactly where the end is an own id, and that name."""
-    if made.values.get("party_columns") or made.values.get("party_prefix") or all(each.all() for each in own):
+    given = made.values.get("party_columns")
+    if made.values.get("party_prefix") or (not given and all(mask.all() for mask in own)):
         return
     found: list[dict[str, str]] = []
-    for each in own:
+    for place, mask in enumerate(own):
         held: dict[str, str] = {}
-        for name in table.columns:
-            words = normal_ids(as_words(table[name]), "text")
-            names, counts = np.unique(words[each], return_counts=True)
+        for name in [given[place]] if given else table.columns:
+            words = normal_ids(as_words(table[name]), "text") if name in table.columns else np.full(len(table), "")
+            names, counts = np.unique(words[mask], return_counts=True)
             word = str(names[counts.argmax()]) if names.size else ""
-            if word and ((words == word) == each).mean() >= FEW:
+            if word and ((words == word) == mask).mean() >= FEW:
                 held[name] = word
         found.append(held)
     pairs = [(a, b) for a, word in found[0].items() for b, other in found[1].items() if a != b and word == other]

@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.data.graph import write_bytes
     from fedgraph_flwr.data.schema import flow
     from fedgraph_flwr.party.party_file import read_party
-    from fedgraph_flwr.party.tables.guessing import guess
+    from fedgraph_flwr.party.tables.guessing import first_edge, guess
     from fedgraph_flwr.party.tables.options import layout_of
     from fedgraph_flwr.party.tables.reading import read_table
 
@@ -48,10 +48,11 @@ def main(args: argparse.Namespace) -> int:
         raise FedGraphError(f"{out} exists: edit it, pass another --out, or --overwrite to replace it")
     files = {os.path.relpath(path, out.parent): path for path in args.tables}
     layout = layout_of(args)
-    found = guess({name: read_table(path, layout) for name, path in files.items()}, _given(args))
+    tables = {name: read_table(path, layout) for name, path in files.items()}
+    found = guess(tables, _given(args))
     schema = args.schema or out.with_name("schema.yaml")
     file = args.file or out.with_name(f"client_{args.client:04d}.safetensors")
-    found.add("party", out.parent.name or "party", "no table names it: the folder's name")
+    found.add("party", out.absolute().parent.name or "party", "no table names it: the folder's name")
     found.add("schema", os.path.relpath(schema, out.parent), "shared by all parties; the first import writes it")
     found.add("out", os.path.relpath(file, out.parent), "the client file")
     found.values["client"] = args.client
@@ -64,6 +65,12 @@ def main(args: argparse.Namespace) -> int:
     missing = [role for role in ("label", "time", "amount") if role not in found.values["columns"]]
     if missing and "edge_label" not in found.values["columns"]:
         print(f"no column found for {', '.join(missing)}: if there is one, pass --{missing[0]}-column NAME")
+    columns = found.values["columns"]
+    print(
+        f"first row: {first_edge(tables[found.values['edges']], columns)}; if the direction is wrong, pass --source-column"
+    )
+    for question in found.questions:
+        print(f"question: {question}")
     print(f"wrote {out}: check it, then run `fedgraph-flwr import {out}`")
     return 0
 
