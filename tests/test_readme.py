@@ -55,13 +55,18 @@ def test_all_keys_of_the_summary_are_named():
 
 
 QUICK = "pytest -n 2"
+SETUP = (
+    "\npython3.11 -m venv .venv && . .venv/bin/activate && pip install torch==2.13.0 -e . && fedgraph-flwr run ",
+    f'\npip install -e ".[dev]" && {QUICK}\n',
+)
 SLOW = 'pytest -n 4 --dist loadgroup -m "slow and not faults"'
 
 
 def test_the_test_commands_are_what_ci_calls():
     """The README's, then the slow ones of CONTRIBUTING.md, with the same examples drawn each time."""
     assert f"`{SLOW}`" in (ROOT / "CONTRIBUTING.md").read_text()
-    assert f"{QUICK}`" in TEXT
+    first, then = SETUP
+    assert TEXT.index(first) < TEXT.index(then) < 2500, "both are on the first screen"
     script = (ROOT / ".ci" / "run").read_text()
     called = [line.partition("   #")[0] for line in script.splitlines() if "bin/pytest" in line]
     assert [line.replace('"$work/venv/bin/pytest"', "pytest") for line in called] == [QUICK, SLOW]
