@@ -26,16 +26,18 @@ from matplotlib.figure import Figure
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.intervals import BySeed, ended, interval, paired
+from fedgraph_flwr.evaluation.verdict import BETTER, NOT_DECIDED, WORSE
+from fedgraph_flwr.evaluation.verdict import LEVEL as SAME
 from fedgraph_flwr.sweeps.rows import COUNTED, number
 from fedgraph_flwr.sweeps.runs import run_cell
 from simulations.board_advice import advise, adviser, measure
 from simulations.board_rows import (
     COSTS,
     FEDAVG,
-    LEVEL,
     LOCAL,
     REFERENCES,
     ROPE,
+    SIGNIFICANCE,
     Board,
     critical_difference,
     holm,
@@ -45,7 +47,7 @@ from simulations.board_rows import (
 from simulations.board_views import content_of, drawn_from, pareto_plot, ranks_plot, save, write_page
 
 FOLDER = Path(__file__).parent
-FILES = ("board.yaml", "board_edges.yaml")
+FILES = ("board.yaml",)
 TUNED = "board_tuned.yaml"
 ROOT = FOLDER.parent
 PAGE, README = ROOT / "docs" / "board.md", ROOT / "README.md"
@@ -78,28 +80,23 @@ def page(boards: Sequence[Board], tuned: Board | None = None) -> str:
     """Return the whole page."""
     main = boards[0]
     lines = ["# The board"]
+    lines += paragraph(finding(main))
+    lines += ["", "## What the rows say", "", *answers_table(main, tuned)]
     lines += paragraph("""
         The board compares methods under one protocol (`conf/protocol/board.yaml`). All methods get the same
         clients, splits, rounds and model, and the defaults of their keys. Every seed draws a new partition.
-        `python -m simulations.board --write` makes this page, its plots and README's table from the stored rows.
-        To run missing cells: `fedgraph-flwr sweep simulations/board.yaml`.
     """)
     lines += paragraph(f"""
         `python -m simulations.board html` writes an interactive page, `simulations/results/{main.sweep.name}_page.html`.
         It has points against cost, differences with intervals for each setting, and tables that sort by any
         column: ranks, scores, differences with adjusted p-values, failures and costs.
     """)
-    lines.append("")
-    for board in (*boards, *([tuned] if tuned else [])):
-        state = "complete" if board.done >= board.total else "**incomplete**"
-        lines.append(f"- `simulations/{board.sweep.name}.yaml`: {state}, {board.done} of {board.total} cells.")
-    lines += ["", "## What the rows say", "", *answers_table(main, tuned)]
     for board in boards:
         if board.begun:
             lines += ["", f"## {board.sweep.title}", *paragraph(board.sweep.source), *analysis(board, plots(board))]
     if tuned and tuned.begun:
         lines += ["", f"## {tuned.sweep.title}", *tuned_section(main, tuned)]
-    lines += [*advice_section(main), *missing_section(boards, tuned), *OWN]
+    lines += [*advice_section(main), *OWN, *missing_section(boards, tuned)]
     return "\n".join(lines) + "\n"
 
 
@@ -177,7 +174,7 @@ def against(board: Board, reference: str, marked: Mapping[str, str]) -> list[str
         cells = []
         for s, gap in found.items():
             text = f"{signed(gap.mean)} ± {gap.half:.1f}" if gap and gap.n > 1 else ""
-            cells.append(f"**{text}**" if text and adjusted[s, m] < LEVEL else text)
+            cells.append(f"**{text}**" if text and adjusted[s, m] < SIGNIFICANCE else text)
         means = [gap.mean for s in board.complete if (gap := found.get(s))]
         if means:
             counts = sum(x > ROPE for x in means), sum(abs(x) <= ROPE for x in means), sum(x < -ROPE for x in means)
@@ -236,6 +233,36 @@ def costs(board: Board, settings: Sequence[str], marked: Mapping[str, str]) -> l
 # --- what the rows say ------------------------------------------------------------------------------------------------
 
 
+def finding(board: Board) -> str:
+    """Return what the complete settings decide, in one or two sentences."""
+    settings = board.complete
+    if not settings:
+        return "No setting of the board is complete yet."
+    counts = verdict_counts(board, FEDAVG, LOCAL)
+    text = f"Over {len(settings)} settings, {FEDAVG} against training alone: {counts}."
+    best = most_often_better(board, federated(board))
+    if not best:
+        return f"{text} No other method is better than {FEDAVG} in any."
+    return f"{text} {best[0]} is most often better than {FEDAVG}: {verdict_counts(board, best[0], FEDAVG)}."
+
+
+def verdict_counts(board: Board, method: str, reference: str) -> str:
+    """Return in how many complete settings each verdict holds."""
+    found = list(board.verdicts(method, reference, board.complete).values())
+    return ", ".join(f"{what} in {found.count(what)}" for what in (BETTER, WORSE, SAME, NOT_DECIDED) if what in found)
+
+
+def federated(board: Board) -> list[str]:
+    """Return the methods that keep the clients' graphs apart, without the references."""
+    return [m for m in board.methods if not board.pools(m) and m not in REFERENCES]
+
+
+def most_often_better(board: Board, methods: Sequence[str]) -> list[str]:
+    """Return the methods that are better than FedAvg in a complete setting: by wins less losses, then by points won."""
+    won, lost = ({m: board.points(m, FEDAVG, what, board.complete) for m in methods} for what in (BETTER, WORSE))
+    return sorted((m for m in methods if won[m]), key=lambda m: (len(lost[m]) - len(won[m]), -sum(won[m].values())))
+
+
 def answers(board: Board, tuned: Board | None = None, brief: bool = False) -> list[tuple[str, str]]:
     """Return what the complete settings say, about federated methods only.
 
@@ -244,41 +271,38 @@ def answers(board: Board, tuned: Board | None = None, brief: bool = False) -> li
         tuned: the tuned column.
         brief: three methods by the number of settings, instead of all with their settings.
     """
-    settings, count = board.complete, len(board.complete)
+    settings = board.complete
     if not settings:
         return [("Which method?", "unknown: no setting of the board is complete yet")]
-    own = [m for m in board.methods if not board.pools(m) and m not in REFERENCES]
+    own = federated(board)
     every = [one for one in board.standings(settings) if one.method in (*own, *REFERENCES)]
-    gains = [len(board.significant(FEDAVG, LOCAL, sign, settings)) for sign in (1, -1)]
-    everywhere = [m for m in own if len(board.significant(m, FEDAVG, 1, settings)) == count]
+    everywhere = [m for m in own if len(board.points(m, FEDAVG, BETTER, settings)) == len(settings)]
     worth = [f"{one.method} {signed(one.gain)} ({one.ratio:.1f})" for one in every if one.front and one.gain > ROPE]
-    over = "Most often ahead of (behind)" if brief else "Somewhere ahead of"
+    over = "Most often better (worse) than" if brief else "Somewhere better than"
     found = [
-        ("FedAvg ahead of (behind) Local", f"{gains[0]} ({gains[1]})"),
-        ("Ahead of FedAvg everywhere", "; ".join(everywhere) or "no method"),
-        (f"{over} FedAvg", ahead_of_fedavg(board, own, brief)),
+        ("FedAvg against Local", verdict_counts(board, FEDAVG, LOCAL)),
+        ("Better than FedAvg everywhere", "; ".join(everywhere) or "no method"),
+        (f"{over} FedAvg", better_than_fedavg(board, own, brief)),
     ]
-    if count > 1:
+    if len(settings) > 1 and not brief:
         ranked = "; ".join(f"{one.method} {one.rank:.1f}" for one in sorted(every, key=lambda one: one.rank)[:3])
         found.append(("Best mean ranks (an illustration)", ranked))
-    found.append(("Points above FedAvg (CPU time ×)", "; ".join(worth[: 2 if brief else None]) or "no method"))
+    if not brief:
+        found.append(("Points above FedAvg (CPU time ×)", "; ".join(worth) or "no method"))
     if tuned and tuned.complete:
-        found.append((f"{over} tuned FedAvg, of {len(tuned.complete)}", ahead_of_fedavg(tuned, own, brief)))
+        settings_of = f"{over} tuned FedAvg, of {len(tuned.complete)}"
+        found.append((settings_of, better_than_fedavg(tuned, own, brief)))
     return found
 
 
-def ahead_of_fedavg(board: Board, methods: Sequence[str], brief: bool) -> str:
-    """Return which methods are significantly ahead of FedAvg in a complete setting, and where they are behind; best first."""
-    ahead, behind = ({m: board.significant(m, FEDAVG, sign, board.complete) for m in methods} for sign in (1, -1))
-    best = sorted(
-        (m for m in methods if ahead[m]), key=lambda m: (len(behind[m]) - len(ahead[m]), -sum(ahead[m].values()))
-    )
-    texts = [
-        f"{m} {len(ahead[m])} ({len(behind[m])})"
-        if brief
-        else f"{m} ({_points(ahead[m])}{f'; behind: {_points(behind[m])}' if behind[m] else ''})"
-        for m in (best[:3] if brief else best)
-    ]
+def better_than_fedavg(board: Board, methods: Sequence[str], brief: bool) -> str:
+    """Return which methods are better than FedAvg in a complete setting, and where they are worse; best first."""
+    best = most_often_better(board, methods)
+    texts = []
+    for m in best[:3] if brief else best:
+        won, lost = (board.points(m, FEDAVG, what, board.complete) for what in (BETTER, WORSE))
+        worse = f"; worse: {_points(lost)}" if lost else ""
+        texts.append(f"{m} {len(won)} ({len(lost)})" if brief else f"{m} ({_points(won)}{worse})")
     return "; ".join(texts) or "no method"
 
 
@@ -295,7 +319,8 @@ def answers_table(board: Board, tuned: Board | None = None, brief: bool = False)
     if brief:
         return lines
     return lines + paragraph(f"""
-        Ahead and behind: significant at 5 % after Holm's correction, over {len(board.sweep.seeds)} seeds. Points are means over
+        Level: the 95 % interval of the difference over {len(board.sweep.seeds)} seeds lies within {ROPE:g} point. Better and
+        worse: significant at 5 % after Holm's correction. Else not decided. Points are means over
         settings, above FedAvg by more than {ROPE:g}, of methods on the Pareto front with their CPU seconds relative to
         FedAvg's. Methods that pool the clients' graphs are left out.
     """)
@@ -322,7 +347,7 @@ def tuned_section(default: Board, tuned: Board) -> list[str]:
         cells = []
         for at in ((s, m) for s in settings):
             text = f"{signed(gaps[at].mean)} ± {gaps[at].half:.1f}" if at in gaps else ""
-            bold = f"**{text}**" if text and adjusted[at] < LEVEL else text
+            bold = f"**{text}**" if text and adjusted[at] < SIGNIFICANCE else text
             cells.append(f"{score_text(both[at][0], seeds)} ({bold})" if at in both else "")
         body.append([marked[m], *cells])
     lines = paragraph(f"""
@@ -371,11 +396,22 @@ def missing_section(boards: Sequence[Board], tuned: Board | None = None) -> list
         [f"`{name}`", s, str(n), ("" if whole else "at least ") + f"{hours:.2f}" if hours else "unknown"]
         for name, s, n, hours, whole in left
     ]
-    lines = ["", "## Not run", "", *table(["table", "setting", "missing runs", "core hours"], body)]
+    lines = ["", "## Completeness, and what was left out", ""]
+    for board, _ in every:
+        state = "complete" if board.done >= board.total else "**incomplete**"
+        lines.append(f"- `simulations/{board.sweep.name}.yaml`: {state}, {board.done} of {board.total} cells.")
+    lines += paragraph("""
+        Left out: CiteSeer, Computers and CS; classes of payments (`simulations/board_edges.yaml`, not run);
+        Chameleon, Cora, Minesweeper and banks' accounts in the tuned table. GraphLand's and
+        IBM's sets need files that this repository does not have. `fedgraph-flwr sweep FILE` runs missing cells of a table.
+        `python -m simulations.board --write` makes this page, its plots and README's table from the stored rows.
+    """)
+    if not left:
+        return lines
+    lines += ["", *table(["table", "setting", "missing runs", "core hours"], body)]
     return lines + paragraph(f"""
         Known costs sum to {known:.2f} core hours. They are mean CPU seconds of stored runs. Where a method has
-        none in a setting, they are FedAvg's there times the method's ratio to FedAvg elsewhere. Also not run:
-        GraphLand's and IBM's sets, which need files that this repository does not have.
+        none in a setting, they are FedAvg's there times the method's ratio to FedAvg elsewhere.
     """)
 
 

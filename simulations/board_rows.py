@@ -20,6 +20,7 @@ from scipy.stats import rankdata, studentized_range
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, ended, paired
+from fedgraph_flwr.evaluation.verdict import BETTER, NOT_DECIDED, WORSE, verdict
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import Row, number
 from fedgraph_flwr.sweeps.spec import load
@@ -29,7 +30,7 @@ FEDAVG, LOCAL = REFERENCES = ("FedAvg", "Local")
 ROPE = 1.0
 """Half-width of the region of practical equivalence, in points."""
 DRAWS = 20_000
-LEVEL = 0.05
+SIGNIFICANCE = 0.05
 """Significance level after Holm's correction."""
 COSTS = ("cpu", "bytes", "exchanges", "memory")
 
@@ -188,11 +189,24 @@ class Board:
         pairs = itertools.product(self.begun, (m for m in self.methods if m != reference))
         return holm({(s, m): p_value(self.score(s, m), self.score(s, reference)) for s, m in pairs})
 
-    def significant(self, method: str, reference: str, sign: int, settings: Sequence[str]) -> dict[str, float]:
-        """Return the settings in which a method is significantly ahead of a reference (behind: ``sign=-1``), with the points."""
-        adjusted = self.adjusted(reference)
-        gaps = {s: gap for s in settings if (gap := self.difference(s, method, reference))}
-        return {s: gap.mean for s, gap in gaps.items() if adjusted[s, method] < LEVEL and sign * gap.mean > 0}
+    def verdicts(self, method: str, reference: str, settings: Sequence[str]) -> dict[str, str]:
+        """Return the verdict on a method against a reference by setting, with `ROPE` as margin.
+
+        Better and worse also need significance after Holm's correction; a difference without it is not decided.
+        """
+        adjusted, found = self.adjusted(reference), {}
+        for setting in settings:
+            gap = self.difference(setting, method, reference)
+            found[setting] = verdict(*gap.ends[1:], margin=ROPE) if gap else NOT_DECIDED
+            if found[setting] in (BETTER, WORSE) and not adjusted[setting, method] < SIGNIFICANCE:
+                found[setting] = NOT_DECIDED
+        return found
+
+    def points(self, method: str, reference: str, wanted: str, settings: Sequence[str]) -> dict[str, float]:
+        """Return the mean differences in points of the settings with the wanted verdict."""
+        found = self.verdicts(method, reference, settings)
+        gaps = {s: self.difference(s, method, reference) for s in settings if found[s] == wanted}
+        return {s: gap.mean for s, gap in gaps.items() if gap}
 
     def standings(self, settings: Sequence[str]) -> list[Standing]:
         """Return all methods over settings, cheapest first."""

@@ -18,6 +18,7 @@ from PIL import Image
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.intervals import ended
+from fedgraph_flwr.evaluation.verdict import BETTER, WORSE
 from fedgraph_flwr.report.page import Page, grid, render, table
 from fedgraph_flwr.version import __version__
 from simulations.board_rows import COSTS, FEDAVG, REFERENCES, Board, Standing, critical_difference
@@ -193,25 +194,26 @@ def _shown(value: float, form: str) -> tuple[str, float]:
 
 
 def _methods(board: Board, settings: Sequence[str]) -> Markup:
-    ahead, behind = (
-        {m: len(board.significant(m, FEDAVG, sign, settings)) for m in board.methods if m != FEDAVG} for sign in (1, -1)
+    better, worse = (
+        {m: len(board.points(m, FEDAVG, what, settings)) for m in board.methods if m != FEDAVG}
+        for what in (BETTER, WORSE)
     )
     rows = [
         [
             one.method,
             _shown(one.rank, "{:.1f}"),
             _shown(one.gain, "{:+.1f}"),
-            _shown(ahead.get(one.method, math.nan), "{}"),
-            _shown(behind.get(one.method, math.nan), "{}"),
+            _shown(better.get(one.method, math.nan), "{}"),
+            _shown(worse.get(one.method, math.nan), "{}"),
             _shown(one.ratio, "{:.2f}"),
             *(_shown(one.cost[key], "{:.3g}") for key in COSTS),
             "yes" if one.front else "",
         ]
         for one in board.standings(settings)
     ]
-    head = ["method", "mean rank", f"points above {FEDAVG}", "settings ahead", "settings behind", f"CPU / {FEDAVG}"]
+    head = ["method", "mean rank", f"points above {FEDAVG}", "settings better", "settings worse", f"CPU / {FEDAVG}"]
     head += ["CPU seconds", "MB", "exchanges", "peak MiB", "Pareto"]
-    caption = "Ahead and behind: significant after Holm's correction. Click on a column to sort."
+    caption = "Better and worse: significant after Holm's correction, and not level. Click on a column to sort."
     return table(head, rows, caption)
 
 

@@ -68,7 +68,7 @@ def written(path, value, more=""):
     """Write a table whose rows have the values of a function of the cell (None: no row), and return its board."""
     path = path.parent / path.stem / path.name  # tables of one folder share rows
     path.parent.mkdir(exist_ok=True)
-    path.write_text(TEXT + more)
+    path.write_text((TEXT.replace("seeds: [0, 1, 2]\n", "") if "seeds:" in more else TEXT) + more)
     sweep, found = load(path), {}
     while cells := [cell for cell in sweep.cells(found) if cell.identity not in found]:
         for cell in cells:
@@ -220,19 +220,43 @@ def test_the_interactive_page_has_every_row(small, tmp_path):
 def test_answers_follow_from_the_rows(whole, small, tmp_path):
     """FedAvg is 10, 10 and 12 points ahead of Local; if Other gains 20 points on each seed, it is ahead everywhere."""
     answers = dict(board.answers(whole))
-    assert answers["FedAvg ahead of (behind) Local"] == "2 (0)"
-    assert answers["Ahead of FedAvg everywhere"] == "no method"
-    assert answers["Somewhere ahead of FedAvg"] == "no method"
+    assert answers["FedAvg against Local"] == "better in 2"
+    assert answers["Better than FedAvg everywhere"] == "no method"
+    assert answers["Somewhere better than FedAvg"] == "no method"
     better = written(tmp_path / "better.yaml", lambda c: 0.8 + 0.01 * c.seed**2 if c.method == "Other" else scores(c))
     answers = dict(board.answers(better))
-    assert answers["Ahead of FedAvg everywhere"] == "Other"
-    assert answers["Somewhere ahead of FedAvg"] == "Other (A +20.0, B +20.0)"
-    assert dict(board.answers(better, brief=True))["Most often ahead of (behind) FedAvg"] == "Other 2 (0)"
+    assert answers["Better than FedAvg everywhere"] == "Other"
+    assert answers["Somewhere better than FedAvg"] == "Other (A +20.0, B +20.0)"
+    assert dict(board.answers(better, brief=True))["Most often better (worse) than FedAvg"] == "Other 2 (0)"
     assert answers["Best mean ranks (an illustration)"] == "Other 1.0; FedAvg 2.0; Local 3.0"
     assert answers["Points above FedAvg (CPU time ×)"] == "Other +20.0 (0.5)"
     assert len(board.answers(small)) == 4, "no ranks of one complete setting"
+    text = board.page([better])
+    assert text.startswith(
+        "# The board\n\nOver 2 settings, FedAvg against training alone: better in 2. Other is most often"
+    )
     none = written(tmp_path / "none.yaml", lambda cell: scores(cell) if cell.seed else None)
     assert board.answers(none) == [("Which method?", "unknown: no setting of the board is complete yet")]
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected"),
+    [
+        ([5.0, 6.0, 7.0, 6.5], "better"),
+        ([-5.0, -6.0, -7.0, -6.5], "worse"),
+        ([0.5, 0.6, 0.5, 0.6], "level"),  # significant, and within one point
+        ([5.0, -6.0, 7.0, -6.5], "not decided"),
+    ],
+)
+def test_a_verdict_is_that_of_the_interval_and_of_the_correction(tmp_path, gaps, expected):
+    shift = dict(enumerate(gaps))
+    path = tmp_path / "four.yaml"
+    found = written(path, lambda c: 0.5 + (shift[c.seed] / 100 if c.method == "Other" else 0), "seeds: [0, 1, 2, 3]\n")
+    assert found.verdicts("Other", "FedAvg", ["A", "B"]) == {"A": expected, "B": expected}
+    low, high = stats.t.interval(0.95, 3, np.mean(gaps), stats.sem(gaps))
+    assert (low > 0) == (expected in ("better", "level"))
+    assert (high < 0) == (expected == "worse")
+    assert (low >= -1 and high <= 1) == (expected == "level")
 
 
 def test_tuned_scores_stand_next_to_default_ones(whole, tmp_path):
@@ -254,7 +278,7 @@ def test_tuned_scores_stand_next_to_default_ones(whole, tmp_path):
     ran = 2 * 2 * 2 * 3 + 5  # settings, choices, tuning seeds and methods, and five of six third seeds; 10 of FedAvg
     assert tuned.hours_spent(["A", "B"]) * 3600 == pytest.approx(2 * (ran - 10) + 4 * 10)
     assert "### Tuned, differences to FedAvg" in text
-    assert "| Somewhere ahead of tuned FedAvg, of 1 | no method |" in board.page([whole], tuned)
+    assert "| Somewhere better than tuned FedAvg, of 1 | no method |" in board.page([whole], tuned)
 
 
 @pytest.mark.parametrize(
