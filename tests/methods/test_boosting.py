@@ -209,7 +209,9 @@ def test_bagging_is_the_mean_of_the_parties_own_models_from_one_base_rate(run, l
         expected = expected + len(rows) * lightgbm.train(rules, data, 12).predict(x, raw_score=True)
         total += len(rows)
     equal = np.isclose(raw_scores(found.arrays, x, 3), base + expected / total, rtol=1e-6, atol=1e-8)
-    assert equal.mean() > (0.9 if loss == "weighted" else 0.999), "LightGBM rounds weights to float32, which may move a split"
+    assert equal.mean() > (0.9 if loss == "weighted" else 0.999), (
+        "LightGBM rounds weights to float32, which may move a split"
+    )
 
 
 def parties_without_positives(folder, others):
