@@ -117,10 +117,10 @@ def test_a_split_column_goes_before_a_split_by_times(book, capsys):
     assert [int(mask.sum()) for mask in (graph.train_mask, graph.val_mask, graph.test_mask)] == [12, 4, 4]
     assert not graph.edge_split.numel()
     assert "split by column 'part': --split temporal applies only without one" in said
-    assert (
-        main([*args, "--split-column", "part", "--edge-label-column", "verdict"]) == 2
-    )  # edges would be split at random
-    assert "the column 'part' splits nodes: leave out --split" in capsys.readouterr().err
+    assert main([*args, "--split-column", "part", "--edge-label-column", "verdict"]) == 0  # each task has its own
+    both = load_graph(book.folder / "a.safetensors")
+    assert [int(mask.sum()) for mask in (both.train_mask, both.val_mask, both.test_mask)] == [12, 4, 4]
+    assert both.edge_split.numel() == 20
     assert main(args) == 0
     assert load_graph(book.folder / "a.safetensors").edge_split.numel() == 20
 

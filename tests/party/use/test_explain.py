@@ -131,7 +131,7 @@ def check_contributions(model, tmp_path, **keys):
     score = logits[chosen] - np.delete(logits, chosen).mean() if len(logits) > 1 else logits[0]
     assert found.score == pytest.approx(score, rel=1e-3, abs=1e-4)
     total = found.of_columns.sum() + found.of_edges.sum()
-    assert total == pytest.approx(found.score - found.base, rel=2e-3, abs=1e-6)
+    assert total == pytest.approx(found.score - found.base, rel=5e-3, abs=1e-6)  # at most 512 points
     source, target = own.edge_index.numpy()
     near = {3}
     for _ in range(3 if model != "mlp" else 0):
