@@ -23,6 +23,9 @@ from fedgraph_flwr.runs.progress import SETUP, OnRound, OnWait
 APP = "FEDGRAPH_APP"
 """Environment variable: name of a signed app that the fleet's SuperLink fetches instead of a bundle."""
 
+STARTS = 3
+"""Attempts to start a simulation; Ray waits 30 s for its own start, which a busy machine may exceed."""
+
 _STUB = """\
 [project]
 name = "fedgraph-flwr"
@@ -67,8 +70,12 @@ def run_flower(run: Runnable, on_round: OnRound | None = None, on_wait: OnWait |
     resources = f"client-resources-num-cpus={cfg.client_cpus} client-resources-num-gpus={cfg.client_gpus}"
     federation = f"num-supernodes={partition.num_clients(cfg)} {resources}"
     say("starting a SuperLink")
-    with local_superlink(out / "superlink.log") as own:
-        _flwr_run(cfg, "own", own, on_round, say, ["--federation-config", federation])
+    for attempt in range(1, STARTS + 1):
+        with local_superlink(out / "superlink.log") as own:
+            _flwr_run(cfg, "own", own, on_round, say, ["--federation-config", federation])
+        if attempt == STARTS or not _ray_was_late(out):
+            break
+        say("Ray did not start within 30 s on this busy machine; starting it again")
     return _result(out)
 
 
@@ -168,12 +175,27 @@ def _why(tail: list[str]) -> str:
     return without_box(" ".join(tail[box:]))
 
 
+def _ray_was_late(out: Path) -> bool:
+    """Return whether a simulation ended because Ray did not start in time."""
+    ended = any((out / name).is_file() for name in (SUMMARY, FAILURE))
+    return not ended and "timed out during startup" in (out / "flower.log").read_text(errors="replace")
+
+
+def _first_error(log: Path) -> str:
+    """Return the first line of a log that names an exception, the cause of those after it, in parentheses, or nothing."""
+    lines = re.findall(
+        r"^(?:[A-Za-z_][\w.]*(?:Error|Exception)|Exception)\b.*", log.read_text(errors="replace"), re.MULTILINE
+    )
+    return f" ({sanitize(lines[0], 300)})" if lines else ""
+
+
 def _result(out: Path) -> dict[str, Any]:
     if (out / FAILURE).is_file():
         failure = json.loads((out / FAILURE).read_text())
         error = RunFailed if failure["exit_code"] == RunFailed.exit_code else FedGraphError
         raise error(failure["error"])
     if not (out / SUMMARY).is_file():
-        raise RunFailed(f"Flower ended, but wrote no {SUMMARY} to {out}: see its log {out / 'flower.log'}")
+        log = out / "flower.log"
+        raise RunFailed(f"Flower ended, but wrote no {SUMMARY} to {out}{_first_error(log)}: see its log {log}")
     summary: dict[str, Any] = json.loads((out / SUMMARY).read_text())
     return summary

@@ -141,6 +141,35 @@ def test_whoever_waits_is_told_for_what(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(("late", "starts"), [(1, 2), (9, 3)])
+def test_a_simulation_whose_ray_starts_late_is_started_again(tmp_path, monkeypatch, late, starts):
+    """Flower ends its command with 0, and Ray waits 30 s whatever the machine has to do."""
+    import contextlib
+
+    import fedgraph_flwr.engine.flower as flower
+
+    lines, seen = [], []
+
+    def flwr_run(cfg, *others):
+        seen.append(cfg.out)
+        failed = len(seen) <= late
+        text = "Exception: The current node timed out during startup.\nRuntimeError: later\n" if failed else "good\n"
+        (tmp_path / "flower.log").write_text(text)
+        if not failed:
+            (tmp_path / "summary.json").write_text('{"rounds": 1}')
+
+    monkeypatch.setattr(flower, "local_superlink", lambda log: contextlib.nullcontext({}))
+    monkeypatch.setattr(flower, "_flwr_run", flwr_run)
+    cfg = compose(["engine=flower-simulation", "num_clients=2", f"out={tmp_path}"])
+    if late < starts:
+        assert run_flower(cfg, on_wait=lines.append) == {"rounds": 1}
+    else:
+        with pytest.raises(RunFailed, match=r"no summary.json to .* \(Exception: The current node timed out"):
+            run_flower(cfg, on_wait=lines.append)
+    assert len(seen) == starts
+    assert sum("starting it again" in line for line in lines) == starts - 1
+
+
 @pytest.mark.parametrize(
     ("printed", "message"),
     [
