@@ -8,6 +8,8 @@ from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
 
+from fedgraph_flwr.evaluation.intervals import interval
+
 RESULTS = Path(__file__).parents[2] / "simulations" / "results"
 BASELINES = ("local", "fedavg", "central")
 ROWS = 12  # maximum rows of a table on a method's page
@@ -151,12 +153,12 @@ def beside(method: str, stem: str) -> str:
 
 
 def mean(found: list[float]) -> str:
-    """Format mean and standard deviation over seeds; empty without values, ``failed`` if a run failed."""
+    """Format the mean over seeds and half of its 95 % interval; empty without values, ``failed`` if a run failed."""
     if any(map(math.isnan, found)):
         return "failed"
     if len(found) < 2:
         return f"{found[0]:.2f} (1 seed)" if found else ""
-    return f"{statistics.mean(found):.2f} ({statistics.stdev(found):.2f})"
+    return f"{statistics.mean(found):.2f} ± {interval(found).half:.2f}"
 
 
 def cell(text: str) -> str:

@@ -17,7 +17,8 @@ MADE = "Made by `"
 def markdown(tally: SweepSummary) -> str:
     """Return the complete Markdown."""
     sweep = tally.sweep
-    lines = [f"# {sweep.title}", "", *([sweep.source, ""] if sweep.source else []), *main_table(tally)]
+    lines = [f"# {sweep.title}", "", *([sweep.source, ""] if sweep.source else [])]
+    lines += main_table(tally, intervals=not sweep.paper)
     lines += ["", _footer(tally)]
     over = f" of {sweep.tuned_on} seeds" if sweep.tuned_on else ""
     best = "Each cell above shows the best of"
@@ -37,8 +38,13 @@ def markdown(tally: SweepSummary) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main_table(tally: SweepSummary, intervals: bool = False) -> list[str]:
-    """Return the mean of every row and column with its standard deviation, as papers print it, or half of its 95 % interval."""
+def main_table(tally: SweepSummary, intervals: bool) -> list[str]:
+    """Return the mean of every row and column with its spread.
+
+    Args:
+        tally: results of a sweep.
+        intervals: half of the 95 % interval, instead of the standard deviation, which published scores beside it have.
+    """
     sweep = tally.sweep
     known = {method for cells in sweep.paper.values() for method in cells}
     columns = [(m, paper) for m in sweep.methods for paper in (False, True) if m in known or not paper]
@@ -58,7 +64,8 @@ def _footer(tally: SweepSummary) -> str:
     of = f" of {next(iter(tally.headlines))}" if len(tally.headlines) == 1 else ""
     unit = " in %" if tally.in_percent else ""
     seeds_text = f"{span} of {len(tally.sweep.seeds)} seeds"
-    text = f"Mean (standard deviation){of}{unit} over {seeds_text}. {MADE}{tally.sweep.made}`."
+    spread = " (standard deviation)" if tally.sweep.paper else " ± half of its 95 % interval (t)"
+    text = f"Mean{spread if max(seeds, default=0) > 1 else ''}{of}{unit} over {seeds_text}. {MADE}{tally.sweep.made}`."
     if any(not tally.values.get((setting, name)) for (setting, _), names in tally.choices.items() for name in names):
         text += " An empty cell has not been run yet."
     if tally.partly:
@@ -102,12 +109,15 @@ def _trials(tally: SweepSummary) -> list[str]:
 
 
 def _intervals(tally: SweepSummary) -> list[str]:
-    """Return the intervals of every mean and of every difference to the reference."""
+    """Return the intervals of every difference to the reference, and of every mean that is not in the main table."""
     sweep, columns = tally.sweep, tally.running
     means = {(s, m): tally.mean(s, m) for s in sweep.settings for m in columns}
     gaps = {(s, m): tally.difference(s, m) for s in sweep.settings for m in columns}
     lines = []
-    for intervals, what in ((means, "of the mean"), (gaps, f"of the difference to {sweep.reference}, paired by seed")):
+    blocks = [(gaps, f"of the difference to {sweep.reference}, paired by seed")]
+    if sweep.paper:
+        blocks.insert(0, (means, "of the mean"))
+    for intervals, what in blocks:
         known = [found for found in intervals.values() if found and found.n > 1]
         if known:
             sizes = {found.n for found in known}
