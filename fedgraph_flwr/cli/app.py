@@ -21,6 +21,7 @@ COMMANDS = {
     "run": ("cli.run", "train a model in this process, on Ray, or on a fleet"),
     "sweep": ("cli.sweep", "run many configurations in parallel and write a table"),
     "runs": ("cli.runs", "list runs with their settings, state and score"),
+    "clean": ("cli.clean", "list and delete old files of runs and of a node's state"),
     "partition": ("cli.partition", "partition a dataset into client files, or describe the partition"),
     "datasets": ("cli.datasets", "list datasets, their availability and their files"),
     "init-party": ("party.tables.init_command", "write party.yaml by guessing from a party's two tables"),

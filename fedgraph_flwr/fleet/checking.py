@@ -4,12 +4,16 @@ import datetime
 import socket
 import ssl
 import time
+import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.fleet.keys import FLEET, check_key, read_fleet, versions
@@ -76,7 +80,7 @@ def reach(host: str, port: int, authority: Path) -> Finding:
     except ssl.SSLError:
         return found(False, f"{authority} is not a certificate; ask the operator for ca.crt")
     try:
-        with socket.create_connection((bare, port), PATIENCE) as plain_socket:
+        with _connection(bare, port) as plain_socket:
             try:
                 with context.wrap_socket(plain_socket, server_hostname=bare) as secure:
                     until = ssl.cert_time_to_seconds(str((secure.getpeercert() or {})["notAfter"]))
@@ -94,6 +98,28 @@ def reach(host: str, port: int, authority: Path) -> Finding:
         return found(False, f"{where}: {why}; check for a firewall in between")
     days = int((until - time.time()) / 86400)
     return found(True, f"{where} responds, with a certificate of {authority} that is valid for {days} more days")
+
+
+def _connection(host: str, port: int) -> socket.socket:
+    """Connect to a server, through the proxy that ``HTTPS_PROXY`` and ``NO_PROXY`` name for it, as Flower does.
+
+    Raises:
+        OSError: the server, or the proxy, does not respond, or the proxy refuses the connection.
+    """
+    proxy = None if urllib.request.proxy_bypass(f"{host}:{port}") else urllib.request.getproxies().get("https")
+    if not proxy:
+        return socket.create_connection((host, port), PATIENCE)
+    place = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    tunnel = HTTPConnection(place.hostname or "", place.port or 3128, timeout=PATIENCE)
+    who = f"{unquote(place.username or '')}:{unquote(place.password or '')}".encode()
+    tunnel.set_tunnel(host, port, {"Proxy-Authorization": f"Basic {b64encode(who).decode()}"} if place.username else {})
+    try:
+        tunnel.connect()
+    except OSError as error:
+        raise OSError(
+            f"the proxy {place.hostname}:{place.port or 3128} gives no connection: {first_line(error)}"
+        ) from error
+    return tunnel.sock
 
 
 def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:

@@ -98,11 +98,13 @@ def wait_for_one(processes: Sequence[Process], look: float = 0.2) -> Process:
 
 
 def healthy(url: str, ended: Callable[[], object], seconds: float, context: ssl.SSLContext | None = None) -> bool:
-    """Return whether a server's address responds, before its process has ended and within so many seconds."""
+    """Return whether a server on this machine responds, before its process has ended and within so many seconds."""
     deadline = time.monotonic() + seconds
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    direct = urllib.request.build_opener(*handlers, urllib.request.HTTPSHandler(context=context))
     while time.monotonic() < deadline and not ended():
         with contextlib.suppress(OSError):  # URLError, too
-            urllib.request.urlopen(f"{url}/health", timeout=2, context=context).close()
+            direct.open(f"{url}/health", timeout=2).close()
             return True
         time.sleep(0.2)
     return False
@@ -118,8 +120,15 @@ def kill_after(family: Sequence["psutil.Process"], seconds: float) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment with Flower's commands on the PATH, since they call each other by name."""
-    return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
+    """Return the environment for Flower's commands.
+
+    They call each other by name, reach this machine without a proxy, and send usage data only if the environment says so.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    hosts = ",".join(filter(None, [direct, "127.0.0.1", "localhost"]))
+    proxies = {"NO_PROXY": hosts, "no_proxy": hosts} if urllib.request.getproxies_environment() else {}
+    return {"FLWR_TELEMETRY_ENABLED": "0", **os.environ, "PATH": path, **proxies}
 
 
 def tool(name: str) -> str:

@@ -10,9 +10,12 @@ import subprocess
 import sys
 import threading
 import tomllib
+from contextlib import suppress
 from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from cryptography import x509
@@ -23,6 +26,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import operating
 from fedgraph_flwr.fleet.checking import clock, reach, same_schema, same_versions
 from fedgraph_flwr.fleet.keys import check_key, read_fleet
+from fedgraph_flwr.fleet.processes import environment
 from tests.conftest import client_graph
 from tests.support import PATIENCE, wait_for
 
@@ -191,6 +195,57 @@ def test_what_is_reached_and_what_is_not(keys, server, tmp_path):
         bound.bind(("127.0.0.1", 0))
         assert "nothing listens on" in reach(host, bound.getsockname()[1], keys / "ca.crt").explanation
     assert "cannot resolve host" in reach("no-such-host.invalid", port, keys / "ca.crt").explanation
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Proxy that tunnels ``CONNECT`` to the server that `target` names, whatever host it is asked for."""
+
+    target = ("127.0.0.1", 0)
+    seen: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_CONNECT(self):
+        self.seen.append((self.path, self.headers["Proxy-Authorization"]))
+        if self.path.startswith("localhost:"):
+            self.send_error(403)
+            return
+        self.send_response(200)
+        self.end_headers()
+        with socket.create_connection(self.target) as other:
+            back = threading.Thread(target=self.copy, args=(other, self.connection), daemon=True)
+            back.start()
+            self.copy(self.connection, other)
+
+    @staticmethod
+    def copy(one, other):
+        with suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+
+    def log_message(self, *args):
+        """Print nothing."""
+
+
+def test_a_server_is_reached_through_a_proxy(keys, server, monkeypatch):
+    """The name is resolved by the proxy, which also has a password."""
+    monkeypatch.setattr(Proxy, "target", server)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:pass%20word@127.0.0.1:{proxy.server_port}")
+        monkeypatch.setenv("NO_PROXY", "elsewhere.org")
+        found = reach("example.org", 9090, keys / "ca.crt")
+        assert found.right, found
+        assert Proxy.seen == [("example.org:9090", "Basic bWU6cGFzcyB3b3Jk")]
+        refused = reach("localhost", 9090, keys / "ca.crt")
+        assert (
+            f"the proxy 127.0.0.1:{proxy.server_port} gives no connection: Tunnel connection failed: 403"
+            in refused.explanation
+        )
+        children = environment()
+        assert children["NO_PROXY"] == "elsewhere.org,127.0.0.1,localhost"
+        monkeypatch.setenv("NO_PROXY", children["NO_PROXY"])
+        assert reach(server[0], server[1], keys / "ca.crt").right
+        assert len(Proxy.seen) == 2  # the last one went without it
+        proxy.shutdown()
 
 
 @pytest.mark.parametrize(

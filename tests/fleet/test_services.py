@@ -24,6 +24,8 @@ def test_a_unit_starts_a_command_that_there_is_and_no_root(unit):
     _parse([word.replace("${SERVER}", "h:1") for word in args])
     assert re.search(r"^User=(?!root)", text, re.M)
     assert {"Restart=always", "NoNewPrivileges=true", "ProtectSystem=strict"} <= set(text.splitlines())
+    limited = {"MemoryMax=75%", "TasksMax=512", "LimitCPU=86400", "OOMPolicy=continue"} <= set(text.splitlines())
+    assert limited == (unit.stem == "fedgraph-node")
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
@@ -46,6 +48,7 @@ def test_a_container_runs_a_command_that_there_is_without_root_and_rights(name):
     for word in service["command"]:
         assert not word.startswith("/") or any(word == place or word.startswith(f"{place}/") for place in mounted), word
     assert name == "server" or "./keys:/keys" not in service["volumes"]  # a node sees no other's key
+    assert name == "server" or (service["ulimits"]["cpu"] == 86400 and service["mem_limit"].endswith("g}"))
 
 
 def test_the_image_is_built_in_two_stages_and_ends_without_root():

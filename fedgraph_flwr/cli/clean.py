@@ -1,0 +1,200 @@
+"""Command ``clean``: list, then delete, old files of runs and of a node's state.
+
+Nothing is deleted without --yes. Ledgers, audit logs, keys, and the records of requests always stay. So do files that the
+command does not know, and runs that are in use.
+
+Examples:
+  fedgraph-flwr clean runs --older-than 30d              # a list, and what it would free
+  fedgraph-flwr clean runs --older-than 30d --keep-best --yes
+  fedgraph-flwr clean state --older-than 12w --keep-best --yes    # the folder of `node --state`
+"""
+
+import argparse
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.runs.folder import (
+    CHECKPOINT,
+    CONFIG,
+    FAILURE,
+    INPUT_SPEC,
+    LAUNCHER,
+    MODELS,
+    OPENED_SUMS,
+    ROUNDS,
+    SERVER,
+    SUMMARY,
+)
+
+_UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+_STATE = "[0-9A-Za-z_]*-*/client_[0-9][0-9][0-9][0-9]*"
+"""Folders of clients in a folder of states."""
+
+_LOGS = ("run-config.toml", "flower.log", "superlink.log")
+_RECORDS = (CONFIG, ROUNDS, SUMMARY, FAILURE, INPUT_SPEC, "report.html", *_LOGS)
+"""Files of a run besides its models and checkpoints."""
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``clean``."""
+    about = "folders of runs, or states of nodes (default: runs)"
+    parser.add_argument("folders", type=Path, nargs="*", default=[Path("runs")], metavar="DIR", help=about)
+    add_options(parser, _OPTIONS, older_than={"required": True, "type": _seconds})
+
+
+_OPTIONS = """
+--older-than AGE  only runs whose files are all older, such as 30d, 12h or 8w
+--keep-best  keep the models of the best round, and of a run also its records and report
+--unfinished  also runs that can still be resumed
+--yes  delete (default: only list)
+"""
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``clean``."""
+    from fedgraph_flwr.report.units import size
+
+    now = time.time()
+    listed: list[_Item] = []
+    for folder in args.folders:
+        if not folder.is_dir():
+            raise FedGraphError(f"{folder} is not a folder: pass a folder of runs, or the folder of `node --state`")
+        listed += _items(folder, args.keep_best)
+    if not listed:
+        raise FedGraphError(f"no runs and no states of runs in {', '.join(map(str, args.folders))}")
+    freed = cleaned = 0
+    for item in listed:
+        age, kept = now - item.changed(), ""
+        if age < args.older_than:
+            kept = "newer"
+        elif item.resumable and not args.unfinished:
+            kept = "it can be resumed; --unfinished deletes it, too"
+        elif not item.files:
+            continue
+        if kept:
+            print(f"kept     {item.folder} ({age / 86400:.0f} days): {kept}")
+            continue
+        bytes_ = sum(path.stat().st_size for path in item.files)
+        if args.yes and not item.delete():
+            print(f"kept     {item.folder}: in use")
+            continue
+        freed, cleaned = freed + bytes_, cleaned + 1
+        about = f"{len(item.files)} files, {size(bytes_)}"
+        print(f"{'deleted ' if args.yes else 'old     '} {item.folder} ({age / 86400:.0f} days): {about}")
+    after = "freed" if args.yes else "can be freed; to delete, add --yes"
+    print(f"{size(freed)} of {cleaned} runs {after}")
+    return 0
+
+
+def _seconds(text: str) -> float:
+    """Convert an age such as ``30d`` to seconds."""
+    found = re.fullmatch(r"(\d{1,5})([hdw])", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected a number with h, d or w, such as 30d, got '{sanitize(text, 40)}'")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A run's folder, or the states of a node's clients in one run.
+
+    Attributes:
+        folder: the folder.
+        files: files that may be deleted.
+        resumable: whether ``resume`` continues the run from them.
+        lock: lock of the processes that write to it; None: there is none.
+    """
+
+    folder: Path
+    files: list[Path]
+    resumable: bool
+    lock: Path | None = None
+
+    def changed(self) -> float:
+        """Return the time of the last change, in seconds."""
+        paths = [path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        return max((path.lstat().st_mtime for path in paths), default=self.folder.stat().st_mtime)
+
+    def delete(self) -> bool:
+        """Delete the files, and folders that are empty then; return False if a process uses them."""
+        with contextlib.ExitStack() as stack:
+            for name in (SERVER, LAUNCHER) if self.lock else ():
+                try:
+                    stack.enter_context(FileLock(self.folder / name).acquire(timeout=0))
+                except Timeout:
+                    return False
+            for path in self.files:
+                path.unlink(missing_ok=True)
+        if self.lock and not (self.folder / CONFIG).exists():
+            for name in (SERVER, LAUNCHER):
+                (self.folder / name).unlink(missing_ok=True)
+        for path in sorted({parent for file in self.files for parent in file.parents}, reverse=True):
+            if path.is_relative_to(self.folder):
+                with contextlib.suppress(OSError):  # it has other files
+                    path.rmdir()
+        return True
+
+
+def _items(folder: Path, keep_best: bool) -> Iterator[_Item]:
+    """Yield what a folder holds: it may be a run or a state itself, or hold runs (also of kept sweeps)."""
+    runs = sorted({path.parent for deep in ("", "*/", "*/*/") for path in folder.glob(f"{deep}{CONFIG}")})
+    for run in runs:
+        if not run.is_symlink():
+            yield _run(run, keep_best)
+    if not runs:
+        for state in sorted({path.parent for path in folder.glob(_STATE) if not path.is_symlink()}):
+            if not state.is_symlink():
+                yield _state(state, keep_best)
+
+
+def _run(folder: Path, keep_best: bool) -> _Item:
+    finished, checkpoint = (folder / SUMMARY).is_file(), folder / CHECKPOINT
+    files = [checkpoint, *(folder / OPENED_SUMS).glob("*.safetensors")]
+    models = [folder / name for name in MODELS]
+    states = [path for path in (folder / "state").glob(_STATE) if path.is_dir() and not path.is_symlink()]
+    best = _reports_best(folder)
+    if keep_best:
+        models = [path for path in models if not path.stem.endswith("best" if best else "final")]
+    else:
+        models += [folder / name for name in _RECORDS]
+    files += models
+    for state in states:
+        files += _tensors(state, keep_best, ("best", "last") if best else ("last",))
+        files += [] if keep_best else [path for path in state.iterdir() if path.suffix in (".json", ".txt")]
+    found = [path for path in files if path.is_file() and not path.is_symlink()]
+    return _Item(folder, found, not finished and checkpoint.is_file(), folder / SERVER)
+
+
+def _reports_best(folder: Path) -> bool:
+    """Return whether the models of the best round give the headline score, as far as a damaged run tells."""
+    from fedgraph_flwr.evaluation.metrics import reports_best
+
+    try:
+        return reports_best(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return (folder / "model_best.safetensors").is_file()
+
+
+def _state(folder: Path, keep_best: bool) -> _Item:
+    """Return the tensors of a node's clients in one run; the records of requests are no part of it."""
+    clients = [path for path in folder.glob("client_*") if path.is_dir() and not path.is_symlink()]
+    files = [path for client in clients for path in _tensors(client, keep_best)]
+    finished = all((client / "model_last.safetensors").is_file() for client in clients)
+    resumable = not finished and any(path.name.startswith("round_") for path in files)
+    return _Item(folder, files, resumable)
+
+
+def _tensors(client: Path, keep_best: bool, preferred: Sequence[str] = ("best", "last")) -> list[Path]:
+    """Return a client's states and models, except the first preferred model that there is, if it is to be kept."""
+    models = [client / f"model_{name}.safetensors" for name in preferred]
+    kept = next((path for path in models if path.is_file()), None) if keep_best else None
+    names = ("last", "round_*", "model_*")
+    return [path for name in names for path in sorted(client.glob(f"{name}.safetensors")) if path != kept]
