@@ -175,7 +175,7 @@ class Made:
 def child(words: list[str]) -> None:
     """Run, and print time, peak memory and accuracy as JSON."""
     from fedgraph_flwr.config import compose
-    from fedgraph_flwr.runs.runner import run
+    from fedgraph_flwr.launch.runner import run
 
     torch.set_num_threads(1)
     peak = {"RssAnon": 0, "VmHWM": 0}

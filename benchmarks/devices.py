@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine.inline import run_inline
-from fedgraph_flwr.runs.prepare import with_folder
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 
 SAMPLED = ["train.sampler=neighbors", "train.batch_size=1024", "train.local_steps=10"]
 

@@ -40,7 +40,7 @@ def child(out: str, overrides: list[str]) -> None:
     from fedgraph_flwr.clients import base
     from fedgraph_flwr.clients.base import GraphClient
     from fedgraph_flwr.config import configuration
-    from fedgraph_flwr.runs.runner import run
+    from fedgraph_flwr.launch.runner import run
 
     spent: dict[str, float] = {}
 

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients.fedhero import FedHEROClient
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.models.structure_learner import top_k
-from fedgraph_flwr.runs.runner import run
 
 GRAPH = ["dataset=csbm", "dataset.features=500", "dataset.classes=7", "dataset.homophily=0.32", "dataset.gap=0.2"]
 WORDS = [

@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 
 VARIANTS = {
     "FedAvg, plain stack": ["strategy=fedavg", "model=fedomd", "model.ortho=false"],

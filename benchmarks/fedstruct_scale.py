@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 
 WORDS = [
     "strategy=fedstruct",

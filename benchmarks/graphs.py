@@ -27,7 +27,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph, selected
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 
 WORDS = ["task=graphs", "dataset=cycles", "model=gin", "model.layers=3", "model.hidden=64", "model.dropout=0.5"]
 WORDS += ["train.optimizer=adam", "train.lr=0.001", "train.local_epochs=1", "task.batch_size=128", "device=cpu"]

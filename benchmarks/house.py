@@ -53,7 +53,10 @@ import sys, json, tempfile
 from pathlib import Path
 import fedgraph_flwr
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine.inline import run_inline
+try:
+    from fedgraph_flwr.launch.simulations import run_inline
+except ImportError:  # an older checkout
+    from fedgraph_flwr.engine.inline import run_inline
 root = str(Path(fedgraph_flwr.__file__).parents[1])
 words = ["strategy=fedavg", "num_clients=3", "dataset=csbm", "dataset.nodes_per_client=[20,30]", "partition=planted"]
 words += ["model.hidden=4", "checkpoint_every=0", "rounds=3"]

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.scale import RESULTS, TABLE
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 
 ROWS = ("10 of Cora, inline", "1000, inline, stack=auto")
 KERNELS = ("torch", "numpy", "_operator.matmul", "ufunc")

@@ -34,8 +34,8 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from fedgraph_flwr import models, partition
 from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.methods.coefficients import alignment
-from fedgraph_flwr.runs.runner import run
 
 ROUNDS, LOOPED, TURNS = 20, 3, 5  # rounds of ours and of the loop in each turn
 Pairs = Iterable[tuple[Tensor, Tensor]]

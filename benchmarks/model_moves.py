@@ -16,8 +16,8 @@ import numpy as np
 
 from fedgraph_flwr.config import configuration, group_names
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.node import node
-from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.secure.policy import Policy, simulated
 
 SMALL = ["dataset=csbm", "num_clients=3", "dataset.nodes_per_client=[60,90]", "checkpoint_every=0"]

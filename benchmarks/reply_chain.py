@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.node import respond as node_respond
 from fedgraph_flwr.tasks.classification import Classification
 

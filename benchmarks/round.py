@@ -28,7 +28,7 @@ from benchmarks.gcn_step import bare_loop
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.engines import SIMULATIONS
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 
 ROOT = Path(__file__).parents[1]
 CORA = ["dataset=cora", "num_clients=10", "split.train=0.2", "split.val=0.4", "split.test=0.4"]

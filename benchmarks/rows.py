@@ -3,7 +3,7 @@
     python -m benchmarks.rows [--write]            # list rows that do not; --write stores the list
     python -m benchmarks.same_bits OTHER --renew   # give rows of OTHER's code the digest of this one, where all bits are equal
 
-A row stores the digest of its run's code (`fedgraph_flwr.runs.code`). Older rows have none, and are listed as such.
+A row stores the digest of its run's code (`fedgraph_flwr.store.code`). Older rows have none, and are listed as such.
 """
 
 import argparse
@@ -25,7 +25,7 @@ DIGESTS = """
 import json, sys
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.code import digest
+from fedgraph_flwr.store.code import digest
 def code(words):
     try:
         return digest(configuration(words.split()))

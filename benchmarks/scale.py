@@ -139,7 +139,7 @@ def child(words: list[str]) -> None:
     from fedgraph_flwr import partition
     from fedgraph_flwr.config import compose
     from fedgraph_flwr.engine import ray
-    from fedgraph_flwr.runs.runner import run
+    from fedgraph_flwr.launch.runner import run
 
     ray.PATIENCE = 600.0  # cores may be busy with other work: its CPU seconds count
     cfg = compose(words)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 
 GRAPHS = {"fedhgn": ["dataset=aifb", "partition=random-edges"]}
 CSBM = ["dataset=csbm", "dataset.nodes_per_client=[100,200]"]

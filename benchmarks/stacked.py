@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 
 
 def rounds(words: list[str]) -> list[float]:

@@ -17,7 +17,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 
 PLAIN = ["dataset=csbm", "dataset.nodes_per_client=[100,200]", "num_clients=5"]
 TYPED = ["dataset=aifb", "partition=random-edges", "num_clients=5"]

@@ -21,9 +21,9 @@ from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configurat
 from fedgraph_flwr.config.run_keys import Place, RunKeys
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.evaluation.best_round import failed_replies
-from fedgraph_flwr.runs.interrupt import after_the_round
-from fedgraph_flwr.runs.progress import Shown
-from fedgraph_flwr.runs.progress import progress as shown_progress
+from fedgraph_flwr.launch.interrupt import after_the_round
+from fedgraph_flwr.launch.progress import Shown
+from fedgraph_flwr.launch.progress import progress as shown_progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ class Run:
     @property
     def resumable(self) -> bool:
         """Whether there is a checkpoint to resume from."""
-        from fedgraph_flwr.runs.folder import CHECKPOINT
+        from fedgraph_flwr.store.folder import CHECKPOINT
 
         return (self.path / CHECKPOINT).is_file()
 
@@ -188,7 +188,7 @@ class Run:
         return shown
 
     def _label(self) -> str:
-        from fedgraph_flwr.runs.folder import headline_score
+        from fedgraph_flwr.store.folder import headline_score
 
         try:
             label, summary = self._read.label, self.summary
@@ -286,8 +286,8 @@ def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
         RunFailed: the run could not continue.
         KeyboardInterrupt: Ctrl-C; the first one finishes the current round and saves a checkpoint.
     """
-    from fedgraph_flwr.runs.prepare import with_folder
-    from fedgraph_flwr.runs.runner import run as start
+    from fedgraph_flwr.launch.prepare import with_folder
+    from fedgraph_flwr.launch.runner import run as start
 
     cfg = with_folder(cfg)
     done = Run(cfg.out)
@@ -475,10 +475,10 @@ def _with_graphs(
     target: str,
 ) -> RunConfig:
     """Return the configuration of a run on graphs in memory, one per client or one to partition, and write them to its folder."""
+    from fedgraph_flwr.launch.checks import check_method
+    from fedgraph_flwr.launch.prepare import check_unused, with_folder
     from fedgraph_flwr.partition import objects, store
-    from fedgraph_flwr.runs.checks import check_method
-    from fedgraph_flwr.runs.folder import LAUNCHER, owned
-    from fedgraph_flwr.runs.prepare import check_unused, with_folder
+    from fedgraph_flwr.store.folder import LAUNCHER, owned
 
     keys = dict(keys)
     option, held, replaced = "graphs=[...]", graphs, ["dataset", "graph", "resume", "partition"]

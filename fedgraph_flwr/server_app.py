@@ -21,8 +21,8 @@ def main(grid: Grid, context: Context) -> None:
     from fedgraph_flwr.config import from_run_config
     from fedgraph_flwr.fleet import flower_patches
     from fedgraph_flwr.fleet.packing import PackingGrid
-    from fedgraph_flwr.runs.prepare import with_folder
-    from fedgraph_flwr.runs.serving import serve
+    from fedgraph_flwr.launch.prepare import with_folder
+    from fedgraph_flwr.launch.serving import serve
 
     cfg = with_folder(from_run_config(context.run_config))
     fleet = type(grid).__name__ == "HttpGrid"  # and not a simulation
@@ -37,8 +37,8 @@ def _log_end(summary: dict[str, Any], cfg: RunConfig) -> None:
     """Log test scores, cost, failures and the run folder."""
     from fedgraph_flwr.report.runs import score_table
     from fedgraph_flwr.report.units import duration, size
-    from fedgraph_flwr.runs.folder import headline_score
     from fedgraph_flwr.secure.accounting import spent_text
+    from fedgraph_flwr.store.folder import headline_score
 
     if "last" in summary["metrics"]:
         for key, values in score_table(summary, cfg).items():

@@ -19,9 +19,9 @@ from fedgraph_flwr import partition
 from fedgraph_flwr.config import CONF, RunConfig, compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.node import clients as node_clients
-from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.wire.messages import from_record
 
 SMALL = shlex.split(

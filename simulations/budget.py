@@ -17,7 +17,7 @@ from typing import Any
 from fedgraph_flwr import models
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 
 WORDS = ["dataset=csbm", "num_clients=10", "rounds=40", "evaluation.metric=accuracy", "checkpoint_every=0"]
 WORDS += ["dataset.nodes_per_client=[200,600]", "dataset.homophily=0.5", "dataset.gap=0.8", "dataset.mu=3"]

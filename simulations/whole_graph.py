@@ -18,9 +18,9 @@ import torch
 
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.data.graph import ClientGraph, write_bytes
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import load_client, pool
 from fedgraph_flwr.party.use.predict import load_predictor
-from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.sweeps import spec
 
 FIELDS = ("setting", "method", "seed", "own", "whole", "words")

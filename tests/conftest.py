@@ -136,8 +136,8 @@ def client_files(tmp_path: Path, _client_files: Callable[..., list[Path]]) -> Ca
 def run(tmp_path: Path, client_files: Callable[..., str]) -> Callable[..., Any]:
     """``run("strategy=fedprox", ...)`` trains on three small clients in this process; returns summary, rounds, parameters."""
     from fedgraph_flwr.config import compose
-    from fedgraph_flwr.engine.inline import run_inline
-    from fedgraph_flwr.runs.prepare import with_folder
+    from fedgraph_flwr.launch.prepare import with_folder
+    from fedgraph_flwr.launch.simulations import run_inline
     from tests.support import Finished
 
     count = iter(range(1000))

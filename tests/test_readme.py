@@ -17,7 +17,7 @@ from scipy import stats
 from benchmarks import baselines, payments_worth, scale
 from fedgraph_flwr.cli.app import COMMANDS
 from fedgraph_flwr.config import compose, group_names
-from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import identity, read
 from fedgraph_flwr.sweeps.spec import load

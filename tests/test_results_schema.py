@@ -60,7 +60,7 @@ def test_runs_hold_what_is_documented(variant, tmp_path, monkeypatch):
 
 
 def test_the_page_names_every_file_of_a_run():
-    from fedgraph_flwr.runs import folder
+    from fedgraph_flwr.store import folder
 
     written = [folder.CONFIG, folder.ROUNDS, folder.SUMMARY, folder.INPUT_SPEC, folder.FAILURE]
     for name in [*written, folder.CHECKPOINT, *folder.MODELS, "report.html"]:

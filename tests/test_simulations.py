@@ -11,9 +11,9 @@ import torch
 
 from fedgraph_flwr.config import CONF, compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.party.use.predict import load_predictor
-from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import COUNTED
@@ -91,7 +91,7 @@ def test_a_curve_ends_with_the_bytes_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
     words = ["dataset=csbm", "dataset.clients=2", "dataset.nodes=60", "num_clients=2", "rounds=3", "checkpoint_every=0"]
     monkeypatch.setattr(budget, "WORDS", words)
-    from fedgraph_flwr.runs.runner import run
+    from fedgraph_flwr.launch.runner import run
 
     own = run(compose([*words, "strategy=fedprox", "seed=1", f"out={tmp_path / 'own'}"]))
     rows = budget.curve("fedprox", 1)

@@ -16,11 +16,11 @@ from fedgraph_flwr.config import TASKS, compose
 from fedgraph_flwr.config.composition import described, group_path
 from fedgraph_flwr.config.key_docs import own_keys_of
 from fedgraph_flwr.config.parts import chosen
+from fedgraph_flwr.launch.checks import served
 from fedgraph_flwr.methods.declarations import PURPOSES, declaration
 from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Once, Public, Relay, Sum
 from fedgraph_flwr.methods.uplink import declared as uplink_of
 from fedgraph_flwr.methods.uplink import shown as shown_uplink
-from fedgraph_flwr.runs.checks import served
 from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
 from fedgraph_flwr.strategies.fedavg import FedAvg
 from fedgraph_flwr.strategies.server_parts import server_parts

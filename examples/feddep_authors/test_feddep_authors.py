@@ -13,7 +13,7 @@ from fedgraph_flwr.config import CONF, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.testing import MethodContract
 from fedgraph_flwr.wire.messages import derive_seed

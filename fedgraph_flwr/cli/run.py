@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         print(to_yaml(cfg), end="")
         return 0
     from fedgraph_flwr.data import datasets
-    from fedgraph_flwr.runs.prepare import with_folder
+    from fedgraph_flwr.launch.prepare import with_folder
 
     if args.predictions:
         from fedgraph_flwr.party.use.predict import check_predictable, predict_clients
@@ -96,7 +96,7 @@ def result_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
     """Return a run's result in one line; empty without a score."""
     from fedgraph_flwr.evaluation.best_round import MISSING, coverage
     from fedgraph_flwr.report.headline import display_name, is_share, score_text
-    from fedgraph_flwr.runs.folder import as_number, headline_score
+    from fedgraph_flwr.store.folder import as_number, headline_score
 
     metric, score, level = cfg.evaluation.headline, headline_score(summary), as_number(summary.get("chance"))
     if isnan(score):
@@ -120,7 +120,7 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
     from fedgraph_flwr.report.runs import WHEN, score_table
 
     console = Console()
-    from fedgraph_flwr.runs.folder import headline_score
+    from fedgraph_flwr.store.folder import headline_score
 
     if line := result_text(summary, cfg):
         console.print(line, highlight=False, markup=False, style="bold", soft_wrap=True)

@@ -1,14 +1,16 @@
-"""Names of engines, and the function that runs each."""
+"""Names of engines, and the function behind each."""
 
-SIMULATIONS = {
-    "inline": "fedgraph_flwr.engine.inline:run_inline",
-    "ray": "fedgraph_flwr.engine.ray:run_ray",
-    "flower-simulation": "fedgraph_flwr.engine.flower:run_flower",
+GRIDS = {
+    "inline": "fedgraph_flwr.engine.inline:open_grid",
+    "ray": "fedgraph_flwr.engine.ray:open_grid",
 }
-"""Engines that run all clients, and the function of each: ``run(cfg, on_round, on_wait) -> summary``."""
+"""Engines whose nodes this command's process calls, and the context manager that opens each one's grid."""
 
-STACKING = ("inline", "ray")
+STACKING = tuple(GRIDS)
 """Engines whose clients share a process and get their messages together, as `stack` requires."""
 
-FLEET = "fedgraph_flwr.engine.flower:run_flower"
-"""Function of every other name, which is a SuperLink connection."""
+FLOWER = "fedgraph_flwr.engine.flower:run_flower"
+"""Function of all other engines, in which Flower's own commands start server and clients."""
+
+SIMULATIONS = (*GRIDS, "flower-simulation")
+"""Engines that run all clients; every other name is a SuperLink connection, to a fleet."""

@@ -16,9 +16,8 @@ from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, healthy, tool, without_box
-from fedgraph_flwr.runs.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
-from fedgraph_flwr.runs.prepare import Runnable, prepare
-from fedgraph_flwr.runs.progress import SETUP, OnRound, OnWait
+from fedgraph_flwr.store.events import SETUP, OnRound, OnWait
+from fedgraph_flwr.store.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
 
 APP = "FEDGRAPH_APP"
 """Environment variable: name of a signed app that the fleet's SuperLink fetches instead of a bundle."""
@@ -48,14 +47,13 @@ config = ""
 """
 
 
-def run_flower(run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
-    """Run a configuration through ``flwr run`` and return the summary.
+def run_flower(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
+    """Run a prepared configuration through ``flwr run`` and return the summary.
 
     Raises:
         FedGraphError: raised by the server app.
         RunFailed: Flower ended without a summary.
     """
-    cfg = prepare(run).cfg
     out, say = Path(cfg.out), on_wait or (lambda what: None)
     if cfg.engine not in SIMULATIONS:
         check_connection(cfg.engine, "engine", SIMULATIONS)

@@ -13,6 +13,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedgraph_flwr import partition
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.description import client_description
+from fedgraph_flwr.clients.state import files_models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import located
 
@@ -111,15 +115,8 @@ def forget(run_id: int) -> None:
     stacking.forget()
 
 
-def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
-    """Set the clients' descriptions of a grid from the partition's description, without building clients."""
-    from fedgraph_flwr import partition
-    from fedgraph_flwr.clients.base import GraphClient
-    from fedgraph_flwr.clients.description import client_description
-    from fedgraph_flwr.clients.state import files_models
-    from fedgraph_flwr.runs.checks import client_class
-
-    kind = client_class(cfg)
+def load_descriptions(grid: BaseGrid, cfg: RunConfig, kind: type[GraphClient]) -> None:
+    """Set the clients' descriptions of a grid from the partition's description, without building clients of this class."""
     plain = kind.describe is GraphClient.describe and not cfg.adversary.clients and cfg.task.name == "nodes"
     if not plain or (known := partition.outline(cfg)) is None:
         return

@@ -1,12 +1,16 @@
 """In-process engine: the same ServerApp, Strategy and ClientApp, connected by a `Grid` that calls clients directly."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
+from fedgraph_flwr import partition
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.engine.grid import (
     BaseGrid,
     forget,
@@ -17,9 +21,7 @@ from fedgraph_flwr.engine.grid import (
     virtual_context,
 )
 from fedgraph_flwr.engine.process import freed_memory_kept, reduce_gc, same_process_state
-from fedgraph_flwr.runs.prepare import Runnable, prepare
-from fedgraph_flwr.runs.progress import OnRound, OnWait
-from fedgraph_flwr.runs.serving import serve
+from fedgraph_flwr.store.events import OnWait
 
 
 class InlineGrid(BaseGrid):
@@ -65,21 +67,28 @@ class InlineGrid(BaseGrid):
         return reply
 
 
-def run_inline(run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
-    """Run a configuration in this process and return the summary."""
-    from fedgraph_flwr import partition
-    from fedgraph_flwr.config import to_json
-    from fedgraph_flwr.node.app import app
-    from fedgraph_flwr.runs.checks import at_once
+@contextmanager
+def open_grid(
+    cfg: RunConfig, client: type[GraphClient], stack: int, on_wait: OnWait | None = None
+) -> Iterator[InlineGrid]:
+    """Serve a run's clients in this process during the block.
 
-    prepared = prepare(run)
-    cfg = prepared.cfg
-    num_nodes = partition.num_clients(cfg)
-    grid = InlineGrid(app, num_nodes, {"config": to_json(cfg), "overrides": ""}, at_once(cfg))
-    load_descriptions(grid, cfg)
+    Args:
+        cfg: the prepared configuration.
+        client: class of the clients.
+        stack: maximum number of clients computed as one.
+        on_wait: not called, since nothing starts.
+
+    Yields:
+        The grid of its nodes.
+    """
+    from fedgraph_flwr.node.app import app
+
+    grid = InlineGrid(app, partition.num_clients(cfg), {"config": to_json(cfg), "overrides": ""}, stack)
+    load_descriptions(grid, cfg, client)
     try:
         with run_identity(grid.run_id), same_process_state(), freed_memory_kept():
             reduce_gc()
-            return serve(grid, prepared, on_round)
+            yield grid
     finally:
         forget(grid.run_id)

@@ -31,7 +31,9 @@ from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError
 
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr import partition
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.schema import RayConfig
 from fedgraph_flwr.engine.grid import (
     BaseGrid,
@@ -47,10 +49,8 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet.processes import kill_after
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
-from fedgraph_flwr.runs.folder import make_folder
-from fedgraph_flwr.runs.prepare import Runnable, prepare
-from fedgraph_flwr.runs.progress import OnRound, OnWait
-from fedgraph_flwr.runs.serving import serve
+from fedgraph_flwr.store.events import OnWait
+from fedgraph_flwr.store.folder import make_folder
 from fedgraph_flwr.wire.messages import CONFIG, FAILED, METRICS, REFUSED, TRAIN, Bare, bared, dressed
 
 Letter = tuple[int, str, str, dict[str, Any]]
@@ -267,17 +267,14 @@ class RayGrid(BaseGrid):
         pool: source of actors.
         num_nodes: number of virtual nodes; node i holds partition i - 1.
         cfg: the run's configuration.
+        stack: maximum number of clients of one actor computed as one.
     """
 
     blocks = True
     """`pull_messages` waits for replies."""
 
-    def __init__(self, pool: "Pool", num_nodes: int, cfg: RunConfig):
-        from fedgraph_flwr import partition
-        from fedgraph_flwr.config import to_json
-        from fedgraph_flwr.runs.checks import at_once
-
-        super().__init__(num_nodes, at_once(cfg))
+    def __init__(self, pool: "Pool", num_nodes: int, cfg: RunConfig, stack: int = 0):
+        super().__init__(num_nodes, stack)
         self.pool, self.cfg = pool, cfg
         away = replace(cfg, graph=str(Path(cfg.graph).expanduser().absolute())) if cfg.graph else cfg
         ships = bool(cfg.ray.address) and not cfg.strategy.pooled  # other machines have other data folders, or none
@@ -577,22 +574,31 @@ def ray_session(cfg: RayConfig | None = None) -> Iterator[Pool]:
         pool.end()
 
 
-def run_ray(run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
-    """Run a configuration with its clients in Ray actors and return the summary."""
-    from fedgraph_flwr import partition
+@contextmanager
+def open_grid(
+    cfg: RunConfig, client: type[GraphClient], stack: int, on_wait: OnWait | None = None
+) -> Iterator[RayGrid]:
+    """Serve a run's clients in Ray actors during the block.
 
-    prepared = prepare(run)
-    cfg = prepared.cfg
+    Args:
+        cfg: the prepared configuration.
+        client: class of the clients.
+        stack: maximum number of clients of one actor computed as one.
+        on_wait: called with a message while Ray starts.
+
+    Yields:
+        The grid of its nodes.
+    """
     make_folder(cfg)
     if on_wait:
         on_wait("starting Ray")
     with ray_session(cfg.ray) as pool:
         num_nodes = partition.num_clients(cfg)  # while Ray starts
-        grid = RayGrid(pool, num_nodes, cfg)
-        load_descriptions(grid, cfg)
+        grid = RayGrid(pool, num_nodes, cfg, stack)
+        load_descriptions(grid, cfg, client)
         try:
             with run_identity(grid.run_id), same_process_state(), freed_memory_kept():
                 torch.set_num_threads(cfg.threads)  # as for clients, which set the server's count, too, in one process
-                return serve(grid, prepared, on_round)
+                yield grid
         finally:
             grid.close()

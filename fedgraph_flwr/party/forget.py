@@ -33,12 +33,12 @@ from fedgraph_flwr.data.graph import (
 )
 from fedgraph_flwr.data.schema import agreed_schema
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import client_files, files, load
 from fedgraph_flwr.party.tables.parties import fold
 from fedgraph_flwr.party.use.predict import finished
-from fedgraph_flwr.runs.folder import CONFIG, SUMMARY
-from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.store.folder import CONFIG, SUMMARY
 
 RECORD = "forgotten.json"
 

@@ -14,7 +14,7 @@ from fedgraph_flwr.config.config_file import check_aliases, flat
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.report.page import Page, number, render, table
 from fedgraph_flwr.report.units import duration
-from fedgraph_flwr.runs.folder import (
+from fedgraph_flwr.store.folder import (
     CONFIG,
     FAILURE,
     ROUNDS,

@@ -19,7 +19,8 @@ from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.best_round import MISSING, SCORED_BY, coverage
 from fedgraph_flwr.evaluation.intervals import Interval, ended, over
 from fedgraph_flwr.evaluation.intervals import deviation as standard_deviation
-from fedgraph_flwr.runs.folder import (
+from fedgraph_flwr.secure.policy import Policy
+from fedgraph_flwr.store.folder import (
     CONFIG,
     FREE,
     ROUNDS,
@@ -30,7 +31,6 @@ from fedgraph_flwr.runs.folder import (
     read_rounds,
     read_summary,
 )
-from fedgraph_flwr.secure.policy import Policy
 
 
 @dataclass

@@ -29,8 +29,8 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.methods.side import Side, refuse_overrides
 from fedgraph_flwr.methods.uplink import LateMean, declared, sums
-from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.secure.secagg import SECAGG
+from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.strategies.reducing import Reduced, check_public

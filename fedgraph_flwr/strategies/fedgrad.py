@@ -15,7 +15,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.methods.fedgrad import FedGradParams
 from fedgraph_flwr.numerics.optim import NamedOptimizer
-from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import MODEL, Arrays

@@ -34,9 +34,9 @@ from fedgraph_flwr.methods import fedstruct, hops
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams, S
 from fedgraph_flwr.models import keywords, probe
 from fedgraph_flwr.models.fedstruct import FedStruct as Network
-from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.sealed import is_public_key
+from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.strategies.owners import check_owners

@@ -29,7 +29,7 @@ from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.models.layers import propagate
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad
 from fedgraph_flwr.strategies.reducing import Reduced

@@ -17,8 +17,8 @@ from fedgraph_flwr.evaluation.best_round import MISSING, SCORED_BY
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.uplink import releases, sums
-from fedgraph_flwr.runs.folder import newcomers
 from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.store.folder import newcomers
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.requests import (
     collect,

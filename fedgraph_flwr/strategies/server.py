@@ -14,7 +14,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods.uplink import Groups as Reducers
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.descriptions import Descriptions
 from fedgraph_flwr.strategies.reducing import Reduced

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.folder import InUse, owned
+from fedgraph_flwr.store.folder import InUse, owned
 
 FIELDS = ["setting", "method", "seed", "value", "validation", "headline", "last", "last5", "rounds", "best_round"]
 FIELDS += ["seconds_per_round", "bytes_up", "bytes_down", "words", "commit", "success", "seconds", "data", "missed"]

@@ -9,9 +9,9 @@ from fedgraph_baselines.methods.adafgl import BETA, STEPS
 from fedgraph_baselines.strategies.adafgl import AdaFGL
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.numerics.sparse import SmoothedRows
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import MODEL, Reply, derive_seed

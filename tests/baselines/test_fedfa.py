@@ -9,7 +9,7 @@ from fedgraph_baselines.methods.fedfa import EPS
 from fedgraph_baselines.strategies.fedfa import FedFA
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.conftest import client_graph

@@ -12,7 +12,7 @@ from fedgraph_baselines.clients.fedsage_true import FedSageTrueClient
 from fedgraph_baselines.methods.fedgcn import OWNED
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.wire.messages import MODEL, from_record
 from tests.methods.worlds import WORDS, N, clients_of, edges_of, world
 from tests.support import assert_same_arrays, dense_gcn_adjacency, recorded_messages

@@ -9,8 +9,8 @@ from fedgraph_baselines.methods.fedgl import among, fused, pseudo_graph, pseudo_
 from fedgraph_baselines.strategies.fedgl import FedGL
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method, startup_notes
 from fedgraph_flwr.node import clients as node_clients
-from fedgraph_flwr.runs.checks import check_method, startup_notes
 from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import MODEL, Reply
 from tests.conftest import client_graph

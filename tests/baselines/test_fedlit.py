@@ -12,8 +12,8 @@ from fedgraph_baselines.strategies.fedlit import FedLIT
 from fedgraph_flwr import models
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.wire.messages import Reply, from_record

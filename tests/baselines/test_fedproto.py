@@ -9,7 +9,7 @@ from fedgraph_baselines.strategies.fedproto import FedProto
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import Reply, from_record
 from tests.conftest import client_graph

@@ -12,8 +12,8 @@ from fedgraph_baselines.strategies.fedpub import FedPUB
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.numerics.optim import SGD
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.conftest import client_graph
 from tests.support import dense_gcn_adjacency, recorded_messages

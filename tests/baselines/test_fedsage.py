@@ -15,10 +15,10 @@ from fedgraph_baselines.models.neighgen import NeighGen
 from fedgraph_baselines.strategies.fedsage import FedSage
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.conftest import client_graph
 from tests.support import call_fresh, recorded_messages, same_result

@@ -7,7 +7,7 @@ import torch
 from fedgraph_baselines.strategies.fedtgp import FedTGP, margin
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import Reply, derive_seed

@@ -13,7 +13,7 @@ from fedgraph_baselines.methods.fggp import bank, finch
 from fedgraph_baselines.strategies.fggp import FGGP
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import Reply
 from tests.conftest import client_graph

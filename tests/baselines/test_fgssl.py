@@ -10,9 +10,9 @@ import torch
 from fedgraph_baselines.clients.fgssl import FGSSLClient, contrast, edge_divergence, log_shares, neighbour_divergence
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.numerics.sparse import Pattern
-from fedgraph_flwr.runs.checks import check_method
 from tests.conftest import client_graph
 
 V, H, T = 7, 4, 0.3

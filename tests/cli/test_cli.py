@@ -256,7 +256,7 @@ def test_what_the_machine_cannot_do_is_a_sentence_wherever_it_happens(error, mes
     def fails(cfg):
         raise error
 
-    monkeypatch.setattr("fedgraph_flwr.runs.prepare.with_folder", fails)
+    monkeypatch.setattr("fedgraph_flwr.launch.prepare.with_folder", fails)
     assert main(["run"]) == 1
     assert capsys.readouterr().err.startswith(message)
 

@@ -9,7 +9,7 @@ import torch
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import ModelConfig
-from fedgraph_flwr.runs.checks import client_class
+from fedgraph_flwr.launch.checks import client_class
 from tests.methods.small_runs import by_default
 
 ROOT = Path(__file__).parents[2]

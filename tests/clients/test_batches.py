@@ -17,10 +17,10 @@ from fedgraph_flwr.clients.batches import NeighbourBatches, in_order
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.models.edge_networks import EdgeFeatureBatch
 from fedgraph_flwr.numerics.blocks import batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.tasks import Batch
 from tests.clients.sampled_models import EVERY, IN_PARTS, MODELS, ROOT, SAMPLED, WORDS, built, grads, samples
 from tests.support import call_fresh, same_result

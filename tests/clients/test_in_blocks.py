@@ -129,7 +129,7 @@ def test_a_client_with_a_mapped_file_expands_no_edges(tmp_path, monkeypatch, gra
 
 
 def test_a_method_with_statistics_of_the_whole_pass_prepares_it(graph):
-    from fedgraph_flwr.runs.checks import client_class
+    from fedgraph_flwr.launch.checks import client_class
 
     simple = replace(graph, edge_attr=torch.zeros(0, 0))
     for strategy, whole in {"fedavg": False, "fedgta": False, "fedomd": True, "fedspa": True}.items():

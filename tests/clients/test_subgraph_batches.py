@@ -14,9 +14,10 @@ from fedgraph_flwr.clients import subgraph_batches
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.engine.inline import InlineGrid
-from fedgraph_flwr.engine.ray import ray_session, run_ray
+from fedgraph_flwr.engine.ray import ray_session
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
+from fedgraph_flwr.launch.simulations import run_ray
 from tests.clients.sampled_models import IN_PARTS, MODELS, ROOT, grads, samples
 from tests.clients.sampled_models import WORDS as NEIGHBOURS
 from tests.methods import small_runs as small

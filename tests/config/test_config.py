@@ -22,7 +22,7 @@ from fedgraph_flwr.config import (
     typed,
 )
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from tests.conftest import client_graph
 
 

@@ -8,8 +8,8 @@ from fedgraph_flwr.config import compose, to_yaml
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.errors import KEY_ALIASES, VALUE_ALIASES, FedGraphError
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.party.tables.importing import save_dataset
-from fedgraph_flwr.runs.runner import run
 
 
 def table(nodes=90, clients=0):
@@ -82,7 +82,7 @@ def test_suggestions_know_the_users_own_data(own):
     }.items(),
 )
 def test_usual_names_are_pointed_to_ours(word, message):
-    from fedgraph_flwr.runs.checks import check_method
+    from fedgraph_flwr.launch.checks import check_method
 
     with pytest.raises(FedGraphError) as caught:
         check_method(compose([word]))

@@ -15,7 +15,7 @@ from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import DatasetConfig, compose, group_names, to_json
 from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.runner import run as run_cfg
+from fedgraph_flwr.launch.runner import run as run_cfg
 from tests.support import Finished, assert_same_arrays
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from fedgraph_flwr.config.key_docs import keyword_comments, own_keys_of
 from fedgraph_flwr.config.lookup import own_defaults, params_of
 from fedgraph_flwr.config.schema import Range, check, choice, default_of
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.models import own_defaults as network_defaults
-from fedgraph_flwr.runs.checks import check_method
 from tests.methods.small_runs import METHODS, sampled
 
 NETWORKS = group_names("model")

@@ -7,7 +7,7 @@ import torch
 from fedgraph_flwr.config import DatasetConfig, compose
 from fedgraph_flwr.data import csbm
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 
 
 def draw(seed: int = 0, num_clients: int = 4, **params):

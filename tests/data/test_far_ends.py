@@ -15,8 +15,8 @@ from fedgraph_flwr.data.features import SUM, Book, edge_columns
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import client_class
 from fedgraph_flwr.partition.clients import cut, make, pool
-from fedgraph_flwr.runs.checks import client_class
 from fedgraph_flwr.tasks import kind_of
 
 NODES, EDGES = 40, 300

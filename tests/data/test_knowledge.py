@@ -12,9 +12,9 @@ from fedgraph_flwr.config import DatasetConfig, RunConfig, compose
 from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.graph import ClientGraph, Graph, unpack_words
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import make, pool
-from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.triples import Triples
 

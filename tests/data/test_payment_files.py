@@ -14,8 +14,8 @@ from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.features import Recipe
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import store
-from fedgraph_flwr.runs.runner import run
 
 ROWS = """2022/09/01 00:20,010,8000EBD30,010,8000EBD30,3697.34,US Dollar,3697.34,US Dollar,Reinvestment,0
 2022/09/01 00:26,03208,8000F4580,001,8000F5340,0.01,Euro,0.02,US Dollar,Cheque,0

@@ -11,8 +11,8 @@ from fedgraph_flwr.config import SplitConfig, compose
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import client_class
 from fedgraph_flwr.partition.clients import cut, pool
-from fedgraph_flwr.runs.checks import client_class
 
 N, E, FIRST, SECOND = 40, 300, 500, 750
 
@@ -156,7 +156,7 @@ def test_a_run_with_a_temporal_split(run_payments):
 
 @pytest.fixture
 def run_payments(tmp_path, monkeypatch):
-    from fedgraph_flwr.runs.runner import run
+    from fedgraph_flwr.launch.runner import run
 
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
     small = ["dataset.accounts=300", "dataset.background=1500", "dataset.per_kind=2", "num_clients=3", "model.hidden=8"]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine.inline import run_inline
-from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
+from fedgraph_flwr.engine.ray import RayGrid, ray_session
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline, run_ray
 from fedgraph_flwr.numerics.partial_sums import PartialSum
-from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.wire.reply_schema import ArrayField
 from tests.support import Finished, assert_same_arrays
 

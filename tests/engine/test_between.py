@@ -12,11 +12,11 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.far_ends import with_shares
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.engine.inline import run_inline
-from fedgraph_flwr.engine.ray import ray_session, run_ray
+from fedgraph_flwr.engine.ray import ray_session
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline, run_ray
 from fedgraph_flwr.partition.clients import cut, pool
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
-from fedgraph_flwr.runs.prepare import with_folder
 from tests.engine.fleet import Fleet
 from tests.party.linked_banks import BANKS, banks
 from tests.support import Finished

@@ -14,9 +14,9 @@ import pytest
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.flower import app_folder, run_flower
-from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.runs.prepare import with_folder
+from fedgraph_flwr.launch.prepare import prepare, with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from tests.support import PATIENCE, Finished, assert_same_arrays, wait_for, wait_for_end
 
 pytestmark = pytest.mark.fleet
@@ -41,7 +41,7 @@ def test_the_simulation_gives_the_parameters_of_the_inline_engine(run, tmp_path,
         )
     )
     cfg.out = str(tmp_path / "flower")
-    flower = Finished(cfg, run_flower(cfg))
+    flower = Finished(cfg, run_flower(prepare(cfg).cfg))
     assert_same_arrays(flower.arrays, inline.arrays)
     assert [r["clients"] for r in flower.rounds] == [r["clients"] for r in inline.rounds]
     assert flower.summary["exchanges_per_round"] == 1
@@ -56,7 +56,7 @@ def test_wrong_input_on_the_server_comes_back_as_its_sentence(run, tmp_path):
     )
     cfg.out = str(tmp_path / "flower")
     with pytest.raises(FedGraphError, match="has no checkpoint"):
-        run_flower(cfg)
+        run_flower(prepare(cfg).cfg)
 
 
 @pytest.mark.faults
@@ -111,7 +111,7 @@ def test_flowers_own_command_says_where_results_are(tmp_path, monkeypatch, caplo
     from flwr.app import Context, RecordDict
 
     from fedgraph_flwr import server_app
-    from fedgraph_flwr.runs import serving
+    from fedgraph_flwr.launch import serving
 
     seen = []
     summary = {"metrics": {}, "bytes_up": 1, "bytes_down": 2, "rounds": 1, "total_seconds": 3.0, "failures": {}}

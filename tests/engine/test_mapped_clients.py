@@ -5,9 +5,9 @@ from safetensors.torch import load_file
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data import mapped
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.partition import store
-from fedgraph_flwr.runs.runner import run
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine import ray as engine
-from fedgraph_flwr.engine.inline import run_inline
-from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
+from fedgraph_flwr.engine.ray import RayGrid, ray_session
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.runs.prepare import with_folder
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline, run_ray
 from tests.engine.actors import kill_an_actor
 from tests.support import PATIENCE, Finished, assert_same_arrays, same_result, wait_for, wait_for_end
 

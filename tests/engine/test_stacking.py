@@ -11,14 +11,14 @@ from fedgraph_baselines.clients.gcfl import GCFLClient
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine import stacking
-from fedgraph_flwr.engine.ray import run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch.checks import at_once, startup_notes
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_ray
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.numerics.optim import SGD
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.stacked import StackedMatrix, padded
-from fedgraph_flwr.runs.checks import at_once, startup_notes
-from fedgraph_flwr.runs.prepare import with_folder
 from tests.support import Finished
 
 WORDS = ["dtype=float64", "rounds=2", "checkpoint_every=0"]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.partition import load_client
-from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.testing import same_result
 from tests.conftest import client_graph
 from tests.nodes import party_nodes

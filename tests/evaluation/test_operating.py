@@ -16,7 +16,7 @@ from fedgraph_flwr.config.operating import point
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.operating import level, value
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.tasks.edges import Edges
 
 RNG = np.random.default_rng(0)

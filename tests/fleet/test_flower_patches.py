@@ -96,7 +96,7 @@ def test_a_server_app_beside_another_version_keeps_flowers_grid(other_version, m
     from flwr.app import Context
 
     from fedgraph_flwr import server_app
-    from fedgraph_flwr.runs import serving
+    from fedgraph_flwr.launch import serving
 
     class HttpGrid:
         """As a fleet's is called."""

@@ -15,11 +15,11 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients.requirements import tasks_of
 from fedgraph_flwr.config import RunConfig, compose, group_names
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.launch.checks import client_class
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.methods.uplink import declared, shown
-from fedgraph_flwr.runs.checks import client_class
-from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.strategies.loop import Loop
 from tests.support import Finished
 from tests.typed_graphs import typed_client

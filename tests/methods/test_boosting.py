@@ -16,6 +16,7 @@ from fedgraph_flwr.config import SplitConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.methods import boosting
 from fedgraph_flwr.methods.boosting import BoostingParams, Growth, Objective
 from fedgraph_flwr.models.forest import Forest
@@ -31,7 +32,6 @@ from fedgraph_flwr.numerics.forest import (
 )
 from fedgraph_flwr.partition.clients import cut
 from fedgraph_flwr.party.use.predict import load_predictor
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.tasks.edges import Edges
 from tests.conftest import client_graph

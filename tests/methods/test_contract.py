@@ -17,10 +17,11 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine import stacking
 from fedgraph_flwr.engine.inline import InlineGrid
-from fedgraph_flwr.engine.ray import ray_session, run_ray
+from fedgraph_flwr.engine.ray import ray_session
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch.checks import not_stacked
+from fedgraph_flwr.launch.simulations import run_ray
 from fedgraph_flwr.node import clients as node_clients
-from fedgraph_flwr.runs.checks import not_stacked
 from fedgraph_flwr.wire.messages import from_record
 from tests.methods.small_runs import (
     FEATURES,

@@ -5,7 +5,7 @@ import pytest
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.wire.messages import METRICS, MODEL, from_record
 from tests.support import recorded_messages
 

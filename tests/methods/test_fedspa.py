@@ -12,9 +12,9 @@ from fedgraph_flwr.clients.state import restore_state, state_of
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedspa import FISHER, HET, HOM, UNK, edge_types, parameter_group, typed_operators
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.masked import PEERS, RESOLUTION
 from fedgraph_flwr.strategies.fedspa import bias_weights, posterior_biases, prior_biases
 from fedgraph_flwr.wire.messages import METRICS, MODEL

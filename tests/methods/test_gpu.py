@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from fedgraph_flwr.config import group_names
-from fedgraph_flwr.engine.ray import ray_session, run_ray
+from fedgraph_flwr.engine.ray import ray_session
+from fedgraph_flwr.launch.simulations import run_ray
 from fedgraph_flwr.numerics import streams
 from tests.methods.small_runs import METHODS, declares, is_typed
 from tests.support import Finished, same_result

@@ -8,7 +8,7 @@ import pytest
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from tests.methods.regression import DECAY, LR, WORDS, gradient, vector
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from fedgraph_flwr.config import compose, group_names, to_json
 from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from tests.methods import gcn_by_hand as hand
 from tests.methods import moon_by_hand as moon

@@ -8,8 +8,8 @@ import pytest
 from fedgraph_flwr.config import AGGREGATORS, PrivacyConfig, RunConfig, compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_clients, check_method
 from fedgraph_flwr.methods.uplink import declared, releases, signature
-from fedgraph_flwr.runs.checks import check_clients, check_method
 from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
 from tests.methods.small_runs import METHODS, by_default, sampled
 

@@ -7,8 +7,8 @@ import torch
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.models.sign import SIGN
-from fedgraph_flwr.runs.checks import check_method
 from tests.conftest import client_graph
 
 BATCHES = ["train.sampler=neighbors", "train.fanout=[]", "train.batch_size=3"]

@@ -7,11 +7,11 @@ import torch
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.partition import client_files, files, load_client, num_clients, store
-from fedgraph_flwr.runs.prepare import with_folder
 from tests.support import Finished, same_result
 
 WORDS = [

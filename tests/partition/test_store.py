@@ -17,8 +17,8 @@ from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import assign, client_files, cut, load_client, num_clients, store
-from fedgraph_flwr.runs.runner import run
 from tests.conftest import client_graph
 
 SMALL = (

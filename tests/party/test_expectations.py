@@ -56,7 +56,7 @@ DEPTH = {
     23: ("temporal split for edges", "party/link/test_linking.py::test_cut_edges_follow_the_temporal_split"),
     24: ("new account with own payments is scored", "party/use/test_new_nodes.py::test_new_nodes_are_predicted"),
     25: ("new rows that name other banks are scored", "party/use/test_day.py::test_rows_that_name_another_bank"),
-    26: ("next month", "runs/test_next_month.py::test_"),
+    26: ("next month", "launch/test_next_month.py::test_"),
     27: ("export", "party/use/test_export_tasks.py::test_an_exported_folder_predicts"),
     28: ("model card with calibration and alerts", "party/use/test_export.py::test_the_card_tells"),
     29: ("alert budget", "party/use/test_alerts.py::test_a_desk_chooses_once"),

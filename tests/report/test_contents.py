@@ -27,14 +27,14 @@ from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.intervals import interval, paired
+from fedgraph_flwr.launch.serving import serve
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.report import units
 from fedgraph_flwr.report.pieces import layout
 from fedgraph_flwr.report.predicted import Predicted, bins, calibration_error, predict, roc
 from fedgraph_flwr.report.runs import beside, group_runs, load_run
-from fedgraph_flwr.runs.folder import Checkpoint, check_resumable, fingerprint
-from fedgraph_flwr.runs.serving import serve
 from fedgraph_flwr.secure.policy import Policy
+from fedgraph_flwr.store.folder import Checkpoint, check_resumable, fingerprint
 from fedgraph_flwr.strategies.scoring import check_scores, confusion_of
 from fedgraph_flwr.sweeps import runs as sweep_runs
 from fedgraph_flwr.wire.messages import Reply

@@ -36,12 +36,12 @@ from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import Graph, read_tensors, write_tensors
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.prepare import check_resume
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables
 from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.report.runs import load_run
-from fedgraph_flwr.runs.prepare import check_resume
-from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.secure.keyring import read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, read_policy
 from fedgraph_flwr.wire.trees import unflatten

@@ -13,6 +13,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine.inline import run_identity
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.plugin import (
     ARRAYS,
@@ -26,7 +27,6 @@ from fedgraph_flwr.plugin import (
     NumberField,
 )
 from fedgraph_flwr.plugin import Public as PublicGroup
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.exchange import exchange
 from fedgraph_flwr.wire.messages import DESCRIBE, Reply
 from tests.conftest import client_graph

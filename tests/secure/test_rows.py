@@ -16,8 +16,8 @@ from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import compose, schema
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch.checks import check_method, startup_notes
 from fedgraph_flwr.node import records
-from fedgraph_flwr.runs.checks import check_method, startup_notes
 from fedgraph_flwr.secure import rows
 from fedgraph_flwr.secure.accounting import UNITS, divergence, skellam_epsilon
 from fedgraph_flwr.secure.distributed import DistributedNoise

@@ -12,10 +12,10 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch.checks import check_method, startup_notes
 from fedgraph_flwr.methods import uplink
 from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Sum
 from fedgraph_flwr.node import clients as node_clients
-from fedgraph_flwr.runs.checks import check_method, startup_notes
 from fedgraph_flwr.secure.secagg import Member, limit, unmasked
 from fedgraph_flwr.strategies.fedavg import FedAvg
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record

@@ -237,7 +237,7 @@ def _trained_by(folder, clients):
 def test_shared_coefficients_have_no_rule():
     overrides = ["strategy=fedhgn", "strategy.private_schema=false", "strategy.shared=[coefficients,common]"]
     cfg = compose([*overrides, "strategy.aggregator=median"])
-    from fedgraph_flwr.runs.checks import check_method
+    from fedgraph_flwr.launch.checks import check_method
 
     with pytest.raises(FedGraphError, match="coefficients are averaged over the clients that hold a type"):
         check_method(cfg)

@@ -10,6 +10,7 @@ import pytest
 from fedgraph_flwr import tracking
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.numerics.partial_sums import PartialSum
 from fedgraph_flwr.plugin import (
     ARRAYS,
@@ -25,7 +26,6 @@ from fedgraph_flwr.plugin import (
     Sum,
     phase,
 )
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies import aggregators
 from fedgraph_flwr.strategies.personal import PersonalStrategy
 from fedgraph_flwr.wire.messages import from_record, weighted_mean

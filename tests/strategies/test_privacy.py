@@ -15,11 +15,11 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.folder import CHECKPOINT
-from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.secure import lattice, noise
 from fedgraph_flwr.secure.accounting import RELATION, epsilon_at, skellam_epsilon
 from fedgraph_flwr.secure.clipping import clipped_model
+from fedgraph_flwr.store.folder import CHECKPOINT
+from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.connection import Connection
 from fedgraph_flwr.strategies.privacy import Privacy, Terms

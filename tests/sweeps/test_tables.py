@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.sweeps import results_index, runs
 from fedgraph_flwr.sweeps import rows as results
 from fedgraph_flwr.sweeps.results_index import ResultsIndex

@@ -18,10 +18,10 @@ from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method, client_class
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
 from fedgraph_flwr.party.use.predict import load_predictor
-from fedgraph_flwr.runs.checks import check_method, client_class
 from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks import edges
 from fedgraph_flwr.tasks.edges import Edges

@@ -39,7 +39,7 @@ SHOWN = (
             "Flower's simulation",
         ): "engine/test_flower.py::test_the_simulation_gives_the_parameters_of_the_inline_engine",
         ("nodes", "fleet"): "engine/test_fleet.py::test_parties_nodes_give_the_parameters_of_the_inline_engine",
-        ("nodes", "resume"): "runs/test_interrupt.py::test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result",
+        ("nodes", "resume"): "launch/test_interrupt.py::test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result",
         ("nodes", "DP, secure sums"): "methods/test_protections.py::test_",
         ("nodes", "report"): "report/test_contents.py::test_",
         ("nodes", "own tables"): "party/use/test_prediction.py::test_tables_become_what_the_client_file_holds",

@@ -16,8 +16,8 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.partition import load_client
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.tasks.graphs import OfGraphs
 from fedgraph_flwr.testing import assert_same_arrays
 

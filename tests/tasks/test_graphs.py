@@ -23,11 +23,11 @@ from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors
 from fedgraph_flwr.data.many_graphs import from_graphs, index_of, one_per_graph, selected
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.models.readout import graphs_of, pooled
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, make, pool
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks.graphs import OfGraphs

@@ -7,7 +7,7 @@ import pytest
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.schema import TaskConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.tasks import _KINDS
 
 SET = {

@@ -18,9 +18,9 @@ from fedgraph_flwr.clients.scoring import scores as scores_of
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
-from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.tasks import links, pairs
 from fedgraph_flwr.testing import assert_same_arrays

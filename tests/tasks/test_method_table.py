@@ -7,7 +7,7 @@ import pytest
 
 from fedgraph_flwr.config import TASKS, compose, group_names
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.launch.checks import check_method
 from tests.methods.small_runs import METHODS
 
 ROOT = Path(__file__).parents[2]

@@ -132,9 +132,9 @@ def _fleet(overrides: list[str], rules: Any, quiet: bool) -> int:
     """Run the phases on a fleet; each node writes its own file."""
     from fedgraph_flwr.config import configuration
     from fedgraph_flwr.data.graph import write_bytes
-    from fedgraph_flwr.runs.folder import SUMMARY
-    from fedgraph_flwr.runs.prepare import with_folder
-    from fedgraph_flwr.runs.runner import run
+    from fedgraph_flwr.launch.prepare import with_folder
+    from fedgraph_flwr.launch.runner import run
+    from fedgraph_flwr.store.folder import SUMMARY
 
     cfg = with_folder(configuration([*overrides, *link_overrides(rules)]))
     if not cfg.on_fleet:

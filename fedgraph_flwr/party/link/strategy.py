@@ -14,9 +14,9 @@ from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link import uplink as link
 from fedgraph_flwr.party.link.rules import ANNOUNCE, WRITE, LinkRules
 from fedgraph_flwr.party.link.uplink import ANNOUNCED, ENVELOPES, STEP
-from fedgraph_flwr.runs.progress import SETUP
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.sealed import is_public_key
+from fedgraph_flwr.store.events import SETUP
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import relayed
 from fedgraph_flwr.strategies.reducing import Reduced

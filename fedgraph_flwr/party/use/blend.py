@@ -26,11 +26,11 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.launch.prepare import check_unused
 from fedgraph_flwr.party.use.predict import BLEND, Predictor, TaskPredictor, load_node, load_predictor
 from fedgraph_flwr.party.use.prediction_input import InputSpec
-from fedgraph_flwr.runs.folder import CONFIG
-from fedgraph_flwr.runs.prepare import check_unused
-from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.store.folder import CONFIG
+from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.tasks import Task
 
 Floats = NDArray[np.float64]

@@ -18,8 +18,8 @@ from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.party.use.alerts import Choice, ranges
 from fedgraph_flwr.party.use.predict import Predictor, as_scored
 from fedgraph_flwr.report.as_json import finite
-from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
 from fedgraph_flwr.secure import accounting
+from fedgraph_flwr.store.folder import ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
 from fedgraph_flwr.tasks import Task
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.txt"

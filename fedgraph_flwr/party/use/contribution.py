@@ -22,10 +22,10 @@ from scipy.special import stdtrit
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.party.forget import held_files, without
 from fedgraph_flwr.party.use.predict import finished, load_predictor
 from fedgraph_flwr.party.use.worth import Floats, check_metric, measure
-from fedgraph_flwr.runs.runner import run
 
 EXACT = 5
 """Largest number of parties for which all coalitions are trained."""

@@ -33,6 +33,7 @@ from fedgraph_flwr.data.far_ends import neighbour_means, with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema
 from fedgraph_flwr.errors import FedGraphError, check_names, first_line, sanitize, unknown
+from fedgraph_flwr.launch.checks import client_class
 from fedgraph_flwr.methods.boosting import MAX_NODES
 from fedgraph_flwr.models.forest import logits_of
 from fedgraph_flwr.models.plain import Plain
@@ -43,7 +44,6 @@ from fedgraph_flwr.party.use.plain.items import READOUTS, Items
 from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, as_client, as_scored
 from fedgraph_flwr.party.use.prediction_input import InputSpec
 from fedgraph_flwr.party.use.trees import export_trees
-from fedgraph_flwr.runs.checks import client_class
 from fedgraph_flwr.tasks import Task, task_class
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import OfGraphs

@@ -39,6 +39,7 @@ from fedgraph_flwr.data.schema import EDGE, NODE, Schema, feature_names, fitted_
 from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.launch.checks import client_class, rebuilds
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.forest import empty_forest
@@ -47,8 +48,7 @@ from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.day import names_by_id
 from fedgraph_flwr.party.use.frames import check_suffix, write_frame
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
-from fedgraph_flwr.runs.checks import client_class, rebuilds
-from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY, read_summary
+from fedgraph_flwr.store.folder import CONFIG, INPUT_SPEC, SUMMARY, read_summary
 from fedgraph_flwr.tasks import Task, kind_of
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import OfGraphs

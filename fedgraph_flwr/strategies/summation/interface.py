@@ -9,7 +9,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods import weighting
 from fedgraph_flwr.methods.uplink import ARRAYS, Groups, Reducer
-from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome
 from fedgraph_flwr.strategies.reducing import Weights, averaged

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedgraph_flwr.data.graph import read_tensors, write_tensors
-from fedgraph_flwr.runs.folder import OPENED_SUMS
+from fedgraph_flwr.store.folder import OPENED_SUMS
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import as_arrays, flatten, unflatten
 

@@ -21,6 +21,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_digest
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch import runner
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.partition import client_files
 from fedgraph_flwr.party.link import policy as link_policy
@@ -36,7 +37,6 @@ from fedgraph_flwr.party.link.policy import (
 )
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.link.uplink import STEP
-from fedgraph_flwr.runs import runner
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.policy import read_policy
 from fedgraph_flwr.wire.messages import groups_of

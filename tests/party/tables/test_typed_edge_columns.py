@@ -14,11 +14,11 @@ from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
 from fedgraph_flwr.data.pyg import client_graph
 from fedgraph_flwr.data.schema import Schema, check_same
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import startup_notes
 from fedgraph_flwr.partition.hetero import make, pool, share_schema
 from fedgraph_flwr.party.tables.columns import Treatment
 from fedgraph_flwr.party.tables.importing import from_tables
 from fedgraph_flwr.party.tables.roles import Columns
-from fedgraph_flwr.runs.checks import startup_notes
 
 PAYS, BUYS = ("customer", "pays", "customer"), ("customer", "buys", "product")
 NODES = {

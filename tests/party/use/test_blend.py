@@ -14,13 +14,14 @@ from sklearn.metrics import accuracy_score, average_precision_score
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.party.use.blend import Weights, blend, fit
 from fedgraph_flwr.party.use.export import load_export
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
-from fedgraph_flwr.runs.prepare import with_folder
 
 RNG = np.random.default_rng(0)
 Y = (RNG.random(400) < 0.3).astype(np.int64)

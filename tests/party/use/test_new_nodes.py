@@ -11,12 +11,13 @@ from flwr.common.serde import recorddict_to_proto
 from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, write_tensors
-from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.serving import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.party.use.prediction_input import new_nodes, tables
-from fedgraph_flwr.runs.serving import with_folder
 from tests.party import banks
 
 

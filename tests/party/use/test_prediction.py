@@ -15,16 +15,17 @@ from fedgraph_flwr import cli, partition
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.launch.checks import rebuilds
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.predict import Predictions, load_node, load_predictor
 from fedgraph_flwr.party.use.prediction_input import tables
-from fedgraph_flwr.runs.checks import rebuilds
-from fedgraph_flwr.runs.prepare import with_folder
 from tests.methods.small_runs import METHODS, sampled
 from tests.party import banks
 

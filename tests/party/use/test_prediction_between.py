@@ -10,12 +10,12 @@ import torch
 from fedgraph_flwr import cli, partition
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch.checks import check_method
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
-from fedgraph_flwr.runs.checks import check_method
-from fedgraph_flwr.runs.folder import Checkpoint, check_descriptions
-from fedgraph_flwr.runs.prepare import with_folder
+from fedgraph_flwr.store.folder import Checkpoint, check_descriptions
 from tests.methods.small_runs import CUT_GRAPH, sampled
 from tests.nodes import party_nodes
 

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.engines import FLEET, SIMULATIONS
-from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.runs.folder import LAUNCHER, owned
-from fedgraph_flwr.runs.prepare import check_unused, prepare
-from fedgraph_flwr.runs.progress import OnRound, OnWait
+from fedgraph_flwr.config.engines import GRIDS
+from fedgraph_flwr.engine.flower import run_flower
+from fedgraph_flwr.launch.prepare import check_unused, prepare
+from fedgraph_flwr.launch.simulations import simulate
+from fedgraph_flwr.store.events import OnRound, OnWait
+from fedgraph_flwr.store.folder import LAUNCHER, owned
 
 
 def run(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
@@ -28,5 +29,6 @@ def run(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None 
     with owned(out, LAUNCHER):
         with owned(out):  # no server is running there, such as one whose launcher died
             check_unused(prepared.cfg)  # again: another run may have finished there while this one prepared
-        summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(prepared, on_round, on_wait)
-    return summary
+        if cfg.engine in GRIDS:
+            return simulate(cfg.engine, prepared, on_round, on_wait)
+        return run_flower(prepared.cfg, on_round, on_wait)

@@ -20,8 +20,9 @@ from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
 from fedgraph_flwr.errors import system_errors
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.best_round import MIN_ITEMS, MISSING, NO_SCORES, SCORED_BY, BestRound, failed_replies
-from fedgraph_flwr.runs.code import digest
-from fedgraph_flwr.runs.folder import (
+from fedgraph_flwr.store.code import digest
+from fedgraph_flwr.store.events import OnRound
+from fedgraph_flwr.store.folder import (
     CHECKPOINT,
     CONFIG,
     DATA,
@@ -37,7 +38,6 @@ from fedgraph_flwr.runs.folder import (
     fingerprint,
     read_checkpoint,
 )
-from fedgraph_flwr.runs.progress import OnRound
 from fedgraph_flwr.version import installed
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten

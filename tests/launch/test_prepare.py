@@ -3,11 +3,11 @@
 import pytest
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.runs import prepare as preparing
-from fedgraph_flwr.runs.prepare import prepare
-from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.launch import prepare as preparing
+from fedgraph_flwr.launch.prepare import prepare
+from fedgraph_flwr.launch.runner import run
+from fedgraph_flwr.launch.simulations import run_inline
 
 SMALL = ("dataset.params.nodes=120", "num_clients=3", "rounds=1", "model.hidden=4")
 

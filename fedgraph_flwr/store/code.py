@@ -8,7 +8,7 @@ from typing import Any
 
 from fedgraph_flwr import models, tasks
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.engines import FLEET, SIMULATIONS
+from fedgraph_flwr.config.engines import FLOWER, GRIDS
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.plugins import BASELINES
 
@@ -29,7 +29,7 @@ def digest(cfg: RunConfig) -> str:
     own = {each.__module__ for each in classes} & _files().keys()
     named = {name for module in own for name in _imported(module) if name.split(".")[1] in ROOMS}
     placed = {name for name in _files() if name.split(".")[1] == "partition"}
-    engine = SIMULATIONS.get(cfg.engine, FLEET).partition(":")[0]
+    engine = GRIDS.get(cfg.engine, FLOWER).partition(":")[0]
     trees = sorted(_tree(name) for name in own | named | placed | {engine})
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:16]
 

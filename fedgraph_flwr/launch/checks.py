@@ -18,9 +18,9 @@ from fedgraph_flwr.data import datasets
 from fedgraph_flwr.engine.stacking import refusal
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
+from fedgraph_flwr.launch.part_checks import check_parts, check_personal
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, declared, shown, signature
-from fedgraph_flwr.runs.part_checks import check_parts, check_personal
 from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.accounting import relation
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS

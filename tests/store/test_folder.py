@@ -17,12 +17,12 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import compose, from_run_config
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors, write_tensors
-from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.runs import prepare as prepare_module
-from fedgraph_flwr.runs.folder import CHECKPOINT, LAUNCHER, SERVER, owned, read_rounds, read_summary
-from fedgraph_flwr.runs.runner import run as run_anywhere
-from fedgraph_flwr.runs.serving import serve
+from fedgraph_flwr.launch import prepare as prepare_module
+from fedgraph_flwr.launch.runner import run as run_anywhere
+from fedgraph_flwr.launch.serving import serve
+from fedgraph_flwr.launch.simulations import run_inline
+from fedgraph_flwr.store.folder import CHECKPOINT, LAUNCHER, SERVER, owned, read_rounds, read_summary
 from tests.conftest import client_graph
 
 ROOT = Path(__file__).parents[2]
@@ -229,7 +229,7 @@ def test_clients_that_tell_of_another_graph_are_refused(overrides, graphs, tmp_p
     """As on a fleet, where the server does not see the files."""
     out = tmp_path / "out"
     go(*overrides, f"out={out}")
-    monkeypatch.setattr("fedgraph_flwr.runs.prepare.fingerprint_of_data", lambda cfg: None)
+    monkeypatch.setattr("fedgraph_flwr.launch.prepare.fingerprint_of_data", lambda cfg: None)
     path = graphs / "client_0001.safetensors"
     graph = ClientGraph.load(path)
     graph.train_mask[int(graph.train_mask.nonzero()[0])] = False
@@ -302,7 +302,7 @@ def test_a_finished_run_is_replaced_only_by_overwrite(overrides, tmp_path, capsy
     assert compose([], out / "config.yaml").overwrite is False
 
 
-@pytest.mark.parametrize("start", ["runs.runner", "engine.inline"])
+@pytest.mark.parametrize("start", ["launch.runner", "launch.simulations"])
 def test_a_run_that_finished_while_another_prepared_is_not_replaced(overrides, tmp_path, monkeypatch, start):
     """Two runs share out=: the second looked before the first had finished, and removed its model and report."""
     out = tmp_path / "out"
@@ -318,7 +318,7 @@ def test_a_run_that_finished_while_another_prepared_is_not_replaced(overrides, t
     monkeypatch.setattr(place, slowly)
     cfg = compose([*overrides, "rounds=1", f"out={out}"])
     with pytest.raises(FedGraphError, match="out holds a finished run, whose model and report would be lost"):
-        run_anywhere(cfg) if start == "runs.runner" else run_inline(cfg)
+        run_anywhere(cfg) if start == "launch.runner" else run_inline(cfg)
     assert json.loads((out / "summary.json").read_text())["rounds"] == 3
 
 
@@ -326,7 +326,7 @@ def test_a_run_that_finished_while_another_prepared_is_not_replaced(overrides, t
 def test_the_lock_of_a_dead_process_is_taken_over(overrides, tmp_path):
     out = tmp_path / "out"
     code = (
-        "import sys, time; from pathlib import Path; from fedgraph_flwr.runs.folder import owned\n"
+        "import sys, time; from pathlib import Path; from fedgraph_flwr.store.folder import owned\n"
         f"with owned(Path({str(out)!r})): print('mine', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)

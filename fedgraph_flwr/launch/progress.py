@@ -7,16 +7,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.store.events import OnRound, OnWait
 
 Shown = bool | Literal["auto"]
 """Whether to show progress; ``auto``: in a notebook or a terminal."""
-
-OnRound = Callable[[dict[str, Any]], None]
-
-OnWait = Callable[[str], None]
-
-SETUP = "setup: "
-"""Start of a server's log lines that are shown while a run waits for round 1."""
 
 _Show = Callable[[int, str], None]
 """Function that shows the number of finished rounds, and their scores as text."""

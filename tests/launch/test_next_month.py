@@ -10,15 +10,14 @@ import pytest
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.composition import configuration
 from fedgraph_flwr.data.graph import read_tensors, write_tensors
-from fedgraph_flwr.engine.inline import run_inline
-from fedgraph_flwr.engine.ray import run_ray
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline, run_ray
 from fedgraph_flwr.numerics.forest import raw_scores
 from fedgraph_flwr.partition import load
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.party.use.trees import lightgbm_text
-from fedgraph_flwr.runs.checks import check_method
-from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.wire.messages import MODEL
 from tests.nodes import model_of, party_nodes

@@ -1,4 +1,4 @@
-"""The digest of a run's code (`runs/code.py`), and the list of stored rows that it keeps honest (`benchmarks/rows.py`)."""
+"""The digest of a run's code (`store/code.py`), and the list of stored rows that it keeps honest (`benchmarks/rows.py`)."""
 
 import csv
 
@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import rows
 from fedgraph_flwr.config import configuration
-from fedgraph_flwr.runs import code
+from fedgraph_flwr.store import code
 
 TEXT = '"""Doc."""\nimport os\n\n\ndef f(x):\n    """Doc."""\n    return x + 1\n'
 

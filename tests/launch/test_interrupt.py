@@ -9,7 +9,7 @@ import pytest
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
-from fedgraph_flwr.runs.runner import run as run_cfg
+from fedgraph_flwr.launch.runner import run as run_cfg
 from fedgraph_flwr.strategies.loop import STOP
 from tests.support import PATIENCE, Finished, same_result, wait_for
 

@@ -15,10 +15,10 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import ModelConfig, RunConfig
 from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_clients, check_memory, check_method
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
-from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method
-from fedgraph_flwr.runs.folder import SUMMARY, InUse, check_resumable, headline_model, read_checkpoint
+from fedgraph_flwr.store.folder import SUMMARY, InUse, check_resumable, headline_model, read_checkpoint
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.tracking import check as check_tracking
 

@@ -14,11 +14,12 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine.inline import InlineGrid, run_identity, run_inline
+from fedgraph_flwr.engine.inline import InlineGrid, run_identity
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.runs.prepare import with_folder
-from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.secure import secagg
+from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.exchange import failure_lines
 from fedgraph_flwr.strategies.requests import collect, messages
 from fedgraph_flwr.strategies.summation import masked

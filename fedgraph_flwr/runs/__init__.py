@@ -1,1 +1,0 @@
-"""Runs: preparation, server, records and prediction."""
