@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.runs.folder import (
+from fedgraph_flwr.store.folder import (
     CHECKPOINT,
     CONFIG,
     FAILURE,

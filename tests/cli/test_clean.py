@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedgraph_flwr.cli.app import main
-from fedgraph_flwr.runs.folder import SERVER, owned
+from fedgraph_flwr.store.folder import SERVER, owned
 
 FILES = Path(__file__).parents[1] / "fixtures" / "before_0_3"
 DAY = 86400
