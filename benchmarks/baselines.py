@@ -1,4 +1,4 @@
-"""Cost of the graph baselines on Cora with 10 clients: a table of docs/big-graphs.md.
+"""Cost of the graph baselines on Cora with 10 clients: a table of docs/speed.md.
 
     python -m benchmarks.baselines                  # every row: three runs in separate processes, one thread
     python -m benchmarks.baselines --only FedSage+  # one row
@@ -26,7 +26,7 @@ from benchmarks.round import CORA
 
 ROOT = Path(__file__).parents[1]
 PATH = ROOT / "simulations" / "results" / "baselines.csv"
-TEXT = ROOT / "docs" / "big-graphs.md"
+TEXT = ROOT / "docs" / "speed.md"
 MARKS = re.compile(
     r"(<!-- baselines: made by python -m benchmarks.baselines --write -->\n).*?(?=<!-- end -->)", re.DOTALL
 )

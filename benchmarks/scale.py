@@ -1,4 +1,4 @@
-"""Cost of a round: the table of README and docs/big-graphs.md, and its growth from 10 to 100,000 clients.
+"""Cost of a round: the table of README and docs/speed.md, and its growth from 10 to 100,000 clients.
 
     python -m benchmarks.scale                   # the rows of the table (half an hour; partitions are made first)
     python -m benchmarks.scale --growth          # the curve: at most 1,000 of 10 ... 100,000 clients per round
@@ -105,7 +105,7 @@ COLUMNS = {
     "megabytes": "MB, all processes",
 }
 
-TEXTS = {"README.md": ("seconds", "of_bare", "megabytes"), "docs/big-graphs.md": tuple(COLUMNS)}
+TEXTS = {"README.md": ("seconds", "of_bare", "megabytes"), "docs/speed.md": tuple(COLUMNS)}
 """Columns of each text's table."""
 
 SHORT = {

@@ -296,7 +296,7 @@ def told_by(table: str) -> set[str]:
     return {f"{float(number) + nudge:.1f}" for number in numbers for nudge in (1e-9, -1e-9)}
 
 
-@pytest.mark.parametrize("name", ["results.md", "reproduction.md"])
+@pytest.mark.parametrize("name", ["results.md", "reproduction.md", "reproduction-baselines.md"])
 def test_the_figures_of_a_paragraph_stand_in_the_tables_that_it_links(name):
     """In those alone: nearly every number below 100 stands in some table."""
     text = re.sub(r"```.*?```|<!--.*?-->", "", (ROOT / "docs" / name).read_text(), flags=re.S)

@@ -94,7 +94,7 @@ def check_task(cfg: RunConfig, client: Any) -> None:
             f"task={cfg.task.name} does not read task.{key}={getattr(cfg.task, key)}: leave the key out, or set task to"
             f" {' or '.join(readers)}"
         )
-    serving = {strategy: (tasks_of(cfg, client), "another strategy (docs/tasks.md lists those for each task)")}
+    serving = {strategy: (tasks_of(cfg, client), "another strategy (docs/task-support.md lists those for each task)")}
     serving |= {f"the part '{p.name}' of {strategy}": (p.serves, "leave the part out") for p in Parts(cfg.strategy).all}
     for who, (served, other) in serving.items():
         if cfg.task.name not in served:

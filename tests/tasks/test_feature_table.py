@@ -1,4 +1,4 @@
-"""The table of tasks and features in docs/tasks.md: each 'yes' names the test that shows it, each 'no' is refused."""
+"""The table of tasks and features in docs/task-support.md: each 'yes' names the test that shows it, each 'no' is refused."""
 
 import re
 from pathlib import Path
@@ -125,7 +125,7 @@ SHOWN = (
 
 def table() -> dict[tuple[str, str], str]:
     """The cells of the page."""
-    text = (ROOT / "docs/tasks.md").read_text().partition("## What works for which task")[2]
+    text = (ROOT / "docs/task-support.md").read_text().partition("# What works for which task")[2]
     head, _, *rows = [
         [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"
     ]

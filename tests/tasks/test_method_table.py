@@ -33,7 +33,7 @@ def test_the_table_has_every_method_and_task(table):
     assert set(table) == set(group_names("strategy"))
     assert all(set(row) == set(TASKS) for row in table.values())
     assert all(row["nodes"] for row in table.values())
-    assert "<!-- made: tasks -->" in (ROOT / "docs/tasks.md").read_text()
+    assert "<!-- made: tasks -->" in (ROOT / "docs/task-support.md").read_text()
 
 
 @pytest.mark.parametrize("method", METHODS)
