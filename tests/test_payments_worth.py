@@ -18,10 +18,7 @@ def test_the_stored_table_and_the_page_say_what_the_rows_say():
 
 def test_the_page_quotes_intervals_of_the_table():
     section = (
-        (ROOT / "docs" / "trees.md")
-        .read_text()
-        .partition("## What is worth what on payments")[2]
-        .partition("\n## ")[0]
+        (ROOT / "docs" / "trees.md").read_text().partition("## What is worth what on payments")[2].partition("\n## ")[0]
     )
     quoted = re.findall(r"\d+\.\d ± \d+\.\d", section)
     table = (worth.RESULTS / "payments_worth.md").read_text()

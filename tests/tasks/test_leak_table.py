@@ -1,4 +1,4 @@
-"""The table of leak detectors in docs/task-support.md: every task has one, whose test exists; and detectors of tasks without another."""
+"""The leak detectors in docs/task-support.md: every task has one, whose test exists; detectors of tasks without another."""
 
 import re
 from dataclasses import replace
