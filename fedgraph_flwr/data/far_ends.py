@@ -9,8 +9,8 @@ of an edge, such as ``edges.n_in_2d`` for ``n_in_source_2d`` and ``n_in_target_2
     exact      unchanged
     eps=E      one of `LEVELS` (0 or 1 of a flag), drawn by k-ary randomised response: the true one with probability
                e^E / (e^E + k − 1), else any other. One account's value of one column is E-differentially private towards the
-               receiver; ε of an account is the sum over such columns. The draw depends on the owner's secret, the account and the
-               true level only, so that a repetition tells nothing new.
+               receiver; ε of an account is the sum over such columns. The draw follows from the owner's secret, column and form,
+               account and true level: a repetition tells nothing new, and the draws of two forms are independent.
 
 Columns of edges look back, so that they are told as of each edge, exact or in buckets. The party at the other end reads those of
 the far end in the place of its own (`told_places`), and 0 for an account below the floor.
@@ -143,6 +143,11 @@ class Column:
         return Entry(self.name, self.form).epsilon
 
     @property
+    def draw(self) -> str:
+        """What the draws of randomised response depend on, beside secret, account and level: name, form and number of levels."""
+        return f"{self.name}:{self.form}:{len(self.levels)}"
+
+    @property
     def levels(self) -> NDArray[np.float32]:
         """Values that randomised response draws from."""
         return LEVELS[1:3] if self.binary else LEVELS
@@ -172,7 +177,7 @@ class Column:
             size = np.clip(exponent - 1, SMALLEST - 1, LARGEST) - SMALLEST + 1
             return np.where(x == 0, 0, np.sign(x) * size).astype(np.int8)
         level = np.abs(x[:, None] - self.levels).argmin(axis=1)
-        return _randomised(level, len(self.levels), self.epsilon, key + self.name.encode(), accounts)
+        return _randomised(level, len(self.levels), self.epsilon, key + self.draw.encode() + b":", accounts)
 
     def decode(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Return the values that a receiver reads from what the owner tells, float32 [K]."""

@@ -28,7 +28,7 @@ def linked(graphs, **rules):
     """Files that a link of these parties writes, numbered in their order."""
     for client, graph in enumerate(graphs):
         graph.client, graph.num_clients = client, len(graphs)
-    parties = [LinkParty(graph, LinkRules(**rules), Keyring(graph.client)) for graph in graphs]
+    parties = [LinkParty(graph, LinkRules(**rules), Keyring(graph.client), repeatable=True) for graph in graphs]
     simulate(parties)
     return [party.result() for party in parties]
 

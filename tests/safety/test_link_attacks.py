@@ -277,9 +277,10 @@ def sent_by(files, client, phase="confirm"):
     return seen, parties
 
 
-def guessed(files, secret):
-    """Whether a peer finds the eight hidden labels of client 0 among 256 candidates, by the hash of the linked file."""
+def guessed(files):
+    """Whether a peer that takes the secret for empty finds client 0's eight hidden labels by the hash of its linked file."""
     seen, parties = sent_by(files, 0)
+    secret = parties[1]._to(0, 0, b"salt", b"")
     linked = parties[0].result()
     hidden = linked.y.clone()
     found = []
@@ -292,22 +293,23 @@ def guessed(files, secret):
 
 def test_a_hash_of_a_file_tests_no_guess_of_its_labels(copies, monkeypatch):
     copies[0].y[:] = torch.from_numpy(np.random.default_rng(0).integers(0, 2, copies[0].num_nodes))
-    assert not guessed(copies, b"")
+    assert not guessed(copies)
     monkeypatch.setattr(LinkParty, "secret", b"")
-    assert guessed(copies, b""), "without a secret, all eight were found"
+    assert guessed(copies), "without a secret, all eight were found"
 
 
-def test_equal_files_are_not_recognised_in_another_partys_run(copies):
-    """A second party that imports the same tables has another secret: another hash, and another order of rows."""
-    first, parties = sent_by(copies, 0)
-    again, same = sent_by(copies, 0)
-    assert first["file"].tobytes() == again["file"].tobytes(), "the party itself links again to the same file"
-    assert torch.equal(parties[0].result().ids, same[0].result().ids)
+def test_equal_files_are_not_recognised_in_another_run(copies):
+    """Neither in another party's, which has another secret, nor in the party's own: no peer sees whether a label changed."""
+    runs = [sent_by(copies, 0) for _ in range(2)]
     copies[0].linking = copies[0].linking | {"secret": "1" * 64}
-    other, parties = sent_by(copies, 0)
-    assert other["file"].tobytes() != first["file"].tobytes()
-    assert not torch.equal(parties[0].result().ids, same[0].result().ids)
-    assert "secret" not in parties[0].result().linking
+    runs.append(sent_by(copies, 0))
+    for (one, first), (two, second) in itertools.combinations(runs, 2):
+        assert one["file"].tobytes() != two["file"].tobytes()
+        assert one["edges"].tobytes() != two["edges"].tobytes()  # of global ids, which follow the order of rows
+        for party, other in zip(first, second, strict=True):
+            assert not torch.equal(party.result().ids, other.result().ids)
+            assert party.result().linking["link"] != other.result().linking["link"]
+    assert "secret" not in runs[0][1][0].result().linking
 
 
 def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path):

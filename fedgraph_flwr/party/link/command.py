@@ -211,7 +211,7 @@ def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | Non
     ledgers, parties = {ledger.party: ledger for ledger in kept}, []
     for _, graph in ordered:
         before = ledgers.get(getattr(graph, "linking", {}).get("party", ""))
-        parties.append(party_of(rules)(graph, rules, Keyring(graph.client), ledger=before))
+        parties.append(party_of(rules)(graph, rules, Keyring(graph.client), ledger=before, repeatable=True))
     simulate(parties)
     for (path, _), party in zip(ordered, parties, strict=True):
         print(f"{path}:")

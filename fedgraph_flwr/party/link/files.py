@@ -93,9 +93,9 @@ def _order(source: Tensor, target: Tensor, graph: Any, data: Mapping[str, Tensor
 
 
 def own_order(graph: ClientGraph, secret: bytes) -> Tensor:
-    """Return the secret order of the party's rows [N]: a permutation drawn from the party's secret and a hash of the file.
+    """Return the secret order of the party's rows [N]: a permutation drawn from a secret and a hash of the file.
 
-    It does not reveal the order in which accounts were opened, and is the same each time the same file is linked.
+    It does not reveal the order in which accounts were opened.
     """
     drawn = hashlib.sha256(b"fedgraph link order" + secret)
     for key in ("x", "y", "edge_index", "ids", "foreign", "foreign_id", "foreign_key", *MASKS):
@@ -237,7 +237,7 @@ def cut_digest(graph: ClientGraph, client: int) -> bytes:
 
 
 def file_digest(graph: ClientGraph, secret: bytes) -> bytes:
-    """Return a hash of a linked graph, keyed by the party's secret: its nodes, edges and cut edges."""
+    """Return a hash of a linked graph, keyed by a secret: its nodes, edges and cut edges."""
     digest = hashlib.sha256(b"fedgraph linked file" + secret)
     for key in ("node_id", "x", "y", "edge_index", "cut_out", "cut_in", "far_x"):
         digest.update(f"{key}{list(getattr(graph, key).shape)}".encode())

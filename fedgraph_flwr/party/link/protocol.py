@@ -77,6 +77,8 @@ class LinkParty:
         consent: digest of the parties' signed consent, which all must have alike.
         accepted: names that the parties must have, by client; empty: any.
         ledger: records that the last link matched; with ``rules.increment`` they are not sent again.
+        repeatable: whether equal files give equal linked files, for parties on one machine. Otherwise hashes and the order of
+            rows are new in each run, so that no peer sees whether a party's file is the one of an earlier run.
 
     Attributes:
         done: number of phases whose messages this party has sent.
@@ -94,7 +96,9 @@ class LinkParty:
         consent: bytes = b"",
         accepted: Sequence[str] = (),
         ledger: Ledger | None = None,
+        repeatable: bool = False,
     ):
+        self.repeatable = repeatable
         self.consent, self.accepted = consent, [str(name) for name in fold(list(accepted))]
         self.graph, self.rules, self.keyring, self.client = graph, rules, keyring, graph.client
         self.before = ledger or Ledger()
@@ -149,6 +153,11 @@ class LinkParty:
     def secret(self) -> bytes:
         """The party's secret, which its import stored in the file; for other files, one of this run."""
         return bytes.fromhex(self.graph.linking.get("secret", "")) or hashlib.sha256(b"secret" + self.root).digest()
+
+    @property
+    def _salted(self) -> bytes:
+        """The secret that keys what peers compare: the hash of the linked file, and the order of rows."""
+        return self.secret if self.repeatable else self._to(self.client, self.client, b"salt", self.secret)
 
     # --- state between messages ---------------------------------------------------------------------------------------
 
@@ -632,7 +641,7 @@ class LinkParty:
         graph = self.graph
         if self.rules.one_sided == "stub":
             graph = files.with_stubs(graph, self._unmatched())
-        order = files.own_order(graph, self.secret).numpy()
+        order = files.own_order(graph, self._salted).numpy()
         owned = np.ones(graph.num_nodes, dtype=bool)
         if self._overlaps:
             for peer in self.peers:
@@ -769,10 +778,15 @@ class LinkParty:
         return rows[kept], codes, [name for name, told in zip(names, kept.tolist(), strict=True) if told]
 
     def told_digest(self, peer: int) -> tuple[str, int]:
-        """Return a keyed hash of the accounts of which a peer is told and their values, and their number."""
+        """Return a keyed hash of the accounts of which a peer is told, their values and draws, and the number of accounts.
+
+        Versions before 0.3 drew otherwise, so that their hashes differ from these, and their ε stays spent beside.
+        """
         (graph, columns), (rows, _, names) = self.told_of, self.told(peer)
-        values = graph.x.numpy()[rows][:, [column.place for column in columns]]
-        content = b"fedgraph told" + self.secret + BETWEEN.encode().join(names) + values.tobytes()
+        order = sorted(range(len(names)), key=names.__getitem__)  # that of rows is new in each run
+        values = graph.x.numpy()[rows[order]][:, [column.place for column in columns]]
+        parts = [*(column.draw.encode() for column in columns), *(names[row] for row in order)]
+        content = b"fedgraph told by form" + self.secret + BETWEEN.encode().join(parts) + values.tobytes()
         return hashlib.sha256(content).hexdigest(), rows.size
 
     def _make_share(self, peer: int) -> Arrays:
@@ -962,13 +976,13 @@ class LinkParty:
         graph = self.result()
         return {
             "edges": _bytes(cut_digest(graph, peer)),
-            "file": _bytes(files.file_digest(graph, self.secret)),
+            "file": _bytes(files.file_digest(graph, self._salted)),
             "total": np.array([graph.num_global_nodes]),
         }
 
     def _take_confirm(self, peer: int, arrays: Arrays) -> None:
         graph = self.result()
-        self._files[self.client] = files.file_digest(graph, self.secret)
+        self._files[self.client] = files.file_digest(graph, self._salted)
         if arrays["edges"].tobytes() != cut_digest(graph, peer) or int(arrays["total"][0]) != graph.num_global_nodes:
             raise RunFailed(
                 f"clients {self.client} and {peer} have different edges between them: nothing is written; link again"

@@ -22,7 +22,7 @@ from tests.party.linked_banks import BANKS, KEY, banks
 
 def link(files, rules, ledgers=(None, None, None)):
     parties = [
-        LinkParty(graph, rules, Keyring(graph.client), ledger=ledger)
+        LinkParty(graph, rules, Keyring(graph.client), ledger=ledger, repeatable=True)
         for graph, ledger in zip(files, ledgers, strict=True)
     ]
     simulate(parties)
