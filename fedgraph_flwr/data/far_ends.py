@@ -12,8 +12,11 @@ of an edge, such as ``edges.n_in_2d`` for ``n_in_source_2d`` and ``n_in_target_2
                receiver; ε of an account is the sum over such columns. The draw follows from the owner's secret, column and form,
                account and true level: a repetition tells nothing new, and the draws of two forms are independent.
 
-Columns of edges look back, so that they are told as of each edge, exact or in buckets. The party at the other end reads those of
-the far end in the place of its own (`told_places`), and 0 for an account below the floor.
+Columns of edges look back, so that they are told as of each edge, exact or in buckets.
+
+A receiver could probe an account by its own payments: it would see when they move a value over a bound. So its records with the
+account count neither for the floor nor in columns of the recipe that it is told. It knows them itself, and adds them to those of
+edges (`joined`), which then describe all records of the far end; below the floor, those of the receiver alone.
 
 A party's file lists its far ends (``far_id``) with these values (``far_x``; NaN for an account of fewer records than its owner's
 floor). `with_far_ends` adds them to the graph as nodes: unknown columns are 0, and two more columns mark a far end, and a far end
@@ -32,9 +35,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgraph_flwr.data.features import Book, Form, receivers_columns
+from fedgraph_flwr.data.features import Book, Form, Recipe, columns_at, views
 from fedgraph_flwr.data.graph import ClientGraph, Graph, grown, joined_edge_data, rows_at
-from fedgraph_flwr.data.own_columns import recipe_of
+from fedgraph_flwr.data.own_columns import node_columns_of, recipe_of
 from fedgraph_flwr.data.schema import NODE, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -250,13 +253,18 @@ def shared_records(graph: Graph, share: Sequence[str] | str) -> list[tuple[Colum
     """Return the columns of edges that ``share`` names, each for the source and for the target, by position in ``edge_attr``.
 
     Raises:
-        FedGraphError: an entry names no column of the recipe.
+        FedGraphError: an entry names no column of the recipe, or the recipe reads the last records only.
     """
     entries = [entry for entry in parse_share(share) if entry.pattern.startswith(EDGES)]
     if not entries:
         return []
     recipe = recipe_of(graph)
     columns = recipe.edge_columns if recipe else []
+    if recipe and recipe.last:
+        raise FedGraphError(
+            f"share: {entries[0].pattern} would tell a party how its own payments push others out of the last {recipe.last} that"
+            " the recipe reads: leave the column out, or import without last"
+        )
     place = {column.name: graph.num_shared_edge_features + number for number, column in enumerate(columns)}
     logs = {column.name: column.form for column in columns if column.form.log}
     pairs = [(name, name.replace("_source", "_target")) for name in place if "_source" in name]
@@ -275,38 +283,101 @@ def told_places(graph: Graph) -> tuple[list[int], list[int]]:
     return [source for source, _ in told], [target for _, target in told]
 
 
-def with_told_records(graph: Graph, share: Sequence[str], floor: int) -> Graph:
-    """Return a whole graph whose edges between parties have the shared columns of targets as the targets' parties tell them.
+def with_told_records(graph: Graph, share: Sequence[str], floor: int) -> tuple[Graph, Tensor | None]:
+    """Return a whole graph whose edges between parties have the shared columns of targets as their sources' parties read them.
 
     Args:
         graph: a graph with a recipe, whose nodes have groups, which are parties.
         share: entries that name the columns.
-        floor: fewest records of an account of which a party tells.
+        floor: fewest records of an account, besides those with the receiver, of which a party tells.
+
+    Returns:
+        The graph, and the features of its edges as the targets' parties read them [E, D]: of the own columns only the shared
+        ones of sources; None without shared columns.
 
     Raises:
         FedGraphError: its edges are not the records of its book.
     """
     columns = shared_records(graph, share)
     if not columns:
-        return graph
+        return graph, None
     recipe = recipe_of(graph)
     if recipe is None or not graph.group.numel() or not torch.equal(graph.book[:2], graph.edge_index):
         raise FedGraphError(f"share: {columns[0][0].name} needs the records of several parties: set dataset=payments")
-    party, (sources, targets) = graph.group.numpy(), graph.edge_index.numpy()
-    between = torch.from_numpy(party[sources] != party[targets])
-    few = graph.edge_index.reshape(-1).bincount(minlength=graph.num_nodes).numpy() < floor
-    values = receivers_columns(Book.of(graph.book), recipe, party)
-    attr = graph.edge_attr.clone()
-    for _, column in columns:
-        told = told_values(column, values[:, column.place - graph.num_shared_edge_features], few[targets])
-        attr[between, column.place] = torch.from_numpy(told)[between]
+    book, party, base = Book.of(graph.book), graph.group.numpy(), graph.num_shared_edge_features
+    ends = np.stack([book.source, book.target])
+    between = party[ends[0]] != party[ends[1]]
+    total = np.bincount(ends.ravel(), minlength=graph.num_nodes)
+    attr, arriving = graph.edge_attr.clone(), graph.edge_attr.clone()
+    arriving[:, base:] = 0
+    seen = views(book, recipe, party)
+    for end, (own, read) in enumerate(
+        ((seen[1], arriving), (seen[0], attr))
+    ):  # the far end is the source, then the target
+        far, reader = ends[end], party[ends[1 - end]]
+        _, pair, met = np.unique(_meetings(ends, party), return_inverse=True, return_counts=True)
+        known = enough(total[far] - met[pair[end * reader.size : (end + 1) * reader.size]], floor)
+        others = _of_others(graph, recipe, far, reader, between)
+        for pair_of in columns:
+            column = pair_of[end]
+            values = others[column.name.removeprefix(EDGES)]
+            told = column.decode(column.encode(values, b"", ()))
+            found = joined(column, own[:, column.place - base], told, known)
+            read[torch.from_numpy(between), column.place] = torch.from_numpy(found)[between]
     told_pairs = [[source.place, target.place] for source, target in columns]
-    return replace(graph, edge_attr=attr, own_columns={**graph.own_columns, "told": told_pairs})
+    return replace(graph, edge_attr=attr, own_columns={**graph.own_columns, "told": told_pairs}), arriving
 
 
-def told_values(column: Column, values: NDArray[np.float32], few: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Return the values [K] of a column of edges that a receiver reads; 0 at accounts with too few records."""
-    return np.where(few, 0, column.decode(column.encode(values, b"", ()))).astype(np.float32)
+def _meetings(ends: NDArray[np.int64], party: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a number of each end's account and the other end's party, of the sources and then of the targets [2 R]."""
+    return np.concatenate([ends[end] * (1 + int(party.max())) + party[ends[1 - end]] for end in (0, 1)])
+
+
+def _of_others(
+    graph: Graph, recipe: Recipe, far: NDArray[np.int64], reader: NDArray[np.int64], between: NDArray[np.bool_]
+) -> dict[str, NDArray[np.float32]]:
+    """Return what the parties of accounts know of them as of each record, without their records with the reading party [R].
+
+    Args:
+        graph: of the book.
+        recipe: the columns (`columns_at`).
+        far: account of each record [R].
+        reader: party at its other end [R].
+        between: records between two parties, of which the values are asked [R].
+    """
+    book, party = Book.of(graph.book), graph.group.numpy()
+    first, second = party[book.source], party[book.target]
+    found: dict[str, NDArray[np.float32]] = {}
+    for owner, peer in np.unique(np.stack([party[far], reader])[:, between], axis=1).T:
+        rows = np.flatnonzero(between & (party[far] == owner) & (reader == peer))
+        with_owner = (first == owner) | (second == owner)
+        kept = book.where(with_owner & (first != peer) & (second != peer))
+        for name, values in columns_at(kept, recipe, far[rows], book.time[rows]).items():
+            found.setdefault(name, np.zeros(far.size, dtype=np.float32))[rows] = values
+    return found
+
+
+def joined(
+    column: Column, own: NDArray[np.float32], told: NDArray[np.float32], known: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """Return a column of edges of which a receiver knows its own records with an account, and is told of all others [K].
+
+    Counts and sums add up, since no account of the receiver is among the others' partners; of the times since the last record,
+    the shorter counts.
+
+    Args:
+        column: an `END_FORMS` column of the recipe.
+        own: values of the receiver's records [K].
+        told: values of the others, as decoded [K].
+        known: whether the account is not below the floor [K].
+    """
+    form = column.log
+    assert form is not None
+    if column.name.startswith(f"{EDGES}since_"):
+        return np.where(known, np.minimum(own, told), own).astype(np.float32)
+    mine, theirs = (np.expm1(values.astype(np.float64) * form.scale + form.center) for values in (own, told))
+    value = np.rint((mine + theirs) * 100) / 100  # whole cents, and so whole counts
+    return np.where(known, (np.log1p(value) - form.center) / form.scale, own).astype(np.float32)
 
 
 def widened(graph: ClientGraph, columns: Sequence[Column]) -> ClientGraph:
@@ -323,81 +394,98 @@ def far_ends(graph: ClientGraph) -> Tensor:
     return torch.cat([graph.cut_out[1], graph.cut_in[1]]).unique()
 
 
-def records(graph: ClientGraph) -> NDArray[np.int64]:
-    """Return the number of edges at each node of a client, cut edges included [N]."""
-    ends = torch.cat([graph.edge_index.reshape(-1), graph.cut_out[0], graph.cut_in[0]])
-    return ends.bincount(minlength=graph.num_nodes).numpy()
+def records(graph: ClientGraph, without: int | None = None) -> NDArray[np.int64]:
+    """Return the number of edges at each node of a client, cut edges included, but not those with one other client [N]."""
+    cuts = [
+        graph.cut_out[0, graph.cut_out_owner != without] if without is not None else graph.cut_out[0],
+        graph.cut_in[0, graph.cut_in_owner != without] if without is not None else graph.cut_in[0],
+    ]
+    return torch.cat([graph.edge_index.reshape(-1), *cuts]).bincount(minlength=graph.num_nodes).numpy()
+
+
+def enough(counts: NDArray[np.int64], floor: int) -> NDArray[np.bool_]:
+    """Return which accounts have enough records besides those with the receiver [K]; a floor of 1 leaves out none."""
+    return (counts >= floor) | (floor <= 1)
 
 
 def encoded(
-    graph: ClientGraph, columns: Sequence[Column], floor: int, key: bytes, accounts: Sequence[bytes], rows: Any
-) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
-    """Return which of some nodes a client tells of [K], and what it tells of these by column.
+    columns: Sequence[Column], x: NDArray[np.float32], key: bytes, accounts: Sequence[bytes]
+) -> list[NDArray[Any]]:
+    """Return what an owner tells of accounts, by column.
 
     Args:
-        graph: the client's, with its cut edges.
-        columns: the shared columns of its ``x``.
-        floor: fewest records of a node.
-        key: the client's secret.
-        accounts: identifies each node for the client [K].
+        columns: the shared columns.
+        x: features of the accounts [K, F].
+        key: secret of their owner.
+        accounts: identifies each for its owner [K].
+    """
+    return [column.encode(x[:, column.place], key, accounts) for column in columns]
+
+
+def reads_book(graph: Graph, columns: Sequence[Column]) -> bool:
+    """Return whether some columns of nodes are those of the recipe, which the graph computes from its book."""
+    return any(column.place >= graph.num_features - int(graph.own_columns.get("nodes", 0)) for column in columns)
+
+
+def without_records(graph: Graph, x: NDArray[np.float32], dropped: NDArray[np.bool_], rows: Any) -> NDArray[np.float32]:
+    """Return features of some nodes whose columns of the recipe do not read some records of the book [K, F].
+
+    Args:
+        graph: a graph with columns of the recipe (`reads_book`).
+        x: the nodes' features [K, F].
+        dropped: records that are not read [R].
         rows: the nodes [K].
     """
-    told = records(graph)[rows] >= floor
-    names = [name for name, kept in zip(accounts, told.tolist(), strict=True) if kept]
-    x = graph.x.numpy()[rows[told]]
-    return told, [column.encode(x[:, column.place], key, names) for column in columns]
+    if not dropped.any():
+        return x
+    x = x.copy()
+    x[:, x.shape[1] - int(graph.own_columns["nodes"]) :] = node_columns_of(graph, ~dropped)[rows]
+    return x
 
 
-def with_shares(clients: Sequence[ClientGraph], share: Sequence[str], floor: int, seed: int) -> list[ClientGraph]:
+def with_shares(
+    clients: Sequence[ClientGraph], share: Sequence[str], floor: int, seed: int, whole: Graph | None = None
+) -> list[ClientGraph]:
     """Return the clients of a partition, each with the shared columns of its far ends as `fedgraph-flwr link` gives them.
 
     Args:
         clients: the partition.
         share: entries that name the columns.
-        floor: fewest records of an account that is shared.
+        floor: fewest records of an account that is shared, besides those with the receiver.
         seed: of the draws of randomised response.
+        whole: the graph that is partitioned; its book has the records that columns of a recipe read.
 
     Raises:
         FedGraphError: no client has cut edges, or as `shared_columns`.
     """
     if not any(client.cut_out.numel() + client.cut_in.numel() for client in clients):
         raise FedGraphError("partition.share needs edges between clients, but no client has such edges: leave it out")
-    clients = [_with_told_sources(client, shared_records(client, share), floor, clients) for client in clients]
     columns = shared_columns(clients[0], share)
-    rows = []
-    for client in clients:
-        names = [str(node).encode() for node in client.node_id.tolist()]
-        key = f"seed {seed} client {client.client} ".encode()
-        told, codes = encoded(client, columns, floor, key, names, np.arange(len(names)))
-        values = np.full((len(names), len(columns)), np.nan, dtype=np.float32)
-        for place, (column, found) in enumerate(zip(columns, codes, strict=True)):
-            values[told, place] = column.decode(found)
-        rows.append(values)
+    computed = whole is not None and bool(whole.book.numel()) and reads_book(whole, columns)
     ids = torch.cat([client.node_id for client in clients]).numpy()
     nodes, first = np.unique(ids, return_index=True)  # of the owner, the lowest client
-    whole = torch.from_numpy(np.concatenate(rows)[first])
+    every, count = torch.cat([client.x for client in clients]).numpy(), np.concatenate([*map(records, clients)])
+    owner = np.repeat([client.client for client in clients], [client.num_nodes for client in clients])
 
     def own(client: ClientGraph) -> ClientGraph:
-        ids = far_ends(client)
-        return replace(widened(client, columns), far_id=ids, far_x=whole[np.searchsorted(nodes, ids.numpy())])
+        far = far_ends(client)
+        rows = first[np.searchsorted(nodes, far.numpy())]
+        met = torch.searchsorted(far, torch.cat([client.cut_out[1], client.cut_in[1]])).bincount(minlength=far.numel())
+        known = enough(count[rows] - met.numpy(), floor)
+        x = every[rows]
+        if computed and whole is not None:
+            dropped = np.isin(whole.book[:2].numpy(), client.node_id.numpy()).any(axis=0)
+            x = without_records(whole, x, dropped, far.numpy())
+        values = np.full((far.numel(), len(columns)), np.nan, dtype=np.float32)
+        for holder in np.unique(owner[rows]):
+            told = np.flatnonzero(known & (owner[rows] == holder))
+            names = [str(node).encode() for node in far[told].tolist()]
+            key = f"seed {seed} client {holder} ".encode()
+            for place, (column, codes) in enumerate(zip(columns, encoded(columns, x[told], key, names), strict=True)):
+                values[told, place] = column.decode(codes)
+        return replace(widened(client, columns), far_id=far, far_x=torch.from_numpy(values))
 
     return [own(client) for client in clients]
-
-
-def _with_told_sources(
-    client: ClientGraph, columns: Sequence[tuple[Column, Column]], floor: int, clients: Sequence[ClientGraph]
-) -> ClientGraph:
-    """Return a client whose incoming edges have the columns of sources as the sources' parties tell them."""
-    if not columns or not client.cut_in.numel():
-        return client
-    nodes = torch.cat([one.node_id for one in clients]).numpy()
-    count = np.concatenate([records(one) for one in clients])
-    order = np.argsort(nodes, kind="stable")
-    few = count[order[np.searchsorted(nodes, client.cut_in[1].numpy(), sorter=order)]] < floor
-    attr = client.cut_in_edge_attr.clone()
-    for column, _ in columns:
-        attr[:, column.place] = torch.from_numpy(told_values(column, attr[:, column.place].numpy(), few))
-    return replace(client, cut_in_edge_attr=attr)
 
 
 def far_rows(graph: ClientGraph, ids: Tensor, unknown: float = 0.0) -> Tensor:

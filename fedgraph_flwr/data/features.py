@@ -416,12 +416,65 @@ def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> ND
     return _matrix(_edge_values(book, recipe), recipe.edge_columns, size)
 
 
-def receivers_columns(book: Book, recipe: Recipe, party: Ints) -> NDArray[np.float32]:
-    """Return the columns of records as the receivers' parties compute them, float32 [R, K]; ``party`` of each account [A]."""
+def views(book: Book, recipe: Recipe, party: Ints) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the columns of records as the payers' and as the receivers' parties compute them, each float32 [R, K].
+
+    Args:
+        book: R records.
+        recipe: the columns.
+        party: of each account [A].
+    """
     joined, rows = per_party(book.of_days() if recipe.whole else book, party)
     every = _matrix(_edge_values(joined, recipe), recipe.edge_columns, rows.size)
-    found = every[: book.time.size].copy()
-    found[rows[found.shape[0] :]] = every[found.shape[0] :]
+    payers = every[: book.time.size]
+    receivers = payers.copy()
+    receivers[rows[book.time.size :]] = every[book.time.size :]
+    return payers, receivers
+
+
+END_FORMS = {"since": SECONDS, "n": COUNT, "sum": SUM, "partners": COUNT}
+"""Forms of columns of one end of a record, by what they say of its account: ``since_WAY``, and with a window ``n_WAY_W``."""
+
+
+def columns_at(book: Book, recipe: Recipe, accounts: Ints, times: Ints) -> dict[str, NDArray[np.float32]]:
+    """Return what records say of accounts as of times, as the columns of one end of a record, by name without the end.
+
+    Args:
+        book: the records, none of which is the one that asks.
+        recipe: its windows, and whether it reads whole days.
+        accounts: of each request [Q].
+        times: in seconds [Q].
+
+    Returns:
+        Values float32 [Q] by name, such as ``n_in_2d``.
+    """
+    if recipe.whole:
+        book, times = book.of_days(), times // DAY * DAY
+    order = np.lexsort((times, accounts))
+    near, at = accounts[order], times[order]
+    known, rank = np.unique(book.time, return_inverse=True)
+    steps = known.size + 1
+    end = np.searchsorted(known, at, "right" if recipe.whole else "left")
+    reach = [seconds - DAY if recipe.whole else seconds for seconds in recipe.seconds]
+    starts = [np.searchsorted(known, at - seconds, "left") for seconds in reach]
+    found: dict[str, NDArray[np.float32]] = {}
+
+    def put(name: str, values: Any) -> None:
+        form = END_FORMS[name.partition("_")[0]]
+        found[name] = np.empty(order.size, dtype=np.float32)
+        found[name][order] = (np.log1p(values) - form.center) / form.scale
+
+    for way, one, other in (("in", book.target, book.source), ("out", book.source, book.target)):
+        events = _Events(one, other, rank, steps, book, recipe.whole)
+        last, zero = (np.searchsorted(events.key, near * steps + place) for place in (end, 0))
+        passed = at - np.append(events.time, 0)[last - 1]
+        put(f"since_{way}", np.where(last > zero, passed, NEVER))
+        repeats = events.repeats()
+        for w, start in zip(recipe.labels, starts, strict=True):
+            first = np.searchsorted(events.key, near * steps + start)
+            put(f"n_{way}_{w}", last - first)
+            put(f"sum_{way}_{w}", (events.total[last] - events.total[first]) / 100)
+            put(f"partners_{way}_{w}", _distinct(first, last, repeats))
     return found
 
 

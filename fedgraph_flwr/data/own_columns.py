@@ -58,6 +58,19 @@ def with_node_columns(graph: AnyGraph) -> AnyGraph:
     )
 
 
+def node_columns_of(graph: Graph, kept: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the columns of nodes of a graph that has them, as if its book had only some of its records, float32 [N, K].
+
+    Args:
+        graph: a graph with a recipe and a book of R records.
+        kept: the records that count [R].
+    """
+    recipe = recipe_of(graph)
+    assert recipe is not None  # `own_columns` has "nodes"
+    party = graph.group.numpy() if graph.group.numel() else None
+    return node_columns(Book.of(graph.book).where(kept), recipe, graph.num_nodes, party, graph.own_columns.get("until"))
+
+
 def last_of_training(graph: Graph) -> int | None:
     """Return the time of the last training edge of a graph whose nodes are split by time; None for others."""
     if not graph.edge_split.numel() or graph.schema.get(APART):

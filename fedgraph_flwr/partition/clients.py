@@ -11,7 +11,7 @@ from torch import Tensor
 from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
-from fedgraph_flwr.data.far_ends import told_places, with_shares, with_told_records
+from fedgraph_flwr.data.far_ends import with_shares, with_told_records
 from fedgraph_flwr.data.graph import (
     EDGE_FIELDS,
     SHARED_FIELDS,
@@ -46,14 +46,14 @@ def make(graph: Graph | list[Graph], cfg: RunConfig) -> list[ClientGraph]:
             (client,) = cut(own, [torch.arange(own.num_nodes)])
             alone += _finished([replace(client, client=index, num_clients=len(graph))], cfg)
         return alone
-    graph = with_told_records(_prepared(graph, cfg), cfg.partition.share, cfg.partition.min_records)
+    graph, received = with_told_records(_prepared(graph, cfg), cfg.partition.share, cfg.partition.min_records)
     seed = grouping_seed(cfg.split, cfg.seed)
     if cfg.partition.name == RELATIONS:
         clients = by_relation(graph, cfg.partition, cfg.num_clients, seed)
     else:
-        clients = cut(graph, assign(graph, cfg.partition, cfg.num_clients, seed))
+        clients = cut(graph, assign(graph, cfg.partition, cfg.num_clients, seed), received)
     if cfg.partition.share:
-        clients = with_shares(clients, cfg.partition.share, cfg.partition.min_records, cfg.seed)
+        clients = with_shares(clients, cfg.partition.share, cfg.partition.min_records, cfg.seed, graph)
     return _finished(clients, cfg)
 
 
@@ -158,7 +158,7 @@ def _checked(groups: Any, num_nodes: int, name: str) -> list[np.ndarray]:
     return [group.astype(np.int64) for group in kept]
 
 
-def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
+def cut(graph: Graph, parts: list[Tensor], received: Tensor | None = None) -> list[ClientGraph]:
     """Return one `ClientGraph` per client: its nodes, the relabelled edges between them, and its cut edges.
 
     An edge is kept by every client that holds both ends, and is a cut edge of every client that holds one end, if someone
@@ -167,6 +167,8 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
     Args:
         graph: N nodes, E edges.
         parts: global node ids of each client, ascending.
+        received: features of edges as the client of the target reads those of another client [E, D]; None: as the graph has
+            them, without the columns of own records, which are the other client's.
     """
     n, m = graph.num_nodes, len(parts)
     sizes = np.array([part.numel() for part in parts], dtype=np.int64)
@@ -203,16 +205,15 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
         held = owner[far] >= 0
         return split(who[held], near[held], far[held], owner[far[held]], edge[held])
 
-    told = told_places(graph)[0]
-
     def data_of(edges: Tensor, cut: str = "") -> dict[str, Any]:
         """Return the data of edges, under the names of the client's fields."""
         if not graph.has_edge_data:
             return {}
         found = {f"{cut}{key}": rows_of(getattr(graph, key), edges) for key in EDGE_FIELDS}
-        if cut == "cut_in_":  # the columns of own records are the sender's, of which it tells some
-            own = [c for c in range(graph.num_shared_edge_features, graph.num_edge_features) if c not in told]
-            found["cut_in_edge_attr"][:, own] = 0
+        if cut == "cut_in_" and received is not None:
+            found["cut_in_edge_attr"] = received[edges]
+        elif cut == "cut_in_":
+            found["cut_in_edge_attr"][:, graph.num_shared_edge_features :] = 0
         return found
 
     source, target = graph.edge_index.numpy()

@@ -5,13 +5,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fedgraph_baselines.clients.fedgcn import FedGCNClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.datasets import load
-from fedgraph_flwr.data.far_ends import LEVELS, Column, far_rows, neighbour_means, with_far_ends, with_shares
-from fedgraph_flwr.data.features import SUM, Book, edge_columns
+from fedgraph_flwr.data.far_ends import (
+    LEVELS,
+    Column,
+    far_rows,
+    neighbour_means,
+    with_far_ends,
+    with_shares,
+    with_told_records,
+)
+from fedgraph_flwr.data.features import DAY, END_FORMS, NEVER, SUM, Book, Recipe, columns_at, edge_columns, views
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.errors import FedGraphError
@@ -44,6 +53,15 @@ def clients_of(graph: Graph, parts: int) -> list[ClientGraph]:
 
 def shared(*share: str, floor: int = 1, parts: int = 3) -> list[ClientGraph]:
     return with_shares(clients_of(random_graph(), parts), share, floor, seed=0)
+
+
+def records_besides(graph: Graph, client: int, parts: int = 3) -> Tensor:
+    """The number of edges of each node whose other end is not the client's [N]."""
+    count = torch.zeros(NODES, dtype=torch.int64)
+    for a, b in graph.edge_index.t().tolist():
+        count[a] += b % parts != client
+        count[b] += a % parts != client
+    return count
 
 
 def names(count: int) -> list[bytes]:
@@ -104,7 +122,7 @@ def test_far_ends_carry_the_columns_of_their_owner():
 
 def test_accounts_below_the_floor_are_zero_and_marked():
     graph = random_graph()
-    degree = graph.edge_index.reshape(-1).bincount(minlength=NODES)
+    degree = records_besides(graph, 0)
     floor = int(degree.median())
     one = shared("1:exact", floor=floor)[0]
     x = far_rows(one, one.far_id)
@@ -171,7 +189,7 @@ def test_a_share_that_cannot_be_is_refused(overrides, message):
 def test_means_over_neighbours_are_those_of_a_loop():
     """Columns that a far end does not share are left out, and so are all of an account below the floor."""
     graph = random_graph()
-    degree = graph.edge_index.reshape(-1).bincount(minlength=NODES)
+    degree = records_besides(graph, 0)
     floor = int(degree.median())
     one = shared("1:exact", floor=floor)[0]
     whole = with_far_ends(one)
@@ -211,3 +229,66 @@ def test_a_partition_tells_what_each_bank_computes_from_its_own_book():
             assert rows.numel() > 20
             assert torch.equal(getattr(client, f"{cut_edges}_edge_time"), graph.edge_time[rows])
             assert torch.equal(getattr(client, f"{cut_edges}_edge_attr")[:, shared + place], theirs[rows, place])
+
+
+@pytest.mark.parametrize("recipe", [Recipe(windows=(2.0, 0.25)), Recipe(windows=(1.0, 3.0), day="whole")])
+def test_columns_as_of_a_time_are_those_of_a_loop(recipe):
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(6, size=(2, 150))
+    time, cents = rng.integers(5 * DAY // 3600, size=150) * 3600, rng.integers(1, 9000, 150)
+    book, accounts, times = Book(source, target, time, cents), rng.integers(8, size=90), rng.integers(6 * DAY, size=90)
+    found = columns_at(book, recipe, accounts, times)
+    assert len(found) == 2 + 2 * 3 * len(recipe.windows)
+    for row, (account, at) in enumerate(zip(accounts, times, strict=True)):
+        day, past = at // DAY, time // DAY if recipe.whole else time
+        for way, (near, far) in {"in": (target, source), "out": (source, target)}.items():
+            before = (near == account) & (past <= day if recipe.whole else past < at)
+            passed = (day - past) * DAY if recipe.whole else at - past
+            values = {f"since_{way}": passed[before].min(initial=NEVER)}
+            for label, days in zip(recipe.labels, recipe.windows, strict=True):
+                rows = before & (passed <= (days - 1 if recipe.whole else days) * DAY)
+                values[f"n_{way}_{label}"] = rows.sum()
+                values[f"sum_{way}_{label}"] = cents[rows].sum() / 100
+                values[f"partners_{way}_{label}"] = np.unique(far[rows]).size
+            for name, value in values.items():
+                form = END_FORMS[name.partition("_")[0]]
+                assert found[name][row] == pytest.approx((np.log1p(value) - form.center) / form.scale, abs=1e-6), name
+
+
+@pytest.mark.parametrize(("day", "floor"), [("before", 1), ("whole", 1), ("before", 4)])
+def test_own_and_told_records_join_to_those_of_the_whole_account(day, floor):
+    """With exact values, a bank reads of each far end what the far end's bank computes from its own book.
+
+    Below the floor, it reads what its own records say.
+    """
+    words = [
+        "dataset=payments",
+        "dataset.accounts=300",
+        "dataset.background=900",
+        "dataset.per_kind=1",
+        "num_clients=3",
+    ]
+    words += [f"dataset.day={day}", "dataset.windows=[2,14]", "dataset.without=[flow_*,hop2_*,common_*]"]
+    cfg = compose([*words, "dataset.recipe=payments", "partition.share=['edges.*:exact']"])
+    graph = load(cfg.dataset, seed=0, num_clients=3)
+    recipe, party = recipe_of(graph), graph.group
+    payers, receivers = views(Book.of(graph.book), recipe, party.numpy())
+    told, arriving = with_told_records(graph, cfg.partition.share, floor)
+    between = party[graph.edge_index[0]] != party[graph.edge_index[1]]
+    base, names = graph.num_shared_edge_features, [column.name for column in recipe.edge_columns]
+    columns = {end: [place for place, name in enumerate(names) if f"_{end}" in name] for end in ("source", "target")}
+    assert len(columns["source"]) == len(columns["target"]) == 2 + 2 * 3 * 2
+    met = torch.zeros(2, graph.num_edges, dtype=torch.int64)  # records of the far end with others than the reading bank
+    for edge, ends in enumerate(graph.edge_index.t().tolist()):
+        for far, (account, reader) in enumerate((ends, ends[::-1])):
+            touching = graph.edge_index[:, (graph.edge_index == account).any(0)]
+            met[far, edge] = int((party[touching] != party[reader]).all(0).sum())
+    for far, (read, true, own) in enumerate(((arriving, payers, receivers), (told.edge_attr, receivers, payers))):
+        some = between & ((met[far] >= floor) | torch.tensor(floor == 1))
+        none = between & ~some
+        assert none.any() == (floor > 1)
+        assert some.sum() > 50
+        for place in columns["source" if far == 0 else "target"]:
+            values = read[:, base + place]
+            assert torch.allclose(values[some], torch.from_numpy(true[:, place])[some], atol=1e-5), names[place]
+            assert torch.equal(values[none], torch.from_numpy(own[:, place])[none]), names[place]

@@ -38,14 +38,15 @@ def payments():
     )
 
 
-def books(folder, rows, *recipe, share="", split="temporal"):
-    """Import each bank's rows and link them, with the columns that are shared."""
+def books(folder, rows, *recipe, share="", split="temporal", withheld=()):
+    """Import each bank's rows and link them, with the columns that are shared; bank b does not book the withheld references."""
     folder.mkdir()
     for number, bank in enumerate(BANKS):
         pd.DataFrame({"id": [f"{bank}{n}" for n in range(EACH)], "age": range(EACH)}).to_csv(
             folder / f"{bank}.csv", index=False
         )
         mine = rows[(rows[["from_bank", "to_bank"]] == bank.upper()).any(axis=1)]
+        mine = mine[~mine.ref.isin(withheld)] if bank == "b" else mine
         mine.to_csv(folder / f"{bank}_pay.csv", index=False)
         args = ["import", "--nodes", f"{folder / bank}.csv", "--edges", f"{folder / bank}_pay.csv", *ROLES, *recipe]
         args += [

@@ -2,10 +2,11 @@
 
 Each case runs twice with the same keys and draws. The second time, everything that may not leave has other values: undeclared
 columns, declared columns of accounts that are not shared, labels, splits, edges within a party, and data of records that only
-one party has or that start at the other. So do columns of a bank's own records that no rule names, and those of the other end
-of a payment. All opened contents and all that passes the server must be the same, bit by bit. So a
-value leaves neither as it is nor by any transform. Two things depend on the whole file, through a hash keyed by the party's
-secret, and are held fixed here: the order of rows and the hash of the linked file (`test_link_attacks` tests both).
+one party has or that start at the other. So do columns of a bank's own records in its file, since what leaves is computed from
+its book, and amounts in the book of accounts that are not told. All opened contents and all that passes the server must be the
+same, bit by bit. So a value leaves neither as it is nor by any transform. Two things depend on the whole file, through a hash
+keyed by the party's secret, and are held fixed here: the order of rows and the hash of the linked file (`test_link_attacks` tests
+both).
 """
 
 import random
@@ -46,7 +47,7 @@ CASES = {
     "routed": LinkRules(match="routed"),
     "routed, share": LinkRules(match="routed", share=["age"]),
     "disclosed, share": LinkRules(one_sided="disclose", share=["age"]),
-    "payments, edges": LinkRules(share=["edges.n_in_2d", "edges.sum_*:exact"], min_records=4),
+    "payments, edges": LinkRules(share=["edges.n_in_2d", "edges.sum_*:exact"], min_records=2),
     "routed, edges and nodes": LinkRules(match="routed", share=["edges.n_*", "age:exact"], one_sided="disclose"),
     "ids": LinkRules(match="ids"),
     "ids, share": LinkRules(match="ids", share=["age"]),
@@ -135,7 +136,7 @@ def without_secrets(party):
     graph, rules = party.graph, party.rules
     told = torch.zeros(graph.num_nodes, dtype=torch.bool)
     sent = torch.zeros(graph.foreign.size(1), dtype=torch.bool)
-    own_end = torch.zeros(graph.foreign.size(1), graph.num_edge_features, dtype=torch.bool)
+    as_of = torch.zeros(graph.foreign.size(1), dtype=torch.bool)
     for peer in party.peers if not rules.dry_run else ():
         rows = party.values(peer)[0]
         shared = rows[party.intersection(peer)[0]]
@@ -148,13 +149,12 @@ def without_secrets(party):
             words = set(party.told(peer)[2])
             listed = [str(name).encode() in words for name in normal_ids(unpack_words(graph.ids), id_form(graph))]
             told |= (mine := torch.tensor(listed))
-            for source, target in party.records:  # of each shared record, the column of its end here
-                known = shared[mine[graph.foreign[0, shared]].numpy()]
-                own_end[known, torch.where(graph.foreign_out[known], source.place, target.place)] = True
+            if party.records:  # told as of the time at which this party booked the record
+                as_of[shared[mine[graph.foreign[0, shared]].numpy()]] = True
     free = torch.ones(graph.num_nodes, graph.num_features, dtype=torch.bool)
     free[:, [column.place for column in party.columns]] = ~told[:, None]
     assert free.any()
-    assert not party.records or 0 < own_end.sum() < own_end.numel()
+    assert not party.records or 0 < as_of.sum() < as_of.numel()
     changed = {"x": other(graph.x, free), "y": (graph.y + 1) % max(graph.num_classes, 2)}
     changed |= {mask: getattr(graph, mask).flip(0) for mask in ("train_mask", "val_mask", "test_mask")}
     for key in ("edge_attr", "edge_time", "edge_y"):
@@ -163,8 +163,12 @@ def without_secrets(party):
         if foreign.numel():
             every = (~sent).view(-1, *[1] * (foreign.ndim - 1)).repeat(1, *foreign.shape[1:])
             if key == "edge_attr":
-                every[:, graph.num_shared_edge_features :] = ~own_end[:, graph.num_shared_edge_features :]
+                every[:, graph.num_shared_edge_features :] = True
+            every = every & ~as_of if key == "edge_time" else every
             changed[f"foreign_{key}"] = other(foreign, every)
+    if graph.book.numel():
+        untold = ~torch.cat([told, torch.zeros(len(graph.book_ids), dtype=torch.bool)])[graph.book[:2]].any(dim=0)
+        changed["book"] = torch.cat([graph.book[:3], torch.where(untold, 3 * graph.book[3] + 7, graph.book[3])[None]])
     return replace(graph, **changed)
 
 
@@ -201,10 +205,10 @@ def test_messages_do_not_depend_on_what_no_rule_names(pairs, case):
     if rules.share:  # what is declared does leave: the probe reads it
         columns = [*parties[1].columns, *(source for source, _ in parties[1].records)]
         place = min(columns, key=lambda column: column.epsilon).place  # a randomised one may hide the change
-        key = "x" if parties[1].columns else "foreign_edge_attr"
+        key, part = ("x", (slice(None), place)) if parties[1].columns else ("book", 3)
         moved = [party.graph for party in parties]
         moved[1] = replace(moved[1], **{key: getattr(moved[1], key).clone()})
-        getattr(moved[1], key)[:, place] = 64 - getattr(moved[1], key)[:, place]
+        getattr(moved[1], key)[part] = (64 - getattr(moved[1], key)[part]) ** (1 + (key == "book"))
         assert difference(sent, simulated(moved, rules)[1]).startswith("('share'")
 
 
@@ -258,10 +262,17 @@ def test_a_planted_leak_is_found(pairs, monkeypatch, leak):
 
 
 def test_a_column_of_the_other_end_is_found(pairs, monkeypatch):
-    """A party tells what it knows of the other end of a shared payment instead of its own."""
+    """A party tells what it knows of the other end of a shared payment beside its own."""
     parties, _, changed = pairs("payments, edges")
-    named = vars(LinkParty)["records"].func
-    ends = property(lambda self: [(target, source) for source, target in named(self)])
-    monkeypatch.setattr(LinkParty, "records", ends)
+    made = LinkParty._told_records
+
+    def with_other(self, peer):
+        found, rows = made(self, peer), self._matched(peer, self._by_mask(peer)[0])
+        far = self.records[0][1].place
+        return found | {
+            "edge 0": found["edge 0"] + (self.graph.foreign_edge_attr[rows, far].numpy() > 0).astype("int8")
+        }
+
+    monkeypatch.setattr(LinkParty, "_told_records", with_other)
     sent = [simulated(graphs, parties[0].rules)[1] for graphs in ([party.graph for party in parties], changed)]
     assert difference(*sent).startswith("('share', ")

@@ -3,15 +3,22 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.far_ends import LEVELS, Column
+from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition.clients import make
 from fedgraph_flwr.party.link.policy import book_share
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.keyring import Keyring
 from tests.party.linked_banks import BANKS, banks
+from tests.party.two_banks import DAY, books, payments
 
 COUNT = 6_000
 
@@ -48,7 +55,7 @@ def test_the_ledger_adds_forms_months_and_draws_of_earlier_versions(tmp_path):
     policy = tmp_path / "policy.yaml"
 
     def book(share, files):
-        parties = [LinkParty(graph, LinkRules(share=[share]), Keyring(graph.client)) for graph in files]
+        parties = [LinkParty(graph, LinkRules(match="routed", share=[share]), Keyring(graph.client)) for graph in files]
         simulate(parties)
         digest, accounts = parties[0].told_digest(1)
         return book_share(policy, "b", parties[0].told_to(1), digest, accounts, 7.0)
@@ -65,3 +72,90 @@ def test_the_ledger_adds_forms_months_and_draws_of_earlier_versions(tmp_path):
     entries["b"]["age:eps=2"]["values"] = ["of an earlier version"]  # which drew the same levels otherwise
     ledger.write_text(json.dumps(entries))
     assert book("age:eps=2", files) == 1 + 2 + 2
+
+
+# --- probes by payments -----------------------------------------------------------------------------------------------
+
+START = 20_000 * DAY + 100 * 1800 + 7
+"""Time of the private payment of 700 to account a0; all probes are later and within its windows."""
+
+
+def pay(number, source, target, amount, later):
+    banks_of = {"from_bank": source[0].upper(), "to_bank": target[0].upper()}
+    row = {"ref": f"x{number}", "source": source, "target": target, **banks_of, "at": START + later, "amount": amount}
+    return row | {"fraud": "no"}
+
+
+def told(folder, probes, rules, base=None, withheld=()):
+    """What bank a tells b of account a0 by column, and as of the same last payment of b to it, after some probes of b."""
+    private = [pay(0, "a1", "a0", 700.0, 0), pay(1, "b0", "a0", 5.0, 40_000)]
+    rows = pd.concat([base if base is not None else payments(), pd.DataFrame(private + probes)], ignore_index=True)
+    folder = books(folder, rows, "--features", "payments,-common_*", split="", withheld=withheld).parent
+    parties = [
+        LinkParty(ClientGraph.load(folder / f"{bank}.safetensors"), rules, Keyring(i)) for i, bank in enumerate("ab")
+    ]
+    simulate(parties)
+    message = parties[0]._make_share(1)
+    names = unpack_words(parties[0].linked.ids)[parties[0].told(1)[0]].tolist()
+    times = parties[0].graph.foreign_edge_time.numpy()[parties[0]._matched(1, parties[0]._by_mask(1)[0])]
+    at = int(np.flatnonzero(times == START + 40_000)[0])
+    of_account = {key: values[names.index("a0")] for key, values in message.items() if key.isdigit() and "a0" in names}
+    return of_account | {key: values[at] for key, values in message.items() if key == "known" or key.startswith("edge")}
+
+
+PROBES = [pay(2 + k, "b1", "a0", 2.0**k, 1000 * k) for k in range(1, 9)] + [pay(11, "a0", "b2", 99.0, 20_000)]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        LinkRules(share=["*", "edges.*"]),
+        LinkRules(share=["*:exact", "edges.*:exact"], match="routed"),
+        LinkRules(share=["*:eps=4"], min_records=3),
+        LinkRules(share=["*_6h:exact", "edges.sum_in_2d"], one_sided="stub"),
+    ],
+    ids=["buckets", "exact", "eps", "stub"],
+)
+@pytest.mark.parametrize("withheld", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_no_payment_of_the_receiver_changes_what_it_is_told(tmp_path, rules, withheld):
+    """Payments to and from an account, which both banks book, or bank a alone."""
+    hidden = [row["ref"] for row in PROBES] if withheld else ()
+    before = told(tmp_path / "before", [], rules)
+    after = told(tmp_path / "after", PROBES, rules, withheld=hidden)
+    assert before.keys() == after.keys()
+    assert len(before) > 3
+    assert {key: str(value) for key, value in before.items()} == {key: str(value) for key, value in after.items()}
+
+
+@pytest.mark.parametrize("one_sided", ["drop", "stub"])
+def test_payments_of_the_receiver_do_not_lift_an_account_over_the_floor(tmp_path, one_sided):
+    rules = LinkRules(share=["age", "edges.n_in_2d"], min_records=3, one_sided=one_sided)
+    rest = payments()
+    rest = rest[(rest.source != "a0") & (rest.target != "a0")]
+    half = [row["ref"] for row in PROBES[::2]]  # some of them at bank a alone
+    found = told(tmp_path / "books", PROBES, rules, rest, half)
+    assert found.keys() == {"known", "edge 0"}
+    assert not found["known"]
+    assert found == told(tmp_path / "alone", [], rules, rest)
+    more = pd.concat([rest, pd.DataFrame([pay(20 + k, "a2", "a0", 5.0, 50_000 + k) for k in range(2)])])
+    assert told(tmp_path / "more", PROBES, rules, more, half)["known"]
+
+
+def test_a_partition_does_not_tell_it_either():
+    """Columns of far ends of bank 0, after bank 0 paid one account of bank 1 more often."""
+    words = ["dataset=payments", "dataset.accounts=60", "dataset.background=400", "dataset.per_kind=1", "num_clients=2"]
+    words += ["dataset.recipe=payments", "dataset.windows=[2]", "dataset.without=[common_*]", "split.min_train=1"]
+    cfg = compose([*words, "partition.share=['*:exact']", "partition.min_records=2"])
+    graph = load(cfg.dataset, seed=0, num_clients=2)
+    plain = make(graph, cfg)[0]
+    between = graph.group[graph.edge_index]
+    paid = ((between[0] == 0) & (between[1] == 1)).nonzero().view(-1)
+    account = graph.edge_index[1, paid[0]]
+    rows = torch.cat([torch.arange(graph.num_edges), paid[graph.edge_index[1, paid] == account].repeat(5)])
+    graph.book = graph.book[:, rows]
+    probed = make(graph.with_edges(graph.edge_index[:, rows], rows), cfg)[0]
+    assert plain.far["names"] == probed.far["names"]
+    assert len(plain.far["names"]) > 20
+    assert torch.equal(plain.far_id, probed.far_id)
+    assert torch.equal(plain.far_x.nan_to_num(7e9), probed.far_x.nan_to_num(7e9))
+    assert not plain.far_x.isnan().all()

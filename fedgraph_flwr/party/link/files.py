@@ -251,6 +251,18 @@ def told_rows(graph: ClientGraph, client: int) -> Ints:
     return torch.cat(ends).unique().numpy()
 
 
+def booked_with(graph: ClientGraph, party: str) -> NDArray[np.bool_]:
+    """Return which records of a graph's book are with an account of one other party [R]."""
+    names = unpack_words(graph.book_ids).tolist() if len(graph.book_ids) else []
+    there = np.array([False, *(name.partition(BETWEEN)[0] == party for name in names)])
+    far = (
+        graph.book[:2].max(dim=0).values.numpy() - graph.num_nodes
+        if graph.book.numel()
+        else np.zeros(0, dtype=np.int64)
+    )
+    return there[np.maximum(far, -1) + 1]
+
+
 def with_stubs(graph: ClientGraph, rows: Ints) -> ClientGraph:
     """Return a graph in which unmatched records lead to nodes without features or labels.
 

@@ -20,13 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from fedgraph_flwr.data.far_ends import Column, encoded, records
-from fedgraph_flwr.data.graph import ClientGraph, unpack_words
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import NODE, Schema, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
-from fedgraph_flwr.party.link.files import Ints, id_form
+from fedgraph_flwr.party.link.files import Ints
 from fedgraph_flwr.party.link.protocol import LinkParty, array_of
 from fedgraph_flwr.party.link.rules import LinkRules
-from fedgraph_flwr.party.tables.parties import normal_ids
 from fedgraph_flwr.wire.messages import Arrays
 
 
@@ -109,9 +108,8 @@ class JoinParty(LinkParty):
     def told(self, peer: int) -> tuple[Ints, list[NDArray[Any]], list[bytes]]:
         """Return what this party tells a peer: rows of its file [K], codes or values by column, and the accounts' ids."""
         rows = self.values(peer)[0][self._by_mask(peer)[0]]
-        names = [str(name).encode() for name in normal_ids(unpack_words(self.graph.ids)[rows], id_form(self.graph))]
-        _, codes = encoded(*self.told_of, 0, self.secret, names, rows)
-        return rows, codes, names
+        names = self._names_of(self.graph, rows)
+        return rows, encoded(self.told_of[1], self.told_values(peer, rows), self.secret, names), names
 
     def _make_share(self, peer: int) -> Arrays:
         rows, codes, _ = self.told(peer)

@@ -40,9 +40,24 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from fedgraph_flwr.data.far_ends import EXACT, Column, encoded, shared_columns, shared_records, widened
+from fedgraph_flwr.data.book import Book
+from fedgraph_flwr.data.far_ends import (
+    EDGES,
+    EXACT,
+    Column,
+    encoded,
+    enough,
+    joined,
+    reads_book,
+    shared_columns,
+    shared_records,
+    widened,
+    without_records,
+)
 from fedgraph_flwr.data.far_ends import records as record_counts
+from fedgraph_flwr.data.features import columns_at
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
+from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.schema import Schema, agreed_schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
 from fedgraph_flwr.party.link import files, matching
@@ -765,6 +780,30 @@ class LinkParty:
         """The graph and its columns of accounts that this party tells others."""
         return self.linked, self.columns
 
+    def told_values(self, peer: int, rows: Ints) -> NDArray[np.float32]:
+        """Return features of nodes of `told_of`, whose columns of the recipe do not read records with a peer [K, F].
+
+        The peer could otherwise probe an account by its own payments (`data.far_ends`).
+        """
+        graph, columns = self.told_of
+        x = graph.x.numpy()[rows]
+        return (
+            without_records(graph, x, files.booked_with(graph, self.names[peer]), rows)
+            if reads_book(graph, columns)
+            else x
+        )
+
+    def others_records(self, peer: int) -> Ints:
+        """Return the number of records of each node of the linked graph that are not with a peer [N]."""
+        counts = record_counts(self.linked, without=peer)
+        if self.rules.one_sided == "stub":  # unmatched records are edges to stubs
+            rows, places = self._unmatched(), self._prepared[1]
+            parties, name = self.graph.linking["parties"], self.names[peer]
+            with_peer = self.graph.foreign[1].numpy()[rows] == (parties.index(name) if name in parties else -1)
+            stubs = places[self.graph.foreign[0].numpy()[rows[with_peer]]]
+            counts = counts - np.bincount(stubs, minlength=counts.size) * (1 + undirected(self.graph))
+        return counts
+
     def told_to(self, peer: int) -> list[Column]:
         """Return the columns of accounts that this party tells a peer, which its ledger books."""
         return self.told_columns
@@ -773,18 +812,22 @@ class LinkParty:
         """Return what this party tells a peer: rows of the linked graph [K], codes or values by column, and the accounts' ids."""
         graph, columns = self.told_of
         rows = told_rows(graph, peer)
-        names = [str(name).encode() for name in normal_ids(unpack_words(graph.ids)[rows], id_form(self.graph))]
-        kept, codes = encoded(graph, columns, self.rules.min_records, self.secret, names, rows)
-        return rows[kept], codes, [name for name, told in zip(names, kept.tolist(), strict=True) if told]
+        rows = rows[enough(self.others_records(peer)[rows], self.rules.min_records)]
+        names = self._names_of(graph, rows)
+        return rows, encoded(columns, self.told_values(peer, rows), self.secret, names), names
+
+    def _names_of(self, graph: ClientGraph, rows: Ints) -> list[bytes]:
+        """Return the ids of own nodes as this party compares them [K]."""
+        return [str(name).encode() for name in normal_ids(unpack_words(graph.ids)[rows], id_form(self.graph))]
 
     def told_digest(self, peer: int) -> tuple[str, int]:
         """Return a keyed hash of the accounts of which a peer is told, their values and draws, and the number of accounts.
 
         Versions before 0.3 drew otherwise, so that their hashes differ from these, and their ε stays spent beside.
         """
-        (graph, columns), (rows, _, names) = self.told_of, self.told(peer)
+        (_, columns), (rows, _, names) = self.told_of, self.told(peer)
         order = sorted(range(len(names)), key=names.__getitem__)  # that of rows is new in each run
-        values = graph.x.numpy()[rows[order]][:, [column.place for column in columns]]
+        values = self.told_values(peer, rows)[order][:, [column.place for column in columns]]
         parts = [*(column.draw.encode() for column in columns), *(names[row] for row in order)]
         content = b"fedgraph told by form" + self.secret + BETWEEN.encode().join(parts) + values.tobytes()
         return hashlib.sha256(content).hexdigest(), rows.size
@@ -795,17 +838,22 @@ class LinkParty:
         return found | self._told_records(peer)
 
     def _told_records(self, peer: int) -> Arrays:
-        """Return the columns of the own ends of shared records, in the order of the rows of `_make_match`."""
+        """Return the columns of the own ends of shared records, in the order of the rows of `_make_match`.
+
+        They do not read records with the peer, which adds them itself.
+        """
         if not self.records:
             return {}
         rows = self._matched(peer, self._by_mask(peer)[0])
-        attr = self.graph.foreign_edge_attr.numpy()[rows]
-        node, outgoing = self.graph.foreign[0].numpy()[rows], self.graph.foreign_out.numpy()[rows]
-        known = record_counts(self.linked)[self._prepared[1][node]] >= self.rules.min_records
-        found: Arrays = {"known": known}
-        for place, (source, target) in enumerate(self.records):
-            values = np.where(known, np.where(outgoing, attr[:, source.place], attr[:, target.place]), 0)
-            found[f"edge {place}"] = source.encode(values, b"", ())
+        graph, recipe = self.graph, recipe_of(self.graph)
+        assert recipe is not None  # `records` names columns of it
+        node, times = graph.foreign[0].numpy()[rows], graph.foreign_edge_time.numpy()[rows]
+        known = enough(self.others_records(peer)[self._prepared[1][node]], self.rules.min_records)
+        others = Book.of(graph.book).where(~files.booked_with(graph, self.names[peer]))
+        values, found = columns_at(others, recipe, node, times), Arrays(known=known)
+        for place, (source, _) in enumerate(self.records):
+            own = values[source.name.removeprefix(EDGES)]
+            found[f"edge {place}"] = source.encode(np.where(known, own, 0), b"", ())
         return found
 
     def _take_share(self, peer: int, arrays: Arrays) -> None:
@@ -836,13 +884,16 @@ class LinkParty:
         self.pairs[peer]["share"] = arrays
 
     def _with_told(self, peer: int, attr: Tensor, outgoing: NDArray[np.bool_]) -> Tensor:
-        """Return features of shared records with the columns that the peer told of its ends, in the order of its rows."""
+        """Return features of shared records with the columns that the peer told of its ends, in the order of its rows.
+
+        They join the own records with those accounts, which the peer leaves out.
+        """
         arrays = self.pairs[peer].get("share", {})
         attr = attr.clone()
         for place, (source, target) in enumerate(self.records if arrays else ()):
-            values = np.where(arrays["known"], source.decode(arrays[f"edge {place}"]), 0).astype(np.float32)
-            far = np.where(outgoing, target.place, source.place)
-            attr[torch.arange(len(attr)), torch.from_numpy(far)] = torch.from_numpy(values)
+            far = torch.arange(len(attr)), torch.from_numpy(np.where(outgoing, target.place, source.place))
+            told = source.decode(arrays[f"edge {place}"])
+            attr[far] = torch.from_numpy(joined(source, attr[far].numpy(), told, arrays["known"]))
         return attr
 
     def _with_shares(self, graph: ClientGraph) -> ClientGraph:

@@ -16,6 +16,7 @@ from fedgraph_flwr.partition import load
 from fedgraph_flwr.party.link.client import LinkClient
 from fedgraph_flwr.party.link.command import link_overrides
 from fedgraph_flwr.party.link.policy import Consent, sign_consent, write_consent
+from fedgraph_flwr.party.link.protocol import LinkParty
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.accounting import cost
 from tests.nodes import party_nodes
@@ -96,6 +97,7 @@ def test_training_on_files_that_nodes_linked_is_the_simulation(example, run, tmp
     train = ["task=edges", "num_clients=4", "rounds=1", "model=sage", "split.step=null"]
     with monkeypatch.context() as patch:
         party_nodes(patch, [place / f"{name}.yaml" for name in parties], tmp_path / "policy.yaml", tmp_path, keys)
+        patch.setattr(LinkParty, "_salted", LinkParty.secret)  # rows in the order of a simulation
         run(f"graph={place}", "num_clients=4", *link_overrides(rules))
         found = run(*train, f"graph={place}")
     files = [str(place / f"{name}.yaml") for name in parties]
