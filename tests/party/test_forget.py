@@ -28,7 +28,7 @@ def linked(graphs, **rules):
     """Files that a link of these parties writes, numbered in their order."""
     for client, graph in enumerate(graphs):
         graph.client, graph.num_clients = client, len(graphs)
-    parties = [LinkParty(graph, LinkRules(**rules), Keyring(graph.client), repeatable=True) for graph in graphs]
+    parties = [LinkParty(graph, LinkRules(**rules), Keyring(graph.client)) for graph in graphs]
     simulate(parties)
     return [party.result() for party in parties]
 
@@ -191,7 +191,6 @@ def test_the_commands_of_a_fleet_end_like_the_run_that_never_had_the_party(made,
         graphs, sizes = sorted(folder.iterdir()), (9,) * len(banks)
         with monkeypatch.context() as patch:
             party_nodes(patch, graphs, policy)
-            patch.setattr(LinkParty, "_salted", LinkParty.secret)  # rows in the order of a simulation
             run(f"graph={folder}", *link_overrides(LinkRules(**rules)), sizes=sizes)
         files = [path.with_name(f"linked_{path.name}") for path in graphs]
         linked = saved([ClientGraph.load(path) for path in files], folder / "linked")

@@ -1,5 +1,6 @@
 """Attacks on `fedgraph-flwr link` by a malicious party, a malicious server, and both: what they gain, and where they end."""
 
+import hashlib
 import itertools
 from dataclasses import replace
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedgraph_flwr.data.graph import pack_words, unpack_words
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.party.link.files import file_digest
+from fedgraph_flwr.party.link.files import file_digest, own_order
 from fedgraph_flwr.party.link.matching import REPLY, Mask, as_rows, bucket, commitment, points, shuffled
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
@@ -299,17 +301,40 @@ def test_a_hash_of_a_file_tests_no_guess_of_its_labels(copies, monkeypatch):
 
 
 def test_equal_files_are_not_recognised_in_another_run(copies):
-    """Neither in another party's, which has another secret, nor in the party's own: no peer sees whether a label changed."""
-    runs = [sent_by(copies, 0) for _ in range(2)]
+    """Neither another party's, which has another secret, nor the party's own: no peer sees whether a private value changed."""
+    first, second = sent_by(copies, 0), sent_by(copies, 0)
+    copies[0].y, copies[0].x = (copies[0].y + 1) % 2, copies[0].x * 2
+    changed = sent_by(copies, 0)
     copies[0].linking = copies[0].linking | {"secret": "1" * 64}
-    runs.append(sent_by(copies, 0))
-    for (one, first), (two, second) in itertools.combinations(runs, 2):
-        assert one["file"].tobytes() != two["file"].tobytes()
-        assert one["edges"].tobytes() != two["edges"].tobytes()  # of global ids, which follow the order of rows
-        for party, other in zip(first, second, strict=True):
-            assert not torch.equal(party.result().ids, other.result().ids)
-            assert party.result().linking["link"] != other.result().linking["link"]
-    assert "secret" not in runs[0][1][0].result().linking
+    other = sent_by(copies, 0)
+    assert len({seen["file"].tobytes() for seen, _ in (first, second, changed, other)}) == 4
+    assert first[0]["edges"].tobytes() == changed[0]["edges"].tobytes(), "they are known to both, and by row numbers"
+    assert first[0]["edges"].tobytes() != other[0]["edges"].tobytes()
+    ids = [[party.result().ids for party in parties] for _, parties in (first, changed, other)]
+    assert all(map(torch.equal, ids[0], ids[1]))
+    assert not torch.equal(ids[0][0], ids[2][0])
+    links = {party.result().linking["link"] for _, parties in (first, second, changed) for party in parties}
+    assert len(links) == 3, "one for all parties of a run"
+    assert "secret" not in first[1][0].result().linking
+
+
+def test_the_order_of_rows_follows_from_ids_alone(copies):
+    """Where one account is another one, the others move by at most one place."""
+    secret, graph = b"s", copies[0]
+    names = unpack_words(graph.ids)
+    order = own_order(graph, secret).tolist()
+    expected = sorted(range(len(names)), key=lambda row: keyed(secret, names[row]))
+    assert order == expected
+    changed = names.copy()
+    changed[3] = "x"
+    moved = own_order(replace(graph, ids=pack_words(changed)), secret).tolist()
+    assert [row for row in order if row != 3] == [row for row in moved if row != 3]
+
+
+def keyed(secret, name):
+    """The hash of an account's id, as in `own_order`."""
+    key = hashlib.sha256(b"fedgraph link order" + secret).digest()
+    return hashlib.blake2b(str(name).encode(), key=key, digest_size=16).hexdigest()
 
 
 def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path):

@@ -83,7 +83,7 @@ def files_of(books, rules):
 
 @contextmanager
 def contents():
-    """What parties seal, by step, sender and receiver, with the same keys, draws, orders and hashes in each run."""
+    """What parties seal, by step, sender and receiver, with the same keys, draws and hashes in each run."""
     sent, sealed, start, stream = {}, LinkParty._sealed, Sealer.__init__, random.Random(0)
 
     def spy(self, peer, step, arrays):
@@ -98,9 +98,6 @@ def contents():
         drawn.generate = lambda: Key.from_private_bytes(stream.randbytes(32))
         patch.setattr(matching, "X25519PrivateKey", drawn)
         patch.setattr(Sealer, "__init__", lambda s, client, key=None: start(s, client, key or bytes([client + 1] * 32)))
-        patch.setattr(
-            "fedgraph_flwr.party.link.files.own_order", lambda graph, secret: torch.arange(graph.num_nodes).flip(0)
-        )
         patch.setattr("fedgraph_flwr.party.link.files.file_digest", lambda graph, secret: secret)
         yield sent
 

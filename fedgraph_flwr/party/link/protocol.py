@@ -92,8 +92,8 @@ class LinkParty:
         consent: digest of the parties' signed consent, which all must have alike.
         accepted: names that the parties must have, by client; empty: any.
         ledger: records that the last link matched; with ``rules.increment`` they are not sent again.
-        repeatable: whether equal files give equal linked files, for parties on one machine. Otherwise hashes and the order of
-            rows are new in each run, so that no peer sees whether a party's file is the one of an earlier run.
+        repeatable: whether equal files give the same ``link`` number, for parties on one machine. Otherwise hashes of linked
+            files are new in each run, so that no peer sees whether a party's file is that of an earlier run.
 
     Attributes:
         done: number of phases whose messages this party has sent.
@@ -171,7 +171,7 @@ class LinkParty:
 
     @property
     def _salted(self) -> bytes:
-        """The secret that keys what peers compare: the hash of the linked file, and the order of rows."""
+        """The secret that keys the hash of the linked file, which peers see."""
         return self.secret if self.repeatable else self._to(self.client, self.client, b"salt", self.secret)
 
     # --- state between messages ---------------------------------------------------------------------------------------
@@ -656,7 +656,7 @@ class LinkParty:
         graph = self.graph
         if self.rules.one_sided == "stub":
             graph = files.with_stubs(graph, self._unmatched())
-        order = files.own_order(graph, self._salted).numpy()
+        order = files.own_order(graph, self.secret).numpy()
         owned = np.ones(graph.num_nodes, dtype=bool)
         if self._overlaps:
             for peer in self.peers:
@@ -826,7 +826,7 @@ class LinkParty:
         Versions before 0.3 drew otherwise, so that their hashes differ from these, and their ε stays spent beside.
         """
         (_, columns), (rows, _, names) = self.told_of, self.told(peer)
-        order = sorted(range(len(names)), key=names.__getitem__)  # that of rows is new in each run
+        order = sorted(range(len(names)), key=names.__getitem__)  # rows may have another order
         values = self.told_values(peer, rows)[order][:, [column.place for column in columns]]
         parts = [*(column.draw.encode() for column in columns), *(names[row] for row in order)]
         content = b"fedgraph told by form" + self.secret + BETWEEN.encode().join(parts) + values.tobytes()

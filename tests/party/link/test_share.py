@@ -33,7 +33,7 @@ SHARE = ["income:exact", "age"]
 
 
 def linked(files, rules, relay=None, change=None):
-    parties = [LinkParty(graph, rules, Keyring(graph.client), repeatable=True) for graph in files]
+    parties = [LinkParty(graph, rules, Keyring(graph.client)) for graph in files]
     if change:
         change(parties)
     simulate(parties, relay)
