@@ -144,12 +144,10 @@ def start_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
     now = headline_score(summary)
     known = f", {score_text(score, cfg.evaluation.headline)} before round 1" if not math.isnan(score) else ""
     known += f" and {score_text(now, cfg.evaluation.headline)} now" if known and not math.isnan(now) else ""
-    spent = [("there", start.get("privacy")), ("in this run", summary.get("privacy"))]
-    epsilon = [
-        f"ε ≤ {value:.3g} {where}"
-        for where, each in spent
-        if isinstance(each, dict) and not math.isnan(value := as_number(each.get("epsilon")))
-    ]
+    there, here = (each if isinstance(each, dict) else {} for each in (start.get("privacy"), summary.get("privacy")))
+    spent = [("there", there.get("epsilon")), ("in this run", here.get("own_epsilon", here.get("epsilon")))]
+    spent += [("in all", here.get("epsilon"))] if here.get("earlier") else []
+    epsilon = [f"ε ≤ {value:.3g} {where}" for where, each in spent if not math.isnan(value := as_number(each))]
     return f"starts with the model of {start.get('run', '?')}{known}{''.join(f'; {text}' for text in epsilon)}"
 
 
@@ -226,11 +224,14 @@ def tiles(group: RunGroup) -> Markup:
         ("clients", str(run.cfg.num_clients), f"{failed} replies failed" if failed else "no reply failed"),
     ]
     spent = summary.get("privacy")
-    epsilon = spent.get("epsilon") if isinstance(spent, dict) else None
+    spent = spent if isinstance(spent, dict) else {}
+    epsilon = spent.get("epsilon")
     if isinstance(epsilon, int | float):
-        cells.append(("privacy spent", f"ε ≤ {epsilon:.3g}", f"at δ = {run.cfg.privacy.delta:g}"))
+        of = ", with earlier runs" if spent.get("earlier") else ""
+        cells.append(("privacy spent", f"ε ≤ {epsilon:.3g}", f"at δ = {run.cfg.privacy.delta:g}{of}"))
     else:
-        cells.append(("privacy spent", "no ε", "no noise was added"))
+        why = "an earlier run has no ε that adds up" if spent.get("unbounded") else "no noise was added"
+        cells.append(("privacy spent", "no ε", why))
     return render("tiles", cells=cells)
 
 

@@ -155,11 +155,14 @@ def spent_text(spent: dict[str, Any], scores: str) -> str:
         spent: ``privacy`` of a summary.
         scores: ``privacy.scores`` of the run.
     """
+    if spent["epsilon"] is None and spent.get("unbounded"):
+        return f"privacy: no ε covers this model, since {spent['unbounded']}; ε ≤ {spent['own_epsilon']:.3g} in this run alone"
     if spent["epsilon"] is None:
         return "privacy: updates were clipped, but without noise ε is infinite"
     budget = f" (budget {spent['budget']:g})" if spent.get("budget") else ""
     uncovered = "; not covered: scores, training losses and numbers of scored nodes" if scores == "exact" else ""
     what = "the model and of scores" if scores == "noised" else "the model"
+    what += " and those of earlier runs on these data" if spent.get("earlier") else ""
     unit = str(spent.get("relation", RELATION))
     of = f". What ε protects: {unit.rstrip('.')}" if unit in UNITS.values() else f", for {unit}"
     return (

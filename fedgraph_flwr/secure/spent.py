@@ -13,12 +13,13 @@ audit log lists releases, the node sends none until the owner confirms.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
+from numpy.typing import NDArray
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
@@ -121,11 +122,16 @@ def check_booking(entry: Mapping[str, Any]) -> None:
 
 def spent(booked: dict[str, dict[str, float]]) -> float:
     """Return ε of all booked releases at `DELTA`, or the least δ of a run for rows or payments; 0 without one."""
+    return epsilon_of(divergence_of(booked.values()), _delta(booked)) if booked else 0.0
+
+
+def divergence_of(entries: Iterable[Mapping[str, float]]) -> NDArray[np.float64]:
+    """Return the Rényi divergences of the releases of some entries, for each of `ORDERS`; at least one."""
     total = [
         divergence(e["noise_multiplier"], int(e["releases"]), e["sensitivity"], e.get("sampling_rate", 1.0))
-        for e in booked.values()
+        for e in entries
     ]
-    return epsilon_of(np.sum(total, axis=0), _delta(booked)) if total else 0.0
+    return np.asarray(np.sum(total, axis=0))
 
 
 def _delta(booked: dict[str, dict[str, float]]) -> float:

@@ -18,6 +18,7 @@ from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.uplink import releases, sums
 from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.store.earlier_privacy import earlier_spent
 from fedgraph_flwr.store.folder import newcomers
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.requests import (
@@ -131,6 +132,8 @@ class Loop:
             judges = self._judges()
             scores = self._scores(self._judged(judges), judges)
             start |= {key: scores[key] for key in ("metrics", SCORED_BY, MISSING) if key in scores}
+        if spent := earlier_spent(Path(self.cfg.init)):
+            start["privacy"] = spent
         self.recorder.extra["start"] = start
 
     def _finish(self) -> Result:

@@ -24,6 +24,9 @@ losses. ``privacy.scores=none`` keeps them at the clients. ``noised`` releases s
 as ‖s_i‖₂ ≤ √2. This counts as one release with the models' z; a client without nodes to score adds 0. Scores are clipped to
 [0, 1]. A custom metric has no bound and is refused. No client's own scores, no other metric and no loss are recorded then.
 
+A run on the model of an earlier one (``init``) adds that run's releases, unless they have other data
+(`fedgraph_flwr.store.earlier_privacy`): Rényi divergences add up.
+
 A run that dies may have released models that no record contains, and a resumed run draws other noise for the same rounds. So
 a checkpoint counts in advance every release before the next one, and a resumed run counts its own before its first.
 """
@@ -41,10 +44,12 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.evaluation.metrics import SPLITS
 from fedgraph_flwr.methods.uplink import Groups, Uplink, released_once, releases, sums
-from fedgraph_flwr.secure.accounting import cost, relation
+from fedgraph_flwr.secure.accounting import cost, divergence, epsilon_of, least_sensitivity, relation
 from fedgraph_flwr.secure.adaptive import adapted, bit, count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import SLACK, clipped
 from fedgraph_flwr.secure.lattice import noisy_sum
+from fedgraph_flwr.secure.spent import divergence_of
+from fedgraph_flwr.store.earlier_privacy import EarlierPrivacy, earlier_privacy
 from fedgraph_flwr.wire.messages import CLIPPED, MODEL, Arrays, flat, shaped
 from fedgraph_flwr.wire.trees import Tree
 
@@ -78,9 +83,10 @@ class Privacy:
         clients: K.
         metric: the score that is released if scores are noised.
         releases: releases of models, and of noised scores, that left the server or may have.
+        earlier: releases of earlier runs on the same data, whose model this run starts with.
     """
 
-    __slots__ = ("cfg", "clients", "metric", "norms", "releases", "size")
+    __slots__ = ("cfg", "clients", "earlier", "metric", "norms", "releases", "size")
 
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg.privacy
@@ -88,6 +94,7 @@ class Privacy:
         self.size, self.clients = cfg.strategy.cohort_size(cfg.num_clients), cfg.num_clients
         self.releases = 0
         self.norms: dict[str, float] = {}
+        self.earlier = earlier_privacy(cfg)
 
     def norm(self, group: str) -> float:
         """Return C_g, the largest L2 norm of a client's update of a group."""
@@ -200,18 +207,32 @@ class Privacy:
         return releases + (self.cfg.scores == "noised") * (1 + pending)
 
     def spent(self) -> dict[str, Any]:
-        """Return the releases so far, and the ε they cost at the run's δ; null without noise."""
+        """Return the releases so far, and the ε that they and those of earlier runs cost at the run's δ; null without a bound."""
         budget = {"budget": self.cfg.epsilon_budget} if self.cfg.epsilon_budget else {}
-        epsilon = cost(self.cfg, self.clients, self.releases) if self.cfg.noise_multiplier else None
+        bounded = self.cfg.noise_multiplier and not self.earlier.unbounded
         kind: dict[str, Any] = {"noise": "distributed"} if self.cfg.side == "distributed" else {}
         kind |= {"clipping_norms": dict(self.norms)} if self.cfg.adaptive else {}
+        if self.cfg.noise_multiplier and self.earlier != EarlierPrivacy():
+            kind["own_epsilon"] = cost(self.cfg, self.clients, self.releases)
+            kind["earlier"] = list(self.earlier.entries)
+            kind |= {"unbounded": self.earlier.unbounded} if self.earlier.unbounded else {}
+        epsilon = self.epsilon(self.releases) if bounded else None
         common = {"epsilon": epsilon, "delta": self.cfg.delta, "releases": self.releases}
         return {**common, **budget, "relation": relation(self.cfg), **kind}
+
+    def epsilon(self, count: int) -> float:
+        """Return ε, at the run's δ, of ``count`` releases of this run and of all of earlier runs on the same data."""
+        if not self.earlier.entries:
+            return cost(self.cfg, self.clients, count)
+        own = divergence(
+            self.cfg.noise_multiplier, count, least_sensitivity(self.cfg, self.clients), self.cfg.sampling_rate
+        )
+        return epsilon_of(own + divergence_of(self.earlier.entries), self.cfg.delta)
 
     def affordable(self, count: int) -> int:
         """Return how many of ``count`` further releases the budget allows."""
         budget = self.cfg.epsilon_budget
-        while budget and count and cost(self.cfg, self.clients, self.releases + count) > budget:
+        while budget and count and self.epsilon(self.releases + count) > budget:
             count -= 1
         return count
 
@@ -267,7 +288,15 @@ def check_clients(cfg: RunConfig, uplink: Uplink) -> None:
             f"privacy.delta={privacy.delta:g} would allow publishing all data of one client: expected at most {most:g}"
         )
     least, budget = released_once(uplink) + releases(uplink) + (privacy.scores == "noised"), privacy.epsilon_budget
-    if budget and (first := cost(privacy, cfg.num_clients, least)) > budget:
+    if not budget:
+        return
+    account = Privacy(cfg)
+    if account.earlier.unbounded:
         raise FedGraphError(
-            f"privacy.epsilon_budget={budget:g} does not allow one round, whose ε is {first:.3g}: raise the budget or the noise"
+            f"privacy.epsilon_budget={budget:g} cannot hold: {account.earlier.unbounded}; start without init, or without a budget"
+        )
+    if (first := account.epsilon(least)) > budget:
+        after = f" after init={cfg.init}, whose ε together" if account.earlier.entries else ", whose ε"
+        raise FedGraphError(
+            f"privacy.epsilon_budget={budget:g} does not allow one round{after} is {first:.3g}: raise the budget or the noise"
         )

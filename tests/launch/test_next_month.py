@@ -1,12 +1,14 @@
 """Runs on a model of an earlier run: ``init`` trains it on, ``evaluate`` scores it, on the same files or on new ones."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedgraph_flwr.cli.run import print_summary
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.composition import configuration
 from fedgraph_flwr.data.graph import read_tensors, write_tensors
@@ -18,7 +20,10 @@ from fedgraph_flwr.numerics.forest import raw_scores
 from fedgraph_flwr.partition import load
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.party.use.trees import lightgbm_text
+from fedgraph_flwr.report.headline import start_text
+from fedgraph_flwr.secure.accounting import epsilon_at, spent_text
 from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.store.earlier_privacy import EarlierPrivacy, earlier_privacy
 from fedgraph_flwr.wire.messages import MODEL
 from tests.nodes import model_of, party_nodes
 from tests.support import Finished, assert_same_arrays
@@ -180,9 +185,6 @@ def test_a_resumed_run_counts_the_time_of_all_its_processes_and_keeps_its_start(
 
 
 def test_a_run_shows_the_score_that_it_starts_with_and_both_epsilons(run, capsys):
-    from fedgraph_flwr.cli.run import print_summary
-    from fedgraph_flwr.report.headline import start_text
-
     first = run(*PLAIN, "rounds=2")
     second = later("init", first)
     before = first.summary["metrics"]["last"]["test_accuracy"]
@@ -192,6 +194,84 @@ def test_a_run_shows_the_score_that_it_starts_with_and_both_epsilons(run, capsys
     spent = {"start": second.summary["start"] | {"privacy": {"epsilon": 2.5}}, "privacy": {"epsilon": 4.0}}
     assert start_text({**second.summary, **spent}, second.cfg).endswith("; ε ≤ 2.5 there; ε ≤ 4 in this run")
     assert start_text(first.summary, first.cfg) == ""
+
+
+PRIVATE = [
+    "privacy.dp=client_fixed",
+    "privacy.noise_multiplier=4",
+    "privacy.clipping_norm=1",
+    "strategy.weighting=uniform",
+]
+
+
+def gaussian(cfg, *releases):
+    """Exact ε of numbers of releases with their noise, in real numbers: they are one release of μ² = Σ n / z²."""
+    return epsilon_at(cfg.privacy.delta, sum(n / z**2 for n, z in releases) ** -0.5, 1)
+
+
+def test_epsilon_covers_the_releases_of_the_runs_before(run, capsys):
+    """By the accounting of Gaussian noise, above which that of integers is by at most 12 %."""
+    first = run(*PLAIN, *PRIVATE, "rounds=3")
+    second = later("init", first, "rounds=2", "privacy.noise_multiplier=2")
+    spent, own = second.summary["privacy"], gaussian(second.cfg, (2, 2))
+    both = gaussian(second.cfg, (3, 4), (2, 2))
+    assert both < spent["epsilon"] < 1.12 * both
+    assert own < spent["own_epsilon"] < 1.12 * own
+    assert second.rounds[0]["privacy"]["epsilon"] < spent["epsilon"]
+    third = later("init", second, "rounds=1")
+    of_all = gaussian(second.cfg, (3, 4), (3, 2))
+    assert of_all < third.summary["privacy"]["epsilon"] < 1.12 * of_all
+    assert third.summary["start"]["privacy"]["epsilon"] == spent["epsilon"]
+    print_summary(second.summary, second.cfg)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"ε ≤ {spent['epsilon']:.3g} at δ = 1e-05 after 2 releases of the model and those of earlier runs" in printed
+    there = first.summary["privacy"]["epsilon"]
+    ends = f"; ε ≤ {there:.3g} there; ε ≤ {spent['own_epsilon']:.3g} in this run; ε ≤ {spent['epsilon']:.3g} in all"
+    assert start_text(second.summary, second.cfg).endswith(ends)
+
+
+def test_a_budget_counts_the_releases_of_the_runs_before(run):
+    """Three rounds, and more from their model, have the ε of as many rounds in one run, and the same end."""
+    first, five = run(*PLAIN, *PRIVATE, "rounds=3"), run(*PLAIN, *PRIVATE, "rounds=5")
+    whole = five.summary["privacy"]["epsilon"]
+    for budget, rounds in ((1.001 * whole, 2), (0.999 * whole, 1)):
+        second = later("init", first, "rounds=4", f"privacy.epsilon_budget={budget}", *["checkpoint_every=0"] * rounds)
+        assert len(second.rounds) == rounds
+        assert second.summary["privacy"]["epsilon"] == pytest.approx(five.rounds[2 + rounds]["privacy"]["epsilon"])
+    with pytest.raises(FedGraphError, match=r"does not allow one round after init=.*, whose ε together is"):
+        later("init", first, f"privacy.epsilon_budget={1.001 * first.summary['privacy']['epsilon']}")
+
+
+def test_no_epsilon_covers_a_start_without_noise_or_of_another_unit(run, tmp_path):
+    first = run(*PLAIN, "rounds=1")
+    second = later("init", first, *PRIVATE)
+    spent = second.summary["privacy"]
+    assert spent["epsilon"] is None
+    assert spent["own_epsilon"] > 0
+    why = f"no ε covers this model, since init={first.out} was trained on these data without noise"
+    assert why in spent_text(spent, "exact")
+    assert earlier_privacy(compose([f"init={second.out}", *PRIVATE])).unbounded == spent["unbounded"]
+    with pytest.raises(
+        FedGraphError, match=r"epsilon_budget=50 cannot hold: init=.* was trained on these data without"
+    ):
+        later("init", first, *PRIVATE, "privacy.epsilon_budget=50")
+    private = run(*PLAIN, *PRIVATE, "rounds=1")
+    rows = ["privacy.dp=local", "privacy.unit=row", "privacy.rows=500", "privacy.batch=50", "strategy=fedgrad"]
+    rows += ["privacy.scores=none", "task=edges", "model=mlp", "model.dropout=0", "privacy.noise_multiplier=1"]
+    found = earlier_privacy(compose([f"init={private.out}", f"dataset={private.cfg.dataset.name}", *rows]))
+    assert "privacy.unit=client, this run row, whose ε do not add up" in found.unbounded
+    assert len(earlier_privacy(compose([f"init={private.out}", "graph=next/month", *PRIVATE])).entries) == 1
+    config = (private.out / "config.yaml").read_text()
+    named = re.sub(r"(?m)^graph: .*$", "graph: ''", config).replace("name: toy", "name: cora")
+    (private.out / "config.yaml").write_text(named)
+    assert len(earlier_privacy(compose([f"init={private.out}", "dataset=cora", *PRIVATE])).entries) == 1
+    assert earlier_privacy(compose([f"init={private.out}", "dataset=payments", *PRIVATE])) == EarlierPrivacy()
+    (private.out / "config.yaml").write_text(config)
+    summary = json.loads((private.out / "summary.json").read_text())
+    summary["privacy"]["releases"] = "many"
+    (private.out / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(FedGraphError, match=r"summary.json has invalid releases under 'privacy'"):
+        later("init", private)
 
 
 SMALL = ["strategy=boosting", "strategy.min_data_in_leaf=3", "strategy.patience=0", "evaluation.select=last"]

@@ -51,7 +51,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def link(files, rules=PAYMENTS, relay=None):
-    parties = [LinkParty(graph, rules, Keyring(graph.client)) for graph in files]
+    """Link files as `--simulate` does."""
+    parties = [LinkParty(graph, rules, Keyring(graph.client), repeatable=True) for graph in files]
     simulate(parties, relay)
     return sorted(parties, key=lambda party: party.client)
 

@@ -1,0 +1,86 @@
+"""What earlier runs revealed of the same data: the runs whose model a run starts with (``init``), under ``privacy.dp``.
+
+ε of the released models is that of all releases on the data, so these runs' releases count, too. Two runs have the same data
+unless each names another data set (``dataset``): a server does not see which rows the files of two months share.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.secure.spent import booking, check_booking
+from fedgraph_flwr.store.folder import CONFIG, SUMMARY, read_summary
+
+
+@dataclass(frozen=True)
+class EarlierPrivacy:
+    """Releases of earlier runs on the same data.
+
+    Attributes:
+        entries: releases by price, as in a node's ledger (`fedgraph_flwr.secure.spent.booking`).
+        unbounded: why no ε covers these runs and this one; empty: one does.
+    """
+
+    entries: tuple[dict[str, float], ...] = ()
+    unbounded: str = ""
+
+
+def earlier_privacy(cfg: RunConfig) -> EarlierPrivacy:
+    """Return what the runs before one released of its data.
+
+    Args:
+        cfg: the run's configuration; a folder in ``init`` without a finished run is refused elsewhere.
+
+    Raises:
+        FedGraphError: the folder's files are damaged.
+    """
+    folder = Path(cfg.init)
+    if not cfg.init or not (folder / SUMMARY).is_file():
+        return EarlierPrivacy()
+    summary, earlier = read_summary(folder), compose([], folder / CONFIG)
+    if _names_other_data(cfg, earlier):
+        return EarlierPrivacy()
+    spent = summary.get("privacy")
+    if not isinstance(spent, dict) or spent.get("epsilon") is None:
+        before = sanitize(spent["unbounded"], 300) if isinstance(spent, dict) and "unbounded" in spent else ""
+        return EarlierPrivacy(unbounded=before or f"init={cfg.init} was trained on these data without noise")
+    if earlier.privacy.unit != cfg.privacy.unit:
+        units = f"privacy.unit={earlier.privacy.unit}, this run {cfg.privacy.unit}"
+        return EarlierPrivacy(unbounded=f"init={cfg.init} has {units}, whose ε do not add up")
+    if earlier.init and "earlier" not in spent:
+        what = f"init={cfg.init} does not record what the runs before it released"
+        return EarlierPrivacy(unbounded=f"{what}: its version did not")
+    return EarlierPrivacy(tuple(_entries(folder, spent, earlier)))
+
+
+def earlier_spent(folder: Path) -> dict[str, Any]:
+    """Return ε, δ and the number of releases that a finished run states; empty without differential privacy."""
+    spent = read_summary(folder).get("privacy")
+    keys = ("epsilon", "delta", "releases")
+    return {key: spent[key] for key in keys if key in spent} if isinstance(spent, dict) else {}
+
+
+def _names_other_data(cfg: RunConfig, earlier: RunConfig) -> bool:
+    """Return whether both runs name their data set, and not the same."""
+    of_files = any(run.graph or run.on_fleet for run in (cfg, earlier))
+    return not of_files and cfg.dataset.name != earlier.dataset.name
+
+
+def _entries(folder: Path, spent: Mapping[str, Any], earlier: RunConfig) -> list[dict[str, float]]:
+    """Return the releases of a finished run, and of the runs before it.
+
+    Raises:
+        FedGraphError: they are none.
+    """
+    try:
+        found = [*spent.get("earlier", []), booking(earlier, spent["releases"])]
+        for entry in found:
+            check_booking(entry)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FedGraphError(
+            f"{folder / SUMMARY} has invalid releases under 'privacy': restore it, or repeat the run"
+        ) from error
+    return found
