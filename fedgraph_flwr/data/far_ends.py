@@ -474,7 +474,7 @@ def with_shares(
         known = enough(count[rows] - met.numpy(), floor)
         x = every[rows]
         if computed and whole is not None:
-            dropped = np.isin(whole.book[:2].numpy(), client.node_id.numpy()).any(axis=0)
+            dropped = np.logical_or(*np.isin(whole.book[:2].numpy(), client.node_id.numpy()))
             x = without_records(whole, x, dropped, far.numpy())
         values = np.full((far.numel(), len(columns)), np.nan, dtype=np.float32)
         for holder in np.unique(owner[rows]):
