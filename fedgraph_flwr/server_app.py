@@ -1,15 +1,19 @@
 """Flower's entry point on the server."""
 
+import dataclasses
+import os
 from logging import INFO, WARNING
 from math import nan
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.best_round import coverage, trained
+from fedgraph_flwr.fleet.run_folders import RUNS, run_folder
 from fedgraph_flwr.logs import log
 
 app = ServerApp()
@@ -21,16 +25,41 @@ def main(grid: Grid, context: Context) -> None:
     from fedgraph_flwr.config import from_run_config
     from fedgraph_flwr.fleet import flower_patches
     from fedgraph_flwr.fleet.packing import PackingGrid
+    from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid
     from fedgraph_flwr.launch.prepare import with_folder
     from fedgraph_flwr.launch.serving import serve
+    from fedgraph_flwr.store.folder import InUse
 
     cfg = with_folder(from_run_config(context.run_config))
-    fleet = type(grid).__name__ == "HttpGrid"  # and not a simulation
-    if fleet and not flower_patches.unmodified(lambda text: log(WARNING, text)):
+    if type(grid).__name__ != "HttpGrid":  # a simulation
+        _log_end(serve(grid, cfg, _log_round), cfg)
+        return
+    if runs := os.environ.get(RUNS):
+        cfg = in_folder_of_runs(cfg, Path(runs))
+    status = RunStatus(Path(cfg.out), context.run_id)
+    if not flower_patches.unmodified(lambda text: log(WARNING, text)):
         flower_patches.quicken_pulls(cfg.strategy.timeout)
         grid = PackingGrid(grid)
-    summary = serve(grid, cfg, _log_round)
+    try:
+        summary = serve(WatchedGrid(grid, status), cfg, _log_round)
+    except InUse:  # the folder belongs to another run
+        raise
+    except FedGraphError as error:
+        status.write(state="failed", reason=str(error))
+        raise
+    status.write(state="finished")
     _log_end(summary, cfg)
+
+
+def in_folder_of_runs(cfg: RunConfig, runs: Path) -> RunConfig:
+    """Return the configuration with run folders of the server instead of those of the operator's machine, of the same names.
+
+    Raises:
+        FedGraphError: a name begins with a dot.
+    """
+    paths = {key: getattr(cfg, key) for key in ("out", "resume", "evaluate", "init")}
+    places: dict[str, Any] = {key: str(run_folder(runs, Path(path).name)) for key, path in paths.items() if path}
+    return dataclasses.replace(cfg, **places)
 
 
 def _log_end(summary: dict[str, Any], cfg: RunConfig) -> None:

@@ -1,9 +1,11 @@
-"""Command ``runs``: list the runs of a folder, with filters.
+"""Command ``runs``: list the runs of a folder or of a fleet's server, with filters.
 
 Examples:
   fedgraph-flwr runs                                   # all runs in runs/
   fedgraph-flwr runs strategy=fedprox state=finished   # those with these values
   fedgraph-flwr runs sweeps --json                     # kept runs of sweeps, as JSON
+  fedgraph-flwr runs --server far                      # those on the server of the connection far
+  fedgraph-flwr runs --server far --copy first         # copy one of them to runs/first
 """
 
 import argparse
@@ -14,21 +16,33 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``runs``."""
     about = "folder of runs (default: runs), and values of keys, or of state, that select runs"
     parser.add_argument("overrides", nargs="*", metavar="DIR or key=value", help=about)
+    parser.add_argument("--server", metavar="NAME", help="list the runs on the server of this connection of Flower")
+    parser.add_argument("--copy", metavar="RUN", default="", help="copy this run from the server to DIR/RUN")
     parser.add_argument("--json", action="store_true", help="print JSON, with every key of the configurations")
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``runs``."""
-    from fedgraph_flwr.errors import FedGraphError
+    from math import isnan
+
+    from fedgraph_flwr.errors import FedGraphError, sanitize
     from fedgraph_flwr.report.as_json import as_json
     from fedgraph_flwr.report.listing import listed
+    from fedgraph_flwr.runs.folder import as_number
 
     folders = [Path(word) for word in args.overrides if "=" not in word]
     if len(folders) > 1:
         raise FedGraphError(f"runs lists one folder, got {len(folders)}: {', '.join(map(str, folders))}")
     folder = folders[0] if folders else Path("runs")
     filters = dict(word.split("=", 1) for word in args.overrides if "=" in word)
-    runs = listed(folder, filters)
+    if args.copy:
+        return _copy(args.server, args.copy, folder)
+    if args.server is not None:
+        from fedgraph_flwr.fleet.run_folders import ServerRuns
+
+        folder, runs = Path(), ServerRuns(args.server).listing(filters)
+    else:
+        runs = listed(folder, filters)
     if args.json:
         print(as_json(runs))
         return 0
@@ -41,9 +55,27 @@ def main(args: argparse.Namespace) -> int:
         table.add_column(column, justify="right" if column in ("seed", "score") else "left", overflow="fold")
     for run in runs:
         state = run["state"] if run["state"] == "finished" else f"{run['state']}, {run['round']} of {run['rounds']}"
-        score = f"{run['score']:.4f}" if run["score"] == run["score"] else "–"
+        score = "–" if isnan(value := as_number(run["score"])) else f"{value:.4f}"
         name = str(Path(run["run"]).relative_to(folder))
-        table.add_row(name, *(str(run[key]) for key in ("strategy", "dataset", "seed")), state, score)
-    console = Console()
-    console.print(table if runs else f"no run in {folder} has these values" if filters else f"no run in {folder}")
+        table.add_row(*(sanitize(word) for word in (name, run["strategy"], run["dataset"], run["seed"], state, score)))
+    console, place = Console(), folder if args.server is None else f"the server of '{args.server}'"
+    console.print(table if runs else f"no run in {place} has these values" if filters else f"no run in {place}")
+    return 0
+
+
+def _copy(server: str | None, run: str, folder: Path) -> int:
+    """Copy a run from a server to a new folder of its name."""
+    from fedgraph_flwr.errors import FedGraphError
+    from fedgraph_flwr.fleet.run_folders import ServerRuns, run_folder
+
+    if server is None:
+        raise FedGraphError(f"--copy {run} needs --server NAME, a connection of Flower's configuration")
+    to = run_folder(folder, run)
+    remote = ServerRuns(server)
+    if not remote.files(run):
+        raise FedGraphError(f"--copy {run}: the server of '{server}' has no such run; list them with --server {server}")
+    if to.exists():
+        raise FedGraphError(f"--copy {run}: {to} exists: pass another DIR")
+    files = remote.copy(run, to)
+    print(f"copied {len(files)} files to {to}")
     return 0

@@ -3,13 +3,16 @@
 import argparse
 import shutil
 import ssl
+import sys
 from pathlib import Path
 
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.cli import superlink
+from fedgraph_flwr.errors import FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.keys import Places, read_fleet, write_configuration
 from fedgraph_flwr.fleet.operating import admit, connect
 from fedgraph_flwr.fleet.processes import Process, healthy, say, tool, wait_for_one
+from fedgraph_flwr.fleet.run_folders import RUNS
 from fedgraph_flwr.party.options import add_options
 
 ENVIRONMENT = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -24,11 +27,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.description = (__doc__ or "").split("\n", 1)[0]
     about = "folder of `fleet init` (default: keys)"
     parser.add_argument("folder", type=Path, nargs="?", default=Path("keys"), help=about)
-    add_options(parser, _OPTIONS, name={"default": "fleet"})
+    add_options(parser, _OPTIONS, name={"default": "fleet"}, runs={"default": Path("runs")})
 
 
 _OPTIONS = """
 --database FILE  database kept across restarts (default: FOLDER/superlink.db)
+--runs DIR  folder of the run folders, which operators may list and copy (default: runs)
 --name NAME  name of the connection in Flower's configuration (default: fleet)
 --no-join  do not register the folder's public keys
 --plain  use unpatched Flower, including its ServerApps
@@ -41,9 +45,11 @@ def main(args: argparse.Namespace) -> int:
     plain = args.plain or flower_patches.unmodified(lambda text: say(f"warning: {text}"))
     if places.guarded and not shutil.which("nginx"):
         raise FedGraphError(f"listening on {places.listen} requires nginx: install it (apt-get install nginx)")
+    with system_errors(f"cannot write --runs {args.runs}"):
+        args.runs.mkdir(parents=True, exist_ok=True)
     processes: list[Process] = []
     try:
-        processes += start(args.folder, places, args.database or args.folder / "superlink.db", plain)
+        processes += start(args.folder, places, args.database or args.folder / "superlink.db", args.runs, plain)
         connect(args.name, places.superlink, args.folder / "ca.crt")
         if not args.no_join:
             for path in sorted(args.folder.glob("*.pub")):
@@ -51,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
         command = f"fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
         say(f"ready on {places.listen}; start nodes with: {command}")
         ended = wait_for_one(processes)
-        say(f"{Path(ended.command[0]).name} ended; see its last lines above")
+        say(f"{'the SuperLink' if ended is processes[0] else 'nginx'} ended; see its last lines above")
         return 1
     except KeyboardInterrupt:
         say("stopping the server")
@@ -61,17 +67,26 @@ def main(args: argparse.Namespace) -> int:
             process.end()
 
 
-def start(folder: Path, places: Places, database: Path, plain: bool) -> list[Process]:
+def start(folder: Path, places: Places, database: Path, runs: Path, plain: bool) -> list[Process]:
     """Start the SuperLink, wait until it responds, and start nginx.
+
+    Args:
+        folder: keys and certificates.
+        places: addresses.
+        database: the SuperLink's database.
+        runs: folder of the run folders.
+        plain: whether to use unpatched Flower, which sends no run folders to operators.
 
     Raises:
         RunFailed: the SuperLink ended, or does not respond.
     """
     host, _, port = places.superlink.rpartition(":")
-    command = [tool("flower-superlink"), "--host", host, "--port", port, "--enable-supernode-auth"]
+    program = [tool("flower-superlink")] if plain else [sys.executable, "-P", "-m", superlink.__name__]
+    command = [*program, "--host", host, "--port", port, "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
     command += ["--ssl-keyfile", str(folder / "server.key"), "--database", str(database)]
-    started = [Process(command, ENVIRONMENT | ({flower_patches.PLAIN: "1"} if plain else {}))]
+    more = {flower_patches.PLAIN: "1"} if plain else {RUNS: str(runs.absolute())}
+    started = [Process(command, ENVIRONMENT | more)]
     try:
         context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         if not healthy(f"https://{places.superlink}", started[0].ended, PATIENCE, context):

@@ -191,6 +191,8 @@ def configuration(
     base = given.get("config") or (str(Path(earlier) / "config.yaml") if earlier else None)
     overrides = [word for word in overrides if not word.startswith("config=")]
     cfg = compose(overrides, base, defaults, {key: value for key, value in keys.items() if key != "config"})
+    if earlier and base != given.get("config") and "out" not in given | dict(keys):
+        cfg = dataclasses.replace(cfg, out="")  # that of the earlier run, perhaps on another machine
     if cfg.evaluate:  # nothing is trained, whatever the evaluated run started from
         cfg = dataclasses.replace(cfg, init="")
     if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():

@@ -13,9 +13,11 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.engines import SIMULATIONS
-from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
+from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
 from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, healthy, tool, without_box
+from fedgraph_flwr.fleet.run_folders import ServerRuns
+from fedgraph_flwr.fleet.status import STATUS
 from fedgraph_flwr.store.events import SETUP, OnRound, OnWait
 from fedgraph_flwr.store.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
 
@@ -58,10 +60,11 @@ def run_flower(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait 
     if cfg.engine not in SIMULATIONS:
         check_connection(cfg.engine, "engine", SIMULATIONS)
     make_folder(cfg)
-    for name in (SUMMARY, FAILURE):
+    for name in (SUMMARY, FAILURE, STATUS):
         (out / name).unlink(missing_ok=True)
     if cfg.engine not in SIMULATIONS:
-        _flwr_run(cfg, cfg.engine, environment(), on_round, say)
+        copies = _Copies(ServerRuns(cfg.engine, "engine"), out)
+        _flwr_run(cfg, cfg.engine, environment(), on_round, say, copies=copies)
         return _result(out)
     from fedgraph_flwr import partition
 
@@ -120,6 +123,42 @@ def app_folder(out: Path) -> Path:
     return stub
 
 
+class _Copies:
+    """Copies of a run's files from the server of a fleet, unless it writes to this very folder.
+
+    Args:
+        server: the server's run folders.
+        out: the run's folder here; the server's has the same name.
+    """
+
+    def __init__(self, server: ServerRuns, out: Path):
+        self.server, self.out, self.begun = server, out, False
+
+    def take(self, run_id: str, names: Sequence[str] = ()) -> str:
+        """Copy files, and return why that failed, or "".
+
+        Args:
+            run_id: Flower's number of the run, which tells this run from an earlier one of that name.
+            names: the files; default: all.
+        """
+        shared = (self.out / STATUS).is_file() and not self.begun
+        if shared or not run_id:
+            return ""
+        run = self.out.name
+        try:
+            files = self.server.files(run)
+            if STATUS not in files or json.loads(self.server.text(run, STATUS))["run_id"] != run_id:
+                return ""
+            self.begun = True
+            if not names:
+                self.server.copy(run, self.out)
+            for name in files.keys() & {*names}:
+                self.server.copy_file(run, name, self.out)
+        except (FedGraphError, OSError, ValueError, KeyError, TypeError) as error:
+            return f"nothing was copied from the server: {first_line(error)}"
+        return ""
+
+
 def _flwr_run(
     cfg: RunConfig,
     connection: str,
@@ -127,17 +166,19 @@ def _flwr_run(
     on_round: OnRound | None,
     say: OnWait,
     options: Sequence[str] = (),
+    copies: _Copies | None = None,
 ) -> None:
-    config = Path(cfg.out) / "run-config.toml"
+    out = Path(cfg.out)
+    config = out / "run-config.toml"
     config.write_text(f'overrides = ""\nconfig = {json.dumps(to_json(cfg))}\n')
-    app = os.environ.get(APP) or str(app_folder(Path(cfg.out)))
+    app = os.environ.get(APP) or str(app_folder(out))
     command = [tool("flwr"), "run", app, connection, "--run-config", str(config), "--stream", *options]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
-    rounds, shown, run_id = Path(cfg.out) / ROUNDS, 0, ""
+    rounds, shown, run_id = out / ROUNDS, 0, ""
     say(f"submitting the app to '{connection}'")
     tail: list[str] = []
-    with (Path(cfg.out) / "flower.log").open("w") as log:
+    with (out / "flower.log").open("w") as log:
         try:
             for line in process.stdout or ():
                 log.write(line)
@@ -152,6 +193,8 @@ def _flwr_run(
                 if cfg.engine not in SIMULATIONS and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
                     text = sanitize(warning[1].rstrip(), 1000)
                     print(f"warning: {text}", file=sys.stderr)  # a node may need attention
+                if copies and re.search(r"INFO\b.*?: +round \d+:", line):
+                    copies.take(run_id, [ROUNDS])
                 if on_round:
                     for record in read_rounds(rounds, skip=shown):
                         on_round(record)
@@ -161,8 +204,13 @@ def _flwr_run(
             if run_id:  # else the run would continue
                 stop = [tool("flwr"), "stop", run_id, connection]
                 subprocess.run(stop, env=environment, stdout=log, stderr=log, timeout=60, check=False)
+                if copies:
+                    copies.take(run_id)
             raise
-    if process.wait() != 0 and not (Path(cfg.out) / FAILURE).is_file():
+    process.wait()
+    if copies and (problem := copies.take(run_id)):
+        print(f"warning: {problem}", file=sys.stderr)
+    if process.returncode != 0 and not (out / FAILURE).is_file():
         why = sanitize(_why(tail), 2000)
         raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {why}")
 
@@ -194,6 +242,7 @@ def _result(out: Path) -> dict[str, Any]:
         raise error(failure["error"])
     if not (out / SUMMARY).is_file():
         log = out / "flower.log"
-        raise RunFailed(f"Flower ended, but wrote no {SUMMARY} to {out}{_first_error(log)}: see its log {log}")
+        what = f"Flower ended, but wrote no {SUMMARY} to {out}{_first_error(log)}: see its log {log}"
+        raise RunFailed(f"{what}, and of a fleet the server's run folders: fedgraph-flwr runs --server NAME")
     summary: dict[str, Any] = json.loads((out / SUMMARY).read_text())
     return summary

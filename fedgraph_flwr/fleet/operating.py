@@ -54,6 +54,11 @@ def _connections() -> dict[str, dict[str, Any]]:
     return {key: value for key, value in known.items() if isinstance(value, dict)}
 
 
+def connection(name: str) -> dict[str, Any]:
+    """Return the values of a connection of Flower's configuration; none if it is missing."""
+    return _connections().get(name, {})
+
+
 def check_connection(name: str, kind: str = "--name", others: Iterable[str] = ()) -> None:
     """Check that Flower's configuration has a connection of this name.
 

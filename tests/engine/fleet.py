@@ -19,6 +19,7 @@ import psutil
 from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.flower import end_group, free_port, tool
+from fedgraph_flwr.fleet.run_folders import RUNS
 from tests.support import PATIENCE, Finished, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -91,8 +92,12 @@ for key in sys.argv[1:]: app(["supernode", "register", key, "{NAME}"], standalon
         args += ["--ssl-ca-certfile", str(self.keys / "ca.crt"), "--ssl-certfile", str(self.keys / "server.crt")]
         args += ["--ssl-keyfile", str(self.keys / "server.key"), "--disable-runtime-dependency-installation"]
         args += ["--database", str(self.folder / "superlink.db")]
-        self._spawn("superlink", [tool("flower-superlink"), *args])
+        self._spawn("superlink", [*self.superlink(), *args])
         wait_for(self._answers, "the SuperLink to answer")
+
+    def superlink(self) -> list[str]:
+        """The program of the SuperLink: Flower's, so that runs write to the folders that tests name."""
+        return [tool("flower-superlink")]
 
     def start_node(self, node: int, *options: str, **more: str) -> None:
         """Node ``node`` with its client file, a state folder and a policy for the code and small graphs of tests."""
@@ -218,14 +223,26 @@ r.urlopen("https://{self.host}:{self.superlink_port}/health", timeout=2, context
 
 
 class GuardedFleet(Fleet):
-    """A fleet as the how-to has it: nginx before the SuperLink, and nginx with a certificate on the operator's side."""
+    """A fleet as the how-to has it: nginx before the SuperLink, and nginx with a certificate on the operator's side.
+
+    The server has its own folder of runs. Where mounting is allowed, it cannot reach `operators`, the folder of the operator.
+    """
 
     def __init__(self, folder: Path, graphs: Path):
         super().__init__(folder, graphs)
+        self.runs, self.operators = folder / "server" / "runs", folder / "operators"
+        self.operators.mkdir()
+        self.environment[RUNS] = str(self.runs)
+        hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro none "$0" && exec "$@"', str(self.operators)]
+        self.hide = hide if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode == 0 else []
         self.superlink_port, self.operator_port = free_port(), free_port()
         ports = {"--listen": self.port, "--superlink": self.superlink_port, "--operator": self.operator_port}
         self.make_keys("--nodes", str(len(self.files)), *(w for k, p in ports.items() for w in (k, f"127.0.0.1:{p}")))
         self.connect(folder / "home", f'address = "127.0.0.1:{self.operator_port}"\ninsecure = true')
+
+    def superlink(self) -> list[str]:
+        """The program of `fedgraph-flwr server`."""
+        return [*self.hide, sys.executable, "-P", "-m", "fedgraph_flwr.cli.superlink"]
 
     def start_superlink(self) -> None:
         """The SuperLink, then both nginx."""

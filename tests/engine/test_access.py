@@ -14,6 +14,7 @@ import pytest
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedgraph_flwr.engine.flower import end_group, free_port, tool
+from fedgraph_flwr.fleet.run_folders import LIST, READ
 from tests.conftest import client_graph
 from tests.engine.fleet import COMMAND, NAME, ROOT, GuardedFleet
 from tests.support import PATIENCE, wait_for
@@ -62,7 +63,8 @@ def test_an_outsider_can_do_nothing_and_the_operator_everything(fleet):
     keys = fleet.folder / "outsiders-keys"
     _keys(keys, 1)
     (node,) = _nodes(fleet)
-    process = fleet.begin(fleet.folder / "out", "rounds=1", f"num_clients={len(fleet.files)}")
+    out = fleet.operators / "out"
+    process = fleet.begin(out, "rounds=2", "checkpoint_every=1", f"num_clients={len(fleet.files)}")
     wait_for(lambda: process.poll() is not None or bool(re.search(r"started run \d+", _log(fleet))), "the run to start")
     run = re.search(r"started run (\d+)", _log(fleet))[1]
     attempts = [
@@ -79,6 +81,7 @@ def test_an_outsider_can_do_nothing_and_the_operator_everything(fleet):
     assert process.wait(PATIENCE) == 0, fleet.log("run-out")
     assert [n["node-id"] for n in _nodes(fleet)] == [node["node-id"]]
     assert "finished:completed" in fleet.flwr("list", NAME, "--format", "json")
+    _check_copies(fleet, out)
 
     register = ["supernode", "register", str(keys / "node_0.pub"), NAME]
     fleet.flwr(*register)  # the operator may
@@ -86,8 +89,31 @@ def test_an_outsider_can_do_nothing_and_the_operator_everything(fleet):
     fleet.flwr("supernode", "unregister", str(other), NAME)
 
 
+def _check_copies(fleet: GuardedFleet, out: Path) -> None:
+    """The operator has the server's files, may copy them again and resume the run, and an outsider may not read them."""
+    there = fleet.runs / "out"
+    files = {path.name for path in there.iterdir() if path.is_file() and not path.name.startswith(".")}
+    assert {"summary.json", "rounds.jsonl", "model_final.safetensors", "checkpoint.safetensors", "status.json"} <= files
+    assert all((out / name).read_bytes() == (there / name).read_bytes() for name in files)
+    command = [*COMMAND, "runs", str(fleet.folder / "second"), "--server", NAME]
+    listed, copied = (
+        subprocess.run([*command, *more], env=fleet.environment, capture_output=True, text=True, check=True).stdout
+        for more in (["--json"], ["--copy", "out"])
+    )
+    ((name, state),) = [(run["run"], run["state"]) for run in json.loads(listed)]
+    assert (name, state) == ("out", "finished")
+    assert copied.startswith(f"copied {len(files)} files to ")
+    assert {path.name for path in (fleet.folder / "second" / "out").iterdir()} == files
+    context = ssl.create_default_context(cafile=str(fleet.keys / "ca.crt"))
+    for path in (LIST, READ):
+        assert _status(fleet, path, context) == 403
+    assert fleet.wait(fleet.begin(out, f"resume={out}", "rounds=3")) is None
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 3
+    assert (out / "summary.json").read_bytes() == (there / "summary.json").read_bytes()
+
+
 def _log(fleet: GuardedFleet) -> str:
-    path = fleet.folder / "out" / "flower.log"
+    path = fleet.operators / "out" / "flower.log"
     return path.read_text() if path.is_file() else ""
 
 

@@ -1,0 +1,215 @@
+"""Run folders of a fleet's server: the SuperLink lists and sends them to operators, over the paths of Flower's control API.
+
+Whoever may start a run may read them: nginx asks for an operator's certificate on ``/v1/control`` (`fedgraph_flwr.fleet.keys`).
+"""
+
+import contextlib
+import json
+import os
+import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize, system_errors
+from fedgraph_flwr.fleet.operating import check_connection, connection
+
+RUNS = "FEDGRAPH_RUNS"
+"""Environment variable of a SuperLink and its ServerApps: the folder of all run folders."""
+
+LIST = "/v1/control/list-run-folders"
+READ = "/v1/control/read-run-file"
+
+PATIENCE = 60.0
+"""Seconds to wait for the server."""
+
+CHUNK = 2**20
+"""Bytes that are copied at once."""
+
+LAST = "summary.json"
+"""File that is copied last: if it exists, the others are complete."""
+
+_NAME = re.compile(r"(?!\.)[^/\\\0]{1,200}")
+
+_LISTED = {"run", "strategy", "dataset", "seed", "state", "round", "rounds", "score"}
+"""Keys of a run in a list."""
+
+Listing = Callable[[Path, Mapping[str, str]], list[dict[str, Any]]]
+"""Returns the runs in a folder that have these values of keys."""
+
+
+# --- at the server ----------------------------------------------------------------------------------------------------
+
+
+def run_folder(root: Path, name: str) -> Path:
+    """Return the folder of a run.
+
+    Raises:
+        FedGraphError: the name is not that of a file.
+    """
+    if not _NAME.fullmatch(name):
+        raise FedGraphError(
+            f"run {sanitize(name, 80)!r}: expected the name of a folder, which does not begin with a dot"
+        )
+    return root / name
+
+
+def files_of(folder: Path) -> dict[str, int]:
+    """Return the files of a run that an operator may copy, with their sizes in bytes; no locks, links, or folders."""
+    found = [path for path in sorted(folder.iterdir()) if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return {path.name: path.stat().st_size for path in found if path.is_file() and not path.is_symlink()}
+
+
+def add_routes(app: Any, root: Path, listing: Listing) -> None:
+    """Add the two requests of operators to a SuperLink.
+
+    Args:
+        app: its FastAPI application.
+        root: folder of the run folders.
+        listing: see `Listing`.
+    """
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, JSONResponse, Response
+
+    def listed(asked: Mapping[str, Any]) -> Response:
+        if "run" not in asked:
+            filters = {str(key): str(value) for key, value in dict(asked.get("filters", {})).items()}
+            return JSONResponse({"runs": listing(root, filters) if root.is_dir() else []})
+        return JSONResponse({"files": files_of(run_folder(root, str(asked["run"])))})
+
+    def read(asked: Mapping[str, Any]) -> Response:
+        folder, name = run_folder(root, str(asked.get("run"))), str(asked.get("file"))
+        if name not in files_of(folder):
+            raise FedGraphError(f"the run {folder.name} has no file {sanitize(name, 80)}")
+        return FileResponse(folder / name)
+
+    def route(respond: Callable[[Mapping[str, Any]], Response]) -> Any:
+        async def answer(request: Request) -> Response:
+            try:
+                asked = json.loads(await request.body() or b"{}")
+                return await run_in_threadpool(respond, dict(asked))
+            except FedGraphError as error:
+                return JSONResponse({"error": str(error)}, 422)
+            except (ValueError, TypeError, RecursionError) as error:
+                return JSONResponse({"error": f"expected a JSON object ({first_line(error)})"}, 422)
+
+        return answer
+
+    app.add_route(LIST, route(listed), methods=["POST"])
+    app.add_route(READ, route(read), methods=["POST"])
+
+
+# --- at an operator ---------------------------------------------------------------------------------------------------
+
+
+class ServerRuns:
+    """Run folders of the server behind a connection of Flower's configuration.
+
+    Args:
+        name: name of the connection.
+        kind: option or key that names it, for errors.
+
+    Raises:
+        FedGraphError: the connection is missing.
+    """
+
+    def __init__(self, name: str, kind: str = "--server"):
+        check_connection(name, kind)
+        self.name, known = name, connection(name)
+        authority = known.get("root-certificates")
+        self.context = None if known.get("insecure") else ssl.create_default_context(cafile=authority)
+        self.url = f"{'http' if known.get('insecure') else 'https'}://{known.get('address', '')}"
+
+    def listing(self, filters: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return the runs of the server that have these values of keys, or of ``state``."""
+        runs: list[dict[str, Any]] = self._values("runs", list, {"filters": dict(filters)})
+        if not all(isinstance(run, dict) and run.keys() >= _LISTED for run in runs):
+            raise RunFailed(f"{self.url} lists runs without {', '.join(sorted(_LISTED))}: install the server's version")
+        return runs
+
+    def files(self, run: str) -> dict[str, int]:
+        """Return the files of a run, with their sizes in bytes; none if the server has no such run."""
+        found: dict[str, int] = self._values("files", dict, {"run": run})
+        if any(not _NAME.fullmatch(str(name)) for name in found):
+            raise RunFailed(f"the server of '{self.name}' sent names of files with a path: nothing was copied")
+        return found
+
+    def text(self, run: str, file: str) -> bytes:
+        """Return the content of a small file of a run."""
+        with self._ask(READ, {"run": run, "file": file}) as reply:
+            return reply.read()
+
+    def copy(self, run: str, to: Path) -> list[str]:
+        """Copy the files of a run to a folder of this machine, and return their names; the summary comes last."""
+        names = sorted(self.files(run), key=lambda name: (name == LAST, name))
+        with system_errors(f"cannot write {to}"):
+            to.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                self.copy_file(run, name, to)
+        return names
+
+    def copy_file(self, run: str, name: str, to: Path) -> None:
+        """Copy one file of a run; an incomplete copy replaces nothing.
+
+        Raises:
+            RunFailed: the connection broke.
+        """
+        part = to / f".{name}.part"
+        try:
+            with self._ask(READ, {"run": run, "file": name}) as reply, part.open("wb") as file:
+                while block := reply.read(CHUNK):
+                    file.write(block)
+            if (whole := reply.headers.get("content-length")) and int(whole) != part.stat().st_size:
+                raise RunFailed(f"the connection to {self.url} broke within {run}/{name}: repeat the command")
+            os.replace(part, to / name)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _values(self, key: str, kind: type, asked: Mapping[str, Any]) -> Any:
+        with self._ask(LIST, asked) as reply:
+            content = reply.read()
+        try:
+            found = json.loads(content)[key]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunFailed(f"{self.url} sent no list of run folders ({first_line(error)})") from error
+        if not isinstance(found, kind):
+            raise RunFailed(f"{self.url} sent no list of run folders")
+        return found
+
+    @contextlib.contextmanager
+    def _ask(self, path: str, asked: Mapping[str, Any]) -> Iterator[HTTPResponse]:
+        request = urllib.request.Request(f"{self.url}{path}", json.dumps(asked).encode(), method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE, context=self.context) as reply:
+                yield reply
+        except urllib.error.HTTPError as error:
+            raise self._refused(error) from error
+        except (OSError, HTTPException) as error:
+            why = first_line(error)
+            raise RunFailed(
+                f"{self.url}, the address of connection '{self.name}', sent no run folder ({why})"
+            ) from error
+
+    def _refused(self, error: urllib.error.HTTPError) -> FedGraphError:
+        if error.code == 404:
+            return Unserved(
+                f"the server of '{self.name}' serves no run folders: it runs `server --plain`, or an older version"
+            )
+        if error.code == 403:
+            return RunFailed(
+                f"the server of '{self.name}' refuses to send run folders: it accepts operators' certificates only"
+            )
+        try:
+            why = str(json.loads(error.read())["error"])
+        except (OSError, ValueError, KeyError, TypeError):
+            why = f"status {error.code}"
+        return FedGraphError(f"the server of '{self.name}': {sanitize(why, 1000)}")
+
+
+class Unserved(RunFailed):
+    """Error: the server sends no run folders."""

@@ -1,0 +1,149 @@
+"""Run folders of a server, over HTTP without Flower: what an operator lists and copies, and what nobody gets."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+from fedgraph_flwr.cli import main
+from fedgraph_flwr.cli.superlink import listing
+from fedgraph_flwr.config import RunConfig, to_yaml
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet.processes import free_port
+from fedgraph_flwr.fleet.run_folders import LIST, READ, ServerRuns, add_routes, files_of, run_folder
+from fedgraph_flwr.server_app import in_folder_of_runs
+from tests.support import wait_for
+
+
+def serve(app: Starlette) -> Iterator[str]:
+    """Serve an application on loopback and yield its address."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started, "the server to listen")
+    yield f"127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Folder of runs of a server: one finished run, a lock, a state folder, and a link to a secret."""
+    root = tmp_path_factory.mktemp("server") / "runs"
+    (root / "first" / "state").mkdir(parents=True)
+    (root / "first" / "config.yaml").write_text(to_yaml(RunConfig(seed=7)))
+    (root / "first" / "rounds.jsonl").write_text('{"round": 1, "seconds": 1.0}\n')
+    (root / "first" / "summary.json").write_text('{"headline": "test_accuracy at last", "test_accuracy": 0.75}')
+    (root / "first" / "model_final.safetensors").write_bytes(bytes(range(256)) * 8192)
+    (root / "first" / ".run.lock").touch()
+    (root / "secret").write_text("secret")
+    (root / "first" / "linked").symlink_to(root / "secret")
+    return root
+
+
+@pytest.fixture(scope="module")
+def address(root):
+    app = Starlette()
+    add_routes(app, root, listing)
+    yield from serve(app)
+
+
+@pytest.fixture
+def connected(address, tmp_path, monkeypatch):
+    """Connections to that server, and to one without these paths."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.toml").write_text(f'[superlink.far]\naddress = "{address}"\ninsecure = true\n')
+    return ServerRuns("far")
+
+
+def test_an_operator_lists_and_copies_a_run(root, connected, tmp_path, capsys):
+    assert main(["runs", "--server", "far", "seed=7"]) == 0
+    assert "0.7500" in capsys.readouterr().out
+    assert main(["runs", "--server", "far", "seed=8"]) == 0
+    assert "no run in the server of 'far' has these values" in capsys.readouterr().out
+    assert main(["runs", "--server", "far", "--copy", "first"]) == 0
+    copied = {path.name: path.read_bytes() for path in (tmp_path / "runs" / "first").iterdir()}
+    assert copied.keys() == {"config.yaml", "rounds.jsonl", "summary.json", "model_final.safetensors"}
+    assert all(content == (root / "first" / name).read_bytes() for name, content in copied.items())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--server", "far", "seed=7", "nokey=1"], "key 'nokey' is unknown"),
+        (["--server", "far", "--copy", "none"], "the server of 'far' has no such run"),
+        (["--server", "far", "--copy", "../secret"], "expected the name of a folder"),
+        (["--copy", "first"], "needs --server NAME"),
+        (["--server", "near"], "--server 'near' is unknown"),
+    ],
+)
+def test_a_wrong_request_is_a_sentence(connected, words, message, capsys):
+    assert main(["runs", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("run", "file"),
+    [
+        ("first", "../secret"),
+        ("first", "linked"),
+        ("first", ".run.lock"),
+        ("first", "state"),
+        ("..", "secret"),
+        ("", "secret"),
+    ],
+)
+def test_no_file_outside_a_run_is_sent(connected, run, file):
+    with pytest.raises(FedGraphError, match="the server of 'far': "):
+        connected.text(run, file)
+
+
+def test_a_request_that_is_no_object_is_refused(connected):
+    for body in ([], "x", {"run": 1, "file": None}):
+        with pytest.raises(FedGraphError, match="the server of 'far': "), connected._ask(READ, body):
+            pass
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_incomplete_copy_replaces_nothing(tmp_path, monkeypatch):
+    """The server announces ten bytes, sends five and closes."""
+
+    async def five(request):
+        return StreamingResponse(iter([b"12345"]), headers={"content-length": "10"})
+
+    async def listed(request):
+        return JSONResponse({"files": {"summary.json": 10}})
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    (kept := tmp_path / "copy" / "summary.json").parent.mkdir()
+    kept.write_text("before")
+    routes = [Route(LIST, listed, methods=["POST"]), Route(READ, five, methods=["POST"])]
+    for address in serve(Starlette(routes=routes)):
+        (tmp_path / "config.toml").write_text(f'[superlink.far]\naddress = "{address}"\ninsecure = true\n')
+        with pytest.raises(FedGraphError, match=r"broke within first/summary\.json"):
+            ServerRuns("far").copy("first", kept.parent)
+    assert {path.name: path.read_text() for path in kept.parent.iterdir()} == {"summary.json": "before"}
+
+
+def test_a_server_without_run_folders_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    for address in serve(Starlette()):
+        (tmp_path / "config.toml").write_text(f'[superlink.far]\naddress = "{address}"\ninsecure = true\n')
+        assert main(["runs", "--server", "far"]) == 1
+    assert "serves no run folders: it runs `server --plain`, or an older version" in capsys.readouterr().err
+
+
+def test_a_server_maps_folders_by_their_last_name(tmp_path):
+    given = RunConfig(out="/home/op/study/second", init="/home/op/study/first")
+    cfg = in_folder_of_runs(given, tmp_path)
+    assert (cfg.out, cfg.init, cfg.resume) == (str(tmp_path / "second"), str(tmp_path / "first"), "")
+    for name in ("..", ".hidden", "", "a/b", "a\0"):
+        with pytest.raises(FedGraphError, match="expected the name of a folder"):
+            run_folder(tmp_path, name)
+    assert files_of(tmp_path / "none") == {}
