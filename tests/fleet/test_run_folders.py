@@ -11,10 +11,11 @@ from starlette.routing import Route
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.superlink import listing
-from fedgraph_flwr.config import RunConfig, to_yaml
+from fedgraph_flwr.config import RunConfig, configuration, to_yaml
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.processes import free_port
 from fedgraph_flwr.fleet.run_folders import LIST, READ, ServerRuns, add_routes, files_of, run_folder
+from fedgraph_flwr.runs.folder import DATA
 from fedgraph_flwr.server_app import in_folder_of_runs
 from tests.support import wait_for
 
@@ -137,6 +138,15 @@ def test_a_server_without_run_folders_is_named(tmp_path, monkeypatch, capsys):
         (tmp_path / "config.toml").write_text(f'[superlink.far]\naddress = "{address}"\ninsecure = true\n')
         assert main(["runs", "--server", "far"]) == 1
     assert "serves no run folders: it runs `server --plain`, or an older version" in capsys.readouterr().err
+
+
+def test_a_copied_run_resumes_in_its_folder_here(tmp_path):
+    """Its config.yaml names the server's folder."""
+    (tmp_path / "config.yaml").write_text(to_yaml(RunConfig(engine="far", out="/srv/runs/first"), DATA))
+    assert configuration([f"resume={tmp_path}"]).out == ""
+    assert configuration([f"init={tmp_path}"]).out == ""
+    with pytest.raises(FedGraphError, match="writes to its own folder"):
+        configuration([f"resume={tmp_path}", "out=elsewhere"])
 
 
 def test_a_server_maps_folders_by_their_last_name(tmp_path):
