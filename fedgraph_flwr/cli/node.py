@@ -19,6 +19,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.checking import reach
 from fedgraph_flwr.fleet.keys import check_key
+from fedgraph_flwr.fleet.monitor import condition, monitor
 from fedgraph_flwr.fleet.processes import GRACE, Process, free_port, say, tool
 from fedgraph_flwr.party.options import add_options
 
@@ -59,6 +60,7 @@ _OPTIONS = """
 --device auto|cpu|cuda  device for training (default: auto)
 --threads N  number of torch threads (default: the run's)
 --port N  loopback port for this node's processes (default: a free port)
+--monitor PORT  answer /live and /ready on this loopback port, or on HOST:PORT (default: off)
 --plain  use unpatched Flower: slower, one process per message
 --once  exit when the SuperNode ends, without retries
 """
@@ -77,9 +79,12 @@ def main(args: argparse.Namespace) -> int:
         plain = True
     server = Server(*check_address(args.server, "--server"), _authority(args))
     options = supernode_options(args)
+    watched = monitor_address(args.monitor)
     node = Node(options, plain, args.port or free_port(), server, args.once)
+    pages = {"/live": condition(node.not_live), "/ready": condition(node.not_ready)}
     try:
-        node.run()
+        with monitor(watched, pages):
+            node.run()
     except KeyboardInterrupt:
         say("stopping the node")
         return 0
@@ -144,6 +149,17 @@ def check_address(text: str, name: str) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
+def monitor_address(text: str) -> tuple[str, int] | None:
+    """Return the address of ``--monitor``: PORT, which is on loopback, or HOST:PORT; None if it is off.
+
+    Raises:
+        FedGraphError: the text has another form.
+    """
+    if not text:
+        return None
+    return check_address(f"127.0.0.1:{text}" if text.isdecimal() else text, "--monitor")
+
+
 @dataclass(frozen=True)
 class Server:
     """Address of a fleet's server, and the certificate of its authority."""
@@ -177,6 +193,17 @@ class Node:
         self.supernode: Process | None = None
         self.executor: Process | None = None
         self.code = 0
+        self.reason = "the SuperNode is starting"  # why this node takes part in no run; "" if it is connected
+        self.looked = time.monotonic()
+
+    def not_live(self) -> str:
+        """Return why this process should be restarted, or ""."""
+        silent = time.monotonic() - self.looked
+        return f"no look at the SuperNode for {silent:.0f} s" if silent > 120.0 else ""
+
+    def not_ready(self) -> str:
+        """Return why this node can take part in no run, or ""."""
+        return self.not_live() or self.reason
 
     def run(self) -> None:
         """Keep both processes running until the SuperNode ends for good.
@@ -191,6 +218,7 @@ class Node:
             began = time.monotonic()
             self._start()
             while self.supernode and not self.supernode.ended():
+                self.looked = time.monotonic()
                 if self.executor and self.executor.ended():
                     say("the executor ended; restarting it")
                     self.executor.end()
@@ -202,8 +230,8 @@ class Node:
             if self.once:
                 return
             tries = 0 if time.monotonic() - began > SETTLED else tries + 1
-            pause = PAUSES[min(tries, len(PAUSES) - 1)]
-            say(f"{self._why()}; retrying in {pause:g} s")
+            pause, self.reason = PAUSES[min(tries, len(PAUSES) - 1)], self._why()
+            say(f"{self.reason}; retrying in {pause:g} s")
             time.sleep(pause)
 
     def end(self) -> None:
@@ -268,6 +296,10 @@ class Node:
     def _read(self, line: str) -> None:
         if found := re.search(r"Exit Code: (\d+)", line):
             self.code = int(found[1])
+        elif "SuperNode ID:" in line or "Connection successful" in line:
+            self.reason = ""
+        elif "Connection attempt failed" in line:
+            self.reason = f"no connection to the server {self.server.host}:{self.server.port}"
 
     def _why(self) -> str:
         if self.code == 305:

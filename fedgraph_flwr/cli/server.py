@@ -1,15 +1,18 @@
 """Command ``server``: run a fleet's SuperLink, behind nginx if other machines may connect."""
 
 import argparse
+import os
 import shutil
 import ssl
 import sys
 from pathlib import Path
 
 from fedgraph_flwr.cli import superlink
+from fedgraph_flwr.cli.node import monitor_address
 from fedgraph_flwr.errors import FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.keys import Places, read_fleet, write_configuration
+from fedgraph_flwr.fleet.monitor import condition, monitor
 from fedgraph_flwr.fleet.operating import admit, connect
 from fedgraph_flwr.fleet.processes import Process, healthy, say, tool, wait_for_one
 from fedgraph_flwr.fleet.run_folders import RUNS
@@ -34,6 +37,7 @@ _OPTIONS = """
 --database FILE  database kept across restarts (default: FOLDER/superlink.db)
 --runs DIR  folder of the run folders, which operators may list and copy (default: runs)
 --name NAME  name of the connection in Flower's configuration (default: fleet)
+--monitor PORT  answer /live and /ready on this loopback port, or on HOST:PORT (default: off)
 --no-join  do not register the folder's public keys
 --plain  use unpatched Flower, including its ServerApps
 """
@@ -47,6 +51,14 @@ def main(args: argparse.Namespace) -> int:
         raise FedGraphError(f"listening on {places.listen} requires nginx: install it (apt-get install nginx)")
     with system_errors(f"cannot write --runs {args.runs}"):
         args.runs.mkdir(parents=True, exist_ok=True)
+    health = Health(f"https://{places.superlink}", args.folder / "ca.crt", args.runs)
+    pages = {"/live": condition(health.not_live), "/ready": condition(health.not_ready)}
+    with monitor(monitor_address(args.monitor), pages):
+        return _run(args, places, plain, health)
+
+
+def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health") -> int:
+    """Keep the processes running until one ends."""
     processes: list[Process] = []
     try:
         processes += start(args.folder, places, args.database or args.folder / "superlink.db", args.runs, plain)
@@ -56,6 +68,7 @@ def main(args: argparse.Namespace) -> int:
                 say(admit(path, args.name))
         command = f"fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
         say(f"ready on {places.listen}; start nodes with: {command}")
+        health.begun = True
         ended = wait_for_one(processes)
         say(f"{'the SuperLink' if ended is processes[0] else 'nginx'} ended; see its last lines above")
         return 1
@@ -65,6 +78,34 @@ def main(args: argparse.Namespace) -> int:
     finally:
         for process in reversed(processes):
             process.end()
+
+
+class Health:
+    """Health of a server.
+
+    Args:
+        url: address of the SuperLink.
+        authority: certificate that verifies it.
+        runs: folder of the run folders.
+    """
+
+    def __init__(self, url: str, authority: Path, runs: Path):
+        self.url, self.authority, self.runs = url, authority, runs
+        self.begun = False
+
+    def not_live(self) -> str:
+        """Return why the server should be restarted, or ""; never while it starts."""
+        if not self.begun:
+            return ""
+        context = ssl.create_default_context(cafile=str(self.authority))
+        responds = healthy(self.url, lambda: False, 3.0, context)
+        return "" if responds else f"the SuperLink on {self.url} does not respond within 3 s"
+
+    def not_ready(self) -> str:
+        """Return why no run can start, or ""."""
+        if not self.begun:
+            return "the SuperLink is starting"
+        return self.not_live() or ("" if os.access(self.runs, os.W_OK) else f"cannot write {self.runs}")
 
 
 def start(folder: Path, places: Places, database: Path, runs: Path, plain: bool) -> list[Process]:

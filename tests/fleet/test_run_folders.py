@@ -143,7 +143,7 @@ def test_a_server_without_run_folders_is_named(tmp_path, monkeypatch, capsys):
 def test_a_copied_run_resumes_in_its_folder_here(tmp_path):
     """Its config.yaml names the server's folder."""
     (tmp_path / "config.yaml").write_text(to_yaml(RunConfig(engine="far", out="/srv/runs/first"), DATA))
-    assert configuration([f"resume={tmp_path}"]).out == ""
+    assert configuration([f"resume={tmp_path}"]).out == str(tmp_path)
     assert configuration([f"init={tmp_path}"]).out == ""
     with pytest.raises(FedGraphError, match="writes to its own folder"):
         configuration([f"resume={tmp_path}", "out=elsewhere"])

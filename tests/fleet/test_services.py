@@ -41,14 +41,32 @@ def test_systemd_takes_a_unit(unit, tmp_path):
 def test_a_container_runs_a_command_that_there_is_without_root_and_rights(name):
     service = COMPOSE["services"][name]
     _parse(service["command"])
-    assert service["user"].startswith("${FEDGRAPH_USER:?")
+    assert "user" not in service  # the image's, which is not root and owns the home folder
     assert service["cap_drop"] == ["ALL"]
     assert service["read_only"] is True
     mounted = {volume.split(":")[1] for volume in service["volumes"]}
     for word in service["command"]:
         assert not word.startswith("/") or any(word == place or word.startswith(f"{place}/") for place in mounted), word
-    assert name == "server" or "./keys:/keys" not in service["volumes"]  # a node sees no other's key
+    assert all(name == "server" or not volume.startswith("server") for volume in service["volumes"])  # nor others' keys
     assert name == "server" or (service["ulimits"]["cpu"] == 86400 and service["mem_limit"].endswith("g}"))
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_container_keeps_what_it_writes_in_a_volume_of_its_own(name):
+    """Docker gives an empty volume the owner of the image's folder, so its user can write there without rights."""
+    service, home = COMPOSE["services"][name], next(line.split()[1] for line in LINES if line.startswith("WORKDIR "))
+    assert f"{name}:{home}" in service["volumes"]
+    assert name in COMPOSE["volumes"]
+    assert not [place for place in service["tmpfs"] if place.split(":")[0] == home or place.startswith(f"{home}/")]
+    assert any(f"--create-home --home-dir {home} fedgraph" in line for line in LINES)
+    assert any(f"FLWR_HOME={home}/" in line for line in LINES)
+    args = _parse(service["command"])
+    written = [args.folder, args.runs] if name == "server" else [args.state, args.key]
+    assert not any(path.is_absolute() for path in written)  # so they lie in the working directory
+    test = service["healthcheck"]["test"]
+    assert test[0] == "CMD"
+    assert f"http://127.0.0.1:{args.monitor}/ready" in test[-1]
+    assert name == "server" or service["depends_on"] == {"server": {"condition": "service_healthy"}}
 
 
 def test_the_image_is_built_in_two_stages_and_ends_without_root():
