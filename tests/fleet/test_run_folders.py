@@ -15,8 +15,8 @@ from fedgraph_flwr.config import RunConfig, configuration, to_yaml
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.processes import free_port
 from fedgraph_flwr.fleet.run_folders import LIST, READ, ServerRuns, add_routes, files_of, run_folder
-from fedgraph_flwr.runs.folder import DATA
 from fedgraph_flwr.server_app import in_folder_of_runs
+from fedgraph_flwr.store.folder import DATA
 from tests.support import wait_for
 
 
