@@ -9,13 +9,15 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedgraph_flwr.cli.node import Node, Server, monitor_address
 from fedgraph_flwr.cli.server import Health
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.monitor import condition, monitor
 from fedgraph_flwr.fleet.processes import free_port
-from tests.fleet.test_services import COMPOSE
+
+COMPOSE = yaml.safe_load((Path(__file__).parents[2] / "docs" / "fleet" / "compose.yaml").read_text())
 
 
 def get(address, path):
