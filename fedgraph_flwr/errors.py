@@ -63,6 +63,10 @@ VALUE_ALIASES = _by_alias(
 """Name of a value elsewhere → name here."""
 
 
+MALFORMED = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+"""Exceptions that the content of a damaged or forged file can cause where it is read as what it should be."""
+
+
 class FedGraphError(Exception):
     """Error: wrong input, or a failed run.
 

@@ -32,6 +32,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, check
 
 
 class FedFAClient(GraphClient, method=fedfa):
@@ -67,6 +68,10 @@ class FedFAClient(GraphClient, method=fedfa):
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the running statistics and their spread; a model that is only scored comes without them."""
         if RUNNING in groups:
+            shape = len(self.model.layers), self.cfg.model.hidden
+            field = ArrayField(shape, self.cfg.dtype), ArrayField(shape, self.cfg.dtype, low=0)
+            for group, each in zip((RUNNING, SPREAD), field, strict=True):
+                check(groups[group], dict.fromkeys(STATISTICS, each), f"the server sent {group} statistics")
             self.running, self.spread = (
                 {key: torch.from_numpy(groups[group][key]).to(self.device) for key in STATISTICS}
                 for group in (RUNNING, SPREAD)

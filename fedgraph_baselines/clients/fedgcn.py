@@ -47,6 +47,7 @@ from fedgraph_baselines.methods.fedgcn import (
     outgoing,
 )
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
+from fedgraph_flwr.clients.replies import by_client
 from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
@@ -56,6 +57,7 @@ from fedgraph_flwr.models.gcn import GCN, SmoothInputs
 from fedgraph_flwr.models.layers import adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.wire.messages import Arrays, check_arrays
+from fedgraph_flwr.wire.reply_schema import check_shapes
 from fedgraph_flwr.wire.trees import Tree
 
 
@@ -179,12 +181,16 @@ class FedGCNClient(GraphClient, method=fedgcn):
         Raises:
             FedGraphError: a client sent nothing, an unexpected array, or another number of rows.
         """
-        sent: dict[int, np.ndarray] = {int(k): rows for k, rows in groups.get(group, {}).items()}
+        sent: dict[int, np.ndarray] = by_client(groups.get(group, {}), f"of group '{group}'")
         for peer in sorted(sent.keys() | places.keys()):
-            found, expected = (len(of.get(peer, ())) for of in (sent, places))
+            found, expected = (len(np.atleast_1d(of.get(peer, ()))) for of in (sent, places))
             if found != expected:
                 sent_ = f"client {peer} sent client {self.graph.client} {found} rows of {group}, expected {expected}"
                 raise FedGraphError(f"{sent_}: their graphs differ in the edges between them; link all parties again")
+        for peer, rows in sent.items():
+            axes = () if group == DEGREES else (self.graph.num_features,)
+            shape = len(np.atleast_1d(rows)), *axes
+            check_shapes({group: rows}, {group: shape}, f"the server sent rows of client {peer}", whole=not axes)
         return sent
 
     def packed(self, rows: np.ndarray) -> np.ndarray:

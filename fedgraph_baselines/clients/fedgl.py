@@ -29,6 +29,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check, check_shapes, up_to
 from fedgraph_flwr.wire.trees import Tree
 
 
@@ -72,7 +73,12 @@ class FedGLClient(GraphClient, method=fedgl, requires=(partial(hidden_features, 
         received = groups.get(PSEUDO)
         if received is None:
             return
-        n, sizes = self.graph.num_nodes, {received[name].size for name in ("row", "col", "weight")}
+        n, who = self.graph.num_nodes, f"the server sent {PSEUDO}"
+        entry = (up_to(LARGEST),)
+        check({"label": received["label"]}, {"label": ArrayField((n,), "int64")}, who)
+        check_shapes({key: received[key] for key in ("row", "col")}, {"row": entry, "col": entry}, who, whole=True)
+        check_shapes({"weight": received["weight"]}, {"weight": entry}, who)
+        sizes = {received[name].size for name in ("row", "col", "weight")}
         ends = np.concatenate([received["row"], received["col"]])
         label, weight = received["label"], received["weight"]
         fits = label.shape == (n,) and len(sizes) == 1 and (not ends.size or 0 <= ends.min() <= ends.max() < n)

@@ -24,7 +24,8 @@ from fedgraph_baselines.methods.fedlit import LINKS, assigned, means
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.requirements import network
 from fedgraph_flwr.models.fedlit import FedLIT
-from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.reply_schema import ArrayField, check
 
 CENTROIDS = "centroids"
 
@@ -52,7 +53,8 @@ class FedLITClient(GraphClient, method=fedlit, requires=(network(FedLIT, "fedlit
         """Store the server's centres, if it sent any."""
         self.centres = None
         if arrays := groups.get(LINKS):
-            check_arrays(arrays, {CENTROIDS: (self.model.types, 2 * self.model.width)}, "the server")
+            field = ArrayField((self.model.types, 2 * self.model.width), self.cfg.dtype)
+            check(arrays, {CENTROIDS: field}, "the server sent centroids")
             self.memory[CENTROIDS] = self.centres = torch.from_numpy(arrays[CENTROIDS]).to(self.device)
 
     @torch.no_grad()

@@ -28,7 +28,8 @@ from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.wire.messages import Arrays, check_arrays
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, check
 
 
 def no_hidden(cfg: RunConfig) -> FedGraphError:
@@ -63,7 +64,8 @@ class FedProtoClient(GraphClient, method=prototypes):
         self.prototypes = None
         if received := groups.get(PROTOTYPES):
             classes = self.graph.num_classes
-            check_arrays(received, {"mean": (classes, self.width), "known": (classes,)}, "the server")
+            mean = ArrayField((classes, self.width), self.cfg.dtype)
+            check(received, {"mean": mean, "known": ArrayField((classes,), "bool")}, "the server sent prototypes")
             self.prototypes = torch.from_numpy(received["mean"]).to(self.device)
             self.known = torch.from_numpy(received["known"].astype(bool)).to(self.device)
 

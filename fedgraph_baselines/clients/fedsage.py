@@ -64,6 +64,7 @@ from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.policy import counted
 from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
+from fedgraph_flwr.wire.reply_schema import check_shapes
 from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 
 _OFTEN = 4096
@@ -114,6 +115,8 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
             if rows.ndim != 2 or rows.shape[1] != width or owners.shape != rows.shape[:1] or not rows.size:
                 sent = f"rows {rows.shape} with owners {owners.shape}"
                 raise FedGraphError(f"the server sent {sent}, expected [R, {width}], [R]")
+            check_shapes({"rows": rows}, {"rows": rows.shape}, "the server sent proposed neighbours")
+            check_shapes({"owners": owners}, {"owners": owners.shape}, "the server sent owners", whole=True)
             if not 0 <= owners.min() <= owners.max() < len(rows):
                 sent = f"owners of {len(rows)} rows from {owners.min()} to {owners.max()}"
                 raise FedGraphError(f"the server sent {sent}, expected 0 to {len(rows) - 1}")

@@ -20,6 +20,7 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, check
 from fedgraph_flwr.wire.trees import Tree
 
 
@@ -100,6 +101,11 @@ class FedSageTrueClient(FedGradClient):
             if rows is None or rows.shape != x[wanted].shape:
                 needs = f"client {self.graph.client} needs features {list(x[wanted].shape)} of nodes of client {owner}"
                 raise FedGraphError(f"{needs}, got {'none' if rows is None else list(rows.shape)}")
+            check(
+                {"x": rows},
+                {"x": ArrayField(tuple(rows.shape), "float32")},
+                f"the server sent features of client {owner}",
+            )
             x[wanted] = torch.from_numpy(rows)
         self.extend(x)
         return {}, {}

@@ -49,12 +49,14 @@ from fedgraph_baselines.methods.prototypes import WIDTH
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.client_part import assign
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import Linear
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, ValuedMatrix
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check
 from fedgraph_flwr.wire.trees import Tree
 
 PAIRS, SINCE, AUGMENTOR = "pairs", "since", "augmentor"
@@ -119,15 +121,30 @@ class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
 
     def describe(self) -> dict[str, Any]:
         """Add D, the width of the features."""
-        return super().describe() | {WIDTH: self.features().size(1)}
+        return super().describe() | {WIDTH: self.width}
+
+    @cached_property
+    def width(self) -> int:
+        """D."""
+        return self.features().size(1)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the model and the augmentor."""
         return [*super().parameters(), *self.augmentor.parameters()]
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """Store the bank, if the server sent one."""
+        """Store the bank, if the server sent one.
+
+        Raises:
+            FedGraphError: it is no bank of this run's classes.
+        """
         if arrays := groups.get(BANK):
+            rows, label = range(1, LARGEST), arrays["label"]
+            mean = ArrayField((rows, self.width), self.cfg.dtype)
+            fields = {"mean": mean, "label": ArrayField((rows,), "int64", 0, self.graph.num_classes - 1)}
+            check(arrays, fields, "the server sent a bank")
+            if len(arrays["mean"]) != len(label):
+                raise FedGraphError(f"the server sent a bank of {len(arrays['mean'])} rows with {len(label)} labels")
             self.memory[BANK] = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
 
     @torch.no_grad()

@@ -23,6 +23,7 @@ from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, alignme
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.hetero import EDGE, NODE, HeteroModel
 from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import LARGEST, check_shapes, up_to
 
 
 class FedHGNClient(GraphClient, method=coefficients):
@@ -73,6 +74,10 @@ class FedHGNClient(GraphClient, method=coefficients):
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Store the pools of this round; there are none for an evaluation."""
+        known = {name: tensor.size(1) for name, tensor in self.model.coefficients.items()}
+        pools = {name: pool for name, pool in groups.get(POOL, {}).items() if pool.size or name not in known}
+        shapes = {name: (up_to(LARGEST), known[name]) for name in pools if name in known}
+        check_shapes(pools, shapes, "the server sent pools")
         self.pool = {n: torch.from_numpy(p).to(self.device, self.dtype) for n, p in groups.get(POOL, {}).items()}
 
     def send(self) -> ReplyContent:

@@ -41,6 +41,7 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedomd import OrthoGCN, Pass, orthogonality
 from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, Arrays
+from fedgraph_flwr.wire.reply_schema import check_shapes
 
 
 class CachedForward(NamedTuple):
@@ -82,6 +83,12 @@ class FedOMDClient(GraphClient, method=fedomd, requires=(network(OrthoGCN, "fedo
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the pooled moments [H, 5, D] and, with ``cmd_range=pooled``, the widths b − a [H]."""
+        if TARGET in groups:
+            layers, width = self._shape
+            shapes = {"moments": (layers, 5, width), **({"span": (layers,)} if "span" in groups[TARGET] else {})}
+            check_shapes(groups[TARGET], shapes, "the server sent pooled moments")
+            if (groups[TARGET].get("span", np.ones(1)) <= 0).any():
+                raise FedGraphError("the server sent pooled moments with a span of features that is not above 0")
         self.target = {name: torch.from_numpy(a).to(self.device) for name, a in groups.get(TARGET, {}).items()}
 
     def set_parameters(self, parameters: list[np.ndarray]) -> None:
@@ -144,15 +151,25 @@ class FedOMDClient(GraphClient, method=fedomd, requires=(network(OrthoGCN, "fedo
     def moments_about(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Reply in the second exchange of ``two_phase``: moments about the pooled mean, [H, 4, D] (lines 12-15)."""
         z, _ = self._features_of(groups[MODEL])
-        mean = torch.from_numpy(groups["point"]["mean"]).to(z)
+        mean = torch.from_numpy(self._point(groups)).to(z)
         return {MOMENTS: {"spread": to_numpy(moments_about(z, mean))}}, {}
 
     @phase
     def moments_sum(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Reply in the only statistics exchange of ``one_phase``: moments about a common point, [H, 5, D]."""
         z, moments = self._features_of(groups[MODEL])
-        powers = powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device))
+        powers = powers_about(z, torch.from_numpy(self._point(groups)).to(z.device))
         return self._statistics(z, moments, powers=powers)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Number H of hidden layers, and their width D."""
+        return self.cfg.model.layers - 1, self.cfg.model.hidden
+
+    def _point(self, groups: dict[str, Arrays]) -> np.ndarray:
+        """Return the point about which moments are requested, [H, D]."""
+        check_shapes(groups["point"], {"mean": self._shape}, "the server sent a point of moments")
+        return groups["point"]["mean"]
 
     def _features(self, hidden: list[Tensor]) -> Tensor:
         """Select the features for moments: [N', H, D]; of a batch, those of its training nodes."""

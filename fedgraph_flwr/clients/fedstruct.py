@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import ReplyContent, phase
 from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.clients.replies import by_client
 from fedgraph_flwr.clients.requirements import network, unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
@@ -33,7 +34,7 @@ from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.wire.messages import Arrays
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check, up_to
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check, check_shapes, up_to
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
 
 MAX_ENTRIES = 100_000_000
@@ -133,6 +134,11 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
 
     def meet(self, groups: dict[str, Arrays]) -> None:
         """Store the others' keys, and the owner of each node."""
+        clients, n = self.graph.num_clients, self.graph.num_global_nodes
+        fields = {"keys": ArrayField((clients, 32), "uint8"), "owner": ArrayField((n,), "int32", 0, clients - 1)}
+        check(groups["keys"], fields, "the server sent keys and owners")
+        if (groups["keys"]["owner"][self.graph.node_id.numpy()] != self.graph.client).any():
+            raise FedGraphError(f"the server sent other owners of nodes of client {self.graph.client}: start a new run")
         self.owner = groups["keys"]["owner"].astype(np.int64)
         keys = {client: key.tobytes() for client, key in enumerate(groups["keys"]["keys"])}
         self.keyring.check("announce", self.sealer.public, keys, groups.get(SIGNATURES, {}))
@@ -224,7 +230,8 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         Raises:
             FedGraphError: the contents do not match. It names the sender, since only this client can see them.
         """
-        contents = {int(k): self.sealer.open(int(k), step, raw) for k, raw in groups.get(ENVELOPES, {}).items()}
+        envelopes = by_client(groups.get(ENVELOPES, {}), f"of group '{ENVELOPES}'")
+        contents = {k: self.sealer.open(k, step, raw) for k, raw in envelopes.items()}
         for sender, arrays in contents.items():
             who = f"client {sender} sealed a message for client {self.graph.client} for step '{step}'"
             check(arrays, fields(sender), who)
@@ -258,6 +265,8 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         """Take S of the support, [Q, d_s]."""
         self.started = None
         if STRUCTURE in groups:
+            shape = self.support.size, self.model.structure_width
+            check_shapes(groups[STRUCTURE], {"s": shape}, "the server sent structure features")
             s = torch.from_numpy(groups[STRUCTURE]["s"]).to(self.device, self.dtype)
             self.inputs.s = s.requires_grad_(self.trains_structure)
 
@@ -267,9 +276,14 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         return super().leaves() | ({"s": s} if s is not None and s.requires_grad else {})
 
     def predict(self) -> Tensor:
-        """Compute logits [N, C], and cache the part of g before any dropout, half of a round's work, for the gradient."""
+        """Compute logits [N, C], and cache the part of g before any dropout, half of a round's work, for the gradient.
+
+        Raises:
+            FedGraphError: the server sent no structure features.
+        """
         self.model.eval()
         if self.inputs.rows is not None:
+            self.check_structure()
             self.started = self.model.g.begin(self.inputs.s)
             with torch.no_grad():
                 self.structure = times(self.inputs.rows, self.model.g.finish(self.started))
@@ -286,14 +300,20 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         Raises:
             FedGraphError: the server sent no structure features.
         """
-        if self.inputs.s is None:
-            raise FedGraphError(
-                f"the server's message has no group '{STRUCTURE}' of phase 'train', which the client needs"
-            )
+        self.check_structure()
         started, self.started = self.started, None
         embedded = self.model.g.finish(self.model.g.begin(self.inputs.s) if started is None else started)
         features = self.model.feature_part(self.inputs)[self.train_nodes]
         return self.summed_loss(features + self.model.structure_part(times(self.train_rows, embedded)))
+
+    def check_structure(self) -> None:
+        """Refuse a message without structure features.
+
+        Raises:
+            FedGraphError: names their group.
+        """
+        if self.inputs.s is None:
+            raise FedGraphError(f"the server's message has no group '{STRUCTURE}', which the client needs")
 
     def send(self) -> ReplyContent:
         """Send the rows of G_S^i that can differ from zero."""

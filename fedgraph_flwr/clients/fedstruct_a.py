@@ -15,11 +15,13 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedstruct
 from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct, Identity
 from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, check
 from fedgraph_flwr.wire.trees import Tree
 
 
@@ -70,7 +72,15 @@ class FedStructAClient(FedGradClient):
         return {"graph": {"nodes": to_numpy(node.int()), "edges": to_numpy(edges.int())}}, {}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """Take s_v^(L_s)."""
+        """Take s_v^(L_s).
+
+        Raises:
+            FedGraphError: it is missing, or has another shape.
+        """
+        field = ArrayField((self.graph.num_nodes, self.task.width), self.cfg.dtype, optional=True)
+        check(groups[STRUCTURE], {"train": field, "scored": field}, "the server sent structure parts")
+        if not groups[STRUCTURE]:
+            raise FedGraphError("the server sent no structure part, expected train or scored")
         self.z = {key: torch.tensor(z, device=self.device) for key, z in groups[STRUCTURE].items()}
         if "train" in self.z:
             self.z["train"].requires_grad_()
@@ -80,7 +90,13 @@ class FedStructAClient(FedGradClient):
         return super().leaves() | ({"z": self.z["train"]} if "train" in self.z else {})
 
     def loss(self) -> Tensor:
-        """Compute Eq. (7)."""
+        """Compute Eq. (7).
+
+        Raises:
+            FedGraphError: the server sent no structure part for training.
+        """
+        if "train" not in self.z:
+            raise FedGraphError("the server sent no structure part of phase 'train', which the client needs")
         return self.summed_loss((self.model(self.inputs) + self.z["train"])[self.train_nodes])
 
     def predict(self) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedstruct import FedStructClient
+from fedgraph_flwr.clients.replies import number_of
 from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedstruct, hops
@@ -28,7 +29,7 @@ from fedgraph_flwr.methods.hops import Matrix, RowMessage
 from fedgraph_flwr.numerics.optim import NamedOptimizer
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
-from fedgraph_flwr.wire.reply_schema import ArrayField
+from fedgraph_flwr.wire.reply_schema import ArrayField, check_shapes
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved
 
 
@@ -98,13 +99,14 @@ class PrivateFedStructClient(FedStructClient):
         expected = {name: tuple(tensor.shape) for name, tensor in self.model.g.state_dict().items()}
         check_arrays(groups.get("g", {}), expected, "the server")
         self.model.g.load_state_dict({name: torch.from_numpy(a) for name, a in groups.get("g", {}).items()})
-        wanted = [kind for kind in ("train", "scored") if config[kind]]
+        wanted = [kind for kind in ("train", "scored") if number_of(config, kind)]
+        embedding = int(number_of(config, "embedding"))
         with torch.no_grad():
             embedded = {kind: self.embedded(kind == "train").cpu().numpy() for kind in wanted}
         contents = {i: {kind: block @ embedded[kind] for kind in wanted} for i, block in self.met.items()}
         own = contents.pop(self.graph.client)
         self.parts = {kind: self.spread({self.graph.client: own[kind]}) for kind in wanted}
-        self.embedding = int(config["embedding"])
+        self.embedding = embedding
         return self.sealed(contents, f"embed {self.embedding}"), {}
 
     def embedded(self, training: bool) -> Tensor:
@@ -176,10 +178,12 @@ class PrivateFedStructClient(FedStructClient):
         """Back-propagate ∂F/∂g(S) of own nodes in phase 3, step s_u, and reply with the gradient of θ_s."""
         s = self.s.detach().requires_grad_()
         self.s = s
+        labelled, shape = number_of(config, "labelled", 1), (self.graph.num_nodes, self.model.num_classes)
+        check_shapes(groups[STRUCTURE], {"s": shape}, "the server sent gradients of own nodes")
         upstream = torch.tensor(groups[STRUCTURE]["s"], dtype=self.dtype, device=self.device)
         names = [name for name, _ in self.model.g.named_parameters()]
         found = torch.autograd.grad(self.embedded(True), [s, *self.model.g.parameters()], upstream)
-        self.s = self.stepper.step({"s": s.detach()}, {"s": found[0] / float(config["labelled"])})["s"]
+        self.s = self.stepper.step({"s": s.detach()}, {"s": found[0] / labelled})["s"]
         return {"g": {name: to_numpy(part) for name, part in zip(names, found[1:], strict=True)}}, {}
 
     # --- private state between messages -------------------------------------------------------------------------------

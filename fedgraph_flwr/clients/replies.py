@@ -36,6 +36,7 @@ from fedgraph_flwr.wire.messages import (
     TRAIN,
     Arrays,
     check_arrays,
+    is_finite,
 )
 from fedgraph_flwr.wire.reply_schema import ArrayField, check
 
@@ -57,10 +58,51 @@ class Received(dict[str, Any]):
 
 
 def received(groups: Mapping[str, Arrays], phase: str) -> dict[str, Arrays]:
-    """Return the groups of a message to a phase, whose missing parts are errors with their names."""
+    """Return the groups of a message to a phase, whose missing parts are errors with their names.
+
+    Raises:
+        FedGraphError: an array holds other numbers than booleans, integers and finite floats of 32 or 64 bits.
+    """
     at = f"of phase '{phase}'"
+    for group, arrays in groups.items():
+        for name, array in arrays.items():
+            place = f"array '{sanitize(name, 60)}' {at} in group '{sanitize(group, 60)}'"
+            if array.dtype.kind not in "biu" and array.dtype not in (np.float32, np.float64):
+                raise FedGraphError(
+                    f"the server sent {place} as {array.dtype}, expected bool, integers, float32 or float64"
+                )
+            if not is_finite(array):
+                raise FedGraphError(f"the server sent {place} with values that are not finite")
     parts = {group: Received(arrays, f"array {at} in group '{group}'") for group, arrays in groups.items()}
     return Received(parts, f"group {at}")
+
+
+def by_client(arrays: Arrays, phase: str) -> dict[int, np.ndarray]:
+    """Return the arrays of a group whose names are numbers of clients.
+
+    Raises:
+        FedGraphError: another name.
+    """
+    for name in arrays:
+        if not (name.isascii() and name.isdecimal() and len(name) < 10):
+            raise FedGraphError(
+                f"the server sent array '{sanitize(name, 60)}' {phase}, expected the number of a client"
+            )
+    return {int(name): array for name, array in arrays.items()}
+
+
+def number_of(config: Mapping[str, Any], name: str, low: float = 0) -> float:
+    """Return a number of a request.
+
+    Raises:
+        FedGraphError: it is missing, not a number, or below ``low``.
+    """
+    value = config[name]
+    if type(value) not in (bool, int, float) or not low <= value:
+        raise FedGraphError(
+            f"the server's message has {name}={sanitize(value, 60)}, expected a number of at least {low:g}"
+        )
+    return float(value)
 
 
 def sum_request(client: GraphClient, name: str, groups: dict[str, Arrays]) -> SumRequest | None:
@@ -115,6 +157,8 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
         share = shares(client.batch.y.cpu().numpy(), client.task.width, client.policy.min_nodes)
         return _bounded(client, name, {LABELS: {"share": share}}, {}, clipping), {}
     messages_of(type(client), name)
+    if MODEL in groups:
+        _check_model(client, groups[MODEL])
     sent, numbers = getattr(client, name)(groups, config)
     return _bounded(client, name, sent, groups.get(MODEL, {}), clipping), numbers
 
@@ -201,9 +245,14 @@ def _keep_model(client: GraphClient, groups: dict[str, Arrays], config: dict[str
 def _parameters(client: GraphClient, groups: dict[str, Arrays]) -> list[np.ndarray]:
     """Take the shared parameters out of a message's groups, in the model's order."""
     model = groups.pop(MODEL)
+    _check_model(client, model)
+    return [model[key] for key in client.shared]
+
+
+def _check_model(client: GraphClient, model: Arrays) -> None:
+    """Refuse shared parameters of other names or shapes than the model's."""
     client.model.fit_to(model, "the server")
     check_arrays(model, {key: tuple(tensor.shape) for key, tensor in client.shared.items()}, "the server")
-    return [model[key] for key in client.shared]
 
 
 def _bounded(

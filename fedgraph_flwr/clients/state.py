@@ -22,7 +22,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
-from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, sanitize
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name
@@ -97,7 +97,7 @@ class StateFolder:
             if {key: values.get(key) for key in self.owner} != self.owner:
                 raise ValueError("it belongs to another run")
             return Ledger(values["asked"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (OSError, *MALFORMED) as error:
             raise FedGraphError(
                 f"{path} does not hold the requests to this node ({error}): remove the file to start again without them"
             ) from error
@@ -146,7 +146,7 @@ class StateFolder:
         """Turn any error while a client restores the state ``name`` into an error message that names the file."""
         try:
             yield
-        except (FedGraphError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (FedGraphError, RuntimeError, *MALFORMED) as error:
             raise FedGraphError(
                 f"{self._file(name)} holds no state of this client in this run ({first_line(error)}): restore it or start anew"
             ) from error

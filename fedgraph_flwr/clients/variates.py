@@ -16,6 +16,7 @@ from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import check_shapes
 
 Named = dict[str, Tensor]
 """Tensors by the names of shared trainable parameters."""
@@ -43,6 +44,10 @@ class Variates(ClientPart):
         """Accept the offer if the server acknowledged it, else drop it; a model that is only scored leaves it."""
         if ACKNOWLEDGED not in groups:
             return
+        check_shapes(groups[ACKNOWLEDGED], {ROUND: (1,)}, "the server sent an acknowledgement", low=0, whole=True)
+        if VARIATES in groups:
+            shapes = {name: tuple(tensor.shape) for name, tensor in client.shared.items()}
+            check_shapes(groups[VARIATES], shapes, "the server sent variates")
         offer = client.memory.pop(OFFER, {})
         if offer and int(offer[ROUND]) == int(groups[ACKNOWLEDGED][ROUND][0]):
             client.memory[OWN] = offer[OWN]

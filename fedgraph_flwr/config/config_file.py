@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config.schema import DatasetConfig, ModelConfig, PartitionConfig, StrategyConfig, TaskConfig
-from fedgraph_flwr.errors import FedGraphError, first_line, no_yaml
+from fedgraph_flwr.errors import FedGraphError, first_line, no_yaml, sanitize
 
 _CHOSEN = (StrategyConfig, ModelConfig, DatasetConfig, PartitionConfig, TaskConfig)
 CHOICES: dict[str, Any] = {cls.group: cls for cls in _CHOSEN}
@@ -151,6 +151,42 @@ def check_aliases(text: str) -> str:
     return text
 
 
+MAX_BITS = 1024
+"""Most bits of an integer of a YAML file; Python refuses to print much larger ones."""
+
+
+def parse_yaml(text: str, loader: Any = yaml.SafeLoader) -> Any:
+    """Parse a YAML text.
+
+    Raises:
+        yaml.YAMLError: it is invalid, too deeply nested, or has too many values, a huge number or an impossible date.
+    """
+    try:
+        return _of_short_numbers(yaml.load(check_aliases(text), Loader=loader))
+    except RecursionError as error:
+        raise yaml.YAMLError("its values are nested too deeply") from error
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise yaml.YAMLError(sanitize(error)) from error
+
+
+def _of_short_numbers(found: Any) -> Any:
+    """Return parsed YAML; values of aliases are as many as `check_aliases` lets through.
+
+    Raises:
+        yaml.YAMLError: it has an integer of more than `MAX_BITS`.
+    """
+    waiting = [found]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            waiting += [*each, *each.values()]
+        elif isinstance(each, list | tuple | set):
+            waiting += each
+        elif isinstance(each, int) and each.bit_length() > MAX_BITS:
+            raise yaml.YAMLError(f"it has an integer of {each.bit_length():,} bits, expected at most {MAX_BITS:,}")
+    return found
+
+
 def load_texts(path: Path, what: str) -> Any:
     """Read a YAML file whose scalars stay texts: ``no`` may be a class name. ``what`` is what the file should be, for errors.
 
@@ -158,7 +194,7 @@ def load_texts(path: Path, what: str) -> Any:
         FedGraphError: it is missing or not YAML.
     """
     try:
-        return yaml.load(check_aliases(path.read_text()), Loader=yaml.BaseLoader)
+        return parse_yaml(path.read_text(), yaml.BaseLoader)
     except yaml.YAMLError as error:
         raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as {what}") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -175,7 +211,9 @@ def _loaded(path: Path, changed: int, size: int) -> dict[str, Any]:
     except Exception as error:
         raise FedGraphError(f"{path} is not valid YAML ({first_line(error)})") from error
     try:
-        found = resolved(loaded) if isinstance(loaded, DictConfig) else {"": None}
+        found = _of_short_numbers(resolved(loaded) if isinstance(loaded, DictConfig) else {"": None})
+    except yaml.YAMLError as error:
+        raise FedGraphError(no_yaml(path, error)) from error
     except OmegaConfBaseException as error:
         raise FedGraphError(f"{path}: {str(error).splitlines()[0]}") from error
     if found and all(value is None for value in found.values()):  # OmegaConf reads a single value as a key without one

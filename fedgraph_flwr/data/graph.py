@@ -33,7 +33,7 @@ from fedgraph_flwr.data.mapped import (
     write_blocks,
     writing,
 )
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import MALFORMED, FedGraphError
 
 FORMAT_VERSION = 2
 """Version of the files that are written. Version 2 added data of edges, targets and graph ids, and stores sorted edges as CSR."""
@@ -824,7 +824,7 @@ def _opened(path: Source) -> Iterator[Any]:
                     " install a newer fedgraph-flwr"
                 )
             yield file
-    except (SafetensorError, OSError, ValueError, IndexError, KeyError, RuntimeError, TypeError) as error:
+    except (SafetensorError, OSError, RuntimeError, *MALFORMED) as error:
         raise FedGraphError(f"cannot read {path}, it is truncated or not a safetensors file ({error})") from error
 
 

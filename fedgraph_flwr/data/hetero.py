@@ -29,7 +29,7 @@ from fedgraph_flwr.data.graph import (
     read_tensors,
     write_tensors,
 )
-from fedgraph_flwr.errors import FedGraphError, check_names, first_line
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, check_names, first_line
 
 EdgeType = tuple[str, str, str]
 REVERSE = "rev_"
@@ -289,7 +289,7 @@ def load_graph(path: Source) -> Graph | HeteroGraph:
         raise FedGraphError(f"{path} holds a {values.get('kind')}, expected one of: {', '.join(_KINDS)}")
     try:
         return _KINDS[values["kind"]].unpack(path, tensors, values)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise FedGraphError(
             f"{path} does not hold a valid {values.get('kind', 'graph')} ({first_line(error)}): write the file again"
         ) from error

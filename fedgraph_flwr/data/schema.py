@@ -32,7 +32,7 @@ from fedgraph_flwr.config import one_of
 from fedgraph_flwr.config.config_file import load_texts
 from fedgraph_flwr.data.features import BEFORE
 from fedgraph_flwr.data.value_formats import NumberFormat
-from fedgraph_flwr.errors import FedGraphError, check_names, sanitize
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, check_names, sanitize
 
 KINDS = ("number", "category", "date", "flag", "ignored")
 SCALES = ("standard", "robust", "log", "none")
@@ -54,7 +54,7 @@ def _reading(where: str, form: str, values: Any) -> Iterator[None]:
         yield
     except FedGraphError as error:
         raise FedGraphError(f"{where}: {error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise FedGraphError(f"{where}: expected {form}, got {sanitize(values)}") from error
 
 

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509.oid import NameOID
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.version import installed
 
 PEM = serialization.Encoding.PEM
@@ -110,7 +110,7 @@ def read_fleet(folder: Path) -> tuple[Places, dict[str, str]]:
         return places, dict(content["versions"])
     except FileNotFoundError as error:
         raise FedGraphError(f"{path}: no such file; create it with `fedgraph-flwr fleet init {folder}`") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         raise FedGraphError(f"{path} is invalid: create it again with `fedgraph-flwr fleet init`") from error
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize, unknown
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, sanitize, unknown
 from fedgraph_flwr.fleet.processes import environment, say, tool, without_box
 
 
@@ -108,7 +108,7 @@ def _json(name: str, *args: str) -> dict[str, Any]:
         reply: dict[str, Any] = json.loads(done.stdout)
         if reply["success"]:
             return reply
-    except (ValueError, KeyError):
+    except MALFORMED:
         pass
     raise _failure(done, name)
 

@@ -1,5 +1,6 @@
 """A server's message as a node reads it: its scalars, typed once, and its groups of arrays."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -8,7 +9,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedgraph_flwr.clients.replies import Received, received
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, Arrays, groups_of
+from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, groups_of
 
 REQUIRED = {"phase": str, "round": int, "exchange": int}
 """Scalars that every message has, and their types; without ``exchange`` it is the first."""
@@ -55,11 +56,20 @@ class Request:
         kinds = REQUIRED | {key: kind for key, kind in OPTIONAL.items() if key in scalars}
         if scalars.get("keep"):
             kinds["best"] = int
+        if scalars.get("phase") in (DESCRIBE, TRAIN, EVALUATE) and "scored" in scalars:
+            kinds["scored"] = int
         for key, kind in kinds.items():
             if type(scalars.get(key)) is not kind:
                 raise FedGraphError(
                     f"the server's message has {key}={sanitize(scalars.get(key), 60)},"
                     f" expected {kind.__name__}"
+                )
+        for key, value in scalars.items():
+            numbers = value if isinstance(value, list) else [value]
+            if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+                raise FedGraphError(
+                    f"the server's message has {sanitize(key, 60)}={sanitize(value, 60)},"
+                    " expected finite numbers"
                 )
         phase = scalars["phase"]
         if "resume" in scalars and (phase != DESCRIBE or scalars["resume"] < 0):

@@ -24,7 +24,7 @@ from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, form_of, unsplit
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import index_of
 from fedgraph_flwr.data.pyg import check_data, from_list, in_order, labelled_type, read_pickled
-from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, sanitize, unknown
 from fedgraph_flwr.partition.clients import with_target_stats
 from fedgraph_flwr.partition.hetero import share_schema
 
@@ -75,7 +75,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, *MALFORMED) as error:
         raise FedGraphError(f"{folder} has no readable {MANIFEST}: pass the root folder of a FedGB variant") from error
     found = manifest if isinstance(manifest, dict) else {}
     if found.get("schema_version") != VERSION:

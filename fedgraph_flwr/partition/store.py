@@ -45,7 +45,7 @@ from fedgraph_flwr.data.mapped import is_mapped, is_trusted, state_of, trust
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.schema import check_links, check_same, link_number
 from fedgraph_flwr.data.split import grouping_seed
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.numerics.prepared import SUFFIX
 from fedgraph_flwr.partition import out_of_core
 
@@ -493,7 +493,7 @@ def _manifest_of(folder: Path) -> Manifest:
     """Return the stored description of a cached folder; empty without one."""
     try:
         return _manifest(folder / MANIFEST, (folder / MANIFEST).stat().st_mtime_ns)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *MALFORMED):
         return Manifest([], [], [], {})
 
 

@@ -17,6 +17,7 @@ Each key stands for options of the commands (`PartyFile`). An option on the comm
 """
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -137,7 +138,7 @@ def read_party(path: Path) -> PartyFile:
         )
     check_names(values, [f.name for f in fields(PartyFile)], "key", str(path))
     given: dict[str, Any] = dict(values)
-    if str(given.get("client", "0")).isdecimal():
+    if re.fullmatch(r"\d{1,9}", str(given.get("client", "0")), re.ASCII):
         given["client"] = int(given.get("client", "0"))
     given["undirected"] = {"true": True, "false": False}.get(word := given.get("undirected", "false"), word)
     try:

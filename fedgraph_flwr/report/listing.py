@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from fedgraph_flwr.config.config_file import check_aliases, flat
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.config.config_file import flat, parse_yaml
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, unknown
 from fedgraph_flwr.report.page import Page, number, render, table
 from fedgraph_flwr.report.units import duration
 from fedgraph_flwr.store.folder import (
@@ -59,11 +59,11 @@ def listed(folder: Path, filters: Mapping[str, str] | None = None) -> list[Liste
 def _read(folder: Path) -> Listed | None:
     """Return one run; None if its files cannot be read as a run's."""
     try:
-        keys = dict(flat(yaml.load(check_aliases((folder / CONFIG).read_text()), _LOADER)))
+        keys = dict(flat(parse_yaml((folder / CONFIG).read_text(), _LOADER)))
         records = read_rounds(folder / ROUNDS)
         summary = read_summary(folder) if (folder / SUMMARY).is_file() else {}
         failure = json.loads((folder / FAILURE).read_bytes()).get("error", "") if (folder / FAILURE).is_file() else ""
-    except (OSError, ValueError, AttributeError, TypeError, yaml.YAMLError, FedGraphError):
+    except (OSError, *MALFORMED, yaml.YAMLError, FedGraphError):
         return None
     last = next(folder / name for name in (SUMMARY, FAILURE, ROUNDS, CONFIG) if (folder / name).is_file())
     return {

@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, sanitize
 from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
 
 LOG, HEAD = "audit.jsonl", "audit.head"
@@ -203,7 +203,7 @@ def _head(state: Path) -> dict[str, Any]:
         head: dict[str, Any] = json.loads(path.read_bytes())
         if not (type(head["n"]) is int and type(head["end"]) is int and len(head["hash"]) == 64 and head["n"] > 0):
             raise ValueError("values")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, *MALFORMED) as error:
         raise FedGraphError(
             f"{path} does not name the last line of {LOG}: restore it, or move both away to start a new log"
         ) from error
@@ -225,7 +225,7 @@ def _read(path: Path, n: int, line: bytes) -> dict[str, Any]:
             str(entry["noise"]["unit"])
         if not all(type(size) is int for size in entry["sent"].values()):
             raise ValueError("sent")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except MALFORMED as error:
         cut = "" if line.endswith(b"\n") else ", it was cut off"
         raise FedGraphError(f"{path}, line {n} is no entry of the log{cut}: it was changed") from error
     if entry["n"] != n:

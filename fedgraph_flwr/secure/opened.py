@@ -42,7 +42,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed
 
 STRICT, PER_MODEL = "strict", "per_model"
 RULES = (STRICT, PER_MODEL)
@@ -154,7 +154,7 @@ class OpenedSums:
                 found = json.loads(report) if report else {}
                 for kind, vectors in found.items():
                     known.setdefault(kind, []).extend(_vector(vector) for vector in vectors)
-            except (AttributeError, RecursionError, TypeError, ValueError) as error:
+            except MALFORMED as error:
                 raise RunFailed(f"{where}: client {client} sent no valid report of the sums that it knows") from error
         for kind, weights in sums:
             if vector := primitive(weights):
@@ -345,7 +345,7 @@ def _read(path: Path, raw: bytes) -> dict[str, Any]:
                 entry["weights"] = _vector(entry["weights"])
                 if len(base64.b64decode(entry.get("model", ""), validate=True)) not in (0, 4 * BUCKETS):
                     raise ValueError("model")
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise FedGraphError(
             f"{path} is not the ledger of this node's opened secure sums: restore it, or remove it to forget which they were"
         ) from error

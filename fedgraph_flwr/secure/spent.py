@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.secure.accounting import divergence, epsilon_of, least_sensitivity
 
 DELTA = 1e-5
@@ -151,7 +151,7 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
         booked: dict[str, Any] = json.loads(path.read_bytes())
         for entry in booked.values():
             check_booking(entry)
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise FedGraphError(
             f"{path} is not the ledger of this node's privacy: restore it, or remove it to forget what was spent"
         ) from error

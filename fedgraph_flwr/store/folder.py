@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes
-from fedgraph_flwr.errors import FedGraphError, first_line, system_errors
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, system_errors
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree, as_arrays, unflatten
@@ -175,7 +175,7 @@ def read_summary(folder: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
     try:
         found = json.loads((folder / SUMMARY).read_bytes())
         reason = _odd(found, needed)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, *MALFORMED) as error:
         reason = first_line(error)
     if reason:
         what = f"{folder / SUMMARY} is not a valid summary of a run ({reason})"
@@ -199,7 +199,7 @@ def read_rounds(path: Path, skip: int = 0) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError):
+        except MALFORMED:
             record = None
         if _odd(record, ["round"]) or type(record["round"]) is not int:
             what = f"expected a record of a round, got {line[:60]!r}"
@@ -362,7 +362,7 @@ def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) 
     spec = folder / INPUT_SPEC
     try:
         known = json.loads(spec.read_bytes()).get("fingerprint") if spec.is_file() else None
-    except (AttributeError, ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise FedGraphError(f"{spec} defines no features and classes ({first_line(error)}): repeat the run") from error
     for client, found in schemas.items():
         if known and list(found) != known:

@@ -35,7 +35,7 @@ from typing import Any
 import yaml
 
 from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration, parts
-from fedgraph_flwr.config.config_file import check_aliases, lines_of
+from fedgraph_flwr.config.config_file import lines_of, parse_yaml
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml, unknown
 from fedgraph_flwr.evaluation import chance
@@ -307,9 +307,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
         others = ", ".join(sorted(other.name for other in path.parent.glob("*.y*ml")))
         raise FedGraphError(f"table {path} does not exist{others and f'; available: {others}'}")
     try:
-        text = check_aliases(path.read_text())
-        body, lines = yaml.safe_load(text), lines_of(text)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        text = path.read_text()
+        body, lines = parse_yaml(text), lines_of(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise FedGraphError(no_yaml(path, error)) from error
     if not isinstance(body, dict):
         raise FedGraphError(f"{path} must contain keys with values, such as methods and seeds")

@@ -2,7 +2,7 @@
 
 import re
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, sanitize
 
 _OPEN, _CLOSED = "([{", ")]}"
 MOST = 10_000
@@ -41,10 +41,10 @@ def expand(text: str) -> list[str]:
 
 
 def _range(value: str) -> list[str]:
-    ends = re.fullmatch(r"(-?\d+)\.\.(-?\d+)", value)
+    ends = re.fullmatch(r"(-?\d+)\.\.(-?\d+)", value, re.ASCII)
     if not ends:
         return [value]
-    first, last = int(ends[1]), int(ends[2])
-    if not first <= last < first + MOST:
-        raise FedGraphError(f"'{value}' must be a range of at most {MOST} integers, from low to high")
+    first, last = (int(end) if len(end) < 20 else -1 for end in ends.groups())
+    if len(value) > 40 or not first <= last < first + MOST:
+        raise FedGraphError(f"'{sanitize(value, 60)}' must be a range of at most {MOST} integers, from low to high")
     return [str(number) for number in range(first, last + 1)]

@@ -229,6 +229,15 @@ def _value_bytes(value: Any) -> int:
     return 8
 
 
+def is_finite(array: np.ndarray) -> bool:
+    """Return whether all values are finite."""
+    if array.dtype.kind not in "fc":
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum()  # finite only if all values are, without a boolean array
+    return bool(np.isfinite(total) or np.isfinite(array).all())
+
+
 def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[int, ...]], sender: str) -> None:
     """Check that names and shapes are as expected and all values are finite.
 
@@ -241,9 +250,7 @@ def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[int, ...]], sender
     for name, array in arrays.items():
         if array.shape != tuple(expected[name]):
             raise FedGraphError(f"{sender} sent '{name}' of shape {array.shape}, expected {tuple(expected[name])}")
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = array.sum()  # finite only if all values are, without a boolean array
-        if not (np.isfinite(total) or np.isfinite(array).all()):
+        if not is_finite(array):
             raise FedGraphError(f"{sender} sent '{name}' with values that are not finite")
 
 

@@ -155,6 +155,28 @@ def check(arrays: Mapping[str, np.ndarray], fields: Mapping[str, ArrayField], wh
         _range(values, fields[name], name, who)
 
 
+def check_shapes(
+    arrays: Mapping[str, np.ndarray],
+    shapes: Mapping[str, tuple[Axis, ...]],
+    who: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    whole: bool = False,
+) -> None:
+    """Validate arrays of a request: floats of any width, or with ``whole`` integers, from ``low`` to ``high``.
+
+    Raises:
+        FedGraphError: the arrays are invalid; the message has ``who`` and the invalid value.
+    """
+    kinds, usual = ("iu", "int64") if whole else ("f", "float32")
+    fields = {}
+    for name, shape in shapes.items():
+        dtype = arrays[name].dtype if name in arrays else np.dtype(usual)
+        fields[name] = ArrayField(shape, str(dtype) if dtype.kind in kinds else usual, low, high)
+    check(arrays, fields, who)
+
+
 def _names(held: Iterable[str], fields: Mapping[str, ArrayField | NumberField], who: str, prefix: str = "") -> None:
     names = set(held)
     if missing := sorted(n for n, f in fields.items() if not f.optional and n not in names):

@@ -254,7 +254,11 @@ def test_adaptive_norms_stay_in_the_range_of_an_honest_server(node, norm, caplog
     overrides = ["strategy.weighting=uniform", "privacy.noise_multiplier=1", "privacy.dp=client_adaptive"]
     asked = node(*overrides, "privacy.clipping_norm=1")
     groups = {"model": model_of(asked), CLIPPING: {"model": np.array([norm])}}
-    assert "only its own log has the reason" in asked.request("train", 1, groups)
+    reply = asked.request("train", 1, groups)
+    if not np.isfinite(norm):
+        assert "with values that are not finite" in reply
+        return
+    assert "only its own log has the reason" in reply
     assert "no clipping norm > 0 for group 'model' within a factor of 1e+06 of the first, 1" in caplog.text
     assert not isinstance(node(*overrides).request("train", 1, {**groups, CLIPPING: {"model": np.array([1.0])}}), str)
 
@@ -272,7 +276,9 @@ def test_fedgl_takes_no_weights_beyond_one(scale):
         client.receive({"pseudo": group | {"weight": group["weight"] * scale}})
     assert torch.equal(client.predict(), plain)
     if scale != 1e-200:
-        with pytest.raises(FedGraphError, match=r"does not match .* weights from 0 to 1"):
+        with pytest.raises(
+            FedGraphError, match=r"does not match .* weights from 0 to 1|the server sent pseudo with 'weight'"
+        ):
             client.receive({"pseudo": group | {"weight": group["weight"] * scale}})
     with pytest.raises(FedGraphError, match=r"does not match .* its classes"):
         client.receive({"pseudo": group | {"label": group["label"] + 100}})

@@ -190,3 +190,82 @@ def test_a_forged_input_spec_is_one_error(run, tmp_path, capsys, spec):
     assert code in (1, 2), error
     assert error.startswith("error: "), error
     assert str(path) in error
+
+
+# --- files of other forms ---------------------------------------------------------------------------------------------
+
+DIGITS = "1" * 100_000
+DEEP = "[" * 20_000 + "]" * 20_000
+
+TEXTS = {
+    "a deep party.yaml": ("import", f"party: {DEEP}"),
+    "mappings in a party.yaml": ("import", "party: " + "{a: " * 5_000 + "1" + "}" * 5_000),
+    "a client of many digits": ("import", f"party: a\nclient: {DIGITS}\nnodes: n.csv\nedges: e.csv"),
+    "a seed of many digits": ("sweep", f"seeds: [{DIGITS}]"),
+    "a seed of many hexadecimal digits": ("sweep", f"seeds: [0x{DIGITS}]"),
+    "a range of seeds to many digits": ("sweep", f"seeds: 0..{DIGITS}"),
+    "an override of many digits": ("sweep", f"common: {{rounds: 0x{DIGITS}}}"),
+    "a deep sweep": ("sweep", f"common: {DEEP}"),
+    "a month 99": ("sweep", "seeds: [0]\ntitle: 2020-99-99"),
+    "a search over many digits": ("sweep", f"search: {{trials: 3, train.lr: 'int(1,{DIGITS})'}}"),
+    "rounds of many digits": ("run", f"rounds: 0x{DIGITS}"),
+    "deep rounds": ("run", f"rounds: {DEEP}"),
+}
+
+
+@pytest.mark.parametrize("form", TEXTS)
+def test_yaml_of_odd_forms_is_one_error_message(form, tmp_path, capsys):
+    command, text = TEXTS[form]
+    (tmp_path / "x.yaml").write_text(text)
+    argument = f"{'config=' if command == 'run' else ''}{tmp_path / 'x.yaml'}"
+    assert main([command, argument]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert len(error.splitlines()) == 1
+
+
+def parquet(folder, column="", change=None):
+    """Write accounts and payments as Parquet, one column changed, and return the arguments of an import."""
+    nodes = pd.DataFrame(
+        {"id": [f"a{i}" for i in range(40)], "age": np.arange(40.0), "more": 1.0, "label": list("ab") * 20}
+    )
+    ends = {"source": nodes["id"], "target": nodes["id"].to_numpy()[::-1]}
+    edges = pd.DataFrame({**ends, "time": pd.date_range("2024-01-01", periods=40, freq="90min"), "amount": 1.5})
+    for name, table in (("n", nodes), ("e", edges)):
+        if column in table:
+            table[column] = [change(str(value)) for value in table[column]]
+        table.to_parquet(folder / f"{name}.parquet")
+    tables = ["--nodes", str(folder / "n.parquet"), "--edges", str(folder / "e.parquet"), "--time-column", "time"]
+    return ["import", *tables, "--out", str(folder / "x.safetensors")]
+
+
+NESTED = {"list": lambda text: [text], "record": lambda text: {"a": text}}
+
+
+@pytest.mark.parametrize("column", ["id", "label", "source", "time"])
+@pytest.mark.parametrize("kind", NESTED)
+def test_lists_as_ids_or_times_are_named(kind, column, tmp_path, capsys):
+    """They were not hashable."""
+    assert main(parquet(tmp_path, column, NESTED[kind])) == 2
+    error = capsys.readouterr().err
+    assert f"column '{column}' has lists in its cells, expected one " in error
+    assert "Traceback" not in error
+
+
+def test_other_columns_of_lists_are_left_out_aloud(tmp_path, capsys):
+    assert main(parquet(tmp_path, "more", NESTED["list"])) == 0
+    assert "left out, because their cells are lists and not single values: more" in capsys.readouterr().out
+    assert load_graph(tmp_path / "x.safetensors").num_features == 1
+
+
+def test_moments_and_bytes_of_parquet_are_times_and_texts(tmp_path):
+    """A column of moments was read as microseconds, which no year before 10000 has."""
+    assert main(parquet(tmp_path)) == 0
+    expected = 1704067200 + 5400 * np.arange(40)  # 1 January 2024
+    np.testing.assert_array_equal(np.sort(load_graph(tmp_path / "x.safetensors").edge_time), expected)
+    whole = load_graph(tmp_path / "x.safetensors")
+    for column in ("id", "source", "time"):
+        assert main(parquet(tmp_path, column, str.encode)) == 0
+        graph = load_graph(tmp_path / "x.safetensors")
+        for name in ("edge_time", "edge_index", "x"):
+            np.testing.assert_array_equal(getattr(graph, name), getattr(whole, name))

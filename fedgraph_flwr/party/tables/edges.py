@@ -247,7 +247,8 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     import pandas as pd
 
     read = column_of(links, column, where, "time")
-    numbers = pd.to_numeric(read, errors="coerce")
+    moments = read.dtype.kind == "M"  # of Parquet; as a number it would be its microseconds
+    numbers = pd.Series(np.full(len(read), np.nan)) if moments else pd.to_numeric(read, errors="coerce")
     form = treatment.date_formats.get(column, "")
     if form or bool(numbers.isna().any()):
         form = form or _format_of_first(read, column, where)

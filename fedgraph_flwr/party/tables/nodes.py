@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.party.tables.columns import AS_FOUND, MAX_TEXT, SPLITS, Treatment, as_words, first_row, natural
+from fedgraph_flwr.party.tables.reading import NESTED
 
 
 class Ids:
@@ -175,6 +176,8 @@ def column_of(table: Any, name: str, where: str, what: str) -> Any:
     Raises:
         FedGraphError: the table has no such column; ``what`` says what it is for.
     """
+    if name in table.attrs.get(NESTED, ()):
+        raise FedGraphError(f"{where}: column '{name}' has lists in its cells, expected one {what} per cell")
     if name not in table.columns:
         option = _OPTIONS.get(what, f"--{what.replace(' ', '-')}-column")
         raise FedGraphError(f"{unknown(f'{what} column', name, map(str, table.columns), where)}; pass {option}")

@@ -7,11 +7,13 @@ fields. The encoding is UTF-8, with or without byte-order mark, else Windows-125
 import csv
 import gzip
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedgraph_flwr.data.schema import AS_DETECTED, SEPARATORS, TableLayout
 from fedgraph_flwr.errors import FedGraphError, first_line
@@ -64,7 +66,8 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Say = s
     with _errors_of(path):
         if path.suffix == ".parquet":
             table = pd.read_parquet(path)
-            return table if table.index.names == [None] else table.reset_index()  # such as ids, by `set_index`
+            table = table if table.index.names == [None] else table.reset_index()  # such as ids, by `set_index`
+            return _of_single_values(table, path, say)
         if path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
             return _read_csv(path, layout, say)
     raise FedGraphError(f"{path} has an unknown suffix: expected .csv, .tsv or .txt (also with .gz), or .parquet")
@@ -97,7 +100,10 @@ def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], row
             from pyarrow import parquet
 
             for batch in parquet.ParquetFile(path).iter_batches(rows, columns=list(names)):
-                yield batch.to_pandas()
+                table = _of_single_values(batch.to_pandas(), path, silent)
+                if nested := table.attrs.get(NESTED):
+                    raise FedGraphError(f"{path}: column '{nested[0]}' has lists in its cells, expected single values")
+                yield table
             return
         encoding = layout.encoding or _encoding(path)
         for table in _by_pandas(path, layout.separator or _separator(path, encoding), encoding, chunksize=rows):
@@ -115,7 +121,32 @@ def read_columns(path: Path | str, layout: TableLayout, say: Say = silent) -> An
         return _read_csv(path, layout, say, nrows=0)
     from pyarrow import parquet
 
-    return parquet.read_schema(path).empty_table().to_pandas()
+    with _errors_of(path):
+        return parquet.read_schema(path).empty_table().to_pandas()
+
+
+NESTED = "nested"
+"""Key of a table's attributes: names of columns that were left out because their cells are lists."""
+
+
+def _of_single_values(table: Any, path: Path, say: Say) -> Any:
+    """Return a table of Parquet whose cells are single values: bytes become text, columns of lists are left out."""
+    nested = []
+    for name in [name for name, dtype in table.dtypes.items() if dtype.kind == "O"]:
+        cells = table[name].tolist()
+        if any(
+            isinstance(cell, np.ndarray | Sequence | Mapping) and not isinstance(cell, str | bytes) for cell in cells
+        ):
+            nested.append(name)
+        elif any(isinstance(cell, bytes) for cell in cells):
+            table[name] = [
+                cell.decode(errors="backslashreplace") if isinstance(cell, bytes) else cell for cell in cells
+            ]
+    if nested:
+        say(f"{path}: left out, because their cells are lists and not single values: {', '.join(map(str, nested))}")
+        table = table.drop(columns=nested)
+        table.attrs[NESTED] = list(map(str, nested))
+    return table
 
 
 def _parsed(path: Path, separator: str, encoding: str, **options: Any) -> Any:

@@ -27,7 +27,7 @@ from fedgraph_flwr.data.features import BEFORE, WHOLE
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.data.schema import Column, Schema, TableLayout
 from fedgraph_flwr.data.value_formats import ANY
-from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, sanitize
 from fedgraph_flwr.party.tables.columns import absent, counts, frequent, moved, named_counts, natural, scale_of, values
 from fedgraph_flwr.party.tables.reading import Say, silent
 
@@ -198,7 +198,7 @@ def read_sums(path: Path) -> dict[str, Any]:
         report["schema"] = Schema.from_dict(report["schema"], str(path))
         report["sums"] = dict(report["sums"])
         return report
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         why = f"{path} holds no statistics of this release ({first_line(error)})"
         raise FedGraphError(f"{why}: create it with `fedgraph-flwr import --statistics {path}`") from error
 

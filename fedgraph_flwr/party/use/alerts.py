@@ -22,7 +22,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import curves
 
 Floats = NDArray[np.float64]
@@ -31,6 +31,9 @@ Ints = NDArray[np.int64]
 FILE = "alerts.json"
 DAY = 86_400
 SAMPLES, BINS = 2000, 10
+RATIOS = ("precision", "recall", "alerts_per_day")
+"""The `figures` with an interval."""
+
 ISOTONIC_FROM = 100
 """Positive validation items from which the calibration is isotonic; a temperature has one parameter and needs fewer."""
 
@@ -224,22 +227,69 @@ class Choice:
         """
         path = folder / name_of(predictor.client)
         try:
-            values = json.loads(path.read_bytes())
-            values["rule"]["cost"] = tuple(map(float, values["rule"]["cost"]))
-            points = {key: tuple(map(float, values["calibration"][key])) for key in ("margins", "chances")}
-            calibration = Calibration(float(values["calibration"]["temperature"]), **points)
-            fitted = len(calibration.margins) == len(calibration.chances) >= (not calibration.temperature)
-            if not fitted or calibration.temperature < 0 or np.isnan(float(values["threshold"])):
-                raise ValueError("its calibration or threshold is not valid")
-            found = cls(**values | {"rule": Rule(**values["rule"]), "calibration": calibration})
+            found = cls.read(json.loads(path.read_bytes()))
         except FileNotFoundError:
             rules = "--budget K, --precision P or --cost MISS,ALERT"
             raise FedGraphError(f"{path.parent} has no threshold for alerts: choose one by {rules}") from None
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, FedGraphError, *MALFORMED) as error:
             raise FedGraphError(f"{path} is damaged ({first_line(error)}): choose the threshold again") from error
-        if found.model != digest_of(predictor):
+        if (found.model, found.client) != (digest_of(predictor), predictor.client):
             raise FedGraphError(f"{path} was chosen for another model: choose the threshold again for this one")
         return found
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> "Choice":
+        """Return the choice that was stored as these values.
+
+        Raises:
+            One of `MALFORMED`, or FedGraphError: they are no choice.
+        """
+        rule, calibration = values["rule"], values["calibration"]
+        miss, alert = _floats(rule["cost"], 2)
+        chosen = Rule(float(rule["budget"]), float(rule["precision"]), (miss, alert))
+        points = {key: _floats(calibration[key]) for key in ("margins", "chances")}
+        fitted = Calibration(float(calibration["temperature"]), **points)
+        ascend = all(list(each) == sorted(each) and np.isfinite(each).all() for each in points.values())
+        if not (ascend and len(fitted.margins) == len(fitted.chances) >= (not fitted.temperature)):
+            raise ValueError("its calibration is not one point per margin, in ascending order")
+        if not 0 <= fitted.temperature < np.inf or np.isnan(threshold := float(values["threshold"])):
+            raise ValueError("its temperature or threshold is not valid")
+        return cls(
+            model=str(values["model"]),
+            client=int(values["client"]),
+            positive=str(values["positive"]),
+            rule=chosen,
+            threshold=threshold,
+            calibration=fitted,
+            validation=_as_figures(values["validation"]),
+            test=_as_figures(values["test"]) if values["test"] else {},
+            calibrated={when: _as_reliability(values["calibrated"][when]) for when in ("before", "after")}
+            if values["calibrated"]
+            else {},
+        )
+
+
+def _floats(values: Any, length: int = 0) -> tuple[float, ...]:
+    """Return a stored list of numbers, of this length if it is not 0.
+
+    Raises:
+        ValueError: another length.
+    """
+    found = tuple(map(float, values))
+    if length and len(found) != length:
+        raise ValueError(f"expected {length} numbers, got {len(found)}")
+    return found
+
+
+def _as_figures(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored `figures`."""
+    counts = {key: int(values[key]) for key in ("items", "positives", "days")}
+    return {**counts, **{key: list(_floats(values[key], 3)) for key in RATIOS if key in values}}
+
+
+def _as_reliability(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored `reliability`."""
+    return {"brier": float(values["brier"]), "curve": [list(_floats(row, 3)) for row in values["curve"]]}
 
 
 def name_of(client: int) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.prepare import check_unused
 from fedgraph_flwr.party.use.predict import BLEND, Predictor, TaskPredictor, load_node, load_predictor
@@ -158,7 +158,7 @@ def load_blend(folder: Path, client: int | None = None) -> Blended:
         content = json.loads(path.read_bytes())
         runs = [Path(str(run)) for run in content["runs"]]
         weights = weights_of(content["weights"], len(runs))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, *MALFORMED) as error:
         raise FedGraphError(f"{path} is damaged ({first_line(error)}): blend the runs again") from error
     members: list[TaskPredictor] = []
     for run in runs:

@@ -32,7 +32,7 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.far_ends import neighbour_means, with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema
-from fedgraph_flwr.errors import FedGraphError, check_names, first_line, sanitize, unknown
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, check_names, first_line, sanitize, unknown
 from fedgraph_flwr.launch.checks import client_class
 from fedgraph_flwr.methods.boosting import MAX_NODES
 from fedgraph_flwr.models.forest import logits_of
@@ -381,7 +381,7 @@ def load_export(folder: Path) -> Any:
             name = sanitize(index["module"], 60)
             raise FedGraphError(f"{folder} holds the custom model {name}: {use}, or with the run's folder")
         return _trees(folder, index) if index["module"] == "forest" else _network(folder, index)
-    except (AttributeError, OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+    except (OSError, SafetensorError, *MALFORMED) as error:
         raise FedGraphError(f"{folder} contains no exported model ({first_line(error)})") from error
 
 

@@ -37,7 +37,7 @@ from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema, feature_names, fitted_schema
 from fedgraph_flwr.engine.process import same_process_state
-from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.checks import client_class, rebuilds
 from fedgraph_flwr.logs import log
@@ -774,7 +774,7 @@ def _blamed(path: Path) -> Iterator[None]:
     """Convert errors of an invalid stored model to one error message with its file."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+    except MALFORMED as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise FedGraphError(f"{path} is not a valid stored model ({reason})") from error
 
@@ -818,7 +818,7 @@ def _input_spec(run: Path) -> InputSpec:
             raise TypeError("a value has a wrong type")
         schema = Schema.from_dict(content["schema"], str(path)) if content["schema"] else None
         return InputSpec(tuple(map(str, classes)), width, schema, undirected, str(run))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, *MALFORMED) as error:
         reason = first_line(error)
         raise FedGraphError(f"{path} does not define features and classes ({reason}): repeat the run") from error
 

@@ -104,6 +104,8 @@ def shapley(forest: Mapping[str, NDArray], x: NDArray, background: NDArray, outp
         from lightgbm import Booster
     except ImportError:
         raise FedGraphError("explain of trees needs LightGBM: pip install 'fedgraph-flwr[trees]'") from None
+    if not len(forest["start"]):
+        return np.zeros((len(x), outputs, x.shape[1] + 1))
     names = list(map(str, range(x.shape[1])))
     kind = f"multiclass num_class:{outputs}" if outputs > 1 else "regression"
     text = lightgbm_text({**forest, "count": node_counts(forest, background)}, outputs, names, kind)

@@ -1,5 +1,6 @@
 """Thresholds, calibration and lists of alerts, against brute force and known laws."""
 
+import functools
 import html
 import json
 
@@ -11,8 +12,10 @@ from scipy.special import expit
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.use.alerts import Rule, calibrate, figures, reliability
+from fedgraph_flwr.party.use import alerts_command
+from fedgraph_flwr.party.use.alerts import Choice, Rule, calibrate, figures, reliability
 from fedgraph_flwr.party.use.explain import explain
+from fedgraph_flwr.party.use.pages import right_of_100
 from fedgraph_flwr.party.use.predict import load_predictor
 
 
@@ -182,6 +185,51 @@ def test_a_desk_chooses_once_and_lists_alerts(run, tmp_path, capsys):
         (run.path / "alerts_0.json").write_text(damage)
         code, text = said(capsys, "alerts", run.path, "--client", 0)
         assert (code, "is damaged" in text) == (2, True), damage
+
+
+ODD = [None, "x", "1", True, -1, 1e400, [], {}, [[1]], [None], ["x", 2, 3], {"a": 1}]
+
+
+def places(tree, path=()):
+    """Paths of a tree of JSON."""
+    yield path
+    entries = tree.items() if isinstance(tree, dict) else enumerate(tree[:2]) if isinstance(tree, list) else ()
+    for key, value in entries:
+        yield from places(value, (*path, key))
+
+
+def loaded(folder, predictor):
+    """The stored choice, or the message of its refusal."""
+    try:
+        return Choice.load(folder, predictor)
+    except FedGraphError as error:
+        return str(error)
+
+
+def test_an_edited_choice_is_used_or_refused_in_one_message(run, capsys):
+    """A text as threshold was compared with margins; a list of two as a score with an interval was unpacked."""
+    code, text = said(capsys, "alerts", run.path, "--client", 0, "--budget", 5)
+    assert code == 0, text
+    predictor, file = load_predictor(run.path, 0), run.path / "alerts_0.json"
+    stored = json.loads(file.read_text())
+    refused = 0
+    for path in [path for path in places(stored) if path]:
+        for odd in ODD:
+            edited = json.loads(json.dumps(stored))
+            functools.reduce(lambda tree, key: tree[key], path[:-1], edited)[path[-1]] = odd
+            file.write_text(json.dumps(edited))
+            choice = loaded(run.path, predictor)
+            if isinstance(choice, str):
+                assert choice.startswith(str(file)), (path, odd)
+                refused += 1
+                continue
+            alerts_command._print(choice)
+            assert choice.calibration.apply(np.array([0.0])).dtype == np.float64
+            right_of_100(choice)
+    assert refused > 300
+    file.write_text("[" * 100_000)
+    with pytest.raises(FedGraphError, match="is damaged"):
+        Choice.load(run.path, predictor)
 
 
 @pytest.mark.parametrize(
