@@ -13,18 +13,22 @@ examples:
 """
 
 import argparse
+import contextlib
+import shlex
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.api import Run, train
 from fedgraph_flwr.config import RunConfig, configuration, group_names
-from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report.as_json import as_json
+from fedgraph_flwr.sweeps.search import is_distribution
+from fedgraph_flwr.sweeps.values import expand
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -50,9 +54,31 @@ def _names(group: str) -> str:
     return textwrap.fill(f"{group}= {', '.join(group_names(group))}", 80, break_on_hyphens=False)
 
 
+_TABLES = (".csv", ".tsv", ".txt", ".parquet", ".gz")
+"""Endings of tables."""
+
+
+def _instead(overrides: Sequence[str], error: str) -> str:
+    """Return which other command takes an override that an error is about, as the end of the error; empty if none does."""
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if value not in error and key.rpartition(".")[2] not in error:
+            continue
+        if key.partition(".")[0] in ("dataset", "graph") and value.endswith(_TABLES):
+            command = "fedgraph-flwr import --nodes NODES.csv --edges EDGES.csv --name mine"
+            return f"; tables are imported first: `{command}`, then `fedgraph-flwr run dataset=mine`"
+        with contextlib.suppress(FedGraphError):
+            if value[:1] not in "[{" and (len(expand(value)) > 1 or is_distribution(value)):
+                return f"; run takes one value per key, this runs each: `fedgraph-flwr sweep {shlex.join(overrides)}`"
+    return ""
+
+
 def main(args: argparse.Namespace) -> int:
     """Handle ``run``."""
-    cfg = configuration(args.overrides)
+    try:
+        cfg = configuration(args.overrides)
+    except FedGraphError as error:
+        raise type(error)(f"{error}{_instead(args.overrides, str(error))}") from error
     if args.dry_run:
         from fedgraph_flwr.config import to_yaml
 

@@ -8,6 +8,7 @@ are one file, ``clients.pack``, in their order, and ``partition.json`` contains 
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import glob
 import hashlib
@@ -245,6 +246,12 @@ def check(folder: Path) -> None:
     """
     paths = _single(folder)
     if not paths:
+        if folder.suffix or not folder.is_dir():
+            others = [path.name for path in folder.parent.glob("*") if path.is_dir() and _single(path)]
+            near = difflib.get_close_matches(folder.name, others, n=1)
+            kind = "is a file" if folder.is_file() else "does not exist" if not folder.exists() else "is empty"
+            hint = f"; did you mean '{folder.parent / near[0]}'?" if near else ""
+            raise FedGraphError(f"graph={folder} {kind}, expected a folder of client files{hint}")
         made = f"`fedgraph-flwr partition --out {folder}`, or `import --client I --out`"
         raise FedGraphError(f"graph={folder} contains no client files: create them with {made}")
     for index, path in enumerate(paths):

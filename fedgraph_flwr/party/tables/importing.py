@@ -36,6 +36,7 @@ from fedgraph_flwr.party.tables.nodes import (
     Ids,
     agreed_classes,
     agreed_targets,
+    check_swapped,
     group_codes,
     label_codes,
     split_masks,
@@ -197,6 +198,9 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
         tables.stream, tables.edges = path, {EDGE_TYPE: read_columns(path, layout, say)}
     else:
         tables.edges = {r: read_table(path, layout, say) for r, path in edges.items() if path is not None}
+    if NODE in held and EDGE_TYPE in tables.edges:
+        names = columns.id, columns.source, columns.target
+        check_swapped(held[NODE], tables.edges[EDGE_TYPE], names, (files[NODE], files[EDGE]))
     if treatment.role:
         complete(tables.nodes, tables.edges, tables.files, columns, treatment)
     return tables

@@ -170,6 +170,24 @@ def check_rows(wrong: Any, column: Any, where: str, expected: str, before: int =
         raise FedGraphError(f"{where}: row {before + row} has '{value}' in column '{column.name}', {expected}")
 
 
+def check_swapped(nodes: Any, edges: Any, columns: tuple[str, str, str], where: tuple[str, str]) -> None:
+    """Refuse a table of nodes and one of edges that were given in each other's place.
+
+    Args:
+        nodes: what was given as the table of nodes.
+        edges: what was given as the table of edges.
+        columns: names of the id, the source and the target.
+        where: their files.
+
+    Raises:
+        FedGraphError: only the first has both ends, and only the second has the id.
+    """
+    own, ends = columns[0], {*columns[1:]}
+    if own not in nodes and own in edges and ends <= {*nodes.columns} and not ends & {*edges.columns}:
+        what = f"--nodes {where[0]} has the ends of edges, and --edges {where[1]} the ids of nodes"
+        raise FedGraphError(f"{what}: swap the two")
+
+
 def column_of(table: Any, name: str, where: str, what: str) -> Any:
     """Return a column of a table.
 

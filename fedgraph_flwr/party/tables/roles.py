@@ -106,9 +106,10 @@ class Columns(TableLayout):
         """
         if not self.recipe:
             return None
+        recipe = Recipe.parse(self.recipe, self.windows, self.day)
         if not self.time:
             raise FedGraphError(f"--features {self.recipe} reads the times of edges: pass --time-column NAME, too")
-        return Recipe.parse(self.recipe, self.windows, self.day)
+        return recipe
 
     @property
     def seconds(self) -> list[int]:

@@ -12,7 +12,7 @@ import argparse
 import sys
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.party.use import predict_command
 
@@ -22,7 +22,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     predict_command.add_model_arguments(parser)
     rule = parser.add_argument_group("rule of the threshold (default: the stored one)")
     calibration = {"default": "auto", "choices": ("auto", "temperature", "isotonic")}
-    add_options(rule, _RULE, budget={"type": float, "default": None}, calibration=calibration)
+    add_options(rule, _RULE, precision={"type": str, "default": ""}, calibration=calibration)
     predict_command.add_input_arguments(parser)
     add_options(parser, _OUTPUT, reasons={"default": 3}, explained={"default": 50})
 
@@ -51,12 +51,14 @@ def main(args: argparse.Namespace) -> int:
 
     if args.reasons < 0 or args.explained < 0:
         raise FedGraphError(f"--reasons and --explained must be at least 0, got {args.reasons} and {args.explained}")
+    rule = None
+    if args.budget or args.precision or args.cost:
+        rule = alerts.Rule(_budget(args.budget), _precision(args.precision), _cost(args.cost))
     predictor = predict_command.opened(args)
     if predictor.client is None:
         raise FedGraphError("a threshold belongs to a party: pass --client I, or --node DIR")
     folder = args.run if args.run is not None else args.node
-    if args.budget is not None or args.precision is not None or args.cost:
-        rule = alerts.Rule(args.budget or 0.0, args.precision or 0.0, _cost(args.cost))
+    if rule:
         choice = alerts.choose(predictor, rule, args.calibration)
         choice.save(folder)
     else:
@@ -91,6 +93,30 @@ def _reasons(given: tuple[Any, Any, Any, Any], listed: Any, top: int, most: int)
         print(f"alerts have no reasons: {first_line(error)}", file=sys.stderr)
         found = []
     return [*found, *[""] * (len(listed) - len(found))]
+
+
+def _budget(text: str) -> float:
+    """Read a number of alerts per day."""
+    try:
+        return float(text or 0)
+    except ValueError:
+        share = "; a share of the items is no budget" if text.rstrip().endswith("%") else ""
+        raise FedGraphError(
+            f"--budget must be a number of alerts per day, such as 20{share}; got {sanitize(text)}"
+        ) from None
+
+
+def _precision(text: str) -> float:
+    """Read a share from 0 to 1."""
+    percent = text.rstrip().endswith("%")
+    try:
+        share = float(text.rstrip().removesuffix("%") or 0)
+    except ValueError:
+        raise FedGraphError(f"--precision must be a share from 0 to 1, such as 0.5; got {sanitize(text)}") from None
+    if percent or 1 < share <= 100:
+        fix = f"pass --precision {share / 100:g} for {share:g} % of right alerts"
+        raise FedGraphError(f"--precision must be a share from 0 to 1, got {sanitize(text)}: {fix}")
+    return share
 
 
 def _cost(text: str) -> tuple[float, float]:

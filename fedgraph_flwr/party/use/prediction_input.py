@@ -34,7 +34,7 @@ from fedgraph_flwr.errors import FedGraphError, check_names, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features, log_warning
 from fedgraph_flwr.party.tables.edges import EdgeData, amounts_of, arranged, edge_data, edge_ends, with_columns
 from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
-from fedgraph_flwr.party.tables.nodes import Ids, column_of
+from fedgraph_flwr.party.tables.nodes import Ids, check_swapped, column_of
 from fedgraph_flwr.party.tables.parties import fold, normal_ids, parties_of
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.tables.reading import read_table
@@ -222,6 +222,8 @@ def new_nodes(
         graph, _ = tables(nodes, edges, columns, spec, treatment)
         return NewNodes(graph, unpack_words(graph.ids), np.arange(starts(graph).numel()))
     table, links = read_table(nodes, columns.layout), read_table(edges, columns.layout)
+    names = columns.id, columns.source, columns.target
+    check_swapped(table, links, names, (str(nodes), str(edges)))
     own = Ids.of(table, columns.id, str(nodes))
     named_ends = [column_of(links, end, str(edges), "end of edges") for end in (columns.source, columns.target)]
     named = [np.unique(as_words(words)) for words in named_ends]
