@@ -203,6 +203,24 @@ def date_like(texts: Sequence[str]) -> np.ndarray:
     return found
 
 
+_SHAPED = r"\s*\d{1,6}([-./])\d{1,2}\1\d{1,6}(?:[ T].*)?"
+_FAR = r"\s*\d{5,}-\d{2}-\d{2}(?:[ T].*)?"
+"""A date after the year 9999, which no library here reads."""
+
+
+def date_shaped(texts: Sequence[str]) -> np.ndarray:
+    """Return a mask of the texts that have the shape of a date, bool [N]; of none if no text is one, or is after the year 9999.
+
+    Codes such as 01.11.1 have that shape, too.
+    """
+    import pandas as pd
+
+    words = pd.Series(texts, dtype=str).str
+    if not (words.fullmatch(_FAR).any() or date_like(texts).any()):
+        return np.zeros(len(texts), dtype=bool)
+    return np.asarray(words.fullmatch(_SHAPED).to_numpy(dtype=bool))
+
+
 def date_format(written: Sequence[str], name: str, where: str) -> str:
     """Return the formats by which all texts are dates, separated by ``|``; "" if some text is not a date.
 

@@ -269,3 +269,27 @@ def test_moments_and_bytes_of_parquet_are_times_and_texts(tmp_path):
         graph = load_graph(tmp_path / "x.safetensors")
         for name in ("edge_time", "edge_index", "x"):
             np.testing.assert_array_equal(getattr(graph, name), getattr(whole, name))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["2024-01-01", "10000-01-01"],
+        ["10000-01-01"],
+        ["99999-12-31", "10000-01-01 00:00"],
+        ["2024-01-01", "2024-13-01", "31/31/2024", ""],
+    ],
+)
+def test_dates_that_no_library_reads_make_no_categories(values, tables, capsys):
+    """With at most as many other dates, they were a category in silence."""
+    assert main(tables(values)) == 2
+    error = capsys.readouterr().err
+    assert "column 'extra' has '" in error
+    assert "and dates such as '" in error
+    assert main([*tables(values), "--kind", "extra=ignored"]) == 0
+
+
+@pytest.mark.parametrize("values", [["01.11.1", "01.13.2", "46.90.0"], ["2024-A", "2024-B"], ["1-2-3", "a", "b"]])
+def test_codes_that_look_like_dates_stay_categories(values, tables, capsys):
+    assert main(tables(values)) == 0
+    assert "category extra" in capsys.readouterr().out

@@ -28,6 +28,7 @@ from fedgraph_flwr.data.value_formats import (
     NumberFormat,
     date_format,
     date_like,
+    date_shaped,
     looks_like,
     number_like,
     read_dates,
@@ -425,8 +426,9 @@ class Written:
             raise self.unlike(number)
         if date.all():
             return "date", date_format(self.texts, name, self.where)
-        if date.mean() > 0.5:
-            wrong, right = self.texts[int((~date).argmax())], self.texts[int(date.argmax())]
+        if (date | date_shaped(self.texts)).mean() > 0.5:
+            wrong = self.texts[int((~date).argmax())]
+            right = self.texts[int(date.argmax())] if date.any() else "2026-01-31"
             raise FedGraphError(
                 f"{self.here} has {self.at(wrong)}, and dates such as '{right}': correct the value, or pass --date-format"
                 f" {name}=FORMAT (several separated by |), or --kind {name}=ignored"
