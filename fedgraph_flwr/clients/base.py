@@ -29,7 +29,7 @@ from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.model_inputs import model_inputs
 from fedgraph_flwr.clients.phases import ReplyContent, phase
 from fedgraph_flwr.clients.saved_models import SavedModels
-from fedgraph_flwr.clients.scoring import infer, score, scores
+from fedgraph_flwr.clients.scoring import infer, score, scores, sent_scores
 from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.clients.stages import later_inputs
 from fedgraph_flwr.config import TASKS, RunConfig
@@ -347,8 +347,9 @@ class GraphClient(Side, NumPyClient):
         if parameters:
             self.set_parameters(parameters)
         scored = config.get("evaluate") and self.cfg.privacy.scores != "none"
-        reply: dict[str, Any] = scores(self) if scored else {}
-        self.saved_models.take(self, reply, config)
+        found = scores(self) if scored else {}
+        self.saved_models.take(self, found, config)
+        reply: dict[str, Any] = sent_scores(self, found) if found else {}
         if self.num_train:
             check_step(self, self.num_train)
             loss = self.train()
@@ -364,7 +365,7 @@ class GraphClient(Side, NumPyClient):
             self.set_parameters(parameters)
         found = scores(self)
         self.saved_models.take(self, found, config)
-        return float(np.nan_to_num(found["test-loss"][0])), int(sum(found["test-count"])), found
+        return float(np.nan_to_num(found["test-loss"][0])), int(sum(found["test-count"])), sent_scores(self, found)
 
     # --- after the run ------------------------------------------------------------------------------------------------
 

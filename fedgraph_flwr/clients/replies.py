@@ -17,6 +17,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
 from fedgraph_flwr.clients.secure_sums import SumRequest, masked_reply, secure_exchange
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.evaluation.metrics import released
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.uplink import sums
 from fedgraph_flwr.methods.variates import VARIATES
@@ -277,7 +278,8 @@ def _framework_numbers(client: GraphClient, name: str) -> set[str]:
     cfg = client.cfg
     if name not in (TRAIN, EVALUATE):
         return set()
-    names = client.task.score_names(cfg.evaluation, client.task.width) if cfg.privacy.scores != "none" else set()
+    names = client.task.score_names(cfg.evaluation, client.task.width) if cfg.privacy.scores == "exact" else set()
+    names |= set(released(cfg.evaluation)) if cfg.privacy.scores == "noised" else set()
     if not cfg.evaluation.trained:
         names = {name for name in names if not name.startswith("trained-")}
     if name == TRAIN:

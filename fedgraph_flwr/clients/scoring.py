@@ -1,5 +1,8 @@
 """Predictions and scores of a client's current model."""
 
+from collections.abc import Mapping
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,3 +36,15 @@ def scores(client: Client) -> dict[str, list[float]]:
     if client.cfg.strategy.personal:
         found |= {f"global-{key}": value for key, value in score(client, client.predict_shared()).items()}
     return found
+
+
+def sent_scores(client: Client, found: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Return the scores that leave the client.
+
+    With ``privacy.scores=noised`` these are its terms of the means that the server releases: values in [0, 1], 0 where undefined.
+    """
+    if client.cfg.privacy.scores != "noised":
+        return dict(found)
+    return {
+        name: np.clip(np.nan_to_num(found[name]), 0, 1).tolist() for name in metrics.released(client.cfg.evaluation)
+    }

@@ -129,6 +129,11 @@ class _Nodes(NamedTuple):
     day: np.ndarray | None = None
 
 
+def released(cfg: EvaluationConfig) -> list[str]:
+    """Return the scores that a client sends with ``privacy.scores=noised``: the headline's metric on both splits."""
+    return [f"{split}-{cfg.headline}" for split in SPLITS]
+
+
 def score_names(cfg: EvaluationConfig, num_classes: int) -> set[str]:
     """Return the names of all scores that a client may send."""
     names = {f"{split}-{key}" for split in SPLITS for key in ("count", "loss", *wanted(cfg, num_classes), *cfg.own)}

@@ -22,7 +22,8 @@ losses. ``privacy.scores=none`` keeps them at the clients. ``noised`` releases s
     (1/K) Σ_i s_i + N(0, (z √2 / K)² I),
 
 as ‖s_i‖₂ ≤ √2. This counts as one release with the models' z; a client without nodes to score adds 0. Scores are clipped to
-[0, 1]. A custom metric has no bound and is refused. No client's own scores, no other metric and no loss are recorded then.
+[0, 1] by the client, which sends nothing else of its scores, and again by the server. A custom metric has no bound and is
+refused. No client's own scores, no other metric and no loss are recorded then.
 
 A run on the model of an earlier one (``init``) adds that run's releases, unless they have other data
 (`fedgraph_flwr.store.earlier_privacy`): Rényi divergences add up.

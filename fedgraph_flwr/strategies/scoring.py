@@ -19,6 +19,8 @@ KEYS = ("count", "loss")
 
 def score_fields(cfg: RunConfig, classes: int, prefix: str, parts: Axis) -> dict[str, NumberField]:
     """Return the numbers of a reply with scores: one entry per part of the client's graph, NaN for a part without nodes."""
+    if cfg.privacy.scores == "noised":
+        return dict.fromkeys(metrics.released(cfg.evaluation), NumberField(0, 1, length=parts))
     fields = {"count": NumberField(0, LARGEST, length=parts), "loss": NumberField(0, length=parts, nan=True)}
     task, own = kind_of(cfg), cfg.evaluation.own
     share = NumberField(0, 1, length=parts, nan=True)
@@ -87,7 +89,7 @@ def counts_of(scores: Mapping[str, Any]) -> dict[str, list[float]]:
 def scores_of(
     replies: Iterable[Reply], cfg: RunConfig, classes: Sequence[int], prefix: str = "", nodes: list[float] | None = None
 ) -> dict[str, Any]:
-    """Return scores by client, and their means.
+    """Return scores by client, and their means; with ``privacy.scores=noised`` only the terms of the means to release.
 
     Args:
         replies: replies with scores, in client order.
@@ -97,6 +99,11 @@ def scores_of(
         nodes: number of nodes per part, if they weight the means.
     """
     scored = list(replies)
+    if cfg.privacy.scores == "noised":
+        terms = {
+            name: [v for r in scored for v in as_list(r.metrics[name])] for name in metrics.released(cfg.evaluation)
+        }
+        return {"metrics": {}, "clients": terms}
     wanted = [kind_of(cfg).wanted(cfg.evaluation, count) for count in classes]
     common = [name for name in wanted[0] if all(name in names for names in wanted)]
     per_client = {

@@ -11,6 +11,7 @@ from flwr.app import Error, Message
 
 from fedgraph_flwr.cli.run import print_summary
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.scoring import sent_scores
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
@@ -282,6 +283,31 @@ def test_noised_scores_are_means_with_the_models_noise_and_count_as_releases(run
     assert "after 60 releases of the model and of scores" in shown
     assert "for one client's contribution replaced by zero" in shown
     assert "not covered" not in shown
+
+
+@pytest.mark.parametrize("side", ["client_fixed", "server_fixed"])
+def test_clients_send_only_the_terms_of_noised_scores(run, monkeypatch, side):
+    """Exact losses, counts and other metrics of both splits left the clients beside the metric that is released."""
+    overrides = [UNIFORM, f"privacy.dp={side}", "privacy.noise_multiplier=1", "privacy.scores=noised"]
+    with recorded_messages(monkeypatch) as seen:
+        done = run(*overrides, "rounds=2", "evaluation.metric=macro_f1")
+    replies = [content["metrics"] for way, _, content in seen if way == "up"]
+    names = {"val-macro_f1", "test-macro_f1"}
+    scored = [numbers for numbers in replies if names & {*numbers}]
+    assert len(scored) == 3 * 2, "each client in each round"
+    assert all({*numbers} == {"client", *names} for numbers in scored)
+    assert all(0 <= value <= 1 for numbers in scored for name in names for value in numbers[name])
+    assert not [
+        name for numbers in replies for name in numbers if "loss" in name or "count" in name or "accuracy" in name
+    ]
+    assert sorted(done.rounds[0]["metrics"]) == ["test_macro_f1", "val_macro_f1"]
+
+
+def test_a_client_without_scored_nodes_adds_nothing_to_noised_scores():
+    cfg = compose([*NOISY, "privacy.scores=noised", "num_clients=3"])
+    client = GraphClient(cfg, client_graph(0))
+    found = {"val-accuracy": [math.nan], "test-accuracy": [1.5], "val-loss": [0.3], "val-count": [0.0]}
+    assert sent_scores(client, found) == {"val-accuracy": [0.0], "test-accuracy": [1.0]}
 
 
 def test_scores_are_clipped_before_they_are_noised(no_noise):
