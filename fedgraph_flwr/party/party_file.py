@@ -79,6 +79,7 @@ class PartyFile:
     scales: dict[str, str] = field(default_factory=dict)
     edge_kinds: dict[str, str] = field(default_factory=dict)
     edge_scales: dict[str, str] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
     undirected: bool = False
     split: str = ""
     until: list[str] = field(default_factory=list)
@@ -114,6 +115,7 @@ class PartyFile:
         found: dict[str, Any] = {key: self.path(key, folder) for key in _PATHS}
         found |= {key: ",".join(getattr(self, key)) for key in _LISTS}
         found |= {"recipe": self.features, **{key: getattr(self, key) for key in _SAME}}
+        found["input"] = list(self.inputs)
         for key, dest in _PAIRS.items():
             found[dest] = [f"{name}={value}" for name, value in getattr(self, key).items()]
         found |= {f"{role}_column": name for role, name in self.columns.items()}

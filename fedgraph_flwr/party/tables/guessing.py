@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from fedgraph_flwr.data.schema import NODE
 from fedgraph_flwr.data.value_formats import date_like, number_like
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.party.tables.columns import as_words
+from fedgraph_flwr.party.tables import leaks
+from fedgraph_flwr.party.tables.columns import AS_FOUND, as_words, features
 from fedgraph_flwr.party.tables.parties import normal_ids
 
 NAMES = {
@@ -118,6 +120,7 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
     _questions(people, made)
     used = {*roles.values(), *made.values.get("party_columns", ())}
     _facts(payments[[name for name in payments.columns if name not in used]], made)
+    _leaks(people, payments, nodes, made)
     if roles.get("time") and roles.get("amount"):
         made.add("features", "payments", "there are times and amounts; `payments` adds columns of own records")
     return made
@@ -242,6 +245,48 @@ def _questions(people: Any, made: Guess) -> None:
         if name not in known and suspected(name):
             made.questions.append(
                 f"'{name}' has the name of a label. Is its value known when you predict? If not, add `kinds: {{{name}: ignored}}`"
+            )
+
+
+def _leaks(people: Any, payments: Any, where: str, made: Guess) -> None:
+    """Ask about columns of accounts whose values give a label away, instead of by their names."""
+    roles = made.values["columns"]
+    ignored = [name for name, kind in made.values.get("kinds", {}).items() if kind == "ignored"]
+    values: dict[str, leaks.Values] = {}
+    inputs: dict[str, Any] = {}
+    for name in (name for name in people.columns if name not in {*roles.values(), *ignored}):
+        try:
+            read = features(NODE, people, [name], where, AS_FOUND)
+        except FedGraphError:  # the import refuses its values
+            continue
+        one, block = leaks.encoded(read.agreed, read.x.numpy())
+        values, inputs = values | one, inputs | block
+    ids, first = np.unique(normal_ids(as_words(people[roles["id"]]), "text"), return_index=True)
+    ends = [_ends(payments[roles[end]], made.values) for end in ("source", "target")]
+    places = [np.searchsorted(ids, end).clip(max=len(ids) - 1) for end in ends]
+    ends = [np.where(ids[place] == end, first[place], -1) for place, end in zip(places, ends, strict=True)]
+    for what, table, role, places in (
+        ("accounts", people, "label", [np.arange(len(people))]),
+        ("payments", payments, "edge_label", ends),
+    ):
+        if roles.get(role) not in table.columns:
+            continue
+        words, y = np.unique(as_words(table[roles[role]]), return_inverse=True)
+        rows = (words != "")[y] & np.all([place >= 0 for place in places], axis=0)
+        if role == "label" and roles.get("split") in table.columns:
+            rows &= np.char.lower(as_words(table[roles["split"]])) == "train"
+        chosen = [place[rows] for place in places]
+        items = leaks.Items(
+            what,
+            y[rows],
+            {name: [each.at(place) for place in chosen] for name, each in values.items()},
+            {name: [block[place] for place in chosen] for name, block in inputs.items()},
+        )
+        for leak in leaks.leaks(items):
+            made.questions = [each for each in made.questions if not each.startswith(f"'{leak.name}'")]
+            made.questions.append(
+                f"'{leak.name}' {leak.reason}. Is its value known when you predict? If so, add `inputs: [{leak.name}]`; if not,"
+                f" `kinds: {{{leak.name}: ignored}}`"
             )
 
 

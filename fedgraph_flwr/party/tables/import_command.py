@@ -45,6 +45,7 @@ from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables.columns import FLOOR, Treatment, conflict
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
+from fedgraph_flwr.party.tables.leaks import check_inputs
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns, typed_files
@@ -73,6 +74,7 @@ _INPUT = f"""
 --edge-table A:RELATION:B=FILE...  heterogeneous graph: edges from type A to type B; reverse types are added later
 --target TYPE  heterogeneous graph: the labelled node type
 --feature-columns NAMES  comma-separated names or patterns (x_*) (default: all other columns)
+--input NAME...  column that may give the label away, since its value is known when you predict
 --edge-columns NAMES  columns of edge tables that become features of edges: names or patterns ('*'), by commas; default: the
     schema's
 --client-column NAME  column with each node's client (partition=planted)
@@ -126,6 +128,9 @@ def main(args: argparse.Namespace) -> int:
     files = _of_role(args, treatment)
     _check(args)
     graph = _read(args, files, treatment)
+    if args.client is not None:
+        graph = _client(graph, args)
+    check_inputs(graph, args.input, str(args.party_file or args.nodes or args.data or "the tables"))
     agreed = agreed_schema(graph.schema, "the import")
     if args.statistics and agreed:
         _write_sums(args, agreed, graph)
@@ -181,7 +186,6 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
         path = save_dataset(graph, args.name, args.overwrite)
         use = f"dataset={args.name}"
     elif args.client is not None:
-        graph = _client(graph, args)
         path, use = args.out, "pass it to a SuperNode, or graph=FOLDER with client_0000.safetensors ..."
     else:
         path, use = args.out, f"dataset=file dataset.path={args.out}"
