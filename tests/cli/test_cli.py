@@ -170,7 +170,8 @@ def test_a_graph_of_ones_own_from_tables_to_a_run(tmp_path, capsys, monkeypatch)
     ids = range(40)
     Path("n.csv").write_text("id,label,a,b\n" + "".join(f"n{i},{'xy'[i % 2]},{i % 2},{i / 40}\n" for i in ids))
     Path("e.csv").write_text("source,target\n" + "".join(f"n{i},n{(i + 2) % 40}\n" for i in ids))
-    assert main(["import", "--nodes", "n.csv", "--edges", "e.csv", "--undirected", "--name", "mine"]) == 0
+    given = ["--nodes", "n.csv", "--edges", "e.csv", "--input", "a"]
+    assert main(["import", *given, "--undirected", "--name", "mine"]) == 0
     assert main(["datasets", "mine"]) == 0
     assert "nodes: 40" in capsys.readouterr().out
     overrides = ["dataset=mine", "partition=random", "num_clients=2", "split.train=0.4"]

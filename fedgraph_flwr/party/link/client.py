@@ -9,7 +9,7 @@ policy (``link``) decides whether and how it takes part.
 
 from collections.abc import Mapping
 from functools import cached_property
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -26,7 +26,7 @@ from fedgraph_flwr.party.link.join import party_of
 from fedgraph_flwr.party.link.ledger import SUFFIX, Ledger
 from fedgraph_flwr.party.link.policy import book_link, book_share, check_consent, needs_consent, peer_name
 from fedgraph_flwr.party.link.protocol import LinkParty
-from fedgraph_flwr.party.link.rules import ANNOUNCE, COUNT, SHARE, WRITE, LinkRules
+from fedgraph_flwr.party.link.rules import ANNOUNCE, COUNT, NOTHING, SHARE, WRITE, LinkRules, NothingShared
 from fedgraph_flwr.party.link.uplink import ANNOUNCED, ENVELOPES, STEP
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.wire.messages import Arrays, check_arrays
@@ -142,11 +142,22 @@ class LinkClient(GraphClient):
             log(INFO, "link: local ε of an account towards client %d is %g", peer, spent)
 
     def finish(self, step: str) -> None:
-        """Write the linked file next to the party's own, and log the report."""
+        """Write the linked file next to the party's own, and log the report.
+
+        Raises:
+            NothingShared: the party shares nothing; its file is written, and its log has likely causes.
+        """
         for line in self.party.report():
             log(INFO, "link: %s", line)
-        if step == COUNT:
-            return
+        if step == WRITE:
+            self.write()
+        if self.party.shares_nothing:
+            for line in self.party.mismatch():
+                log(WARNING, "link: %s", line)
+            raise NothingShared(f"client {self.party.client} {NOTHING}; its log has what to compare")
+
+    def write(self) -> None:
+        """Write the linked file, and the records that are matched now."""
         if self.file is None:  # in a simulation, where `link --simulate` writes files
             return
         path = self.file.with_name(f"linked_{self.file.name}")

@@ -217,8 +217,9 @@ def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | Non
         print(f"{path}:")
         for line in party.report():
             print(f"  {line}")
+    code = _mismatches(parties)
     if rules.dry_run or out is None:
-        return 0
+        return code
     for party in parties:
         graph = party.result()
         graph.save(out / f"client_{party.client:04d}.safetensors")
@@ -229,4 +230,17 @@ def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | Non
             f" {edges[1]} in"
         )
     print(f"wrote {len(parties)} files to {out}; use: fedgraph-flwr run graph={out}")
-    return 0
+    return code
+
+
+def _mismatches(parties: list[Any]) -> int:
+    """Print why parties share nothing; return the exit code: 3 if one shares nothing with any other."""
+    from fedgraph_flwr.party.link.rules import NOTHING
+
+    alone = [party for party in parties if party.shares_nothing]
+    for party in alone:
+        print(f"error: client {party.client} {NOTHING}:", file=sys.stderr)
+        others = [None] if party.rules.identities else [p for p in parties if p is not party]
+        for line in dict.fromkeys(line for other in others for line in party.mismatch(other)):
+            print(f"  {line}", file=sys.stderr)
+    return 3 if alone else 0

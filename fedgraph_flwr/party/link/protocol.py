@@ -64,6 +64,7 @@ from fedgraph_flwr.party.link import files, matching
 from fedgraph_flwr.party.link.files import DATA, Edges, Ints, cut_digest, id_form, record_columns, told_rows, undirected
 from fedgraph_flwr.party.link.ledger import Ledger, Matched, basis_of, booked, in_order
 from fedgraph_flwr.party.link.matching import POINT, REPLY, Mask, as_rows
+from fedgraph_flwr.party.link.mismatch import USUAL, causes, facts, kinds_of
 from fedgraph_flwr.party.link.rules import ANNOUNCE, LinkRules
 from fedgraph_flwr.party.secret import is_secret
 from fedgraph_flwr.party.tables.parties import BETWEEN, accounts_of, fold, normal_ids
@@ -1061,6 +1062,46 @@ class LinkParty:
                         f"{records} records name '{sanitize(party, 60)}', which no client is ({listing}): one-sided"
                         f" ({'drop' if self.rules.discloses else self.rules.one_sided})"
                     )
+        return lines
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Whether the party has records that name peers, and shares none with any of them."""
+        pairs = [self.pairs[peer]["found"] for peer in self.peers]
+        known = sum(len(self._known(peer).keys) for peer in self.peers)
+        return sum(int(records) for records, _ in pairs) > 0 == known + sum(int(found) for _, found in pairs)
+
+    def mismatch(self, other: "LinkParty | None" = None) -> list[str]:
+        """Return lines on why nothing is shared: causes tried on the keys of another party, or facts to compare by hand.
+
+        Args:
+            other: the other party, if its file is on this machine.
+        """
+        if self.rules.identities:
+            return ["no identity is shared: compare how both parties write ids (leading zeros: --id-form number)"]
+        kinds, lines = kinds_of(self.graph.linking.get("form", "")), []
+        for peer in [other.client] if other else self.peers:
+            if not (keys := self.values(peer)[1]):
+                continue
+            name, theirs = (
+                f"client {peer} ('{sanitize(self.names[peer], 60)}')",
+                other.values(self.client)[1] if other else [],
+            )
+            tried = causes(keys, theirs, kinds) if theirs else []
+            lines += [f"{name}: {cause.count} of {len(keys)} records are equal if {cause.text}" for cause in tried]
+            if other and not tried:
+                why = (
+                    f"no usual cause explains it ({USUAL})"
+                    if theirs
+                    else f"it has no record that names client {self.client}"
+                )
+                lines.append(f"{name}: {why}; compare a payment that both booked")
+            if not other:
+                own = fold([self.graph.linking["party"]])[0]
+                lines.append(
+                    f"{name}: {facts(keys, own, kinds)}: compare this with it. Usual causes: {USUAL}. They are not tried, as"
+                    " that would compare more than a link does: correct one import, and try it by --dry-run"
+                )
         return lines
 
     def _pair_lines(self, peer: int) -> list[str]:

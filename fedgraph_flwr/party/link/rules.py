@@ -6,12 +6,22 @@ from typing import Any
 from fedgraph_flwr.config import choice, number
 from fedgraph_flwr.config.schema import Section
 from fedgraph_flwr.data.far_ends import EDGES, parse_share
+from fedgraph_flwr.errors import RunFailed
 
 MATCHES = ("payments", "routed", "ids")
 ONE_SIDED = ("drop", "stub", "disclose")
 ENTITIES = ("edges", "overlap", "columns")
 
+NOTHING = "shares no record with any party that its records name"
+"""Part of the error message of a party whose link found nothing."""
+
 ANNOUNCE, SHARE, WRITE, COUNT = "announce", "share", "write", "count"
+
+
+class NothingShared(RunFailed):
+    """Error: a link run took all its steps, and a party shares nothing; its exit code differs from that of a failed run."""
+
+    exit_code = 3
 
 
 @dataclass

@@ -12,7 +12,8 @@ import numpy as np
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link import uplink as link
-from fedgraph_flwr.party.link.rules import ANNOUNCE, WRITE, LinkRules
+from fedgraph_flwr.party.link.mismatch import USUAL
+from fedgraph_flwr.party.link.rules import ANNOUNCE, COUNT, NOTHING, WRITE, LinkRules, NothingShared
 from fedgraph_flwr.party.link.uplink import ANNOUNCED, ENVELOPES, STEP
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.sealed import is_public_key
@@ -70,6 +71,7 @@ class Link(GraphStrategy):
         """Request one step of all parties, and log that they replied.
 
         Raises:
+            NothingShared: it is the last step, and all that failed share nothing.
             RunFailed: a party did not. The message says which parties have a linked file.
         """
         order = self.params.phases
@@ -79,6 +81,10 @@ class Link(GraphStrategy):
             replies = self.request_all(phase, groups)
         except RunFailed as error:
             reasons = "; ".join(f"client {client}: {why}" for client, why in sorted(self.failed.items()))
+            if name in (WRITE, COUNT) and self.failed and all(NOTHING in str(why) for why in self.failed.values()):
+                raise NothingShared(
+                    f"{reasons}; usual causes: {USUAL}. The others did their part: correct one import, and link again"
+                ) from error
             state = "no party wrote a linked file"
             if name == WRITE:
                 wrote = sorted(self.clients.keys() - self.failed.keys())

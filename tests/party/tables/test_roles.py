@@ -49,7 +49,7 @@ def test_what_gives_the_answer_away_or_has_no_effect_is_refused(tables, options,
 
 
 def test_labels_of_edges_are_enough_for_a_dataset(tables):
-    assert main([*tables, *EDGES]) == 0
+    assert main([*tables, *EDGES, "--input", "rich"]) == 0
     cfg = compose(["dataset=mine", "task=edges"])
     assert int((datasets.load(cfg.dataset, seed=0, num_clients=1).edge_y >= 0).sum()) == 40
 
