@@ -78,6 +78,7 @@ class TableLayout:
         party_prefix: text after a party's name at the start of an id.
         match_columns: columns of the edge table that identify a record, ``NAME:KIND,...``.
         id_form: form in which parties compare ids, ``text`` or ``number``.
+        currency: unit of amounts, for display.
     """
 
     id: str = ""
@@ -102,6 +103,7 @@ class TableLayout:
     party_prefix: str = ""
     match_columns: str = ""
     id_form: str = ""
+    currency: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "separator", SEPARATORS.get(self.separator, self.separator))

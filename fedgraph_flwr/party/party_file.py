@@ -41,7 +41,19 @@ COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge_l
 
 _PATHS = ("nodes", "edges", "schema", "out")
 _LISTS = ("classes", "edge_classes", "edge_columns", "feature_columns", "party_columns", "until")
-_SAME = ("party_prefix", "id_form", "windows", "day", "role", "split", "separator", "encoding", "client", "undirected")
+_SAME = (
+    "party_prefix",
+    "id_form",
+    "windows",
+    "day",
+    "role",
+    "split",
+    "separator",
+    "encoding",
+    "client",
+    "undirected",
+    "currency",
+)
 _PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
 _OF_IMPORT = {"nodes", "edges", "schema", "out", "own_party"}
 """Options that only `import` takes from the file; `link` reads ``out``."""
@@ -85,6 +97,7 @@ class PartyFile:
     until: list[str] = field(default_factory=list)
     separator: str = ""
     encoding: str = ""
+    currency: str = ""
 
     def __post_init__(self) -> None:
         at_least(self.client, 0, "client")

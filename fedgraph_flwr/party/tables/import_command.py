@@ -426,7 +426,7 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
             option = "features" if key == "recipe" else key
             raise conflict(f"--{option} {value}", stored.get(key, "none"), treatment.where)
         if key in stored and stored[key] != value:
-            whole = key in ("separator", "encoding") or key.startswith(("party", "match", "id_"))
+            whole = key in ("separator", "encoding", "currency") or key.startswith(("party", "match", "id_"))
             option = key.replace("_", "-") if whole else f"{key.replace('_', '-')}-column"
             print(f"--{option} {value!r} overrides {stored[key]!r} of {treatment.where}")
     return given.over(treatment.schema.tables)

@@ -81,6 +81,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"columns": {role.replace("-", "_"): name for role, name in names.items() if name}}
     keys = {"party": "party", "party_prefix": "party_prefix", "id_form": "id_form", "features": "recipe"}
     keys |= {"windows": "windows", "day": "day", "separator": "separator", "encoding": "encoding"}
+    keys |= {"currency": "currency"}
     found |= {key: value for key, dest in keys.items() if (value := getattr(args, dest))}
     if args.party_columns:
         found["party_columns"] = [name.strip() for name in args.party_columns.split(",")]

@@ -44,6 +44,7 @@ _PARTIES = """
     else whole where no time of --time-column has hours)
 --match-columns NAME:KIND,NAME  columns of the edge table that identify a record at both parties:
     value_date:date,amount:amount,reference
+--currency NAME  unit of amounts in reasons, such as € (default: the schema's, else none)
 --id-form text|number  number: parties compare ids without leading zeros (default: the schema's, else text)
 """
 
@@ -91,7 +92,7 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
 
     roles = [role.replace("-", "_") for role in (*ROLES, "client")]
     given = {role: getattr(args, f"{role}_column", None) or "" for role in roles}
-    named = ("party_columns", "party_prefix", "match_columns", "id_form", "day")
+    named = ("party_columns", "party_prefix", "match_columns", "id_form", "day", "currency")
     given |= {name: getattr(args, name, "") for name in named}
     given |= {"predict": args.predict_columns or "", "windows": args.windows or "", "recipe": args.recipe or ""}
     return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)

@@ -14,6 +14,7 @@ with random parameters (Adebayo et al., NeurIPS 2018), which is near 1 if they f
 """
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,7 @@ from fedgraph_flwr.party.use.day import names_by_id
 from fedgraph_flwr.party.use.export import PlainInputs, PlainReader, module_of
 from fedgraph_flwr.party.use.predict import Predictor, as_client, as_scored, names_of
 from fedgraph_flwr.party.use.trees import shapley
+from fedgraph_flwr.party.use.wording import ENDS, Wording, wording
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.trees import objective_of
 
@@ -65,6 +67,7 @@ class Reasons:
         ends: ids of their sources and targets [2, E].
         edges: ids or numbers of these edges, "" for those that other parties predict [E].
         time: their times in seconds [E]; empty if unknown.
+        wording: what the columns mean.
     """
 
     item: Any
@@ -79,6 +82,7 @@ class Reasons:
     ends: NDArray[Any] = field(default_factory=lambda: np.zeros((2, 0), dtype=object))
     edges: NDArray[Any] = field(default_factory=lambda: np.zeros(0, dtype=object))
     time: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    wording: Wording = field(default_factory=Wording)
 
     @property
     def alike(self) -> float:
@@ -94,13 +98,11 @@ class Reasons:
         frame = self.to_frame(len(self.of_columns) + len(self.of_edges))
         parts = []
         for row in frame[frame["contribution"] > 0].head(top).itertuples():
-            value = "" if np.isnan(row.value) else f" = {row.value:.4g}"
-            ends = f" {row.source} → {row.target} {row.time}".rstrip() if row.kind == "payment" else ""
-            parts.append(f"{row.kind} {row.name}{value}{ends} ({row.contribution:+.2g})")
+            parts.append(f"{row.text} ({row.contribution:+.2g})")
         return "; ".join(sanitize(part, 200) for part in parts)
 
     def to_frame(self, top: int) -> Any:
-        """Return a pandas table of the ``top`` largest contributions, without those that are 0."""
+        """Return a pandas table of the ``top`` largest contributions, without those that are 0; ``text`` has original units."""
         import pandas as pd
 
         both = np.concatenate([self.of_columns, self.of_edges])
@@ -118,6 +120,11 @@ class Reasons:
             parts["time"][is_edge] = pd.to_datetime(self.time[edges], unit="s").strftime("%Y-%m-%dT%H:%M:%S")
         value[~is_edge] = self.values[columns]
         kind = np.where(is_edge, "payment", "column")
+        held = dict(zip(self.columns, self.values.tolist(), strict=True))
+        parts["text"] = np.full(len(rows), "", dtype=object)
+        parts["text"][~is_edge] = [self.wording.text(self.columns[column], held) for column in columns]
+        ways = zip(*(parts[name][is_edge] for name in ("name", "source", "target", "time")), strict=True)
+        parts["text"][is_edge] = [f"payment {name} {a} → {b} {time}".rstrip() for name, a, b, time in ways]
         frame = pd.DataFrame({"item": self.item, "rank": np.arange(1, len(rows) + 1), "kind": kind, **parts})
         scores = {"score": self.score, "score_without_first": self.without, "random_model_correlation": self.alike}
         return frame.assign(contribution=both[rows], value=value, **scores)
@@ -215,6 +222,7 @@ def _blended(parts: Sequence[Reasons], weights: Weights) -> Reasons:
         ends=most.ends,
         edges=most.edges,
         time=most.time,
+        wording=functools.reduce(Wording.joined, (part.wording for part in parts)),
     )
 
 
@@ -247,6 +255,7 @@ def _of_trees(predictor: Predictor, graph: Any, items: list[Wanted]) -> list[Rea
     value = forest["value"].copy()
     value[leaf] = np.random.default_rng(0).permutation(value[leaf])
     names = predictor.column_names
+    meaning = wording(predictor, predictor.own, names, background)
 
     def score(raw: Floats, which: int) -> float:
         return float(_margin(raw[None], -1 if objective.binary else which)[0])
@@ -262,7 +271,10 @@ def _of_trees(predictor: Predictor, graph: Any, items: list[Wanted]) -> list[Rea
         without[np.argsort(-np.abs(parts[:-1]), kind="stable")[:WITHOUT]] = np.nan
         raw = raw_scores(forest, np.stack([x[row], without]), objective.outputs)
         scores = [score(values, which) for values in raw]
-        listed.append(Reasons(item, scores[0], float(parts[-1]), scores[1], names, parts[:-1], x[row], others[:-1]))
+        base = float(parts[-1])
+        listed.append(
+            Reasons(item, scores[0], base, scores[1], names, parts[:-1], x[row], others[:-1], wording=meaning)
+        )
     return listed
 
 
@@ -365,6 +377,18 @@ class _Network:
             return float(self(torch.where(cleared, mean, x)[None], mask[None], attr[None]))
 
 
+def _of_inputs(predictor: Predictor, graph: Any, of_nodes: list[str], of_edges: list[str]) -> Wording:
+    """Return the wording of a network's columns, with the medians of the party's stored nodes and edges, else the graph's."""
+    stored = graph if predictor.own is None else predictor.own
+    tables = [(of_nodes, stored.x), (of_edges, stored.edge_attr)]
+    parts = [
+        wording(predictor, stored, names, rows.numpy() if rows.size(1) == len(names) else np.zeros((0, len(names))))
+        for names, rows in tables
+    ]
+    of_ends = {f"{end}{name}": value for end in ENDS for name, value in parts[0].usual.items()}
+    return replace(parts[0], usual={**parts[0].usual, **of_ends, **(parts[1].usual if parts[0].edges else {})})
+
+
 def _randomised(net: torch.nn.Module) -> torch.nn.Module:
     """Return the model with random parameters of the same spread."""
     random, draw = copy.deepcopy(net), torch.Generator().manual_seed(0)
@@ -393,6 +417,7 @@ def _of_network(
     task: Any = predictor.task(as_scored(predictor.cfg, predictor.task), own)
     reader: Any = PlainReader(plain, getattr(torch, dtype))
     of_nodes, of_edges = predictor.feature_names(own)
+    meaning = _of_inputs(predictor, own, of_nodes, of_edges)
     edge_names = np.full(len(outputs) + 1, "", dtype=object)  # the last one: predicted by another party
     edge_names[numbers[0]] = numbers[1]
     called = names_by_id(own, names)
@@ -436,6 +461,7 @@ def _of_network(
                 ends=np.concatenate([names, np.array(far, dtype=object)])[read.edge_index.numpy()],
                 edges=edges,
                 time=read.edge_time.numpy(),
+                wording=meaning,
             )
         )
     return listed

@@ -52,9 +52,8 @@ def main(args: argparse.Namespace) -> int:
             f"item {sanitize(reasons.item, 60)}: score {reasons.score:.3g}, {reasons.without:.3g} without its first"
             f" {WITHOUT} reasons; rank correlation with a random model {reasons.alike:.2f}"
         )
-        shown = frame[["kind", "name", "source", "target", "contribution", "value"]].head(SHOWN)
-        for name in ("name", "source", "target"):
-            shown = shown.assign(**{name: shown[name].map(sanitize)})
+        shown = frame[["text", "contribution"]].head(SHOWN)
+        shown = shown.assign(text=shown["text"].map(sanitize))
         print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep=""))
     write_outputs(args, pd.concat(frames, ignore_index=True), lambda: explain_page(found, args.top, predictor))
     return 0

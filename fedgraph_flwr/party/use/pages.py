@@ -152,7 +152,7 @@ def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
     page = _page(f"Reasons by {_whose(predictor)}", lead, [])
     for place, reasons in enumerate(found):
         frame = reasons.to_frame(top)
-        names = [sanitize(_named(row), 60) for row in frame.itertuples()]
+        names = [sanitize(row.text, 90) for row in frame.itertuples()]
         value = frame["contribution"].to_numpy()
         signs = (("raises the score", np.maximum(value, 0)), ("lowers the score", np.minimum(value, 0)))
         series = [{"name": name, "values": part, "colour": colour} for colour, (name, part) in enumerate(signs)]
@@ -167,10 +167,6 @@ def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
         rest = frame.drop(columns=["item", "score", "score_without_first", "random_model_correlation"])
         page.section(f"item{place}", f"Item {sanitize(reasons.item, 40)}", checks, [chart, _table(rest)])
     return page
-
-
-def _named(row: Any) -> str:
-    return f"{row.name}: {row.source} → {row.target}" if row.kind == "payment" else str(row.name)
 
 
 def worth_page(found: Any) -> Page:

@@ -228,12 +228,41 @@ def _grouped(runs: Sequence[Path], client: int | None) -> Groups:
         model = _loaded(path, client)
         model.check_task(model.task.classes, "worth compares scores of classes (task=nodes or edges)")
         keys = {key: value for key, value in flat_keys(model.cfg).items() if key not in {*FREE, "seed"} - {"rounds"}}
-        name = method_name(model.cfg.strategy.name)
+        name = _named(model)
         again = sum(group.partition(" (")[0] == name for group in groups)
         name = names.setdefault(repr(sorted(keys.items())), f"{name} ({again + 1})" if again else name)
         groups.setdefault(name, []).append((path, model))
     shares = {name: len(runs) == 1 and bool(of[0][1].cfg.strategy.shared) for name, of in groups.items()}
     return {name: groups[name] for name in sorted(groups, key=lambda name: shares[name])}
+
+
+OWN_TREES = "own trees"
+"""Name of trees that each party trains alone, on the same columns."""
+
+
+def _named(model: TaskPredictor) -> str:
+    """Return the name of a model's method; of trees and of a method that shares nothing, whose data it was trained on."""
+    cfg, name = model.cfg, method_name(model.cfg.strategy.name)
+    if getattr(model, "forest", None):
+        return "pooled trees" if cfg.strategy.pooled else "federated trees" if cfg.strategy.shared else OWN_TREES
+    return name if cfg.strategy.shared or cfg.strategy.name == LOCAL else f"{name}, own"
+
+
+LOCAL = "local"
+"""The method whose name says that nothing is shared."""
+
+
+def clipped(found: tuple[float, float, float], metric: str, low: float) -> tuple[float, float, float]:
+    """Return a value and its interval, the ends of which stay within the range of a bounded metric.
+
+    Args:
+        found: value, low and high end.
+        metric: its metric.
+        low: the smallest possible value: 0 of a score, -1 of a difference.
+    """
+    if not bounded_metric(metric):
+        return found
+    return found[0], max(found[1], low), min(found[2], 1.0)
 
 
 def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clusters: str = "auto") -> Any:
@@ -242,8 +271,8 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
     Columns: ``run``, ``seeds``, ``metric``, ``score`` with ``low`` and ``high``, ``difference`` to the first with its interval,
     ``verdict`` (`evaluation.verdict`), ``mcnemar`` (exact p-value of accuracy, one seed, single items), and the cost:
     ``rounds``, ``seconds``, ``megabytes`` per party in both directions, ``epsilon``; NaN where the folder does not have it.
-    ``attrs`` of the table: ``items``, ``clusters`` (their number), ``by`` (what they are), ``margin``, and ``chance``
-    (the metric's chance level on these items).
+    ``attrs`` of the table: ``items``, ``clusters`` (their number), ``by`` (what they are), ``margin``, ``chance`` (the metric's
+    chance level on these items), and ``own_trees`` (whether a run is of trees that the party trains alone).
 
     Args:
         runs: run folders, the first of which is the one that others are compared with; or a node's state folder, whose stored
@@ -272,8 +301,9 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
     width = int(y.max()) + 1
     base = float(np.bincount(y).max() / len(y)) if metric == "accuracy" else level(metric, y, width)
     listed = []
-    for place, ((name, of), (score, change)) in enumerate(zip(groups.items(), found, strict=True)):
+    for place, ((name, of), (value, gain)) in enumerate(zip(groups.items(), found, strict=True)):
         parts = {"run": name, "seeds": len(of), "metric": metric}
+        score, change = clipped(value, metric, 0.0), clipped(gain, metric, -1.0)
         parts |= dict(zip(("score", "low", "high"), score, strict=True))
         parts |= dict(zip(("difference", "difference_low", "difference_high"), change, strict=True))
         parts["verdict"] = verdict(*change[1:], near, sign_of(metric)) if place else ""
@@ -281,7 +311,8 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
         parts["mcnemar"] = _mcnemar(right[0], right[place]) if single else np.nan
         listed.append(parts | _cost([path for path, _ in of]))
     table = pd.DataFrame(listed)
-    table.attrs |= {"items": len(y), "clusters": number, "by": by, "margin": near, "chance": base}
+    trees = any(name.partition(" (")[0] == OWN_TREES for name in groups)
+    table.attrs |= {"own_trees": trees, "items": len(y), "clusters": number, "by": by, "margin": near, "chance": base}
     return table
 
 

@@ -63,6 +63,10 @@ def _print_scores(found: Any) -> None:
         if row.verdict:
             change = f"{row.difference:+.4g} [{row.difference_low:+.4g}, {row.difference_high:+.4g}]"
             print(f"  {change} to {found['run'][0]}: {row.verdict}")
+    if not about["own_trees"]:
+        print(
+            "what the party has without others: run strategy=boosting strategy.shared=[] on the same files, and pass it first"
+        )
 
 
 def _contributions(args: argparse.Namespace) -> Any:

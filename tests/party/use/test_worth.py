@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,9 +13,10 @@ from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.party.use.worth import METRICS, clusters_of, effective, interval, measure, scored
+from fedgraph_flwr.party.use.worth import METRICS, _named, clipped, clusters_of, effective, interval, measure, scored
 from tests.nodes import party_nodes
 
 
@@ -169,10 +171,26 @@ def test_wrong_options_are_refused_in_one_sentence(words, says, runs, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_names_tell_own_trees_from_federated_ones_and_intervals_stay_in_range():
+    def name(*words: str) -> str:
+        forest = {"feature": np.zeros(1)} if "boosting" in words[0] else {}
+        return _named(SimpleNamespace(cfg=compose(list(words)), forest=forest))
+
+    assert [
+        name("strategy=boosting", "strategy.shared=[]"),
+        name("strategy=boosting"),
+        name("strategy=boosting", "strategy.pooled=true"),
+        name("strategy=local"),
+        name("strategy=fedavg"),
+        name("strategy=fedavg", "strategy.shared=[]"),
+    ] == ["own trees", "federated trees", "pooled trees", "Local", "FedAvg", "FedAvg, own"]
+    assert clipped((0.9, 0.7, 1.2), "auc", 0.0) == (0.9, 0.7, 1.0)
+    assert clipped((0.9, -1.3, 1.2), "accuracy", -1.0) == (0.9, -1.0, 1.0)
+    assert clipped((0.9, -1.3, 1.2), "loss", 0.0) == (0.9, -1.3, 1.2)
+
+
 def test_components_and_items_are_clusters_of_nodes(runs):
     """Ten pairs of nodes are ten components; a connected graph has one, so single items are drawn."""
-    from types import SimpleNamespace
-
     import torch
 
     pairs = torch.arange(20).view(10, 2).T

@@ -1,0 +1,275 @@
+"""Reasons in the units of the tables: "the payer received € 12,400 from 3 accounts within 2 days, usually € 300".
+
+A model reads transformed values. `Wording` turns them back: columns of the recipe by their form, columns of tables by the
+schema's statistics. "Usually" is the median over the party's own stored items.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgraph_flwr.data.features import ALIKE, DAY, NEVER, Form, Recipe
+from fedgraph_flwr.data.own_columns import recipe_of
+from fedgraph_flwr.data.schema import EDGE, NODE, Column
+
+ENDS = ("source ", "target ")
+ROLES = {"source": "the payer", "target": "the receiver"}
+VERBS = {"out": "paid", "in": "received"}
+TOWARDS = {"out": "to", "in": "from"}
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What columns of a model mean.
+
+    Attributes:
+        forms: transform of each column that the party computes from its records, of edges and of nodes.
+        columns: columns of tables by their name, of edges and of nodes.
+        usual: median input of the own items, by name of the model's column.
+        edges: whether the items are edges.
+        currency: unit of amounts; "" if unknown.
+    """
+
+    forms: tuple[Mapping[str, Form], Mapping[str, Form]] = ({}, {})
+    columns: tuple[Mapping[str, Column], Mapping[str, Column]] = ({}, {})
+    usual: Mapping[str, float] = field(default_factory=dict)
+    edges: bool = False
+    currency: str = ""
+
+    def joined(self, other: "Wording") -> "Wording":
+        """Return it with the usual values of another model of the same party."""
+        return replace(self, usual={**other.usual, **self.usual})
+
+    def text(self, name: str, values: Mapping[str, float]) -> str:
+        """Return what a column of an item says.
+
+        Args:
+            name: name of the model's column.
+            values: inputs of the item by name of the column; NaN where unknown.
+        """
+        value, usual = values.get(name, np.nan), self.usual.get(name, np.nan)
+        if value != value:
+            return name
+        prefix, of_end = _prefix(name)
+        base = name.removeprefix(prefix)
+        own = int(not (self.edges and not prefix))
+        if (form := self.forms[own].get(base)) is not None and not prefix.startswith("mean"):
+            said = self._of_recipe(base, of_end, form, value, usual, values)
+            return f"{ROLES[of_end]}: {said}" if of_end and _window(base)[0] in _OF_ACCOUNTS else said
+        if (said := self._of_table(base, self.columns[own], value, usual)) is not None:
+            return f"{prefix}{said}"
+        return f"{name} = {value:.4g}"
+
+    def money(self, value: float) -> str:
+        """Return an amount with its currency, if that is known."""
+        return f"{self.currency} {_number(value)}".strip()
+
+    def _of_recipe(
+        self, base: str, end: str, form: Form, value: float, usual: float, values: Mapping[str, float]
+    ) -> str:
+        """Return what a column of the recipe says; of a sum with the number of accounts, if the item has it."""
+        who = ROLES.get(end, "" if self.edges else "the account")
+        template, kind = _phrase(base, who)
+        write: Callable[[float], str] = self.money if kind == "money" else _WRITERS[kind]
+        said = template.format(write(_raw(form, value)))
+        if base.startswith("sum_"):
+            partners = base.replace("sum_", "partners_", 1)
+            key = f"{end} {partners}" if end else partners
+            count = values.get(key, np.nan)
+            shape = self.forms[int(not (self.edges and not end))].get(partners)
+            if count == count and shape is not None:
+                number = round(_raw(shape, count))
+                way = TOWARDS[base.split("_")[1]]
+                amount = self.money(_raw(form, value))
+                said = said.replace(amount, f"{amount} {way} {number} account{'s' * (number != 1)}", 1)
+        normal = "" if usual != usual else write(_raw(form, usual))
+        return f"{said}, usually {normal}" if normal and normal != write(_raw(form, value)) else said
+
+    def _of_table(self, base: str, columns: Mapping[str, Column], value: float, usual: float) -> str | None:
+        """Return what a column of a table says; None for a column that the schema does not have."""
+        name, _, category = base.partition("=")
+        if base.endswith(" missing") and base.removesuffix(" missing") in columns:
+            return f"{base.removesuffix(' missing')} is {'missing' if value > 0.5 else 'known'}"
+        if category and (column := columns.get(name)) is not None and column.kind == "category":
+            return f"{name} is {'' if value > 0.5 else 'not '}{category}"
+        if (column := columns.get(base)) is None or column.kind == "category":
+            return None
+        said = _written(column, value)
+        normal = "" if usual != usual else _written(column, usual)
+        return f"{base} {said}" + (f", usually {normal}" if normal not in ("", said) else "")
+
+
+def _prefix(name: str) -> tuple[str, str]:
+    """Return the part of a column's name before that of the table or the recipe, and the end that it names."""
+    for end in ENDS:
+        for start in (end, f"mean of {end.strip()}s {ENDS[0]}", f"mean of {end.strip()}s {ENDS[1]}"):
+            if name.startswith(start):
+                return start, end.strip()
+    for start in ("mean of sources ", "mean of targets "):
+        if name.startswith(start):
+            return start, ""
+    return "", ""
+
+
+def _raw(form: Form, value: float) -> float:
+    """Return the value before the transform of a column of the recipe."""
+    found = value * form.scale + form.center
+    return float(np.expm1(min(found, 700.0))) if form.log else float(found)
+
+
+def _written(column: Column, value: float) -> str:
+    """Return the value of a table's column before scaling, as text."""
+    if column.kind == "flag":
+        return "yes" if value > 0.5 else "no"
+    center, spread = (float(column.statistics.get(key, low)) for key, low in (("center", 0.0), ("spread", 1.0)))
+    raw = value * spread + center
+    if column.scale == "log":
+        raw = float(np.sign(raw) * np.expm1(min(abs(raw), 700.0)))
+    if column.kind == "date":
+        return str(np.datetime64(round(raw), "D"))
+    return f"{_number(raw)} {column.unit}".strip()
+
+
+def _number(value: float) -> str:
+    """Return a number with separators of thousands: whole from 100 on, else with up to two decimals."""
+    if abs(value) >= 99.995:
+        return f"{value:,.0f}"
+    return f"{value:.2f}".removesuffix(".00")
+
+
+def _count(value: float) -> str:
+    return f"{max(round(value), 0):,}"
+
+
+def _duration(seconds: float) -> str:
+    """Return seconds as days or hours; of no earlier record as "never"."""
+    if seconds >= 0.99 * NEVER:
+        return "never"
+    number, unit = (seconds / DAY, "day") if seconds >= DAY else (seconds / 3600, "hour")
+    return f"{number:.3g} {unit}{'s' * (f'{number:.3g}' != '1')}"
+
+
+def _share(value: float) -> str:
+    return f"{min(max(value, 0.0), 1.0):.0%}"
+
+
+def _gap(value: float) -> str:
+    """Return a difference of logarithms, in units of `ALIKE`, as a percentage of the larger amount."""
+    return "none is alike" if value >= 1 else f"{1 - np.exp(-max(value, 0.0) * ALIKE):.1%}"
+
+
+_WRITERS: dict[str, Callable[[float], str]] = {
+    "count": _count,
+    "seconds": _duration,
+    "hours": lambda value: f"{value:.3g} hours",
+    "share": _share,
+    "gap": _gap,
+    "steps": _count,
+}
+
+_PHRASES = {
+    "amount": ("amount {}", "money"),
+    "pair_before": ("earlier payments from the payer to the receiver: {}", "count"),
+    "back_before": ("earlier payments from the receiver to the payer: {}", "count"),
+    "flow_out_count": ("payments of a like amount that the receiver makes on that day: {}", "count"),
+    "flow_out_kept": ("payments of a like amount, not smaller, that the receiver makes on that day: {}", "count"),
+    "flow_out_gap": ("difference to the closest amount that the receiver pays on that day: {}", "gap"),
+    "flow_in_count": ("payments of a like amount that the payer received{}: {{}}", "count"),
+    "flow_in_kept": ("payments of a like amount, not smaller, that the payer received{}: {{}}", "count"),
+    "flow_in_gap": ("difference to the closest amount that the payer received{}: {{}}", "gap"),
+    "flow_in_hours": ("time since the payer received the closest amount{}: {{}}", "hours"),
+    "flow_in_depth": ("payments of like amounts in a row that lead to this one{}: {{}}", "steps"),
+    "hop2_in": ("payments to those who paid the payer{}: {{}}", "count"),
+    "hop2_out": ("payments by those whom the receiver paid{}: {{}}", "count"),
+    "common": ("accounts between payer and receiver{}: {{}}", "count"),
+}
+"""Phrase of a column of payments, and how its value is written; ``{}`` of the first format is the window."""
+
+_OF_ACCOUNTS = {
+    "back": ("share of payments to accounts that had paid it before: {}", "share"),
+    "active": ("time from its first to its last payment: {}", "seconds"),
+    "common": ("most accounts between it and a receiver{}: {{}}", "count"),
+    "flow_count": ("pairs of a received and a later paid payment{}: {{}}", "count"),
+    "flow_alike": ("pairs of a received and a later paid payment of like amounts{}: {{}}", "count"),
+    "flow_share": ("share of such pairs with like amounts{}: {{}}", "share"),
+    "flow_kept": ("payments of at most a received like amount{}: {{}}", "count"),
+    "flow_out": ("share of payments out that follow a like amount in{}: {{}}", "share"),
+    "flow_in": ("share of payments in that a like amount out follows{}: {{}}", "share"),
+    "flow_sum": ("share of the money out that follows a like amount in{}: {{}}", "share"),
+    "flow_chain": ("payments that pass a like amount on, and that the receiver passes on{}: {{}}", "count"),
+    "flow_depth": ("most like payments in a row through the account{}: {{}}", "steps"),
+    "flow_first": ("most like payments in a row after one that it made{}: {{}}", "steps"),
+    "flow_last": ("most like payments in a row before one that it received{}: {{}}", "steps"),
+    "flow_gap": ("smallest difference between an amount in and one out{}: {{}}", "gap"),
+    "flow_hours": ("time between the closest amounts in and out{}: {{}}", "hours"),
+}
+"""The same of columns of accounts."""
+
+
+def _phrase(base: str, who: str) -> tuple[str, str]:
+    """Return the phrase of a column of the recipe with a place for its value, and how that is written."""
+    stem, window = _window(base)
+    if match := re.fullmatch(r"since_(out|in)_(source|target)", base):
+        return f"{ROLES[match[2]]} last {VERBS[match[1]]} {{}} before", "seconds"
+    if match := re.fullmatch(r"(n|sum|partners|largest|mean|elsewhere|hop2)_(out|in)(?:_(source|target))?", stem):
+        what, way, end = match.groups()
+        if end or who:
+            named, most = ROLES.get(end or "", who), " at most" if not end and window else ""
+            return _of_way(what, way, f"{named} {VERBS[way]}{most}", window)
+    known = _PHRASES if not who else _OF_ACCOUNTS
+    if stem in known:
+        template, kind = known[stem]
+        return (template.format(window) if window or "{{}}" in template else template), kind
+    return f"{base}: {{}}", "count"
+
+
+def _of_way(what: str, way: str, start: str, window: str) -> tuple[str, str]:
+    """Return the phrase of what an account paid or received."""
+    to = TOWARDS[way]
+    return {
+        "n": (f"{start} {{}} payments{window}", "count"),
+        "sum": (f"{start} {{}}{window}", "money"),
+        "partners": (f"{start} {to} {{}} accounts{window}", "count"),
+        "largest": (f"{start} {{}} in its largest payment", "money"),
+        "mean": (f"{start} {{}} on average", "money"),
+        "elsewhere": (f"{start} {{}} of its payments {to} other banks", "share"),
+        "hop2": (f"{start} {to} accounts with {{}} payments of their own{window}", "count"),
+    }[what]
+
+
+def _window(base: str) -> tuple[str, str]:
+    """Return a column's name without its window, and the window as text."""
+    if not (match := re.fullmatch(r"(.+)_([\d.e+-]+)([dh])", base)):
+        return base, ""
+    unit = {"d": "day", "h": "hour"}[match[3]]
+    return match[1], f" within {match[2]} {unit}{'s' * (match[2] != '1')}"
+
+
+def wording(predictor: Any, graph: Any, columns: list[str], inputs: NDArray[Any]) -> Wording:
+    """Return the wording of a model's columns.
+
+    Args:
+        predictor: the party's model.
+        graph: the party's stored graph.
+        columns: names of the model's columns [F].
+        inputs: of the own stored items [V, F].
+    """
+    recipe: Recipe | None = recipe_of(graph)
+    of_edges, of_nodes = (recipe.edge_columns, recipe.node_columns) if recipe else ([], [])
+    spec = predictor.input_spec
+    known = ~np.isnan(inputs).all(axis=0) if len(inputs) else np.zeros(len(columns), dtype=bool)
+    medians = np.full(len(columns), np.nan)
+    if known.any():
+        medians[known] = np.nanmedian(inputs[:, known], axis=0)
+    of_amounts = spec.columns(EDGE).get(spec.tables.amount or "amount")
+    return Wording(
+        forms=({c.name: c.form for c in of_edges}, {c.name: c.form for c in of_nodes}),
+        columns=(spec.columns(EDGE), spec.columns(NODE)),
+        usual=dict(zip(columns, medians.tolist(), strict=True)),
+        edges=bool(predictor.predicts_edges),
+        currency=spec.tables.currency or (of_amounts.unit if of_amounts else ""),
+    )

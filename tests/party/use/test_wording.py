@@ -1,0 +1,83 @@
+"""Reasons in the units of the tables: values are those before scaling, and each column has a phrase."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedgraph_flwr.data.features import WINDOWS, Book, Recipe, edge_columns, node_columns
+from fedgraph_flwr.data.schema import Column, feature_names
+from fedgraph_flwr.party.tables.columns import Treatment, features
+from fedgraph_flwr.party.use.wording import Wording
+
+DAY = 86_400
+RECIPE = Recipe(windows=(2.0,))
+
+
+def of_recipe(recipe: Recipe, edges: bool, usual=(), currency: str = "€") -> Wording:
+    forms = {c.name: c.form for c in recipe.edge_columns}, {c.name: c.form for c in recipe.node_columns}
+    return Wording(forms=forms, edges=edges, usual=dict(usual), currency=currency)
+
+
+def test_a_payment_says_what_its_payer_received():
+    """Three accounts send 12,400.00 to the payer within two days; the amounts are sums by hand."""
+    rows = [(1, 0, 5, 400_000), (2, 0, 6, 640_000), (3, 0, 6, 200_000), (0, 4, 7, 1_150_000), (5, 4, 1, 30_000)]
+    source, target, day, cents = (np.array(column) for column in zip(*rows, strict=True))
+    x, names = edge_columns(Book(source, target, day * DAY, cents), RECIPE), [c.name for c in RECIPE.edge_columns]
+    usual = dict(zip(names, x[4].tolist(), strict=True)) | {"sum_in_source_2d": (np.log1p(300) - 6) / 3}
+    said = of_recipe(RECIPE, True, usual)
+    held = dict(zip(names, x[3].tolist(), strict=True))
+    assert said.text("sum_in_source_2d", held) == (
+        "the payer received € 12,400 from 3 accounts within 2 days, usually € 300"
+    )
+    assert said.text("amount", held) == "amount € 11,500, usually € 300"
+    assert said.text("since_in_source", held) == "the payer last received 1 day before, usually never"
+    assert said.text("n_in_target_2d", held).startswith("the receiver received 0 payments within 2 days")
+    assert of_recipe(RECIPE, True, currency="").text("amount", held) == "amount 11,500"
+
+
+def test_an_account_says_what_it_paid():
+    rows = [(0, 1, 1, 5_050), (0, 2, 2, 9_950), (3, 0, 2, 100)]
+    source, target, day, cents = (np.array(column) for column in zip(*rows, strict=True))
+    x = node_columns(Book(source, target, day * DAY, cents), RECIPE, 4)
+    held = dict(zip([c.name for c in RECIPE.node_columns], x[0].tolist(), strict=True))
+    said = of_recipe(RECIPE, False)
+    assert said.text("sum_out", held) == "the account paid € 150 to 2 accounts"
+    assert said.text("largest_out", held) == "the account paid € 99.50 in its largest payment"
+    ends = {f"source {name}": value for name, value in held.items()}
+    assert of_recipe(RECIPE, True).text("source sum_out", ends) == "the payer paid € 150 to 2 accounts"
+
+
+@pytest.mark.parametrize("day", ["before", "whole"])
+@pytest.mark.parametrize("edges", [True, False])
+def test_each_column_of_the_recipe_has_a_phrase(edges, day):
+    recipe = Recipe(windows=WINDOWS, day=day)
+    said = of_recipe(recipe, edges)
+    columns = [c for c in (recipe.edge_columns if edges else recipe.node_columns) if c.name != "amount"]
+    texts = [said.text(column.name, {column.name: 0.0}) for column in columns]
+    assert not [text for column, text in zip(columns, texts, strict=True) if column.name in text or "{" in text]
+    assert len({*texts}) == len(texts)
+
+
+def test_columns_of_tables_have_their_own_values():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"income": np.exp(rng.normal(10, 1, 40)).round(2), "age": rng.integers(18, 90, 40)})
+    table["opened"] = pd.date_range("2020-03-01", periods=40).strftime("%Y-%m-%d")
+    table["vip"], table["town"] = rng.choice(["yes", "no"], 40), rng.choice(["x", "y"], 40)
+    table.loc[3, "age"] = np.nan
+    treatment = Treatment(scales={"income": "log"}, units={"income": "EUR"}, floor=1)
+    made = features("node", table, list(table.columns), "n.csv", treatment)
+    names = feature_names(made.fitted)
+    said = Wording(columns=({}, made.fitted))
+    for row in (0, 3, 17):
+        held = dict(zip(names, made.x[row].tolist(), strict=True))
+        income = table["income"][row]
+        assert said.text("income", held) == f"income {income:,.0f} EUR"
+        assert said.text("opened", held) == f"opened {table['opened'][row]}"
+        assert said.text("vip", held) == f"vip {table['vip'][row]}"
+        assert said.text("town=x", held) == f"town is {'' if table['town'][row] == 'x' else 'not '}x"
+        assert said.text("age missing", held) == f"age is {'missing' if row == 3 else 'known'}"
+    assert said.text("age", {"age": float("nan")}) == "age"
+    assert Wording().text("column 7", {"column 7": 0.25}) == "column 7 = 0.25"
+    assert (
+        Wording(columns=({}, {"age": Column()}), edges=True).text("target age", {"target age": 4.0}) == "target age 4"
+    )
