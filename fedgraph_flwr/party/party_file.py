@@ -39,7 +39,7 @@ from fedgraph_flwr.party.tables.reading import read_table
 COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge_label", "graph", "edge_id")
 """Keys of ``columns``: the options ``--KEY-column``."""
 
-_PATHS = ("nodes", "edges", "schema", "out")
+_PATHS = ("nodes", "edges", "schema", "out", "outcomes")
 _LISTS = ("classes", "edge_classes", "edge_columns", "feature_columns", "party_columns", "until")
 _SAME = (
     "party_prefix",
@@ -55,7 +55,7 @@ _SAME = (
     "currency",
 )
 _PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
-_OF_IMPORT = {"nodes", "edges", "schema", "out", "own_party"}
+_OF_IMPORT = {"nodes", "edges", "schema", "out", "outcomes", "own_party"}
 """Options that only `import` takes from the file; `link` reads ``out``."""
 
 
@@ -74,6 +74,7 @@ class PartyFile:
     edges: str = ""
     schema: str = ""
     out: str = ""
+    outcomes: str = ""
     columns: dict[str, str] = field(default_factory=dict)
     party_columns: list[str] = field(default_factory=list)
     party_prefix: str = ""

@@ -8,6 +8,7 @@ and trying would test more guesses than a link compares, so `facts` lists what a
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
@@ -30,11 +31,11 @@ class Cause(NamedTuple):
 
     Attributes:
         text: what differs, and what to do.
-        count: number of records that are then equal.
+        equal: number of records that are then equal.
     """
 
     text: str
-    count: int
+    equal: int
 
 
 class _Change(NamedTuple):
@@ -61,11 +62,11 @@ def causes(own: Sequence[bytes], other: Sequence[bytes], kinds: Sequence[str]) -
     keys, others = [_split(key) for key in own], [_split(key) for key in other]
     least = max(1, int(LEAST * min(len(keys), len(others))))
     changes = list(_changes(kinds))
-    found = [cause for change in changes if (cause := _tried((change,), keys, others)).count >= least]
+    found = [cause for change in changes if (cause := _tried((change,), keys, others)).equal >= least]
     if not found and len(keys) + len(others) <= MAX_PAIRED:
         pairs = combinations(changes, 2)
-        found = [cause for pair in pairs if (cause := _tried(pair, keys, others)).count >= least]
-    return sorted(found, key=lambda cause: -cause.count)[:3]
+        found = [cause for pair in pairs if (cause := _tried(pair, keys, others)).equal >= least]
+    return sorted(found, key=lambda cause: -cause.equal)[:3]
 
 
 def _split(key: bytes) -> Key:
@@ -96,13 +97,13 @@ def _changes(kinds: Sequence[str]) -> Iterator[_Change]:
             for days, when in ((1, "earlier"), (-1, "later")):
                 yield _Change(
                     f"dates are one day {when} at the first: match the value date (--match-columns), or shift one",
-                    _at(place, lambda word, days=days: _shifted(word, days)),
+                    _at(place, partial(_shifted, days=days)),
                 )
         if kind == "amount":
             for factor, unit in ((Decimal("0.01"), "cents"), (Decimal(100), "units of a hundred")):
                 yield _Change(
                     f"amounts are in {unit} at the first, compared with the second: convert one",
-                    _at(place, lambda word, factor=factor: _times(word, factor)),
+                    _at(place, partial(_times, factor=factor)),
                 )
             yield _Change(
                 "amounts have another sign: make them positive", _at(place, lambda word: word.lstrip("-")), both=True

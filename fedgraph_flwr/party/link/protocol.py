@@ -1088,7 +1088,7 @@ class LinkParty:
                 other.values(self.client)[1] if other else [],
             )
             tried = causes(keys, theirs, kinds) if theirs else []
-            lines += [f"{name}: {cause.count} of {len(keys)} records are equal if {cause.text}" for cause in tried]
+            lines += [f"{name}: {cause.equal} of {len(keys)} records are equal if {cause.text}" for cause in tried]
             if other and not tried:
                 why = (
                     f"no usual cause explains it ({USUAL})"

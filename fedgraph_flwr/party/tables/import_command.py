@@ -42,6 +42,7 @@ from fedgraph_flwr.data.schema import (
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options, fill
+from fedgraph_flwr.party.outcomes import read_outcomes
 from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables.columns import FLOOR, Treatment, conflict
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
@@ -77,6 +78,7 @@ _INPUT = f"""
 --input NAME...  column that may give the label away, since its value is known when you predict
 --edge-columns NAMES  columns of edge tables that become features of edges: names or patterns ('*'), by commas; default: the
     schema's
+--outcomes FILE  decisions of a desk (id or edge, outcome: true, false or open), which become labels; undecided items have none
 --client-column NAME  column with each node's client (partition=planted)
 --classes A,B,C  class names in label order (default: sorted)
 --role NAME  role of this party, such as network or bank, if parties have different tables: each role has its own columns, and may
@@ -122,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
         tables = "pass tables as --nodes FILE --edges FILE, or a saved PyG object as --data FILE"
         raise FedGraphError(f"{given}: expected one party's file, such as bank.yaml; {tables}")
     fill(args)
-    check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table"))
+    check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table", "outcomes"))
     known = args.schema is not None and args.schema.is_file()
     treatment = _treatment(args, Schema.load(args.schema) if known else None)
     files = _of_role(args, treatment)
@@ -393,6 +395,7 @@ def _read(args: argparse.Namespace, files: tuple[dict[Any, Any], dict[Any, Any]]
     options: Any = {"classes": _names(args, "classes"), "undirected": args.undirected, "treatment": treatment}
     if args.data:
         given = layout_of(args).to_dict() | {"own-party": args.own_party, "graph-table": args.graph_table}
+        given["outcomes"] = args.outcomes
         if named := [key for key, value in given.items() if value]:
             raise FedGraphError(f"--data has no tables: leave out the option for {named[0].replace('_', ' ')}")
         if args.target:
@@ -405,6 +408,7 @@ def _read(args: argparse.Namespace, files: tuple[dict[Any, Any], dict[Any, Any]]
         own_party=args.own_party,
         edge_classes=_names(args, "edge_classes"),
         graphs=args.graph_table,
+        outcomes=read_outcomes(args.outcomes) if args.outcomes else None,
         **options,
     )
 

@@ -29,9 +29,10 @@ from fedgraph_flwr.data.pyg import EDGE_TYPE, Features
 from fedgraph_flwr.data.root import imported_path
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.party.outcomes import Outcomes, with_outcomes
 from fedgraph_flwr.party.tables import edge_stream, graph_tables, roles
 from fedgraph_flwr.party.tables.columns import AS_FOUND, Treatment, features, warn_unscaled
-from fedgraph_flwr.party.tables.edges import TableEdges, judged, read_edges
+from fedgraph_flwr.party.tables.edges import TableEdges, edge_times, judged, read_edges
 from fedgraph_flwr.party.tables.nodes import (
     Ids,
     agreed_classes,
@@ -99,6 +100,7 @@ def from_tables(
     parallel: bool = False,
     edge_classes: Sequence[str] = (),
     graphs: Path | str | None = None,
+    outcomes: Outcomes | None = None,
 ) -> Any:
     """Build a graph from node tables and edge tables.
 
@@ -117,6 +119,7 @@ def from_tables(
         parallel: whether rows that repeat an edge stay separate even without data.
         edge_classes: class names of edges, as ``classes``.
         graphs: with a graph column, table with one row per graph: its label, targets, split and client.
+        outcomes: decisions of a desk, which are the labels of their items (`with_outcomes`).
 
     Returns:
         A `Graph` for files, or for the node type ``node`` and the edge type ``node:edge:node``; else a `HeteroGraph`.
@@ -134,6 +137,8 @@ def from_tables(
     rule = _rule(columns, nodes, edges, own_party, treatment.role)
     tables = _read(nodes, edges, target, columns, treatment, bool(parallel or rule))
     _join_graphs(tables, graphs)
+    if outcomes:
+        _decide(tables, outcomes, (classes, edge_classes), treatment)
     columns, target = _present(tables, treatment.labelled, bool(treatment.role)), tables.target
     if single and treatment.labelled:
         columns = tables.columns = judged(columns, tables.edges.get(EDGE_TYPE), tables.files[EDGE], treatment)
@@ -217,6 +222,30 @@ def _join_graphs(tables: Tables, graphs: Path | str | None) -> None:
         tables.nodes[NODE], tables.edges[EDGE_TYPE], tables.columns, graphs, layout, where
     )
     tables.of_graphs = {"graph_id": place, "ids": pack_words(named[place])}
+
+
+def _decide(
+    tables: Tables, outcomes: Outcomes, classes: tuple[Sequence[str], Sequence[str]], treatment: Treatment
+) -> None:
+    """Give the items of a table the labels that a desk decided.
+
+    Raises:
+        FedGraphError: the graph has several types, no column of labels is named, or `with_outcomes` fails.
+    """
+    columns, of_edges = tables.columns, outcomes.of_edges
+    if not tables.single or tables.stream or tables.of_graphs:
+        raise FedGraphError(f"--outcomes {outcomes.where} needs nodes and edges of one type: pass --nodes and --edges")
+    given, agreed = classes[of_edges], treatment.agreed.edge_classes if of_edges else treatment.agreed.classes
+    label = columns.edge_label if of_edges else columns.label
+    if not label:
+        raise FedGraphError(f"--outcomes {outcomes.where} has labels of edges: pass --edge-label-column NAME")
+    held: dict[Any, Any] = tables.edges if of_edges else tables.nodes
+    kind, where = (EDGE_TYPE, tables.files[EDGE]) if of_edges else (NODE, tables.files[NODE])
+    if kind not in held:
+        raise FedGraphError(f"--outcomes {outcomes.where} names items of a table that this party does not have")
+    time = edge_times(held[kind], columns.time, where, treatment).numpy() if of_edges and columns.time else None
+    names = (columns.edge_id or "id" if of_edges else columns.id, label)
+    held[kind] = with_outcomes(held[kind], names, agreed or given, outcomes, where, treatment.say, time)
 
 
 def _present(tables: Tables, labelled: bool, by_role: bool) -> Columns:

@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
+from scipy.stats import binomtest
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import curves
+from fedgraph_flwr.party.outcomes import FALSE, OPEN, TRUE, Outcomes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -353,6 +355,53 @@ def choose(predictor: Any, rule: Rule, kind: str = "auto") -> Choice:
         test=figures(margin[test], y[test], days_of(task, test), threshold) if test.size else {},
         calibrated=calibrated,
     )
+
+
+def lived(choice: Choice, outcomes: Outcomes) -> dict[str, Any]:
+    """Return the precision of the decided alerts with its 95 % interval (Wilson), and numbers of decisions.
+
+    Items with a score below the threshold are no alerts, and do not count.
+
+    Raises:
+        FedGraphError: the decisions are about alerts of another model.
+    """
+    if others := [model for model in outcomes.models if model != choice.model]:
+        raise FedGraphError(
+            f"{outcomes.where} has alerts of model {others[0]}, and the threshold is that of {choice.model}: pass their decisions"
+            " with the run of that model"
+        )
+    alert = ~(outcomes.score < choice.threshold)
+    right, wrong, left = (int((alert & (outcomes.state == state)).sum()) for state in (TRUE, FALSE, OPEN))
+    found: dict[str, Any] = {"right": right, "wrong": wrong, "open": left, "below": int((~alert).sum())}
+    if right + wrong:
+        ends = binomtest(right, right + wrong).proportion_ci(method="wilson")
+        found["precision"] = [right / (right + wrong), float(ends.low), float(ends.high)]
+    return found
+
+
+def lived_text(choice: Choice, outcomes: Outcomes) -> list[str]:
+    """Return lines on precision as lived and as promised."""
+    found = lived(choice, outcomes)
+    right, decided = found["right"], found["right"] + found["wrong"]
+    below = f", {found['below']} below the threshold do not count" if found["below"] else ""
+    lines = [f"decided: {decided} alerts, {right} true and {found['wrong']} false; {found['open']} open{below}"]
+    figures = choice.test or choice.validation
+    if "precision" not in found or "precision" not in figures:
+        return [
+            *lines,
+            "precision as lived: unknown, no alert is decided" if not decided else "precision as promised: unknown",
+        ]
+    (value, low, high), (promised, least, most) = found["precision"], figures["precision"]
+    lines.append(f"precision as lived: {value:.3g} [{low:.3g}, {high:.3g}], {right} of {decided}")
+    where = "test" if choice.test else "validation"
+    lines.append(f"precision as promised: {promised:.3g} [{least:.3g}, {most:.3g}], of {where} items")
+    apart = "below" if high < least else "above" if low > most else ""
+    lines.append(
+        f"it is {apart} what was promised: compare the items by `drift`, and choose the threshold again"
+        if apart
+        else "the intervals overlap: what was promised is kept, as far as these decisions show"
+    )
+    return lines
 
 
 def alerts(choice: Choice, found: Any) -> Any:

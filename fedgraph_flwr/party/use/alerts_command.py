@@ -5,6 +5,7 @@ The first call chooses a threshold by a rule and stores it beside the model; lat
 Examples:
   fedgraph-flwr alerts runs/mine --client 0 --budget 20                       # choose: 20 alerts per day
   fedgraph-flwr alerts runs/mine --client 0 --nodes accounts.csv --edges today.csv --out alerts.csv
+  fedgraph-flwr alerts runs/mine --client 0 --outcomes decided.csv            # precision as lived, of what the desk decided
   fedgraph-flwr alerts --node state --precision 0.5                           # at a party, without the server
 """
 
@@ -39,6 +40,7 @@ _OUTPUT = """
 --out FILE  .csv or .parquet file of the alerts (default: with new tables, print CSV)
 --reasons N  reasons per alert in the file (default: 3; 0: none)
 --explained N  alerts with reasons, the highest ones (default: 50)
+--outcomes FILE  decisions of the desk (id or edge, outcome: true, false or open): precision as lived, next to the promised one
 --page FILE  .html page: threshold, calibration, alerts
 """
 
@@ -64,6 +66,8 @@ def main(args: argparse.Namespace) -> int:
     else:
         choice = alerts.Choice.load(folder, predictor)
     _print(choice)
+    if args.outcomes is not None:
+        return _outcomes(args, choice)
     written = args.out is not None or args.page is not None
     if not (written or args.nodes or args.edges or args.graph):
         return 0
@@ -79,6 +83,19 @@ def main(args: argparse.Namespace) -> int:
         return 0
     what = f"{len(listed)} alerts of {items} items to "
     write_outputs(args, listed, lambda: alerts_page(choice, listed, predictor, items), what)
+    return 0
+
+
+def _outcomes(args: argparse.Namespace, choice: Any) -> int:
+    """Print the precision of decided alerts, next to the promised one."""
+    from fedgraph_flwr.party.outcomes import read_outcomes
+    from fedgraph_flwr.party.use.alerts import lived_text
+
+    given = [name for name in ("nodes", "edges", "graph", "out", "page") if getattr(args, name)]
+    if given:
+        raise FedGraphError(f"--outcomes reads decisions and lists no alerts: leave out --{given[0]}")
+    for line in lived_text(choice, read_outcomes(args.outcomes)):
+        print(line)
     return 0
 
 

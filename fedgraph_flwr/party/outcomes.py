@@ -1,0 +1,152 @@
+"""What a desk decided about items: a table with their ids and a column ``outcome``, true, false or open.
+
+    edge,outcome              the list of `alerts --out` with one more column will do
+    p17,true                  confirmed
+    p23,false                 a false alert
+    p31,open                  not decided, as an empty cell
+
+`alerts --outcomes` compares the precision of decided alerts with the promised one. `import --outcomes` makes decisions the labels
+(`with_outcomes`). Nobody looks at most items, so an item without a decision is unlabelled, not of the first class.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgraph_flwr.data.features import DAY
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.tables.columns import as_words
+from fedgraph_flwr.party.tables.nodes import check_rows
+from fedgraph_flwr.party.tables.reading import read_table
+
+OPEN, FALSE, TRUE = -1, 0, 1
+STATES = {"true": TRUE, "false": FALSE, "open": OPEN, "": OPEN}
+KEYS = ("edge", "id")
+"""Columns that name an item: an edge by its id, or a node."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Decisions of a desk.
+
+    Attributes:
+        where: the file.
+        key: one of `KEYS`.
+        ids: id of each item [K].
+        state: `TRUE`, `FALSE` or `OPEN`, int64 [K].
+        score: score of each item, NaN where the file has none [K].
+        models: models that the file names.
+    """
+
+    where: str
+    key: str
+    ids: NDArray[Any]
+    state: NDArray[np.int64]
+    score: NDArray[np.float64]
+    models: tuple[str, ...]
+
+    @property
+    def of_edges(self) -> bool:
+        """Whether the items are edges."""
+        return self.key == KEYS[0]
+
+
+def read_outcomes(path: Path) -> Outcomes:
+    """Read the decisions of a desk.
+
+    Raises:
+        FedGraphError: a column is missing, an id is missing or repeated, or an outcome is not accepted.
+    """
+    import pandas as pd
+
+    table, where = read_table(path), str(path)
+    key = next((name for name in KEYS if name in table.columns), "")
+    if not key or "outcome" not in table.columns:
+        listing = ", ".join(map(str, table.columns))
+        raise FedGraphError(
+            f"{where} needs a column edge (payments) or id (accounts), as `alerts --out` writes it, and a column outcome with"
+            f" true, false or open; its columns are {listing}"
+        )
+    ids, words = as_words(table[key]), np.char.strip(np.char.lower(as_words(table["outcome"])))
+    ids = np.array([word[1:] if word[:1] == "'" and word[1:2] in "=+-@" else word for word in ids.tolist()], dtype=str)
+    check_rows(ids == "", table[key], where, "expected an id in each row")
+    check_rows(~np.isin(words, list(STATES)), table["outcome"], where, "expected true, false or open")
+    check_rows(
+        pd.Series(ids).duplicated().to_numpy(), table[key], where, "which an earlier row has: leave one decision"
+    )
+    score = pd.to_numeric(table["score"], errors="coerce").to_numpy(dtype=np.float64) if "score" in table else None
+    models = np.unique(as_words(table["model"])) if "model" in table else np.zeros(0, str)
+    return Outcomes(
+        where,
+        key,
+        ids,
+        np.array([STATES[word] for word in words.tolist()], dtype=np.int64),
+        np.full(len(ids), np.nan) if score is None else score,
+        tuple(str(word) for word in models if word),
+    )
+
+
+def with_outcomes(
+    table: Any,
+    columns: tuple[str, str],
+    classes: Sequence[str],
+    outcomes: Outcomes,
+    where: str,
+    say: Callable[[str], Any],
+    time: NDArray[np.int64] | None = None,
+) -> Any:
+    """Return a table of items whose labels are the decisions.
+
+    An item without a decision keeps a label of the second class, which somebody confirmed. It keeps one of the first class only
+    if its day is before that of the first decided item: later ones were not looked at, and are unlabelled.
+
+    Args:
+        table: one row per item.
+        columns: its columns with ids and with labels; the second may be missing in the table.
+        classes: names of the two classes.
+        outcomes: the decisions.
+        where: file of the table, for errors.
+        say: receives a line with the numbers.
+        time: seconds of each item [E]; None without times.
+
+    Raises:
+        FedGraphError: there are not two classes, or no item of the table is among the decisions.
+    """
+    import pandas as pd
+
+    if len(classes) != 2:
+        option = "--edge-classes" if outcomes.of_edges else "--classes"
+        raise FedGraphError(
+            f"--outcomes {outcomes.where} needs two classes, the confirmed one second, got {len(classes)}: pass {option} ok,fraud"
+        )
+    name, label = columns
+    if name not in table.columns:
+        option = "--edge-id-column" if outcomes.of_edges else "--id-column"
+        raise FedGraphError(
+            f"--outcomes {outcomes.where} names items by id, and {where} has no column '{name}' of ids: pass {option} NAME"
+        )
+    place = pd.Index(outcomes.ids).get_indexer(as_words(table[name]))
+    seen = place >= 0
+    if not seen.any():
+        example = sanitize(str(outcomes.ids[0]) if len(outcomes.ids) else "", 40)
+        raise FedGraphError(
+            f"{where}: column '{name}' has none of the {len(outcomes.ids)} items of --outcomes {outcomes.where}, such as"
+            f" '{example}': pass the table that holds them"
+        )
+    state = np.where(seen, outcomes.state[place], OPEN)
+    words = as_words(table[label]).astype(object) if label in table.columns else np.full(len(table), "", dtype=object)
+    kept = ~seen & (words == classes[1])
+    if time is not None:
+        kept |= ~seen & (time // DAY < (time[seen] // DAY).min())
+    dropped = int((~seen & ~kept & (words != "")).sum())
+    words = np.where(state == TRUE, classes[1], np.where(state == FALSE, classes[0], np.where(kept, words, "")))
+    say(
+        f"{where}: labels of {int((state == TRUE).sum())} items are '{classes[1]}' and of {int((state == FALSE).sum())}"
+        f" '{classes[0]}' by {outcomes.where}; {int((seen & (state == OPEN)).sum())} open ones and {dropped} that nobody decided"
+        f" are unlabelled; {int((outcomes.state != OPEN).sum() - (state != OPEN).sum())} decisions name other items"
+    )
+    return table.assign(**{label: words})
