@@ -60,8 +60,8 @@ class Wording:
         if (form := self.forms[own].get(base)) is not None and not prefix.startswith("mean"):
             said = self._of_recipe(base, of_end, form, value, usual, values)
             return f"{ROLES[of_end]}: {said}" if of_end and _window(base)[0] in _OF_ACCOUNTS else said
-        if (said := self._of_table(base, self.columns[own], value, usual)) is not None:
-            return f"{prefix}{said}"
+        if (written := self._of_table(base, self.columns[own], value, usual)) is not None:
+            return f"{prefix}{written}"
         return f"{name} = {value:.4g}"
 
     def money(self, value: float) -> str:

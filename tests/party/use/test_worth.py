@@ -186,7 +186,7 @@ def test_names_tell_own_trees_from_federated_ones_and_intervals_stay_in_range():
     ] == ["own trees", "federated trees", "pooled trees", "Local", "FedAvg", "FedAvg, own"]
     assert clipped((0.9, 0.7, 1.2), "auc", 0.0) == (0.9, 0.7, 1.0)
     assert clipped((0.9, -1.3, 1.2), "accuracy", -1.0) == (0.9, -1.0, 1.0)
-    assert clipped((0.9, -1.3, 1.2), "loss", 0.0) == (0.9, -1.3, 1.2)
+    assert clipped((0.9, -1.3, 1.2), "rmse", 0.0) == (0.9, -1.3, 1.2)
 
 
 def test_components_and_items_are_clusters_of_nodes(runs):
