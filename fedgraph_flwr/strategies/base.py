@@ -95,10 +95,11 @@ class GraphStrategy(Side, Server):
         self._summation = summation_of(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in FINAL and self.summation.protection:
+        member = "summation" if name == "_summation" and "_summation" in vars(self) else name
+        if member in FINAL and self.summation.protection:
+            where = f"{type(self).__module__}.{type(self).__qualname__}"
             raise FedGraphError(
-                f"{type(self).__module__}.{type(self).__qualname__} replaces '{name}' in a run with {self.summation.protection}:"
-                f" define {FINAL[name]} instead"
+                f"{where} replaces '{member}' in a run with {self.summation.protection}: define {FINAL[member]} instead"
             )
         super().__setattr__(name, value)
 

@@ -75,6 +75,11 @@ def test_plain_arrays_predict_as_lightgbm_does(kind):
     expected = booster.predict(other, raw_score=True, num_threads=1).reshape(len(other), outputs)
     np.testing.assert_allclose(raw_scores(trees, other, outputs), expected, rtol=0, atol=1e-12)
     np.testing.assert_allclose(gains(trees, 6), booster.feature_importance("gain"), rtol=1e-4)
+    for column, threshold in zip(trees["feature"], trees["threshold"], strict=True):
+        if column >= 0 and 1e-30 < abs(threshold) < 1e17:  # 0, and missing or not, are others
+            known = np.unique(x[~np.isnan(x[:, column]), column])
+            place = np.searchsorted(known, threshold)
+            assert threshold == pytest.approx(known[place - 1 : place + 1].mean(), rel=1e-12), "as docs/trees.md says"
 
 
 def two_trees() -> dict[str, np.ndarray]:

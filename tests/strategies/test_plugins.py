@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from fedgraph_flwr.plugin import (
 )
 from fedgraph_flwr.strategies import aggregators
 from fedgraph_flwr.strategies.personal import PersonalStrategy
+from fedgraph_flwr.strategies.summation.plain import Plain
 from fedgraph_flwr.wire.messages import from_record, weighted_mean
 from tests.conftest import client_graph
 from tests.support import recorded_messages, write_report
@@ -213,9 +215,29 @@ class ReplacesReveal(GraphStrategy):
         self.summation.reveal = lambda phase, replies: {g: a for r in replies for g, a in r.groups.items()}
 
 
-@pytest.mark.parametrize("name", ["Replaces", "ReplacesRelease", "ReplacesReveal"])
+class ReplacesSummation(GraphStrategy):
+    def setup(self):
+        self._summation = Plain(self)
+
+
+class ReplacesAccount(GraphStrategy):
+    def setup(self):
+        summation: Any = self.summation
+        summation.account = SimpleNamespace(release=lambda terms, clients: {g: t.values[0] for g, t in terms.items()})
+
+
+class ReplacesInner(GraphStrategy):
+    def setup(self):
+        summation: Any = self.summation
+        summation.inner = Plain(self)
+
+
+REPLACING = ["Replaces", "ReplacesRelease", "ReplacesReveal", "ReplacesSummation", "ReplacesAccount", "ReplacesInner"]
+
+
+@pytest.mark.parametrize("name", REPLACING)
 def test_a_server_cannot_replace_what_adds_noise(run, name):
-    with pytest.raises((FedGraphError, AttributeError), match=r"replaces .reduce.|read-only"):
+    with pytest.raises((FedGraphError, AttributeError), match=r"replaces .(reduce|summation|account|inner).|read-only"):
         run(f"strategy={HERE}:{name}", *PROTECTIONS["dp"], "rounds=1")
 
 
@@ -241,6 +263,35 @@ def test_numbers_that_no_uplink_declares_do_not_reach_a_step(run, protection):
     finished = run(f"strategy={HERE}:ReadsLosses", *PROTECTIONS[protection], "rounds=1")
     assert ReadsLosses.seen == [([], None, [])] * 3
     assert finished.rounds[0]["train"]["train_loss"] > 0
+
+
+class LoudClient(GraphClient):
+    """Its training loss is a value of its data."""
+
+    def train(self):
+        super().train()
+        return float(self.graph.x[0, 0]) + 123
+
+
+class LouderClient(LoudClient):
+    """It adds the number by itself."""
+
+    def fit(self, parameters, config):
+        sent, count, numbers = super().fit(parameters, config)
+        return sent, count, numbers | {"train-loss": 123.0}
+
+
+@pytest.mark.parametrize("scores", ["none", "noised"])
+def test_no_value_leaves_as_a_training_loss_where_scores_are_private(run, monkeypatch, scores):
+    words = [*PROTECTIONS["dp"], f"privacy.scores={scores}", "rounds=1"]
+    with recorded_messages(monkeypatch) as seen:
+        finished = run(f"strategy.client={HERE}:LoudClient", *words)
+        numbers = {name for _, _, sent in seen for record in sent.metric_records.values() for name in record}
+    assert "num_classes" in numbers
+    assert "train-loss" not in numbers
+    assert "train_loss" not in finished.rounds[0].get("train", {})
+    with pytest.raises((FedGraphError, TypeError), match=r"train-loss|defines 'fit'"):
+        run(f"strategy.client={HERE}:LouderClient", *words)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])

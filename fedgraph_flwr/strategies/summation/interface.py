@@ -80,6 +80,10 @@ class Federation(Protocol):
         """Return a number from the clients' descriptions."""
 
 
+PARTS = frozenset({"account", "divisor", "inner", "protection", "server", "store"})
+"""Members of a summation that are chosen once per run."""
+
+
 class Summation:
     """Means and sums of what clients send. The defaults are those of a run without protection.
 
@@ -97,6 +101,20 @@ class Summation:
 
     def __init__(self, server: Federation):
         self.server = server
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what changes between exchanges; the parts of a summation are chosen once.
+
+        Raises:
+            FedGraphError: it is a part, which a method replaces.
+        """
+        if name in PARTS and hasattr(self, name):
+            protection = self.protection or "no protection"
+            raise FedGraphError(
+                f"a method replaces '{name}' of the sums of a run with {protection}: define Mean"
+                " and Sum in uplink, whose sums the run protects"
+            )
+        super().__setattr__(name, value)
 
     @property
     def hidden(self) -> Set[str]:
