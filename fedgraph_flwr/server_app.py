@@ -36,18 +36,23 @@ def main(grid: Grid, context: Context) -> None:
         return
     if runs := os.environ.get(RUNS):
         cfg = in_folder_of_runs(cfg, Path(runs))
-    status = RunStatus(Path(cfg.out), context.run_id)
+    status = RunStatus(Path(cfg.out), context.run_id, strategy=cfg.strategy.name, rounds=cfg.rounds)
+
+    def on_round(record: dict[str, Any]) -> None:
+        status.took_round(record)
+        _log_round(record)
+
     if not flower_patches.unmodified(lambda text: log(WARNING, text)):
         flower_patches.quicken_pulls(cfg.strategy.timeout)
         grid = PackingGrid(grid)
     try:
-        summary = serve(WatchedGrid(grid, status), cfg, _log_round)
+        summary = serve(WatchedGrid(grid, status), cfg, on_round)
     except InUse:  # the folder belongs to another run
         raise
     except FedGraphError as error:
         status.write(state="failed", reason=str(error))
         raise
-    status.write(state="finished")
+    status.write(state="finished", phase="", waiting=[], seconds_left=0.0)
     _log_end(summary, cfg)
 
 

@@ -2,15 +2,16 @@
 
 import argparse
 import re
-from collections import Counter
 from pathlib import Path
 
 from fedgraph_flwr.cli.node import check_address
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.checking import check
 from fedgraph_flwr.fleet.keys import Places, check_key, make_fleet, make_node
-from fedgraph_flwr.fleet.operating import admit, check_connection, nodes, runs
+from fedgraph_flwr.fleet.operating import admit, check_connection
+from fedgraph_flwr.fleet.overview import lines, overview
 from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.report.as_json import as_json
 
 _MARKS = {True: "yes", False: "NO", None: "?"}
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
@@ -31,9 +32,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     about = "as a party: create a key pair; as the operator: admit a public key FILE.pub"
     join = actions.add_parser("join", help=about)
     join.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    about = "name of the admitted party, which the server keeps (default: that of FILE.pub)"
+    join.add_argument("--party", metavar="NAME", default="", help=about)
     join.set_defaults(func=_join)
 
-    status = actions.add_parser("status", help="as the operator: list nodes and count runs")
+    status = actions.add_parser("status", help="as the operator: list nodes and the progress of runs")
+    status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(func=_status)
     for action in (join, status):
         add_options(action, CONNECTION, name={"default": "fleet"})
@@ -87,12 +91,14 @@ def _places(args: argparse.Namespace) -> Places:
 
 
 def _join(args: argparse.Namespace) -> int:
+    if args.party and (len(args.files) > 1 or args.files[0].suffix != ".pub"):
+        raise FedGraphError(f"--party {args.party} names the party of one FILE.pub: admit one key at a time")
     for path in args.files:
         if path.suffix == ".pub":
             if not path.is_file():
                 raise FedGraphError(f"{path}: no such file; expected a public key of `fedgraph-flwr fleet join`")
             check_connection(args.name)
-            print(admit(path, args.name))
+            print(admit(path, args.name, args.party))
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         state = "exists" if path.exists() else "created"
@@ -105,16 +111,8 @@ def _join(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     check_connection(args.name)
-    found, started = nodes(args.name), runs(args.name)
-    online = sum(node["status"] == "online" for node in found)
-    print(f"{len(found)} admitted nodes, {online} online")
-    for node in found:
-        when = node["online-at"] if node["status"] == "online" else node["offline-at"]
-        since = f" since {when}" if when not in ("", "N/A") else ""
-        state = node["status"] if node["status"] != "registered" else "never connected"
-        print(f"  node {node['node-id']}: {state}{since}")
-    counts = ", ".join(f"{n} {status}" for status, n in Counter(run["status"] for run in started).items())
-    print(f"{len(started)} runs{f': {counts}' if counts else ''}")
+    found = overview(args.name)
+    print(as_json(found) if args.json else "\n".join(lines(found)))
     return 0
 
 

@@ -19,9 +19,13 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.checking import reach
 from fedgraph_flwr.fleet.keys import check_key
+from fedgraph_flwr.fleet.log_lines import FORMATS
+from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory
 from fedgraph_flwr.fleet.monitor import condition, monitor
-from fedgraph_flwr.fleet.processes import GRACE, Process, free_port, say, tool
+from fedgraph_flwr.fleet.processes import GRACE, Process, free_port, log_as, say, tool
 from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.secure import audit
+from fedgraph_flwr.secure.audit_numbers import AuditNumbers
 
 WRONG_INPUT = {302, 303, 304, 600, 603, 604, 605, 606}
 """Flower's exit codes for which a retry is useless."""
@@ -43,9 +47,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``node``."""
     parser.description = (__doc__ or "").split("\n", 1)[0]
     required = {name: {"required": True} for name in ("server", "key", "graph")}
-    add_options(parser, _OPTIONS, **required, device=_DEVICE)
+    add_options(parser, _OPTIONS, **required, device=_DEVICE, log_format=LOG_FORMAT)
 
 
+LOG_FORMAT = {"choices": FORMATS, "default": "text"}
 _DEVICE = {"choices": ("auto", "cpu", "cuda"), "default": None}
 
 _OPTIONS = """
@@ -60,7 +65,8 @@ _OPTIONS = """
 --device auto|cpu|cuda  device for training (default: auto)
 --threads N  number of torch threads (default: the run's)
 --port N  loopback port for this node's processes (default: a free port)
---monitor PORT  answer /live and /ready on this loopback port, or on HOST:PORT (default: off)
+--monitor PORT  answer /live, /ready and /metrics on this loopback port, or on HOST:PORT (default: off)
+--log-format text|json  lines of the log (default: text)
 --plain  use unpatched Flower: slower, one process per message
 --once  exit when the SuperNode ends, without retries
 """
@@ -73,6 +79,7 @@ def main(args: argparse.Namespace) -> int:
     (`fedgraph_flwr.fleet.flower_patches`). A process that ends is restarted: only the executor, or both. A SuperLink accepts a
     key again only after two missed heartbeats of its previous process (Flower's exit code 305). Until then the node retries.
     """
+    log_as(args.log_format, args.key.name)
     plain = args.plain or flower_patches.unmodified(lambda text: say(f"warning: {text}"))
     if not plain and sys.platform != "linux":
         say("forking is only safe on Linux: using unpatched Flower (--plain)")
@@ -81,7 +88,12 @@ def main(args: argparse.Namespace) -> int:
     options = supernode_options(args)
     watched = monitor_address(args.monitor)
     node = Node(options, plain, args.port or free_port(), server, args.once)
-    pages = {"/live": condition(node.not_live), "/ready": condition(node.not_ready)}
+    numbers = AuditNumbers(args.state / audit.LOG) if args.state else None
+    pages = {
+        "/live": condition(node.not_live),
+        "/ready": condition(node.not_ready),
+        "/metrics": lambda: (True, exposition([*node.metrics(), *(numbers.metrics() if numbers else [])])),
+    }
     try:
         with monitor(watched, pages):
             node.run()
@@ -195,6 +207,7 @@ class Node:
         self.code = 0
         self.reason = "the SuperNode is starting"  # why this node takes part in no run; "" if it is connected
         self.looked = time.monotonic()
+        self.restarts = 0
 
     def not_live(self) -> str:
         """Return why this process should be restarted, or ""."""
@@ -204,6 +217,15 @@ class Node:
     def not_ready(self) -> str:
         """Return why this node can take part in no run, or ""."""
         return self.not_live() or self.reason
+
+    def metrics(self) -> list[Metric]:
+        """Return the numbers of this node's processes."""
+        connected = Metric("node_connected", "1 if this node is connected to the server.")
+        restarts = Metric("node_restarts_total", "How often the SuperNode was started again.")
+        connected.add(float(not self.reason))
+        restarts.add(self.restarts)
+        memory = of_memory({"node": os.getpid()})
+        return [connected, restarts, memory, of_certificates([self.server.authority])]
 
     def run(self) -> None:
         """Keep both processes running until the SuperNode ends for good.
@@ -230,8 +252,10 @@ class Node:
             if self.once:
                 return
             tries = 0 if time.monotonic() - began > SETTLED else tries + 1
-            pause, self.reason = PAUSES[min(tries, len(PAUSES) - 1)], self._why()
-            say(f"{self.reason}; retrying in {pause:g} s")
+            pause, before, self.reason = PAUSES[min(tries, len(PAUSES) - 1)], self.reason, self._why()
+            self.restarts += 1
+            if self.reason != before or tries <= len(PAUSES):  # later, the same reason once
+                say(f"{self.reason}; retrying {f'in {pause:g} s' if tries < len(PAUSES) else f'every {pause:g} s'}")
             time.sleep(pause)
 
     def end(self) -> None:

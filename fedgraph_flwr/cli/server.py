@@ -1,21 +1,27 @@
 """Command ``server``: run a fleet's SuperLink, behind nginx if other machines may connect."""
 
 import argparse
+import contextlib
+import math
 import os
 import shutil
 import ssl
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from fedgraph_flwr.cli import superlink
-from fedgraph_flwr.cli.node import monitor_address
+from fedgraph_flwr.cli.node import LOG_FORMAT, monitor_address
 from fedgraph_flwr.errors import FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.keys import Places, read_fleet, write_configuration
+from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory, of_parties, of_runs
 from fedgraph_flwr.fleet.monitor import condition, monitor
-from fedgraph_flwr.fleet.operating import admit, connect
-from fedgraph_flwr.fleet.processes import Process, healthy, say, tool, wait_for_one
+from fedgraph_flwr.fleet.operating import admit, connect, node_infos
+from fedgraph_flwr.fleet.processes import Process, healthy, log_as, say, tool, wait_for_one
 from fedgraph_flwr.fleet.run_folders import RUNS
+from fedgraph_flwr.fleet.status import STATUS, read_status
 from fedgraph_flwr.party.options import add_options
 
 ENVIRONMENT = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -24,20 +30,24 @@ ENVIRONMENT = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_DISABL
 PATIENCE = 120.0
 """Seconds to wait for the SuperLink to respond."""
 
+LIST_EVERY = 15.0
+"""Least seconds between two questions for the SuperLink's nodes."""
+
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``server``."""
     parser.description = (__doc__ or "").split("\n", 1)[0]
     about = "folder of `fleet init` (default: keys)"
     parser.add_argument("folder", type=Path, nargs="?", default=Path("keys"), help=about)
-    add_options(parser, _OPTIONS, name={"default": "fleet"}, runs={"default": Path("runs")})
+    add_options(parser, _OPTIONS, name={"default": "fleet"}, runs={"default": Path("runs")}, log_format=LOG_FORMAT)
 
 
 _OPTIONS = """
 --database FILE  database kept across restarts (default: FOLDER/superlink.db)
 --runs DIR  folder of the run folders, which operators may list and copy (default: runs)
 --name NAME  name of the connection in Flower's configuration (default: fleet)
---monitor PORT  answer /live and /ready on this loopback port, or on HOST:PORT (default: off)
+--monitor PORT  answer /live, /ready and /metrics on this loopback port, or on HOST:PORT (default: off)
+--log-format text|json  lines of the log (default: text)
 --no-join  do not register the folder's public keys
 --plain  use unpatched Flower, including its ServerApps
 """
@@ -45,6 +55,8 @@ _OPTIONS = """
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``server``."""
+    parties = Parties(args.name, args.runs)
+    log_as(args.log_format, name=parties.of_client)
     places, _ = read_fleet(args.folder)
     plain = args.plain or flower_patches.unmodified(lambda text: say(f"warning: {text}"))
     if places.guarded and not shutil.which("nginx"):
@@ -52,12 +64,16 @@ def main(args: argparse.Namespace) -> int:
     with system_errors(f"cannot write --runs {args.runs}"):
         args.runs.mkdir(parents=True, exist_ok=True)
     health = Health(f"https://{places.superlink}", args.folder / "ca.crt", args.runs)
-    pages = {"/live": condition(health.not_live), "/ready": condition(health.not_ready)}
+    pages = {
+        "/live": condition(health.not_live),
+        "/ready": condition(health.not_ready),
+        "/metrics": lambda: (True, exposition([*parties.metrics(health.begun), *health.metrics(args.folder)])),
+    }
     with monitor(monitor_address(args.monitor), pages):
-        return _run(args, places, plain, health)
+        return _run(args, places, plain, health, parties)
 
 
-def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health") -> int:
+def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health", parties: "Parties") -> int:
     """Keep the processes running until one ends."""
     processes: list[Process] = []
     try:
@@ -68,6 +84,7 @@ def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health"
                 say(admit(path, args.name))
         command = f"fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
         say(f"ready on {places.listen}; start nodes with: {command}")
+        parties.refresh()
         health.begun = True
         ended = wait_for_one(processes)
         say(f"{'the SuperLink' if ended is processes[0] else 'nginx'} ended; see its last lines above")
@@ -78,6 +95,51 @@ def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health"
     finally:
         for process in reversed(processes):
             process.end()
+
+
+class Parties:
+    """The parties of a fleet by name, and what their runs did.
+
+    Args:
+        connection: name of the connection.
+        runs: folder of the run folders.
+    """
+
+    def __init__(self, connection: str, runs: Path):
+        self.connection, self.runs = connection, runs
+        self.infos: list[dict[str, Any]] = []
+        self.asked = -math.inf
+
+    def names(self) -> dict[str, str]:
+        """Return the name of each party by Flower's number of its node, as last seen."""
+        return {info["node"]: info["party"] or info["node"] for info in self.infos}
+
+    def of_client(self, client: int) -> str:
+        """Return the name of a client of the last run, for a line of the log."""
+        statuses = statuses_of(self.runs).values()
+        last = max(statuses, key=lambda status: float(status.get("updated", 0.0)), default={})
+        nodes = [node for node, entry in last.get("nodes", {}).items() if entry.get("client") == client]
+        return self.names().get(nodes[0], nodes[0]) if nodes else f"client {client}"
+
+    def refresh(self) -> None:
+        """Ask the SuperLink for its nodes, at most every `LIST_EVERY` seconds."""
+        if time.monotonic() - self.asked > LIST_EVERY:
+            self.asked = time.monotonic()
+            with contextlib.suppress(FedGraphError):  # then it is not live
+                self.infos = node_infos(self.connection)
+
+    def metrics(self, begun: bool) -> list[Metric]:
+        """Return the numbers of runs and parties."""
+        if begun:
+            self.refresh()
+        online = {self.names()[info["node"]]: info["status"] == "online" for info in self.infos}
+        return [*of_runs(statuses_of(self.runs), self.names()), of_parties(online)]
+
+
+def statuses_of(runs: Path) -> dict[str, dict[str, Any]]:
+    """Return the status of each run by its folder's name."""
+    found = {path.parent.name: read_status(path.parent) for path in runs.glob(f"*/{STATUS}")}
+    return {name: status for name, status in found.items() if status}
 
 
 class Health:
@@ -106,6 +168,11 @@ class Health:
         if not self.begun:
             return "the SuperLink is starting"
         return self.not_live() or ("" if os.access(self.runs, os.W_OK) else f"cannot write {self.runs}")
+
+    def metrics(self, folder: Path) -> list[Metric]:
+        """Return the numbers of the certificates and of the processes."""
+        names = ("ca.crt", "server.crt", "operators.crt", "operator.crt")
+        return [of_certificates([folder / name for name in names]), of_memory({"server": os.getpid()})]
 
 
 def start(folder: Path, places: Places, database: Path, runs: Path, plain: bool) -> list[Process]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.fleet.run_folders import RUNS, add_routes
+from fedgraph_flwr.fleet.status import read_status
 
 
 def listing(root: Path, filters: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -14,7 +15,11 @@ def listing(root: Path, filters: Mapping[str, str]) -> list[dict[str, Any]]:
     from fedgraph_flwr.report.listing import listed
 
     runs = listed(root, filters)
-    return [finite({**run, "run": str(Path(run["run"]).relative_to(root)), "config": {}}) for run in runs]
+    found = [(Path(run["run"]), run) for run in runs]
+    return [
+        finite({**run, "run": str(path.relative_to(root)), "config": {}, "status": read_status(path)})
+        for path, run in found
+    ]
 
 
 def main() -> None:

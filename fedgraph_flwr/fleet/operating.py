@@ -1,15 +1,18 @@
 """Operator actions through Flower's commands: add a connection, register keys, list nodes and runs."""
 
+import contextlib
+import io
 import json
 import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, sanitize, unknown
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, first_line, sanitize, unknown
 from fedgraph_flwr.fleet.processes import environment, say, tool, without_box
 
 
@@ -77,13 +80,18 @@ def check_connection(name: str, kind: str = "--name", others: Iterable[str] = ()
         raise unknown(kind, name, known, f"connections of {_configuration()}; {writes}")
 
 
-def admit(public: Path, name: str) -> str:
+def admit(public: Path, name: str, party: str = "") -> str:
     """Register a node's public key and return a message.
+
+    Args:
+        public: the key.
+        name: name of the connection.
+        party: name of the party, which the server keeps; default: that of the file.
 
     Raises:
         RunFailed: Flower's command failed, except for an already registered key.
     """
-    done = _flwr("supernode", "register", str(public), name)
+    done = _flwr("supernode", "register", str(public), name, "--name", party or public.stem)
     if not done.returncode:
         return f"{public} is registered"
     if "already in use" in done.stdout + done.stderr:
@@ -91,9 +99,57 @@ def admit(public: Path, name: str) -> str:
     raise _failure(done, name)
 
 
-def nodes(name: str) -> list[dict[str, Any]]:
-    """Return the server's nodes: ``node-id``, ``status``, and when it changed."""
-    return [node for node in _json(name, "supernode", "list", name)["nodes"] if node["status"] != "unregistered"]
+def node_infos(name: str) -> list[dict[str, Any]]:
+    """Return the admitted nodes of a server, oldest first.
+
+    Each has ``node`` (Flower's number), ``party`` (its name, kept when it was admitted, or ""), ``status`` (``registered``,
+    ``online`` or ``offline``), ``online_since``, ``offline_since`` and ``last_seen`` (UTC, or "").
+
+    Raises:
+        RunFailed: the server does not respond.
+    """
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    with _control(name) as client:
+        reply = client.ListNodes(ListNodesRequest())
+    found = [node for node in reply.nodes_info if node.status != "unregistered"]
+    return [
+        {
+            "node": str(node.node_id),
+            "party": sanitize(getattr(node, "name", ""), 60),
+            "status": str(node.status),
+            "online_since": _utc(node.last_activated_at),
+            "offline_since": _utc(node.last_deactivated_at) if node.status == "offline" else "",
+            "last_seen": _utc(reply.now if node.status == "online" else node.last_deactivated_at),
+        }
+        for node in sorted(found, key=lambda node: str(node.registered_at))
+    ]
+
+
+def _utc(text: str) -> str:
+    """Return a time of Flower in UTC to the second; "" if there is none."""
+    return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ") if text else ""
+
+
+@contextlib.contextmanager
+def _control(name: str) -> Iterator[Any]:
+    """Yield Flower's client for the server of a connection; each of its commands would start another Python."""
+    import click
+    import httpx
+    from flwr.cli.flower_config import read_superlink_connection
+    from flwr.cli.utils import init_http_client_from_connection
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            client = init_http_client_from_connection(read_superlink_connection(name))
+        try:
+            yield client
+        finally:
+            client.close()
+    except (httpx.HTTPError, click.ClickException, OSError) as error:
+        raise RunFailed(
+            f"the server of connection '{name}' does not respond as expected ({first_line(error)})"
+        ) from error
 
 
 def runs(name: str) -> list[dict[str, Any]]:

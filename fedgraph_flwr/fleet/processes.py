@@ -16,11 +16,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgraph_flwr.fleet.log_lines import LogLines
+
 if TYPE_CHECKING:
     import psutil
 
 GRACE = 10.0
 """Seconds between a request to terminate and a kill."""
+
+LINES = LogLines()
+"""Format of the lines that this process prints of its own and forwards."""
+
+
+def log_as(form: str, party: str = "", name: Callable[[int], str] | None = None) -> None:
+    """Set the format of the log of this process (see `LogLines`); text has colours in a terminal only."""
+    LINES.form, LINES.party = form, party
+    LINES.name = name or LINES.name
 
 
 class Process:
@@ -76,16 +87,23 @@ class Process:
 
     def _pass_on(self) -> None:
         for raw in self.popen.stdout or ():
-            line = raw.decode(errors="replace")
-            with contextlib.suppress(OSError, ValueError):
-                sys.stdout.write(line)
-                sys.stdout.flush()
+            line = raw.decode(errors="replace").rstrip("\r\n")
+            _print(line)
             self._on_line(line.rstrip())
 
 
 def say(text: str) -> None:
     """Print a line that is recognisable among the output of Flower's programs."""
-    print(f"fedgraph-flwr: {text}", flush=True)
+    _print(f"fedgraph-flwr: {text}")
+
+
+def _print(line: str) -> None:
+    LINES.colours = sys.stdout.isatty()
+    text = LINES(line)
+    if text or LINES.form == "text":
+        with contextlib.suppress(OSError, ValueError):  # the reader of the log has gone
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
 
 
 def wait_for_one(processes: Sequence[Process], look: float = 0.2) -> Process:

@@ -1,18 +1,36 @@
-"""State of a run on a fleet's server, in its folder: the file ``status.json``, for operators and monitors."""
+"""State of a run on a fleet's server, in its folder: the file ``status.json``, for operators and monitors.
+
+It has what each exchange shows: phase, round, who has not replied, and per node the last reply, failure and versions. It
+has no scores, and no number of a graph.
+"""
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, DESCRIBE, METRICS, VERSIONS
 
 STATUS = "status.json"
+
+RECENT = 10
+"""Number of last rounds whose median duration predicts the time left."""
+
+KINDS = {"no reply": "no_reply", "refuse": "refused", "not accept": "refused", "replied to phase": "invalid"}
+"""Text in the reason of a failure → its kind; any other is ``error``."""
+
+
+def kind_of_failure(reason: str) -> str:
+    """Return the kind of a failure: ``no_reply``, ``refused``, ``invalid`` or ``error``."""
+    return next((kind for text, kind in KINDS.items() if text in reason), "error")
 
 
 class RunStatus:
@@ -21,20 +39,84 @@ class RunStatus:
     Args:
         folder: the run's folder.
         run_id: Flower's number of the run.
+        values: further values, such as the method and the number of rounds.
     """
 
-    def __init__(self, folder: Path, run_id: int):
-        self.path = folder / STATUS
-        self.values: dict[str, Any] = {"run_id": str(run_id), "state": "running", "started": time.time()}
+    def __init__(self, folder: Path, run_id: int, **values: Any):
+        self.path, now = folder / STATUS, time.time()
+        self.values: dict[str, Any] = {
+            "run_id": str(run_id),
+            "state": "running",
+            "started": now,
+            "round": 0,
+            "phase": "",
+        }
+        self.values |= {"waiting": [], "nodes": {}, "exchanges": {}, "bytes_up": 0, "bytes_down": 0, "rounds_done": 0}
+        self.values |= values
+        self.seconds: list[float] = []
 
     def write(self, **values: Any) -> None:
         """Store values, besides those before."""
         self.values |= {**values, "updated": time.time()}
         write_bytes(self.path, json.dumps(self.values).encode())
 
+    def asked(self, phase: str, server_round: int, nodes: Iterable[int]) -> None:
+        """Record the requests of an exchange."""
+        self.write(phase=phase, round=server_round, waiting=sorted(map(str, nodes)))
+
+    def replied(self, node: int, client: int | None = None, versions: Mapping[str, str] | None = None) -> None:
+        """Record a reply; `write` stores it.
+
+        Args:
+            node: Flower's number of the node.
+            client: its index, if the reply has it.
+            versions: versions of its packages, if the reply has them.
+        """
+        entry = self._node(node)
+        entry["replied"] = time.time()
+        entry |= {} if client is None else {"client": client}
+        entry |= {"versions": dict(versions)} if versions else {}
+
+    def done(self, node: int) -> None:
+        """Record that nothing more is expected of a node in this exchange; `write` stores it."""
+        self.values["waiting"] = [other for other in self.values["waiting"] if other != str(node)]
+
+    def took_round(self, record: Mapping[str, Any]) -> None:
+        """Record a finished round (see `Recorder.end_round`)."""
+        self.seconds = [*self.seconds, record["seconds"]][-RECENT:]
+        for phase, entry in record["phases"].items():
+            count, seconds = self.values["exchanges"].get(phase, (0, 0.0))
+            self.values["exchanges"][phase] = (count + entry["exchanges"], seconds + entry["seconds"])
+            for key in ("bytes_up", "bytes_down"):
+                self.values[key] += entry[key]
+        nodes = {entry["client"]: entry for entry in self.values["nodes"].values() if "client" in entry}
+        for who, reason in record["failed"].items():
+            client, _, phase = who.partition(" ")
+            entry = nodes.get(int(client)) if client.isdecimal() else None
+            if entry is not None:
+                failed = {"at": time.time(), "round": record["round"], "phase": phase.strip("()")}
+                entry["failed"] = failed | {"reason": sanitize(reason, 300)}
+                kinds = entry.setdefault("failures", {})
+                kinds[kind_of_failure(reason)] = kinds.get(kind_of_failure(reason), 0) + 1
+        left = max(self.values.get("rounds", 0) - record["round"], 0)
+        spent = {
+            key: value for key, value in record.get("privacy", {}).items() if key in ("epsilon", "delta", "budget")
+        }
+        self.write(
+            round_done=record["round"],
+            rounds_done=self.values["rounds_done"] + 1,
+            last_round=time.time(),
+            seconds_left=left * median(self.seconds),
+            **({"privacy": spent} if spent else {}),
+        )
+
+    def _node(self, node: int) -> dict[str, Any]:
+        entry: dict[str, Any] = self.values["nodes"].setdefault(str(node), {})
+        return entry
+
 
 class WatchedGrid(Grid):
-    """Grid that notes in a run's status what is exchanged.
+    """Grid that records in a run's status what is exchanged.
 
     Args:
         grid: sends the messages.
@@ -66,13 +148,52 @@ class WatchedGrid(Grid):
         return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See Flower's grid."""
-        return self.grid.push_messages(messages)
+        """Send messages, and ask for the versions of nodes with their descriptions."""
+        outgoing = list(messages)
+        records = [message.content.config_records.get(CONFIG) for message in outgoing]
+        for record in records:
+            if record is not None and record.get("phase") == DESCRIBE:
+                record[ASKS_VERSIONS] = True
+        sent = self.grid.push_messages(outgoing)
+        if outgoing and (first := records[0]) is not None:
+            server_round = first.get("round")
+            nodes = [message.metadata.dst_node_id for message in outgoing]
+            self.status.asked(str(first.get("phase")), server_round if isinstance(server_round, int) else 0, nodes)
+        return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """See Flower's grid."""
-        return self.grid.pull_messages(message_ids)
+        """Receive messages, and take out the versions of nodes."""
+        arrived = list(self.grid.pull_messages(message_ids))
+        for message in arrived:
+            self._note(message)
+        if arrived:
+            self.status.write()
+        return arrived
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """See Flower's grid."""
         return self.grid.send_and_receive(messages, timeout=timeout)
+
+    def _note(self, message: Message) -> None:
+        node = message.metadata.src_node_id
+        self.status.done(node)
+        if message.has_error():
+            return
+        numbers = message.content.get(METRICS)
+        client = numbers.get("client") if numbers is not None else None
+        found = message.content.pop(VERSIONS, None)
+        versions = (
+            {sanitize(k, 40): sanitize(v, 40) for k, v in [*found.items()][:8]}
+            if isinstance(found, ConfigRecord)
+            else {}
+        )
+        self.status.replied(node, client if type(client) is int else None, versions)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """Return the status of a run; {} if it has none that can be read."""
+    try:
+        found = json.loads((folder / STATUS).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -3,7 +3,7 @@
 from functools import partial
 from logging import ERROR
 
-from flwr.app import Context, Error, Message
+from flwr.app import ConfigRecord, Context, Error, Message
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.logs import log
@@ -11,7 +11,8 @@ from fedgraph_flwr.node import audit_entry
 from fedgraph_flwr.node.clients import member_of
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.node.request import Request
-from fedgraph_flwr.wire.messages import FAILED
+from fedgraph_flwr.version import installed
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, DESCRIBE, FAILED, VERSIONS
 
 
 def respond(message: Message, context: Context) -> Message:
@@ -34,7 +35,10 @@ def respond(message: Message, context: Context) -> Message:
         member.seed(request)
         groups, numbers = member.reply(request)
         member.remember(request)
-        reply = Message(member.packed(groups, numbers), reply_to=message)
+        content = member.packed(groups, numbers)
+        if request.scalars.get(ASKS_VERSIONS) and request.phase == DESCRIBE:
+            content[VERSIONS] = ConfigRecord(dict(installed("fedgraph-flwr", "flwr")))
+        reply = Message(content, reply_to=message)
         entry = partial(
             audit_entry.answered, message, context.run_id, reply, request, member.client
         )

@@ -41,6 +41,12 @@ SPEAKS = "protocol"
 
 PROTOCOL = 2
 
+ASKS_VERSIONS = "asks_versions"
+"""Scalar of a request for a description: the server of a fleet also asks for `VERSIONS`."""
+
+VERSIONS = "versions"
+"""Record of a reply: versions of the node's packages."""
+
 _BLOCK = 2**14  # numbers averaged per block
 
 FAILED = 1001

@@ -1,0 +1,75 @@
+"""Lines of Flower's programs and of this package's commands as they arrive: plain text, or one JSON object per line.
+
+Text keeps its colours only in a terminal. A JSON line has ``time``, ``level``, ``run`` (Flower's number), ``round``, ``party``,
+``reason`` and ``message``; what a line does not say is null.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+FORMATS = ("text", "json")
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LEVEL = re.compile(r"(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b ?[: ]*(.*)")
+_OWN = re.compile(r"fedgraph-flwr: (?:(warning|error): )?(.*)")
+_MESSAGE = re.compile(r"\[RUN (\d+)(?:, ROUND (\d+))?\]")
+_RUN = re.compile(r"\brun (\d{8,})\b")
+_ROUND = re.compile(r"\bround (\d+)\b")
+_CLIENT = re.compile(r"\bclient (\d+)\b")
+_REASON = re.compile(r"\b(?:failed|refused|refuses|no connection to the server [^:]*:\d+): (.*)")
+
+
+class LogLines:
+    """Format of lines.
+
+    Args:
+        form: ``text`` or ``json``.
+        colours: whether text keeps its colours.
+        party: name of the party whose node writes the lines; empty on a server.
+        name: returns a party's name by its client index, for lines of a server.
+    """
+
+    def __init__(
+        self,
+        form: str = "text",
+        colours: bool = False,
+        party: str = "",
+        name: Callable[[int], str] = "client {}".format,
+    ):
+        self.form, self.colours, self.party, self.name = form, colours, party, name
+        self.level, self.run, self.round = "INFO", "", ""
+
+    def __call__(self, line: str) -> str:
+        """Return a line to print, without its end; "" for one without content in JSON."""
+        plain = _COLOURS.sub("", line)
+        if self.form == "text":
+            return line if self.colours else plain
+        return self._as_json(plain.strip())
+
+    def _as_json(self, line: str) -> str:
+        if not line:
+            return ""
+        message = line
+        if own := _OWN.fullmatch(line):
+            self.level, message = (own[1] or "info").upper(), own[2]
+        elif found := _LEVEL.fullmatch(line):
+            self.level, message = found[1], found[2].strip()
+        if not message:
+            return ""
+        if place := _MESSAGE.search(message):  # holds for the lines that follow
+            self.run, self.round = place[1], place[2] or ""
+        run, number, client, reason = (kind.search(message) for kind in (_RUN, _ROUND, _CLIENT, _REASON))
+        party = self.party or (self.name(int(client[1])) if client else "")
+        values: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "level": self.level,
+            "run": (run[1] if run else self.run) or None,
+            "round": int(text) if (text := number[1] if number else self.round) else None,
+            "party": party or None,
+            "reason": reason[1] if reason else None,
+            "message": message,
+        }
+        return json.dumps(values, ensure_ascii=False)

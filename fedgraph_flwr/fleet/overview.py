@@ -1,0 +1,164 @@
+"""What runs on a fleet and who is there: nodes by the names of their parties, and runs with their progress."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedgraph_flwr.errors import RunFailed, sanitize
+from fedgraph_flwr.fleet.operating import node_infos, runs
+from fedgraph_flwr.fleet.run_folders import ServerRuns
+
+
+def overview(name: str) -> dict[str, Any]:
+    """Return the nodes and runs of a fleet.
+
+    Args:
+        name: name of the connection.
+
+    Raises:
+        RunFailed: the server does not respond.
+    """
+    nodes, started = node_infos(name), runs(name)
+    try:
+        folders = ServerRuns(name).listing({})
+    except RunFailed as error:  # an older server, or one of unpatched Flower
+        return {"nodes": nodes, "runs": joined(started, [], nodes), "note": f"no progress of runs is known: {error}"}
+    statuses = [{**run["status"], "run": run["run"]} for run in folders if isinstance(run.get("status"), dict)]
+    return {"nodes": [_with_runs(node, statuses) for node in nodes], "runs": joined(started, statuses, nodes)}
+
+
+def _with_runs(node: Mapping[str, Any], statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a node with what runs know about it: its client, versions, last reply and last failure."""
+    known = [
+        (status, entry) for status in statuses if isinstance(entry := _dict(status, "nodes").get(node["node"]), dict)
+    ]
+    found = dict(node)
+    for status, entry in sorted(known, key=lambda pair: _number(pair[1], "replied")):
+        found |= {key: entry[key] for key in ("versions", "replied") if key in entry}
+        if status.get("state") == "running":
+            found |= {
+                "run": status["run"],
+                "client": entry.get("client"),
+                "waited_for": node["node"] in _list(status, "waiting"),
+            }
+            found |= {key: status.get(key) for key in ("phase", "round")}
+    failures = [(status["run"], entry["failed"]) for status, entry in known if isinstance(entry.get("failed"), dict)]
+    if failures:
+        run, last = max(failures, key=lambda pair: _number(pair[1], "at"))
+        found["last_error"] = {"run": run, **last}
+    return found
+
+
+def joined(
+    started: Sequence[Mapping[str, Any]], statuses: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return Flower's runs with the progress that their folders know; parties by name.
+
+    Args:
+        started: runs as Flower lists them.
+        statuses: content of ``status.json``, with ``run``, the folder's name.
+        nodes: see `node_infos`.
+    """
+    names = {node["node"]: node["party"] or node["node"] for node in nodes}
+    by_id = {str(status.get("run_id")): status for status in statuses}
+    found = []
+    for run in started:
+        entry: dict[str, Any] = {"id": str(run["run-id"]), "state": run["status"]}
+        if status := by_id.get(entry["id"]):
+            keys = ("run", "strategy", "phase", "round", "rounds", "rounds_done", "seconds_left", "reason", "updated")
+            entry |= {key: status[key] for key in keys if key in status}
+            running = str(run["status"]).startswith("running")
+            entry["waiting"] = [names.get(str(node), str(node)) for node in _list(status, "waiting") if running]
+            entry["failures"] = {
+                names.get(node, node): sum(_dict(of_node, "failures").values())
+                for node, of_node in _dict(status, "nodes").items()
+                if isinstance(of_node, dict) and of_node.get("failures")
+            }
+        found.append(entry)
+    return found
+
+
+def lines(found: Mapping[str, Any], now: float | None = None) -> list[str]:
+    """Return an overview as text.
+
+    Args:
+        found: see `overview`.
+        now: seconds since 1970; default: now.
+    """
+    now = time.time() if now is None else now
+    nodes, started = found["nodes"], found["runs"]
+    online = sum(node["status"] == "online" for node in nodes)
+    text = [f"{len(nodes)} admitted nodes, {online} online", *(f"  {_node_line(node, now)}" for node in nodes)]
+    counts: dict[str, int] = {}
+    for run in started:
+        counts[run["state"]] = counts.get(run["state"], 0) + 1
+    counted = ", ".join(f"{number} {state}" for state, number in counts.items())
+    text += [f"{len(started)} runs{f': {counted}' if counted else ''}"]
+    text += [
+        f"  {_run_line(run)}"
+        for run in started
+        if "run" in run and (run["state"] != "finished:completed" or run["failures"])
+    ]
+    return [*text, found["note"]] if "note" in found else text
+
+
+def _node_line(node: Mapping[str, Any], now: float) -> str:
+    words = [f"{sanitize(node['party'] or 'node', 60)} ({node['node']}): {_connected(node)}"]
+    if versions := _dict(node, "versions"):
+        words.append(f"version {sanitize(versions.get('fedgraph-flwr', '?'), 40)}")
+    if replied := _number(node, "replied"):
+        words.append(f"replied {_ago(now - replied)}")
+    if node.get("run"):
+        waited = ", which waits for it" if node["waited_for"] else ""
+        words.append(f"in {sanitize(node['run'], 60)}, round {node['round']}, {sanitize(node['phase'], 40)}{waited}")
+    if failed := _dict(node, "last_error"):
+        where = f"{sanitize(failed.get('run'), 60)}, round {failed.get('round')}, {sanitize(failed.get('phase'), 40)}"
+        words.append(f"last error {_ago(now - _number(failed, 'at'))} ({where}): {sanitize(failed.get('reason'), 200)}")
+    return ", ".join(words)
+
+
+def _connected(node: Mapping[str, Any]) -> str:
+    if node["status"] == "registered":
+        return "never connected"
+    since = node["online_since"] if node["status"] == "online" else node["offline_since"]
+    return f"{node['status']}{f' since {since}' if since else ''}"
+
+
+def _run_line(run: Mapping[str, Any]) -> str:
+    words = [f"{sanitize(run['run'], 60)}: {run['state']}", f"round {run.get('round')} of {run.get('rounds')}"]
+    if run["waiting"]:
+        named = ", ".join(sanitize(name, 60) for name in run["waiting"][:10])
+        words.append(f"{sanitize(run.get('phase'), 40)} waits for {named}")
+    if (left := _number(run, "seconds_left")) and run["waiting"]:
+        words.append(f"about {_duration(left)} left")
+    if run["failures"]:
+        words.append("failed replies: " + ", ".join(f"{sanitize(who, 60)} {n}" for who, n in run["failures"].items()))
+    if run.get("reason"):
+        words.append(sanitize(run["reason"], 300))
+    return ", ".join(words)
+
+
+def _ago(seconds: float) -> str:
+    return f"{_duration(max(seconds, 0.0))} ago"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _dict(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _list(values: Mapping[str, Any], key: str) -> list[Any]:
+    found = values.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _number(values: Mapping[str, Any], key: str) -> float:
+    found = values.get(key)
+    return float(found) if isinstance(found, int | float) else 0.0

@@ -1,0 +1,79 @@
+"""Lines of a log as text and as JSON."""
+
+import json
+import sys
+
+import pytest
+
+from fedgraph_flwr.fleet import processes
+from fedgraph_flwr.fleet.log_lines import LogLines
+
+GREEN, END = "\x1b[92m", "\x1b[0m"
+
+
+def test_text_has_colours_in_a_terminal_only():
+    line = f"{GREEN}INFO {END}:      Sent successfully"
+    assert LogLines(colours=True)(line) == line
+    assert LogLines()(line) == "INFO :      Sent successfully"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f"{GREEN}INFO {END}:      SuperNode ID: 5", {"level": "INFO", "message": "SuperNode ID: 5"}),
+        (
+            "WARNING :  round 3, train: client 2 failed: no reply within 30 s",
+            {"level": "WARNING", "round": 3, "party": "bank_c", "reason": "no reply within 30 s"},
+        ),
+        (
+            "2026-11-28T07:45:49.361Z INFO [uvicorn.access] 127.0.0.1:1 - POST",
+            {"level": "INFO", "message": "[uvicorn.access] 127.0.0.1:1 - POST"},
+        ),
+        ("fedgraph-flwr: warning: disk full", {"level": "WARNING", "message": "disk full"}),
+        ("fedgraph-flwr: ready on 127.0.0.1:9090", {"level": "INFO", "message": "ready on 127.0.0.1:9090"}),
+        (
+            "fedgraph-flwr: no connection to the server h:9090: nothing listens; retrying in 1 s",
+            {"reason": "nothing listens; retrying in 1 s"},
+        ),
+        ("INFO :      Starting run 12468768658496790875", {"run": "12468768658496790875"}),
+    ],
+)
+def test_json_has_what_a_line_says(line, expected):
+    lines = LogLines("json", name=["bank_a", "bank_b", "bank_c"].__getitem__)
+    found = json.loads(lines(line))
+    assert list(found) == ["time", "level", "run", "round", "party", "reason", "message"]
+    assert expected.items() <= found.items()
+    assert all(found[key] is None for key in ("run", "round", "party", "reason") if key not in expected)
+
+
+def test_a_message_of_a_run_names_it_for_the_lines_that_follow():
+    lines = LogLines("json", party="bank_a")
+    found = [
+        json.loads(text)
+        for line in (
+            "INFO :      [RUN 77, ROUND 4]",
+            "INFO :      Receiving: train message",
+            "",
+            "INFO :      ",
+            "  continued",
+        )
+        if (text := lines(line))
+    ]
+    assert [(line["run"], line["round"], line["party"]) for line in found] == [("77", 4, "bank_a")] * 3
+    assert found[-1]["level"] == "INFO"
+    lines("ERROR :    Traceback (most recent call last):")
+    assert json.loads(lines('  File "mine.py", line 3'))["level"] == "ERROR"
+
+
+def test_a_process_prints_its_lines_and_those_of_its_children_in_one_format(capfd, monkeypatch):
+    monkeypatch.setattr(processes, "LINES", LogLines())
+    processes.log_as("json", "bank_a")
+    code = "print('\\x1b[91mERROR \\x1b[0m:     refused: no key'); print()"
+    process = processes.Process([sys.executable, "-c", code], on_line=(heard := []).append)
+    process.popen.wait()
+    process.end()
+    printed = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [line["level"] for line in printed] == ["INFO", "ERROR"]
+    assert printed[0]["message"].startswith("starting: ")
+    assert (printed[1]["party"], printed[1]["reason"]) == ("bank_a", "no key")
+    assert heard[0].startswith("\x1b[91mERROR")

@@ -1,0 +1,295 @@
+"""What a run's status says, and what operators and monitors make of it; without Flower's programs."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from fedgraph_flwr.cli import main
+from fedgraph_flwr.cli.node import Node, Server
+from fedgraph_flwr.cli.server import Health, Parties
+from fedgraph_flwr.engine.grid import run_identity
+from fedgraph_flwr.fleet import metrics, overview
+from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid, kind_of_failure, read_status
+from fedgraph_flwr.secure import audit
+from fedgraph_flwr.secure.audit_numbers import PHASES, AuditNumbers
+from fedgraph_flwr.secure.spent import spent
+
+ALERTS = Path(__file__).parents[2] / "docs" / "fleet" / "alerts.yaml"
+NODES = {11: 0, 22: 1}
+"""Node → client."""
+
+
+class Wire:
+    """A grid that returns what a test puts in its way."""
+
+    def __init__(self):
+        self.sent, self.arriving = [], []
+
+    def get_node_ids(self):
+        return list(NODES)
+
+    def push_messages(self, messages):
+        self.sent = list(messages)
+        return [str(number) for number in range(len(self.sent))]
+
+    def pull_messages(self, ids):
+        return [self.arriving.pop()] if self.arriving else []
+
+
+def request(node, phase, server_round):
+    content = RecordDict({"config": ConfigRecord({"phase": phase, "round": server_round})})
+    return Message(content, dst_node_id=node, message_type="query")
+
+
+def reply(to, **records):
+    return Message(RecordDict(records), reply_to=to)
+
+
+def record(server_round, seconds, failed=None, **more):
+    phases = {"train": {"exchanges": 1, "seconds": seconds, "bytes_up": 10, "bytes_down": 20}}
+    return {"round": server_round, "seconds": seconds, "phases": phases, "failed": failed or {}, **more}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with run_identity(1):
+        yield watched(tmp_path)
+
+
+def watched(tmp_path):
+    """A run of two nodes: node 22 did not reply in round 1, and both are asked in round 2."""
+    (folder := tmp_path / "runs" / "first").mkdir(parents=True)
+    status = RunStatus(folder, 5, strategy="fedavg", rounds=6)
+    grid = WatchedGrid(wire := Wire(), status)
+    assert not (folder / "status.json").exists()  # another run may own the folder
+    assert grid.get_node_ids() == [11, 22]
+    assert read_status(folder)["state"] == "running"
+    asked = [request(node, "describe", 0) for node in NODES]
+    grid.push_messages(asked)
+    assert all(message.content["config"]["asks_versions"] for message in wire.sent)
+    assert read_status(folder)["waiting"] == ["11", "22"]
+    for message in asked:
+        versions = ConfigRecord({"fedgraph-flwr": "0.2.0", "flwr": "1.42.0"})
+        client = MetricRecord({"client": NODES[message.metadata.dst_node_id]})
+        wire.arriving.append(reply(message, metrics=client, versions=versions))
+        (arrived,) = grid.pull_messages([])
+        assert arrived.content.keys() == {"metrics"}  # the server's schema knows no other record
+    assert read_status(folder)["waiting"] == []
+    grid.push_messages([request(node, "train", 1) for node in NODES])
+    assert "asks_versions" not in wire.sent[0].content["config"]
+    failed = {"1 (train)": "no reply within 30 s", "22 (describe)": "of a node without an index"}
+    status.took_round(record(1, 4.0, failed, privacy={"epsilon": 0.5, "delta": 1e-5, "budget": 2.0, "noise": [1]}))
+    grid.push_messages(asked := [request(node, "train", 2) for node in NODES])
+    wire.arriving.append(Message(Error(1001, "odd"), reply_to=asked[0]))
+    grid.pull_messages([])
+    return folder
+
+
+def test_a_status_has_phase_round_and_who_is_waited_for(folder):
+    status = read_status(folder)
+    expected = {"run_id": "5", "phase": "train", "round": 2, "rounds": 6, "round_done": 1, "waiting": ["22"]}
+    assert expected.items() <= status.items()
+    assert status["seconds_left"] == 5 * 4.0
+    assert status["exchanges"] == {"train": [1, 4.0]}
+    assert (status["bytes_up"], status["bytes_down"]) == (10, 20)
+    assert status["privacy"] == {"epsilon": 0.5, "delta": 1e-5, "budget": 2.0}
+    late = status["nodes"]["22"]
+    assert (late["client"], late["versions"]["flwr"]) == (1, "1.42.0")
+    assert late["failures"] == {"no_reply": 1}
+    assert late["failed"]["reason"] == "no reply within 30 s"
+    assert "failures" not in status["nodes"]["11"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("no reply within 30 s", "no_reply"),
+        ("client 1 refuses the request: rounds=500 exceeds 200", "refused"),
+        ("client 1 replied to phase 'train' without model/head.bias", "invalid"),
+        ("ZeroDivisionError (mine.py, line 3)", "error"),
+    ],
+)
+def test_a_reason_has_a_kind(reason, kind):
+    assert kind_of_failure(reason) == kind
+
+
+INFOS = [
+    {"node": "11", "party": "bank_a", "status": "online", "online_since": "2026-11-28 08:00:00Z", "offline_since": ""},
+    {"node": "22", "party": "bank_b", "status": "offline", "online_since": "", "offline_since": "2026-11-28 08:01:00Z"},
+    {"node": "33", "party": "", "status": "registered", "online_since": "", "offline_since": ""},
+]
+
+
+class Served:
+    """The server's run folders, for `overview`."""
+
+    folder = Path()
+
+    def __init__(self, name):
+        pass
+
+    def listing(self, filters):
+        return [{"run": "first", "status": read_status(self.folder)}, {"run": "other", "status": "damaged"}]
+
+
+@pytest.fixture
+def fleet(folder, monkeypatch):
+    """A server whose SuperLink and run folders are those of this test."""
+    monkeypatch.setattr(Served, "folder", folder)
+    monkeypatch.setattr(overview, "ServerRuns", Served)
+    monkeypatch.setattr(overview, "node_infos", lambda name: [info | {"last_seen": ""} for info in INFOS])
+    runs = [{"run-id": "5", "status": "running"}, {"run-id": "4", "status": "finished:completed"}]
+    monkeypatch.setattr(overview, "runs", lambda name: runs)
+    monkeypatch.setattr("fedgraph_flwr.cli.fleet.check_connection", lambda name: None)
+    return folder
+
+
+def test_status_names_parties_and_the_progress_of_runs(fleet, capsys):
+    assert main(["fleet", "status"]) == 0
+    text = capsys.readouterr().out.splitlines()
+    assert text[0] == "3 admitted nodes, 1 online"
+    assert re.fullmatch(
+        r"  bank_a \(11\): online since 2026-11-28 08:00:00Z, version 0\.2\.0, replied \d+ s ago, in first, round 2, train",
+        text[1],
+    )
+    assert "bank_b (22): offline since 2026-11-28 08:01:00Z" in text[2]
+    assert "round 2, train, which waits for it" in text[2]
+    assert re.search(r"last error \d+ s ago \(first, round 1, train\): no reply within 30 s$", text[2])
+    assert text[3] == "  node (33): never connected"
+    assert text[4] == "2 runs: 1 running, 1 finished:completed"
+    progress = "first: running, round 2 of 6, train waits for bank_b, about 20 s left, failed replies: bank_b 1"
+    assert text[5:] == [f"  {progress}"]
+
+
+def test_status_as_json_is_what_the_text_has(fleet, capsys):
+    assert main(["fleet", "status", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    late = found["nodes"][1]
+    assert (late["party"], late["client"], late["run"], late["phase"], late["round"]) == (
+        "bank_b",
+        1,
+        "first",
+        "train",
+        2,
+    )
+    assert late["last_error"]["reason"] == "no reply within 30 s"
+    run = found["runs"][0]
+    assert (run["id"], run["waiting"], run["failures"], run["seconds_left"]) == ("5", ["bank_b"], {"bank_b": 1}, 20.0)
+    assert found["runs"][1] == {"id": "4", "state": "finished:completed"}
+
+
+def samples(page):
+    """Value by name and labels of a page of metrics, by the grammar of the text format."""
+    found = {}
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            name, labels, value = re.fullmatch(r'(\w+)(?:\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)', line).groups()
+            found[name, labels or ""] = float(value)
+    return found
+
+
+def test_metrics_of_a_server_are_those_of_its_runs(folder):
+    runs = folder.parent
+    (runs / "second").mkdir()
+    other = RunStatus(runs / "second", 6, strategy="fedavg", rounds=2)
+    other.replied(22, 1)
+    other.took_round(record(1, 2.0, {"1 (train)": "no reply within 5 s"}))
+    other.took_round(record(2, 2.0, {"1 (train)": "client 1 refuses the request"}))
+    other.write(state="finished")
+    statuses = {name: read_status(runs / name) for name in ("first", "second")}
+    now = statuses["first"]["last_round"] + 100
+    page = metrics.exposition(metrics.of_runs(statuses, {"11": "bank_a", "22": 'bank "b"'}, now))
+    found = samples(page)
+    assert found["fedgraph_runs", 'state="running"'] == found["fedgraph_runs", 'state="finished"'] == 1
+    assert found["fedgraph_exchanges_total", 'phase="train"'] == 3
+    assert found["fedgraph_exchange_seconds_total", 'phase="train"'] == 4 + 2 + 2
+    assert found["fedgraph_bytes_total", 'direction="down"'] == 60
+    assert found["fedgraph_failures_total", r'party="bank \"b\"",reason="no_reply"'] == 2
+    assert found["fedgraph_failures_total", r'party="bank \"b\"",reason="refused"'] == 1
+    assert found["fedgraph_run_last_round_age_seconds", 'run="first"'] == pytest.approx(100)
+    assert ("fedgraph_run_last_round_age_seconds", 'run="second"') not in found  # it has ended
+    assert found["fedgraph_run_rounds_total", 'run="second"'] == 2
+    assert found["fedgraph_run_epsilon_spent", 'run="first"'] == 0.5
+    assert found["fedgraph_run_epsilon_budget", 'run="first"'] == 2.0
+    assert found["fedgraph_run_waiting_for", r'run="first",party="bank \"b\""'] == 1
+
+
+def test_prometheus_reads_the_page(folder):
+    parser = pytest.importorskip("prometheus_client.parser")
+    page = metrics.exposition(metrics.of_runs({"first": read_status(folder)}, {"22": 'bank "b"\n'}))
+    families = {family.name: family for family in parser.text_string_to_metric_families(page)}
+    assert families["fedgraph_failures"].type == "counter"
+    assert families["fedgraph_failures"].samples[0].labels == {"party": 'bank "b" ', "reason": "no_reply"}
+
+
+def test_metrics_of_a_node_are_those_of_its_audit_log(tmp_path):
+    numbers = AuditNumbers(tmp_path / audit.LOG)
+    assert metrics.exposition(numbers.metrics()) == ""
+    price = {"noise_multiplier": 4.0, "sensitivity": 1.0, "releases": 2}
+    entry = {"run": "5", "strategy": "fedavg", "round": 1, "exchange": 0, "received": 100, "refused": "", "noise": {}}
+    entries = [
+        entry | {"phase": "train", "sent": {"model": 40, "metrics": 2}},
+        entry | {"phase": "train", "sent": {"model": 40}, "noise": price | {"unit": "client", "purpose": "fraud"}},
+        entry | {"phase": "train", "sent": {"error": 9}, "refused": "rounds=500 exceeds 200"},
+    ]
+    for line in entries:
+        audit.append(tmp_path, line)
+        numbers.metrics()  # each look reads only what is new
+    found = samples(metrics.exposition(numbers.metrics()))
+    assert found["fedgraph_node_requests_total", 'phase="train",result="replied"'] == 2
+    assert found["fedgraph_node_requests_total", 'phase="train",result="refused"'] == 1
+    assert found["fedgraph_node_bytes_total", 'direction="received"'] == 300
+    assert found["fedgraph_node_bytes_total", 'direction="sent"'] == 91
+    assert found["fedgraph_node_epsilon_spent", 'purpose="fraud"'] == spent({"one": price})
+    assert abs(found["fedgraph_node_last_request_timestamp_seconds", ""] - time.time()) < 60
+    for number in range(2 * PHASES):
+        audit.append(tmp_path, entry | {"phase": f"phase-{number}", "sent": {}})
+    page = metrics.exposition(numbers.metrics())
+    assert page.count("phase=") == PHASES + 2  # train has two results, and all others are one
+    with (tmp_path / audit.LOG).open("ab") as file:
+        file.write(b"half a li")
+    assert metrics.exposition(numbers.metrics()) == page
+
+
+def test_alert_rules_name_metrics_that_there_are(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.cli.server.node_infos", lambda name: INFOS)
+    assert main(["fleet", "init", str(tmp_path / "keys")]) == 0
+    health = Health("https://127.0.0.1:1", tmp_path / "keys" / "ca.crt", folder.parent)
+    parties = Parties("fleet", folder.parent)
+    node = Node([], False, 1, Server("fleet.example.org", 9090, tmp_path / "keys" / "ca.crt"))
+    try:
+        page = metrics.exposition([*parties.metrics(begun=True), *health.metrics(tmp_path / "keys"), *node.metrics()])
+    finally:
+        node.end()
+    found = samples(page)
+    named = {
+        word
+        for group in yaml.safe_load(ALERTS.read_text())["groups"]
+        for rule in group["rules"]
+        for word in re.findall(r"fedgraph_\w+", rule["expr"])
+    }
+    assert named <= {name for name, _ in found}
+    assert found["fedgraph_party_online", 'party="bank_a"'] == 1
+    assert found["fedgraph_party_online", 'party="bank_b"'] == found["fedgraph_party_online", 'party="33"'] == 0
+    assert found["fedgraph_certificate_days_left", 'certificate="server.crt"'] == pytest.approx(365, abs=1)
+    assert found["fedgraph_node_connected", ""] == 0
+    rss = psutil.Process().memory_info().rss
+    assert found["fedgraph_memory_bytes", 'process="server"'] > 0.5 * rss
+    assert parties.of_client(1) == "bank_b"
+    assert parties.of_client(7) == "client 7"
+
+
+def test_no_number_of_a_graph_is_in_a_metric(folder):
+    """Scores and sizes of a round's record stay out of the status, so no metric can have them."""
+    status = RunStatus(folder, 5, rounds=6)
+    status.took_round(
+        record(1, 1.0, metrics={"test_accuracy": 0.123456}, clients={"test-count": [98765]}, train={"loss": 0.98})
+    )
+    text = (folder / "status.json").read_text()
+    assert not [number for number in ("0.123456", "98765", "0.98") if number in text]
