@@ -8,6 +8,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,12 @@ def _check_copies(fleet: GuardedFleet, out: Path) -> None:
     assert (name, state) == ("out", "finished")
     assert copied.startswith(f"copied {len(files)} files to ")
     assert {path.name for path in (fleet.folder / "second" / "out").iterdir()} == files
+    command = [*COMMAND, "fleet", "status", "--json", "--name", NAME]
+    done = subprocess.run(command, env=fleet.environment, capture_output=True, text=True, check=True)
+    status = json.loads(done.stdout)
+    (node,), (run,) = status["nodes"], status["runs"]
+    assert (node["status"], node["versions"]["flwr"]) == ("online", version("flwr"))
+    assert (run["run"], run["state"], run["rounds_done"], run["waiting"]) == ("out", "finished:completed", 2, [])
     context = ssl.create_default_context(cafile=str(fleet.keys / "ca.crt"))
     for path in (LIST, READ):
         assert _status(fleet, path, context) == 403
