@@ -10,7 +10,8 @@ line, ``*`` for any). A method that only one checkout has also differs. Arrays a
 so that a renamed parameter does not count as a difference.
 
 Scenarios: plain; partial (2 of 3 clients a round); secagg; dp (noise from a fixed stream); median; sampler (neighbours in
-batches); ray and one per task (few methods); import, link and predict.
+batches); stacked (clients computed as one); ray, resume and one per task (few methods); and those of commands: import, link,
+predict, start (`init`, `evaluate`), party (nodes with a policy and a state folder), alerts, explain and forget.
 """
 
 import argparse
@@ -20,10 +21,12 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,8 @@ SCENARIOS = {
     "dp": ["privacy.dp=server_fixed", "privacy.noise_multiplier=1", "strategy.weighting=uniform"],
     "median": ["strategy.aggregator=median", "strategy.byzantine=0"],
     "sampler": ["train.sampler=neighbors", "train.batch_size=8", "train.fanout=[3,2]"],
+    "stacked": ["stack=3"],
+    "resume": ["checkpoint_every=1"],
     "ray": ["engine=ray", "ray.actors=2"],
     "nodes-regression": ["dataset=planted-regression", "dataset.nodes=60"],
     "nodes-multilabel": ["dataset=planted-multilabel", "dataset.nodes=60"],
@@ -56,12 +61,25 @@ SCENARIOS = {
 }
 TASKS = [name for name in SCENARIOS if name.startswith(("nodes-", "edges", "links", "graphs", "triples"))]
 FEW: dict[str, tuple[str, ...]] = {"ray": ("fedavg", "fedomd", "scaffold")}
+FEW["resume"] = ("fedavg", "fedomd", "scaffold", "fedavgm", "fedadam", "moon", "ditto", "fedper", "fedgcn", "fedspa")
 FEW |= dict.fromkeys(TASKS, ("fedavg", "scaffold", "fedprox", "fedper", "gcfl", "fedadam"))
 """Scenario → the methods that it runs; others run all."""
 
 COMMANDS = HERE / "benchmarks" / "same_bits.yaml"
 """Scenario → case → commands."""
 MISSING = "not there"
+PARTY_NODES = "party-nodes"
+"""First word of a line among the commands: the runs that follow ask nodes of parties with the policy that it names."""
+
+RUN_OF_NODE = re.compile(r"-[0-9a-f]{16}/")
+"""Number of a run in the name of a node's folder, which differs each time."""
+
+POLICY = """
+strategies: [fedavg, ditto, scaffold]
+min_nodes: 3
+max_step: 100
+check_start: true
+"""
 
 Result = str | list[np.ndarray] | dict[str, np.ndarray]
 """The arrays of a finished run, the bytes of written files by their names, or the error message of a refused one."""
@@ -74,6 +92,7 @@ def tables(folder: Path) -> Path:
     for script, name, size in (("make_tables", "banks", "--customers"), ("linked_tables", "crossing", "--accounts")):
         command = [sys.executable, str(HERE / "examples" / "banks" / f"{script}.py"), str(folder / name), size, "60"]
         subprocess.run(command, check=True)
+    (folder / "policy.yaml").write_text(POLICY)
     (folder / ".link_secret").write_text("0f" * 32)  # a party's, from which the order of its rows follows
     rng, data = np.random.default_rng(0), HeteroData()
     for kind, count in (("author", 60), ("paper", 90)):
@@ -242,6 +261,8 @@ def trained(command: Any, scenario: str, method: str, rounds: int, folder: Path)
         )
         if "typed" not in said:
             break
+    if scenario == "resume" and not said:
+        said = called(command, ["run", f"resume={folder}", f"rounds={2 * rounds}", "--quiet", "--no-report"])
     return said or arrays(folder)
 
 
@@ -249,16 +270,49 @@ def written(command: Any, commands: list[str], folder: Path) -> Result:
     """Return the files that commands write, as bytes."""
     shutil.copytree("tables", folder)
     given = set(folder.rglob("*"))
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), contextlib.ExitStack() as undo:
         for line in commands:
-            if said := called(command, line.split()):
+            if line.startswith(PARTY_NODES):
+                undo.enter_context(party_nodes(*line.split()[1:]))
+            elif said := called(command, line.split()):
                 return f"{line[:40]}: {said}"
     new = [path for path in sorted({*folder.rglob("*")} - given) if path.is_file()]
     return {
-        name: np.frombuffer(canonical(path), np.uint8)
+        RUN_OF_NODE.sub("-run/", name): np.frombuffer(canonical(path), np.uint8)
         for path in new
-        if not (name := path.relative_to(folder).as_posix()).startswith(("run/", "exported/"))
+        if compared(name := path.relative_to(folder).as_posix())
     }
+
+
+@contextlib.contextmanager
+def party_nodes(graphs: str, policy: str, state: str) -> Iterator[None]:
+    """Let the clients of runs be nodes of parties, as the tests of this checkout have them.
+
+    Args:
+        graphs: folder with one file per client.
+        policy: file with the policy of each.
+        state: folder for their states.
+    """
+    import pytest
+
+    from tests import nodes
+
+    with pytest.MonkeyPatch.context() as patch:
+        nodes.party_nodes(patch, sorted(Path(graphs).glob("*.safetensors")), Path(policy), Path(state))
+        yield
+
+
+def compared(name: str) -> bool:
+    """Return whether a file that a command writes is compared: of a run's folder, the model and the thresholds of alerts.
+
+    Of a node's state it is the models, and of a folder of graphs not the inputs that the node keeps beside them.
+    """
+    room, _, rest = name.partition("/")
+    if room.startswith("exported") or name.endswith(".prepared"):
+        return False
+    if room == "state":
+        return name.endswith(".safetensors")
+    return not room.startswith("run") or rest == "model_final.safetensors" or rest.startswith("alerts_")
 
 
 def canonical(path: Path) -> bytes:
