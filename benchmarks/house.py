@@ -24,27 +24,16 @@ import networkx as nx
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedgraph_flwr", "fedgraph_baselines")
-FLAGS = {
-    "models/base.py": "Model",
-    "tasks/base.py": "Task",
-    "clients/client_part.py": "ClientPart",
-    "clients/base.py": "GraphClient",
-}
-"""Classes whose attributes say what they can be combined with."""
+FLAGS = "fedgraph_flwr/config/capabilities.py"
+"""File with the values of capabilities, whose fields are the flags."""
 
-NO_FLAGS = {
-    "METRICS",
-    "ITEMS",
-    "CLASSES",
-    "KEYS",
-    "SPLITS",
-    "LOSSES",
-    "secrets",
-    "repeats",
-    "own_requests",
-    "predicts_with",
+HOLDERS = {
+    "ModelCapabilities": ("model", "network", "kind"),
+    "TaskCapabilities": ("task", "kind_of", "task_class"),
+    "PartCapabilities": ("part",),
+    "ClientCapabilities": ("client", "kind", "client_class"),
 }
-"""Class attributes that are data of a class, not a capability."""
+"""Value of capabilities → names of what has them, and of functions that return it."""
 
 SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -110,24 +99,29 @@ def circles(root: Path) -> list[list[str]]:
 
 
 def flags(root: Path) -> dict[str, int]:
-    """Return the number of capability flags by class: ``ClassVar`` attributes that other files ask for."""
-    texts = {path: path.read_text() for path in python_files(root)}
-    read = {
-        path: {n.attr for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Attribute)}
-        for path, text in texts.items()
-    }
-    found = {}
-    for name, kind in FLAGS.items():
-        path = root / "fedgraph_flwr" / name
-        body = next(n for n in ast.parse(texts[path]).body if isinstance(n, ast.ClassDef) and n.name == kind).body
-        fields = {
-            node.target.id
-            for node in body
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None
-        } - NO_FLAGS
-        asked = {field for field in fields if any(field in names for file, names in read.items() if file != path)}
-        found[kind] = len(asked)
-    return found
+    """Return how often each file asks for a capability other than by ``capabilities``; files that do not are left out."""
+    if not (root / FLAGS).is_file():
+        return {"no value of capabilities": 1}
+    names: dict[str, set[str]] = {}
+    for value in ast.parse((root / FLAGS).read_text()).body:
+        if isinstance(value, ast.ClassDef) and value.name in HOLDERS:
+            lines = [line.target for line in value.body if isinstance(line, ast.AnnAssign)]
+            for holder in HOLDERS[value.name]:
+                names.setdefault(holder, set()).update(name.id for name in lines if isinstance(name, ast.Name))
+    counted = {path: asked(path.read_text(), names) for path in python_files(root)}
+    return {str(path.relative_to(root)): count for path, count in counted.items() if count}
+
+
+def asked(text: str, names: dict[str, set[str]]) -> int:
+    """Return how often a text reads one of these attributes of what has it: holder → attributes."""
+    count = 0
+    for node in ast.walk(ast.parse(text)):
+        if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)):
+            continue
+        owner = node.value.func if isinstance(node.value, ast.Call) else node.value
+        holder = getattr(owner, "attr", getattr(owner, "id", ""))
+        count += node.attr in names.get(holder, ())
+    return count
 
 
 def foreign_writes(root: Path) -> set[str]:
@@ -205,7 +199,7 @@ def main() -> None:
     root = parser.parse_args().checkout.resolve()
     print("circles, types counted:", [len(circle) for circle in circles(root)])
     print("second round of FedAvg:", profiled(root))
-    print("capability flags asked across files:", flags(root))
+    print("capability flags asked without the value:", flags(root))
     written = foreign_writes(root)
     print("attributes of the strategy that others write:", len(written), *sorted(written))
     print("upward strings:", upward_strings(root))

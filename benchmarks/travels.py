@@ -29,7 +29,7 @@ FIELDS = ["method", "phase", "when", "exchanges", "down", "up", "parameters", "w
 def measured(method: str) -> list[dict[str, object]]:
     """A row for each phase of a method: exchanges in the run, and bytes of one exchange to and from one client of those asked."""
     cfg = compose([f"strategy={method}"])
-    words = TYPED if models.network(cfg.model).heterogeneous else PLAIN
+    words = TYPED if models.network(cfg.model).capabilities.heterogeneous else PLAIN
     records: list[dict] = []
     with tempfile.TemporaryDirectory() as out:
         summary = run(compose([*words, f"strategy={method}", f"rounds={ROUNDS}", f"out={out}"]), records.append)

@@ -340,7 +340,7 @@ def test_the_page_of_models_lists_all_and_says_what_they_read():
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (\w+) \| (\w+) \|$", (ROOT / "docs/models.md").read_text(), re.M)
     answer = {False: "no", True: "yes"}
     assert {name: tuple(said) for name, *said in rows} == {
-        name: (answer[kind.reads_edges], answer[models.probe(cfg.model).sampled_hops is not None])
+        name: (answer[kind.capabilities.reads_edges], answer[models.probe(cfg.model).sampled_hops is not None])
         for name in group_names("model")
         if (cfg := compose([f"model={name}"])) and (kind := models.network(cfg.model))
     }

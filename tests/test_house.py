@@ -84,6 +84,17 @@ def test_no_import_circle():
     assert house.circles(ROOT) == []
 
 
+def test_capabilities_are_asked_through_one_value():
+    """What `config/capabilities.py` names is declared by classes, and read from ``kind.capabilities`` alone."""
+    assert house.flags(ROOT) == {}
+    assert (
+        house.asked(
+            "part.stacks or kind_of(cfg).classes or graph.classes", {"part": {"stacks"}, "kind_of": {"classes"}}
+        )
+        == 2
+    )
+
+
 def test_no_text_of_the_core_names_the_wing():
     assert house.upward_strings(ROOT) == []
 

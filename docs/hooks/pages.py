@@ -15,6 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+import combinations  # noqa: E402
 import methods  # noqa: E402
 import stored  # noqa: E402
 from mkdocs.structure.files import File, Files  # noqa: E402
@@ -101,6 +102,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     asked = {
         "methods": methods.table,
         "tasks": methods.tasks_table,
+        "combinations": combinations.tables,
         "keys": keys,
         "results": results_list,
         "hostile": hostile,

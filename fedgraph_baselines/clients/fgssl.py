@@ -138,7 +138,7 @@ class FGSSLClient(GraphClient):
         Only for models of this package: how others prepare features is unknown.
         """
         network, inputs = type(self.model), self.inputs
-        if network.prepares_features:  # they depend on the edges
+        if network.capabilities.prepares_features:  # they depend on the edges
             return None
         ours = all(made.__module__.startswith("fedgraph_flwr.") for made in (network.prepare, network.features))
         plain = ours and isinstance(self.model, Stack) and type(inputs) is Inputs

@@ -24,7 +24,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients import batches
 from fedgraph_flwr.clients.client_part import ClientPart, step_of, with_parameters, with_terms
 from fedgraph_flwr.clients.combined import Parts
-from fedgraph_flwr.clients.descent import begin_training, check_step, update, written_out
+from fedgraph_flwr.clients.descent import OBJECTIVE, begin_training, check_step, update, written_out
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.model_inputs import model_inputs
 from fedgraph_flwr.clients.phases import ReplyContent, phase
@@ -33,6 +33,7 @@ from fedgraph_flwr.clients.scoring import infer, score, scores, sent_scores
 from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.clients.stages import later_inputs
 from fedgraph_flwr.config import TASKS, RunConfig
+from fedgraph_flwr.config.capabilities import Capable, ClientCapabilities
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
@@ -66,7 +67,7 @@ NO_HOOKS = {
 """Names of members that are no hooks, although they once were → what to define instead."""
 
 
-class GraphClient(Side, NumPyClient):
+class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
     """FedAvg's client: takes the shared parameters, trains on its own graph, and returns them.
 
     Leaves the client: the shared parameters, the number of training nodes, and scores on the client's nodes.
@@ -76,6 +77,8 @@ class GraphClient(Side, NumPyClient):
         graph: the client's private graph.
         device: where the model and its inputs live.
         file: the graph's own file; prepared inputs are cached next to it. None: no cache.
+
+    A class declares what `ClientCapabilities` names.
 
     Attributes:
         model: the GNN. Parameters whose names start with one of ``cfg.strategy.shared`` are shared; others stay private.
@@ -102,25 +105,19 @@ class GraphClient(Side, NumPyClient):
         repeats: most messages per round, for phases that may come more than once.
         secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
         predicts_with: names in the result of `for_prediction` that `predict` reads.
-        makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
-        serves: tasks that the method can train; a subclass serves node classification unless it declares more.
         sampled: makes the batches of ``train.sampler``; None: every step reads the whole graph.
         later: items of later stages, and the model's inputs with the edges that these stages may read (``edge_split``).
-        samples: whether local training may use batches with sampled neighbours. ``blocks``: nothing is prepared of the whole
-            graph; ``whole``: the method reads the model's prepared inputs of it; empty, the default of a subclass: no.
         own_requests: groups of requests that differ by client. All others bind the masks of secure sums, so a server cannot
             send two clients different ones.
-        stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
-            or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
-            overrides `loss`, `logits` or `task_loss` must declare it again.
         real: for stacked clients, which rows of the inputs are nodes, bool [N]; None: all rows.
     """
 
     repeats: ClassVar[Mapping[str, int]] = {}
     secrets: ClassVar[tuple[str, ...]] = ()
     predicts_with: ClassVar[tuple[str, ...]] = ()
-    makes_graphs: ClassVar[bool] = False
     own_requests: ClassVar[tuple[str, ...]] = ()
+    again = ("serves", "samples", "unsampled", "units")
+    ended_by: ClassVar = {"stacks": OBJECTIVE}
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     samples: ClassVar[str] = "blocks"
     stacks: ClassVar[tuple[str, ...] | None] = ()
@@ -128,9 +125,6 @@ class GraphClient(Side, NumPyClient):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_overrides(cls, NO_HOOKS, "which a run never calls")
-        if "serves" not in vars(cls):
-            cls.serves = frozenset({"nodes"})
-        cls.samples = vars(cls).get("samples", "")
 
     def __init__(self, cfg: RunConfig, graph: Any, device: Device = "cpu", file: Path | None = None):
         self.cfg = cfg
@@ -138,7 +132,7 @@ class GraphClient(Side, NumPyClient):
         self.params = method_params(type(self), cfg)
         self.uplink_of = declared(type(self), cfg)
         # A method that reads rows of other clients' nodes (`needs_others`) keeps to its own: far ends are another party's.
-        sees = kind_of(cfg).far_ends and not type(self).needs_others(cfg) and getattr(graph, "far", None)
+        sees = kind_of(cfg).capabilities.far_ends and not type(self).needs_others(cfg) and getattr(graph, "far", None)
         graph = kind_of(cfg).split_of(graph)
         whole = with_far_ends(graph) if sees else graph
         self.task = kind_of(cfg)(cfg, whole)
@@ -164,7 +158,7 @@ class GraphClient(Side, NumPyClient):
         reseed(derive_seed(cfg.seed, "model"), self.device)
         self.model = self.build_model().with_nodes(self.graph.num_nodes).to(self.device, self.dtype)
         features = self.graph.num_edge_features
-        if self.makes_graphs and self.model.reads_edges and features:
+        if self.capabilities.makes_graphs and self.model.capabilities.reads_edges and features:
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} runs the model on graphs that it makes, whose edges have no features, but"
                 f" model={cfg.model.name} reads {features} features per edge: use a model without edge features"

@@ -12,13 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgraph_flwr.clients.combinations import check_batches
 from fedgraph_flwr.clients.epochs import Epochs, Places, refuse_above
 from fedgraph_flwr.clients.subgraph_batches import ClusterBatches, EdgeClusterBatches, SaintBatches
-from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.client import Client
-from fedgraph_flwr.models import Model
-from fedgraph_flwr.models.stack import OVER_NODES
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows, GraphInputs, Neighbours, batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
@@ -52,39 +49,6 @@ def in_order(make: Callable[[int], Batch], steps: int, ahead: bool) -> Iterator[
             yield batch
             batch = following.result()
         yield batch
-
-
-def check_model(cfg: RunConfig, model: Model) -> None:
-    """Refuse a model that the sampler has no batches for, and a fan-out of another length than its layers.
-
-    Raises:
-        FedGraphError: with what is accepted.
-    """
-    sampler, hops, others = cfg.train.sampler, model.sampled_hops, "or a model such as sage or gcn"
-    norm = f" with model.norm={model.norm}" if getattr(model, "norm", "none") in OVER_NODES else ""
-    cases = [
-        (sampler != "neighbors" and hops == 0, "reads no edges", f"neighbors with train.fanout=[], {others}"),
-        (sampler == "clusters" and not model.subgraphs, "reads more than the edges between nodes", f"none, {others}"),
-        (sampler == "saint" and model.heterogeneous, "reads several types of nodes", "none or neighbors"),
-        (sampler == "saint" and not model.one_way, "reads edges in both directions or updates them", "neighbors"),
-        (sampler != "clusters" and hops is None, f"needs a whole graph in every step{norm}", f"none, {others}"),
-    ]
-    for refused, why, instead in cases:
-        if refused:
-            what = f"train.sampler={sampler} does not support model={cfg.model.name}"
-            raise FedGraphError(f"{what}, which {why}: set train.sampler={instead}")
-    for key in ("fanout", "fanout_back") if sampler == "neighbors" else ():
-        fanout = getattr(cfg.train, key)
-        if len(fanout) != hops and (fanout or key == "fanout"):
-            raise FedGraphError(
-                f"train.{key}={fanout} has {len(fanout)} numbers, but model={cfg.model.name} with model.layers={cfg.model.layers}"
-                f" reads neighbours in {hops} layers: set train.{key} to {hops} numbers, the first for neighbours of the batch"
-            )
-    if cfg.train.fanout_back and model.one_way:
-        raise FedGraphError(
-            f"train.fanout_back={cfg.train.fanout_back} has no effect with model={cfg.model.name}, which reads edges in one"
-            " direction: leave it out, or set model=multi_gine"
-        )
 
 
 class NeighbourBatches(Epochs):
@@ -170,9 +134,9 @@ def of(client: Client) -> NeighbourBatches | ClusterBatches | SaintBatches | Non
     sampler = client.cfg.train.sampler
     if sampler == "none":
         return None
-    check_model(client.cfg, client.model)
+    check_batches(client.cfg, client.model)
     if sampler == "clusters":
         return EdgeClusterBatches(client) if isinstance(client.task, Edges) else ClusterBatches(client)
     if sampler == "saint":
         return SaintBatches(client)
-    return TypedBatches(client) if client.model.heterogeneous else NeighbourBatches(client)
+    return TypedBatches(client) if client.model.capabilities.heterogeneous else NeighbourBatches(client)

@@ -93,12 +93,12 @@ class BoostingClient(GraphClient):
         """Refuse typed graphs, parts that change gradient steps, and losses that trees do not have."""
         one_type(cfg, model)
         params, inputs = method_params(cls, cfg), f"strategy.inputs={method_params(cls, cfg).inputs}"
-        parts, far = "', '".join(part.name for part in Parts(cfg.strategy).all), kind_of(cfg).far_ends
+        parts, far = "', '".join(part.name for part in Parts(cfg.strategy).all), kind_of(cfg).capabilities.far_ends
         cases = [
             (parts, f"takes no gradient steps, which its parts '{parts}' would change: leave them out"),
             (cfg.train.loss == "focal", "does not support train.loss=focal: set cross_entropy or weighted"),
             (
-                cfg.task.loss != "mse" and not kind_of(cfg).classes,
+                cfg.task.loss != "mse" and not kind_of(cfg).capabilities.classes,
                 f"fits squares, got task.loss={cfg.task.loss}: set task.loss=mse",
             ),
             (

@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import TASKS, RunConfig, StrategyConfig
+from fedgraph_flwr.config import RunConfig, StrategyConfig
+from fedgraph_flwr.config.capabilities import Capable, PartCapabilities
 from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
@@ -22,31 +23,17 @@ Step = Callable[[Optimizer], Tensor]
 """Function that writes a gradient to the model's parameters and returns the loss."""
 
 
-class ClientPart:
-    """One part of a method at the client.
+class ClientPart(Capable, values=PartCapabilities):
+    """One part of a method at the client; its class declares what `PartCapabilities` names.
 
     Attributes:
         keys: values of its keys.
-        serves: tasks that it can train.
-        adds: whether it adds a term to the objective.
-        reads_hidden: whether its term reads `Client.hidden`.
-        stacks: whether clients with it can be stacked; then its term reads only `term_state`.
-        samples: whether it trains with batches with sampled neighbours.
-        of_nodes: whether it reads training nodes by their rows, so that it serves only tasks on nodes.
         own_requests: groups of requests that differ by client, as in `Client`.
         predicts_with: names in `memory` that predictions read.
-        tunes: whether predictions train on the client's training nodes first.
     """
 
-    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
-    adds: ClassVar[bool] = False
-    reads_hidden: ClassVar[bool] = False
-    stacks: ClassVar[bool] = True
-    samples: ClassVar[bool] = True
-    of_nodes: ClassVar[bool] = False
     own_requests: ClassVar[tuple[str, ...]] = ()
     predicts_with: ClassVar[tuple[str, ...]] = ()
-    tunes: ClassVar[bool] = False
 
     def __init__(self, name: str, rules: StrategyConfig):
         self.name, self.keys = name, getattr(rules, name)
@@ -96,7 +83,7 @@ class ClientPart:
 def with_terms(client: Client, loss: Tensor) -> Tensor:
     """Return a client's loss F_i plus the terms of the active parts."""
     for part in client.active:
-        if part.adds and (term := part.term(client)) is not None:
+        if part.capabilities.adds and (term := part.term(client)) is not None:
             loss = loss + term
     return loss
 

@@ -47,10 +47,10 @@ class Parts:
         made = [KINDS[name](name, rules) for name in names if name in KINDS]
         self.all = tuple(part for part in made if not part.idle)
         self.personal = next((part for part in self.all if part.name == rules.personalization), None)
-        self.keeps_hidden = any(part.reads_hidden for part in self.all)
+        self.keeps_hidden = any(part.capabilities.reads_hidden for part in self.all)
         self.own_requests = tuple(name for part in self.all for name in part.own_requests)
         self.predicts_with = tuple(name for part in self.all for name in part.predicts_with)
-        self.tunes = any(part.tunes for part in self.all)
+        self.tunes = any(part.capabilities.tunes for part in self.all)
 
     def check(self, cfg: RunConfig, model: Model) -> None:
         """Refuse a configuration that one of them cannot serve.

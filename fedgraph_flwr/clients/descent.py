@@ -28,8 +28,8 @@ def begin_training(client: Client) -> Optimizer:
 def writes_out(client: Client) -> bool:
     """Return whether the objective is the task's loss, trains all tensors, and has closed-form gradients."""
     trained = not client.model.ties_weights and all(tensor.requires_grad for tensor in client.model.tensors.values())
-    plain = inherits(client, OBJECTIVE) and not any(part.adds for part in client.active)
-    return plain and client.task.classes and client.cfg.train.loss != "focal" and trained
+    plain = inherits(client, OBJECTIVE) and not any(part.capabilities.adds for part in client.active)
+    return plain and client.task.capabilities.classes and client.cfg.train.loss != "focal" and trained
 
 
 def written_out(client: Client) -> tuple[Tensor, dict[str, Tensor]] | None:
@@ -63,5 +63,5 @@ def check_step(client: Client, nodes: int) -> None:
         FedGraphError: the policy requires more.
     """
     client.policy.check_step(client.graph.client, nodes, client.task.ITEMS)
-    if client.model.drops:
+    if client.model.capabilities.drops:
         client.policy.check_dropout(client.cfg.model.dropout, min(nodes, client.graph.num_nodes))

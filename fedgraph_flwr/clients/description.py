@@ -13,7 +13,7 @@ def describe(cfg: RunConfig, graph: ClientGraph, num_train: int, width: int) -> 
     """The client's index, the sizes of its graph, the fingerprint of its schema, and the name of its link run."""
     nodes = graph.part.bincount().tolist() if graph.part.numel() else graph.num_nodes
     sizes = {"num_train": num_train, "num_features": graph.num_features, "num_classes": width}
-    if network(cfg.model).reads_edges or kind_of(cfg).reads_edges:
+    if network(cfg.model).capabilities.reads_edges or kind_of(cfg).capabilities.reads_edges:
         sizes["num_edge_features"] = graph.num_edge_features
     schema = fingerprint(graph)
     return {

@@ -19,3 +19,7 @@ class FedNovaClient(GraphClient, method=fednova):
     """FedAvg's client, by the uplink of FedNova."""
 
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
+    unsampled: ClassVar[str] = (
+        "divides each update by the client's number of steps, which with batches depends on numbers of nodes that clients do"
+        " not report"
+    )

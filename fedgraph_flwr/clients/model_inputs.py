@@ -21,7 +21,7 @@ def model_inputs(client: Client, graph: Any, variant: Mapping[str, Any]) -> Any:
         variant: keys that identify a derived graph in the cache.
     """
     model = client.model
-    whole = client.samples == "whole" or model.prepares_features
+    whole = client.capabilities.samples == "whole" or model.capabilities.prepares_features
     if client.cfg.train.sampler == "neighbors" and not whole and isinstance(graph, ClientGraph):
         return model.graph_inputs(graph, client.device, client.dtype)
     if client.file is None or not isinstance(graph, ClientGraph):

@@ -48,10 +48,8 @@ def check_rows(cfg: RunConfig, model: Model) -> None:
     Raises:
         FedGraphError: names the key and what is accepted.
     """
-    what, kind = f"privacy.unit={cfg.privacy.unit}", type(model)
-    if isinstance(model, OfItems):
-        kind = kind.__bases__[1]
-    if not ("row_wise" in vars(kind) and model.row_wise):
+    what = f"privacy.unit={cfg.privacy.unit}"
+    if not model.capabilities.row_wise:
         raise FedGraphError(
             f"{what} needs a model whose rows read no other row, which model={cfg.model.name} does: set model=mlp, or model=sign"
             " with model.hops=0"

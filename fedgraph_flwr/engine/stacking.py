@@ -20,21 +20,19 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import with_terms
-from fedgraph_flwr.clients.combined import Parts, steps_plainly
-from fedgraph_flwr.clients.descent import OBJECTIVE, writes_out
+from fedgraph_flwr.clients.combinations import unstacked
+from fedgraph_flwr.clients.combined import steps_plainly
+from fedgraph_flwr.clients.descent import writes_out
 from fedgraph_flwr.clients.seam import handled_by
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, located
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.batched_metrics import Segments
 from fedgraph_flwr.methods.side import inherits
-from fedgraph_flwr.models.stack import OVER_NODES
 from fedgraph_flwr.numerics.losses import shared_grad
 from fedgraph_flwr.numerics.optim import step_all
 from fedgraph_flwr.numerics.stacked import IGNORED, constants, kinds, padded, rows_of, stack_inputs
 from fedgraph_flwr.numerics.stacked import stackable as kinds_stack
 from fedgraph_flwr.numerics.streams import Streams, drawing, generators
-from fedgraph_flwr.tasks import kind_of
 
 Result = TypeVar("Result")
 Tensors = dict[str, Tensor]
@@ -43,36 +41,6 @@ SLACK = 1.25
 """Maximum ratio of the largest to the smallest graph in one stack; smaller graphs are padded."""
 
 _SAME = ("cfg", "params", "device", "dtype", "model", "server_round", "exchange", "stage", "task", "combined", "active")
-
-
-def declared(kind: type) -> tuple[str, ...] | None:
-    """Return the attributes that the objective of a client class reads.
-
-    None if the class declares none, or overrides the objective of a class that does.
-    """
-    decisive = next((cls for cls in kind.__mro__ if vars(cls).keys() & {"stacks", *OBJECTIVE}), kind)
-    attributes: tuple[str, ...] | None = vars(decisive).get("stacks")
-    return attributes
-
-
-def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
-    """Return the setting that prevents stacking, as text; empty if clients can be stacked."""
-    if cfg.privacy.unit != "client":
-        return f"privacy.unit={cfg.privacy.unit}"
-    if declared(kind) is None:
-        return f"strategy={cfg.strategy.name}"
-    if not kind_of(cfg).classes:
-        return f"task={cfg.task.name}"
-    if not model.stacks:
-        norm = getattr(model, "norm", "")
-        return f"model={cfg.model.name}{f' with model.norm={norm}' if norm in OVER_NODES else ''}"
-    if unstackable := [part.name for part in Parts(cfg.strategy).all if not part.stacks]:
-        return f"the part '{unstackable[0]}'"
-    if cfg.train.sampler != "none":
-        return f"train.sampler={cfg.train.sampler}"
-    if model.ties_weights:
-        return f"model={cfg.model.name}, which shares one tensor between two parameters"
-    return f"train.loss={cfg.train.loss}" if cfg.train.loss == "focal" else ""
 
 
 def stackable(client: GraphClient) -> bool:
@@ -89,7 +57,7 @@ def _traits(client: GraphClient) -> tuple[bool, Hashable]:
     """Return whether a client can be stacked, and its class with names, shapes and `requires_grad` of its tensors; cached."""
     if client not in _known:
         shapes = tuple((name, tensor.shape, tensor.requires_grad) for name, tensor in client.model.tensors.items())
-        _known[client] = not refusal(client.cfg, type(client), client.model), (type(client), shapes)
+        _known[client] = not unstacked(client.cfg, type(client), client.model), (type(client), shapes)
     return _known[client]
 
 
@@ -363,7 +331,7 @@ def _each(stacked: Iterable[Tensor | None], count: int) -> list[Sequence[Tensor 
 
 
 def _read(client: GraphClient) -> tuple[str, ...]:
-    return ("class_weights", "term_state", *(declared(type(client)) or ()))
+    return ("class_weights", "term_state", *(client.capabilities.stacks or ()))
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

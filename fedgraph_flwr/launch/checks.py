@@ -1,21 +1,19 @@
 """Checks of a method, its model and their keys before any client starts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psutil
 
 from fedgraph_flwr import models
+from fedgraph_flwr.clients import combinations
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.batches import check_model
 from fedgraph_flwr.clients.combined import Parts
-from fedgraph_flwr.clients.requirements import check_sampler, check_task, check_unit, tasks_of
-from fedgraph_flwr.config.composition import unknown_method_key
+from fedgraph_flwr.config.composition import compose, unknown_method_key
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import locate, method_params, own_keys
 from fedgraph_flwr.config.schema import AUTO, FEW_ROWS, RunConfig
 from fedgraph_flwr.data import datasets
-from fedgraph_flwr.engine.stacking import refusal
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.launch.part_checks import check_parts, check_personal
@@ -45,7 +43,7 @@ def check_method(cfg: RunConfig) -> None:
     for side in sides:
         method_params(side, cfg)
     uplink, strategy = _uplink(cfg, *sides), f"strategy={cfg.strategy.name}"
-    check_unit(cfg, sides[1])
+    combinations.check_unit(cfg, sides[1])
     check_parts(cfg, sides[0], sides[1], uplink)
     protections.check(cfg, uplink)
     model_group = uplink[TRAIN].get(MODEL)
@@ -64,16 +62,22 @@ def check_method(cfg: RunConfig) -> None:
         raise FedGraphError(f"{what}: declare Mean(weight=..., scale=...) in uplink")
     model = probe(cfg)
     _check_released_buffers(cfg, model)
-    check_task(cfg, sides[1])
-    if cfg.train.sampler != "none":
-        check_sampler(cfg, sides[1])
-        check_model(cfg, model)
+    combinations.check(cfg, sides[1], model)
     for side in (*sides, Parts(cfg.strategy)):
         side.check(cfg, model)
     if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # a prefix may belong to a disabled part
         models.check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
     models.check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
     check_personal(cfg, model)
+
+
+def refusal(words: Sequence[str]) -> str:
+    """Return why a run of these words is refused by its method, model and task; empty: it is not."""
+    try:
+        check_method(compose(list(words)))
+    except FedGraphError as error:
+        return str(error)
+    return ""
 
 
 def _uplink(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphClient]) -> Uplink:
@@ -171,7 +175,7 @@ def _unit_notes(cfg: RunConfig) -> list[str]:
 def _without_new_nodes(cfg: RunConfig) -> list[str]:
     """Return a note if the model of a party's tables learns a vector of each training node."""
     own, learnt = cfg.graph or cfg.on_fleet or datasets.own_path(cfg.dataset), cfg.model.params.get("type_embedding")
-    if not own or not models.network(cfg.model).heterogeneous or learnt == "decoupled":
+    if not own or not models.network(cfg.model).capabilities.heterogeneous or learnt == "decoupled":
         return []
     return [
         f"model.type_embedding={learnt or 'entity'} learns a vector of each training node, so `fedgraph-flwr predict` cannot"
@@ -183,13 +187,12 @@ def not_stacked(cfg: RunConfig) -> str:
     """Return why ``stack`` has no effect; empty if clients are computed as one."""
     if cfg.engine not in STACKING:
         return f"engine={cfg.engine}"
-    return refusal(cfg, client_class(cfg), probe(cfg))
+    return combinations.unstacked(cfg, client_class(cfg), probe(cfg))
 
 
 def served(cfg: RunConfig) -> frozenset[str]:
     """Return the tasks that a run's method serves with all of its parts."""
-    parts = [part.serves for part in Parts(cfg.strategy).all]
-    return tasks_of(cfg, client_class(cfg)).intersection(*parts)
+    return combinations.combined(cfg, client_class(cfg)).serves
 
 
 def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:

@@ -53,7 +53,9 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
         _need_hooks(rules, f"strategy.objective={name}", client, OBJECTIVES[name])
     if (own := rules.personalization) in KEYS:
         _need_shared(rules, f"strategy.personalization={own} trains a second model beside")
-        prepared = ("train",) if KINDS[own].tunes else ()  # it trains at scoring too, after `train` has ended
+        prepared = (
+            ("train",) if KINDS[own].capabilities.tunes else ()
+        )  # it trains at scoring too, after `train` has ended
         _need_hooks(rules, f"strategy.personalization={own}", client, PERSONAL + prepared)
     if rules.variates != "none":
         _check_variates(rules, server, client, uplink)

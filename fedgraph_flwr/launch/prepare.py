@@ -71,16 +71,17 @@ def unread_edge_features(cfg: RunConfig) -> str:
     """Return a warning if the clients' edges have features that the model does not read; "" otherwise."""
     network = models.network(cfg.model)
     # a task may read the columns of edges beside a model that reads none
-    by_task = network.row_wise is True and kind_of(cfg).reads_edges
-    if cfg.on_fleet or network.reads_edges or by_task:
+    by_task = network.capabilities.row_wise and kind_of(cfg).capabilities.reads_edges
+    if cfg.on_fleet or network.capabilities.reads_edges or by_task:
         return ""
     shapes, values = read_header(files(client_files(cfg))[0])
     summed = values.get("own_columns", {}).get("edges", 0)  # columns whose totals nodes have
     if not (count := shapes.get("edge_attr", (0, 0))[1] - summed):
         return ""
+    readers = [name for name in models.MODELS if models.network(ModelConfig(name)).capabilities.reads_edges]
     return (
         f"model={cfg.model.name} does not read the {count} features of each edge: parallel edges count as weights. Models"
-        f" that read them: {', '.join(name for name in models.MODELS if models.network(ModelConfig(name)).reads_edges)}"
+        f" that read them: {', '.join(readers)}"
     )
 
 

@@ -17,7 +17,7 @@ class Client(Protocol):
     """A client: its configuration, graph, model, batch and memory. The attributes are those of `GraphClient`."""
 
     predicts_with: ClassVar[tuple[str, ...]]
-    samples: ClassVar[str]
+    capabilities: ClassVar[Any]
 
     cfg: RunConfig
     graph: ClientGraph

@@ -61,11 +61,13 @@ def build(cfg: ModelConfig, num_features: Any, num_classes: int, num_edge_featur
         FedGraphError: no such model, one for another kind of graph, or a wrong key.
     """
     kind = network(cfg)
-    if isinstance(num_features, list) != kind.heterogeneous:
+    if isinstance(num_features, list) != kind.capabilities.heterogeneous:
         kinds = ("one node type", "typed nodes and edges")
-        needed, found = kinds[kind.heterogeneous], kinds[not kind.heterogeneous]
+        needed, found = kinds[kind.capabilities.heterogeneous], kinds[not kind.capabilities.heterogeneous]
         raise FedGraphError(f"model={cfg.name} needs a graph with {needed}, not {found}: set another model or dataset")
-    sizes = (num_features, num_classes, num_edge_features) if kind.reads_edges else (num_features, num_classes)
+    sizes = (
+        (num_features, num_classes, num_edge_features) if kind.capabilities.reads_edges else (num_features, num_classes)
+    )
     return kind(*sizes, **keywords(cfg))
 
 
@@ -161,7 +163,7 @@ def probe(cfg: ModelConfig, make: Callable[..., Model] = build) -> Model:
     """
     with torch.random.fork_rng(devices=[]):
         try:
-            return make(cfg, [0, 0] if network(cfg).heterogeneous else 1, 2)
+            return make(cfg, [0, 0] if network(cfg).capabilities.heterogeneous else 1, 2)
         except (MemoryError, RuntimeError) as error:
             raise FedGraphError(
                 f"model={cfg.name} cannot be created with this configuration ({first_line(error)})"

@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from fedgraph_flwr.config.capabilities import Capable, ModelCapabilities
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.in_blocks import Step, in_blocks
@@ -37,7 +38,7 @@ def compact(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor | SparseMat
     return x.to(dtype)
 
 
-class Model(nn.Module):
+class Model(Capable, nn.Module, values=ModelCapabilities):
     """A model on a graph: ``model(model.prepare(graph))`` gives logits [N, C].
 
     ``model.prepare`` runs once per graph, the rest in every step. A model consists of hidden features and a head on them,
@@ -45,34 +46,15 @@ class Model(nn.Module):
 
     Attributes:
         adjacency: (edge_index [2, E], N) → the matrix that `prepare` puts into the inputs, SciPy CSR [N, N].
-        dense_features: whether the model needs features as a dense tensor even if they are mostly zero.
         head_prefixes: name prefixes of the parameters that `classify` reads.
         private: name prefixes of parameters that never travel, whatever a strategy shares.
-        heterogeneous: whether it needs a heterogeneous graph.
-        prepares_features: whether its prepared features are not those of the graph, so that batches read the prepared ones.
-        pools: whether it predicts graphs by itself where its inputs name the graph of each node; others get a readout.
-        reads_edges: whether it reads edge features; its class then takes (F, C, D).
-        whole_numbers: whether its tensors of whole numbers are parameters, as of a forest; else they are counters, which never
-            travel.
-        row_wise: whether it maps the features of each node by ``layers`` and a ``head``, with ReLU between them, and reads
-            nothing else. A subclass must declare it again.
-        drops: whether ``model.dropout`` acts in it.
-        stacks: whether it can run on many clients' graphs at once under `torch.func.vmap`: rows of zeros below a graph's
-            nodes, without edges, must not change the results of those nodes.
+        dense_features: see `ModelCapabilities`, likewise its other names, which a class declares.
     """
 
     head_prefixes: tuple[str, ...] = ("head.",)
     private: tuple[str, ...] = ()
-    heterogeneous: bool = False
-    reads_edges: bool = False
-    stacks: bool = False
     adjacency = staticmethod(gcn_adjacency)
-    dense_features: bool = False
-    prepares_features: bool = False
-    pools: bool = False
-    whole_numbers: bool = False
-    row_wise: bool = False
-    drops: bool = True
+    again = ("row_wise",)
 
     def with_nodes(self, num_nodes: int) -> Self:
         """Return the model with the parameters that it has for each node of a client's graph; most models have none."""
@@ -102,7 +84,7 @@ class Model(nn.Module):
         """Return features [N, F] for a product: `compact` ones, or a tensor if the model needs it."""
         if isinstance(x, SparseMatrix):  # of `with_edges`
             return x
-        return x.to(dtype) if self.dense_features else compact(x, dtype)
+        return x.to(dtype) if self.capabilities.dense_features else compact(x, dtype)
 
     def encode(self, inputs: Any) -> Tensor:
         """Compute hidden features [N, H]: after the last hidden activation, before the head's dropout.
@@ -234,7 +216,7 @@ class Model(nn.Module):
             for name, tensor in self.state_dict(keep_vars=True).items()
             if name.startswith(wanted)
             and not name.startswith(kept)
-            and (tensor.is_floating_point() or self.whole_numbers)
+            and (tensor.is_floating_point() or self.capabilities.whole_numbers)
         }
 
     def representations(self, inputs: Any) -> dict[str, Tensor]:

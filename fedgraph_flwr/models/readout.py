@@ -184,6 +184,7 @@ def attach(model: Model, readout: nn.Module) -> Model:
 @functools.cache
 def _with_readout(kind: type[Model]) -> type[Model]:
     own = {"__module__": kind.__module__, "__doc__": kind.__doc__, "samples": vars(kind).get("samples", False)}
+    own |= {name: vars(kind)[name] for name in kind.again if name in vars(kind)}
     return type(kind.__name__, (OfItems, kind), own)
 
 

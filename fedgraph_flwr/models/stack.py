@@ -107,10 +107,12 @@ class Stack(Model):
                 f"model.widths must be at least {layers - 1} numbers >= 1, one per hidden layer, got {list(widths)}"
             )
         self.norm, self.widths = norm, (list(widths) or [hidden] * (layers - 1))[: layers - 1]
-        self.stacks = self.stacks and norm not in OVER_NODES  # its statistics would count padding rows
+        self.stacks = (
+            type(self).capabilities.stacks and norm not in OVER_NODES
+        )  # its statistics would count padding rows
         sizes = [num_features, *self.widths]
         self.input_norm: Any = nn.LayerNorm(num_features) if input_norm else nn.Identity()
-        self.dense_features = self.dense_features or input_norm
+        self.dense_features = type(self).capabilities.dense_features or input_norm
         self.layers = nn.ModuleList([layer(a, b) for a, b in pairwise(sizes)])
         self.norms = nn.ModuleList([NORMS[norm](width) for width in self.widths] if norm != "none" else [])
         self.head: Any = (head or layer)(sizes[-1], num_classes)

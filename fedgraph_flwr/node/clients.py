@@ -17,9 +17,9 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.combinations import check_unit
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
 from fedgraph_flwr.clients.replies import plain_reply, protected, sum_request, summed_groups
-from fedgraph_flwr.clients.requirements import check_unit
 from fedgraph_flwr.clients.saved_models import WHOLE
 from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
 from fedgraph_flwr.config.lookup import locate

@@ -14,9 +14,8 @@ from typing import Any
 
 from flwr.app import Context, Error, Message
 
-from fedgraph_flwr.clients import earlier
+from fedgraph_flwr.clients import combinations, earlier
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.requirements import check_sampler, check_task
 from fedgraph_flwr.clients.saved_models import NOTHING, PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, from_run_config
@@ -234,9 +233,7 @@ class Party(Node):
         """Refuse secure sums without pinned keys, and what the class cannot train."""
         if cfg.privacy.secagg:
             settings.check_secure_node(self.settings)
-        check_task(cfg, kind)
-        if cfg.train.sampler != "none":
-            check_sampler(cfg, kind)
+        combinations.check(cfg, kind)
 
     def check_model(
         self, policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: Any

@@ -56,7 +56,7 @@ def predict(run: FinishedRun, load: Callable[[Path, int], Any]) -> Predicted:
     kept, no_files = run.cfg.privacy.scores, "the client files are not on this machine"
     reasons = [
         (kept == "exact", f"privacy.scores={kept} keeps predictions of single nodes at the clients"),
-        (kind_of(run.cfg).classes, f"task={run.cfg.task.name} does not predict classes"),
+        (kind_of(run.cfg).capabilities.classes, f"task={run.cfg.task.name} does not predict classes"),
         (run.summary, "the run is not finished"),
         (run.clients, no_files),
     ]

@@ -21,7 +21,7 @@ def may_differ(cfg: RunConfig, descriptions: Collection[Mapping[str, Any]]) -> b
     This is so where the input layer and the head stay at the clients, as in FedStar's experiments with one dataset per client.
     Models are built without memory for their parameters, as the sizes are those that clients claim.
     """
-    if models.network(cfg.model).heterogeneous:
+    if models.network(cfg.model).capabilities.heterogeneous:
         return False
     sizes = {tuple(values.get(key) or 0 for key in SIZES) for values in descriptions}
     if len(sizes) == 1:

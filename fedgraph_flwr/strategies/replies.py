@@ -165,8 +165,12 @@ class ReplyReader:
         whole = NumberField(0, LARGEST, whole=True)
         many = NumberField(0, LARGEST, whole=True, length=up_to(4096))
         network = models.network(self.cfg.model)
-        fields = {"num_features": many if network.heterogeneous else whole, "num_classes": whole, SPEAKS: whole}
-        if network.reads_edges or kind_of(self.cfg).reads_edges:
+        fields = {
+            "num_features": many if network.capabilities.heterogeneous else whole,
+            "num_classes": whole,
+            SPEAKS: whole,
+        }
+        if network.capabilities.reads_edges or kind_of(self.cfg).capabilities.reads_edges:
             fields["num_edge_features"] = whole
         if self.cfg.strategy.private_schema:
             fields["num_features"] = replace(fields["num_features"], optional=True)

@@ -120,7 +120,7 @@ def majority(overrides: Sequence[str]) -> float:
 
     cfg, graphs = _clients(overrides)
     tasks = [kind_of(cfg)(cfg, graph) for graph in graphs]
-    classes = kind_of(cfg).classes
+    classes = kind_of(cfg).capabilities.classes
     label = torch.cat([task.y[task.masks["train"]] for task in tasks]).bincount().argmax() if classes else None
     scores: dict[str, list[float]] = {}
     for task in tasks:

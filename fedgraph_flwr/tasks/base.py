@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import EvaluationConfig, RunConfig
+from fedgraph_flwr.config.capabilities import Capable, TaskCapabilities
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.split import without_stages
 from fedgraph_flwr.errors import FedGraphError
@@ -78,12 +79,14 @@ Scorer = SplitScorer | metrics.Scored
 """The scored items of a client."""
 
 
-class Task:
+class Task(Capable, values=TaskCapabilities):
     """One task on the graph of one client.
 
     Args:
         cfg: the run's configuration.
         graph: the client's graph, with the edges of all stages.
+
+    A class declares what `TaskCapabilities` names.
 
     Attributes:
         METRICS: scores of the task, the default headline first.
@@ -92,13 +95,6 @@ class Task:
         KEYS: keys of ``task`` that it reads; other tasks refuse them.
         SPLITS: values of ``split.kind`` that it accepts; empty: all.
         LOSSES: values of ``task.loss`` that it accepts; empty: it reads none.
-        classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
-        targets: whether items have several targets each, numbers or yes and no, instead of a class.
-        samples: whether its steps can be batches with sampled neighbours.
-        passes: whether ``train.local_epochs`` counts passes over its own batches of items.
-        typed: whether its graphs may have typed nodes and edges.
-        reads_edges: whether it reads edge features, whatever the network does.
-        far_ends: whether it predicts nodes of a graph to which far ends of cut edges are added, as nodes without labels.
         graph: what the network may read in training: without the edges of later stages, and without those that are predicted.
         y: targets of all items [V], or [V, T].
         masks: training, validation and test items, bool [V], by split.
@@ -110,13 +106,6 @@ class Task:
     KEYS: ClassVar[frozenset[str]] = frozenset()
     SPLITS: ClassVar[tuple[str, ...]] = ()
     LOSSES: ClassVar[tuple[str, ...]] = ()
-    classes: ClassVar[bool] = False
-    targets: ClassVar[bool] = False
-    samples: ClassVar[bool] = False
-    passes: ClassVar[bool] = False
-    typed: ClassVar[bool] = False
-    reads_edges: ClassVar[bool] = False
-    far_ends: ClassVar[bool] = False
 
     graph: ClientGraph
     y: Tensor

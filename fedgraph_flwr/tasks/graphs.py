@@ -65,7 +65,7 @@ class OfGraphs(Task):
     @classmethod
     def network(cls, cfg: RunConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
         """A model with ``model.hidden`` outputs per node, and a `GraphReadout` of them; or a model that pools."""
-        if models.network(cfg.model).pools:
+        if models.network(cfg.model).capabilities.pools:
             return models.build(cfg.model, num_features, width, num_edge_features)
         hidden = cfg.model.hidden
         model = models.build(cfg.model, num_features, hidden, num_edge_features)

@@ -10,7 +10,7 @@ from fedgraph_flwr.tasks.targets import MultiLabel
 def objective_of(cfg: RunConfig, width: int) -> Objective:
     """Return the loss of a run's task with W outputs."""
     task = kind_of(cfg)
-    if task.classes:
+    if task.capabilities.classes:
         return Objective("logistic", width, binary=True) if width == 2 else Objective("softmax", width)
     return Objective("logistic" if issubclass(task, MultiLabel) else "square", width)
 

@@ -51,7 +51,7 @@ def built(name, graph, layers=2, **more):
     torch.manual_seed(1)
     cfg = ModelConfig(name.split()[0], hidden=8, layers=layers, dropout=0.0, params=MODELS[name] | more)
     kind = models.network(cfg)
-    return models.build(cfg, 5, 3, 2 if kind.reads_edges else 0).double()
+    return models.build(cfg, 5, 3, 2 if kind.capabilities.reads_edges else 0).double()
 
 
 def grads(logits, model):
@@ -64,7 +64,9 @@ def grads(logits, model):
 def samples(strategy):
     """Whether a method declares that it trains on batches, with its own model."""
     cfg = by_default(strategy)
-    declared = client_class(cfg).samples and all(part.samples for part in Parts(cfg.strategy).all)
+    declared = client_class(cfg).capabilities.samples and all(
+        part.capabilities.samples for part in Parts(cfg.strategy).all
+    )
     return declared and models.probe(cfg.model).sampled_hops is not None
 
 

@@ -139,7 +139,7 @@ def test_linear_layers_are_unbiased(name, graph, monkeypatch):
         ),
         (
             [*SAMPLED, "task=triples", "dataset=planted-triples"],
-            r"train\.sampler=neighbors does not support task=triples: .* task to one of nodes, ",
+            r"train\.sampler=neighbors does not support task=triples, which makes its own batches .* task to one of nodes, ",
         ),
         ([*SAMPLED, "train.local_epochs=1", "train.local_steps_by_client=[1,2]"], "both set a round's steps"),
     ],

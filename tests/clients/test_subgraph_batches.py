@@ -153,7 +153,10 @@ def test_parts_are_computed_once_per_client_and_seed(graph, tmp_path, monkeypatc
         ([*CLUSTERS, "model.norm=standardize"], r"model=gcn, which reads more than the edges between nodes"),
         ([*CLUSTERS, "strategy=fgssl"], r"train\.sampler=clusters does not support strategy=fgssl"),
         ([*CLUSTERS, "strategy=moon"], "does not support the part 'moon' of strategy=moon"),
-        ([*CLUSTERS, "task=links"], r"train\.sampler=clusters does not support task=links, whose items are not nodes"),
+        (
+            [*CLUSTERS, "task=links"],
+            r"train\.sampler=clusters does not support task=links, whose pairs between two parts",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(overrides, match):

@@ -38,6 +38,10 @@ class Anchored(GraphClient):
         return super().loss() + sum(((t - self.anchor[n]) ** 2).sum() for n, t in self.shared.items())
 
 
+class Silent(Anchored):
+    """Has the objective of its base."""
+
+
 class Undeclared(Anchored):
     """Overrides the objective and says nothing."""
 
@@ -156,10 +160,10 @@ def test_clients_of_unlike_size_are_computed_apart_and_no_more_than_asked_togeth
 
 
 def test_who_overrides_the_objective_says_so_anew():
-    assert stacking.declared(GraphClient) == ()
-    assert stacking.declared(Anchored) == ("anchor",)
-    assert stacking.declared(type("Silent", (Anchored,), {})) == ("anchor",)
-    assert stacking.declared(Undeclared) is None
+    assert GraphClient.capabilities.stacks == ()
+    assert Anchored.capabilities.stacks == ("anchor",)
+    assert Silent.capabilities.stacks == ("anchor",)
+    assert Undeclared.capabilities.stacks is None
 
 
 def test_what_cannot_be_stacked_is_told_and_gives_the_same_bits(run, sizes_of):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients.requirements import tasks_of
+from fedgraph_flwr.clients.combinations import tasks_of
 from fedgraph_flwr.config import RunConfig, compose, group_names
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.launch.checks import client_class
@@ -79,7 +79,7 @@ def is_typed(overrides: Iterable[str]) -> bool:
 
 @functools.cache
 def _is_typed(overrides: tuple[str, ...]) -> bool:
-    return bool(models.network(compose(overrides).model).heterogeneous)
+    return bool(models.network(compose(overrides).model).capabilities.heterogeneous)
 
 
 @contextmanager

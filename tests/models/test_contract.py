@@ -16,7 +16,7 @@ from tests.conftest import client_graph
 from tests.typed_graphs import typed_client
 
 N, H = 16, 8
-TYPED = [name for name in MODELS if locate(MODELS[name]).heterogeneous]
+TYPED = [name for name in MODELS if locate(MODELS[name]).capabilities.heterogeneous]
 PARTED = [name for name in MODELS if locate(MODELS[name]).head_prefixes]  # others are a vector per node
 STACKS = [name for name in MODELS if issubclass(locate(MODELS[name]), Stack)]
 VARIANTS = [

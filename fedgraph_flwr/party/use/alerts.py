@@ -314,7 +314,7 @@ def margins(predictor: Any, graph: Any) -> tuple[Floats, Any]:
     Raises:
         FedGraphError: the model does not predict two classes.
     """
-    count = len(predictor.input_spec.classes) if predictor.task.classes else 0
+    count = len(predictor.input_spec.classes) if predictor.task.capabilities.classes else 0
     predictor.check_task(count == 2, f"alerts need items of two classes, and it has {count}")
     logits, task = predictor.items(graph)
     return curves.margin(logits.numpy()), task

@@ -284,7 +284,9 @@ def _first(predictors: Sequence[Any]) -> Any:
     """Return the first of two models of classes or more."""
     if len(predictors) < 2:
         raise FedGraphError(f"blend needs at least two runs, got {len(predictors)}: pass two run folders or more")
-    predictors[0].check_task(predictors[0].task.classes, "blend weighs logits of classes (task=nodes or edges)")
+    predictors[0].check_task(
+        predictors[0].task.capabilities.classes, "blend weighs logits of classes (task=nodes or edges)"
+    )
     return predictors[0]
 
 

@@ -154,7 +154,11 @@ def _task(predictor: Predictor) -> str:
     """Return what the model predicts."""
     classes, task = predictor.input_spec.classes, predictor.cfg.task.name
     kind = "node classification" if task == "nodes" else f"task={task}"
-    return f"{kind} with {len(classes)} classes: {', '.join(map(escaped, classes))}" if predictor.task.classes else kind
+    return (
+        f"{kind} with {len(classes)} classes: {', '.join(map(escaped, classes))}"
+        if predictor.task.capabilities.classes
+        else kind
+    )
 
 
 def _use(readout: str, edge_attr: bool, timed: bool) -> list[str]:
@@ -177,7 +181,7 @@ def _use(readout: str, edge_attr: bool, timed: bool) -> list[str]:
 def _scores(found: dict[str, Any], task: type[Task]) -> list[str]:
     """Return a table of test scores, one row per client, and their mean."""
     clients = found.get("clients", {})
-    names = _SHOWN if task.classes else tuple(task.METRICS)
+    names = _SHOWN if task.capabilities.classes else tuple(task.METRICS)
     shown = [key for name in names if (key := f"test-{name}") in clients]
     if not shown:
         return ["Not available when this card was written."]

@@ -160,13 +160,13 @@ def explain(
         return [_blended(parts, predictor.weights) for parts in zip(*every, strict=True)]
     if not isinstance(predictor, Predictor):
         raise FedGraphError(f"{predictor.source}: explain needs the folder of a run or a node")
-    scored = predictor.task.classes or (predictor.task.targets and predictor.width == 1)
+    scored = predictor.task.capabilities.classes or (predictor.task.capabilities.targets and predictor.width == 1)
     fits = scored and predictor.task.ITEMS in ("nodes", "edges")
     predictor.check_task(fits, "explain needs classes or one target of nodes or edges")
     graph = predictor.as_graph(graph)
     if not isinstance(graph, Graph):
         raise FedGraphError(f"{predictor.source}: explain reads graphs with one type of nodes")
-    if predictor.task.targets:
+    if predictor.task.capabilities.targets:
         stats = predictor.target_stats
         graph = replace(graph, targets=torch.full((graph.num_nodes, 1), torch.nan), target_stats=stats)
     outputs, task = predictor.outputs(graph)
@@ -241,7 +241,7 @@ def _numbered(task: Any, names: NDArray[Any], read: Any) -> tuple[NDArray[np.int
 
 def _classes(predictor: Predictor, outputs: Tensor) -> list[int]:
     """Return the class whose score is explained, by item: the second of two, else the predicted one; -1 for a number."""
-    if not predictor.task.classes:
+    if not predictor.task.capabilities.classes:
         return [-1] * len(outputs)
     return [1] * len(outputs) if outputs.size(1) == 2 else outputs.argmax(1).tolist()
 
@@ -428,7 +428,7 @@ def _of_network(
             edges = edge_names[numbered.numpy()]
         else:
             read = own if own.until(0) is own else own.until(int(own.val_mask[row]) or 2 * int(not own.train_mask[row]))
-            read = with_far_ends(read) if task.far_ends and own.far else read
+            read = with_far_ends(read) if task.capabilities.far_ends and own.far else read
             inputs, edges = reader.inputs_of(read), np.arange(read.edge_index.size(1)).astype(object)
         made = _Network(net, inputs, own.num_nodes, row, which, plain.reads_edges, bool(plain.readout[0]))
         actual, start = made.starts()

@@ -88,7 +88,7 @@ def export(predictor: Predictor | Blended, folder: Path, run: Path | None = None
     # Counts in windows, a recipe and many graphs in a table need this package.
     only_here = spec.tables.windows or spec.tables.recipe or spec.tables.graph
     columns = {} if only_here else spec.columns(NODE)
-    stats = predictor.target_stats if predictor.task.targets else torch.zeros(2, 0, dtype=torch.float64)
+    stats = predictor.target_stats if predictor.task.capabilities.targets else torch.zeros(2, 0, dtype=torch.float64)
     split = as_scored(cfg, predictor.task).split
     step, seconds = split.step, split.step_seconds
     given = (spec, predictor.client, predictor.round, cfg.task, predictor.threshold, stats, step)
@@ -278,11 +278,11 @@ class ExportedModel(TaskPredictor):
         own = as_client(self.as_graph(graph), self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
         if not isinstance(own, ClientGraph):
             raise FedGraphError("exported models read graphs with one type of nodes, got a heterogeneous graph")
-        return with_far_ends(own) if self.task.far_ends and own.far else own
+        return with_far_ends(own) if self.task.capabilities.far_ends and own.far else own
 
     def of_items(self, graph: Any, outputs: Tensor, task: Task) -> tuple[Tensor, Task]:
         """Return outputs and task of the graph's own items, without far ends."""
-        if not self.task.far_ends:
+        if not self.task.capabilities.far_ends:
             return outputs, task
         count = self.as_graph(graph).y.size(0)
         return outputs[:count], task.first(count)

@@ -254,9 +254,9 @@ class TaskPredictor(ABC):
         """
         self.check_task(self.task is not Triples, RANKED)
         graph = self.as_graph(graph)
-        if self.task.targets:
+        if self.task.capabilities.targets:
             return self._predict_targets(graph, ids)
-        self.check_task(self.task.classes, "pass pairs of nodes (--pairs)")
+        self.check_task(self.task.capabilities.classes, "pass pairs of nodes (--pairs)")
         logits, task = self.items(graph)
         if isinstance(task, OfGraphs):
             names, place = _names_of_graphs(graph, ids), task.order.argsort()
@@ -333,7 +333,8 @@ class TaskPredictor(ABC):
         """
         self.check_task(self.task is not Triples, RANKED)
         self.check_task(
-            not (self.task.classes or self.task.targets), "it predicts no pairs of nodes: leave --pairs out"
+            not (self.task.capabilities.classes or self.task.capabilities.targets),
+            "it predicts no pairs of nodes: leave --pairs out",
         )
         graph = self.as_graph(graph)
         place = {str(name): row for row, name in enumerate(names_of(graph, ids))}
@@ -457,7 +458,7 @@ class Predictor(TaskPredictor):
     @property
     def width(self) -> int:
         """Number of classes, or of targets."""
-        return int(self.target_stats.size(1)) if self.task.targets else len(self.input_spec.classes)
+        return int(self.target_stats.size(1)) if self.task.capabilities.targets else len(self.input_spec.classes)
 
     def inputs_of_trees(self, graph: Any) -> np.ndarray:
         """Return what trees read of a graph's items, in the order of `outputs`, NaN where missing [V, F]."""
@@ -493,7 +494,7 @@ class Predictor(TaskPredictor):
     @cached_property
     def threshold(self) -> float | None:  # type: ignore[override]
         """Threshold of the second of two classes with the best F1 on the client's validation nodes; None if unknown."""
-        if self.own is None or not self.task.classes or len(self.input_spec.classes) != 2:
+        if self.own is None or not self.task.capabilities.classes or len(self.input_spec.classes) != 2:
             return None
         logits, task = self.outputs(self.own)
         return metrics.threshold(logits, task.y, task.masks["val"])
@@ -504,7 +505,7 @@ class Predictor(TaskPredictor):
             client = self._ready(graph)
             shared = self.client is None and self.cfg.strategy.personal
             found = (client.predict_shared() if shared else client.predict()).detach().cpu()
-        if not self.task.far_ends:
+        if not self.task.capabilities.far_ends:
             return found, client.task
         count = self.as_graph(graph).y.size(0)  # without far ends
         return found[:count], client.task.first(count)
@@ -524,7 +525,7 @@ class Predictor(TaskPredictor):
             client.model.eval()
             if self.client is not None:
                 client.model.load_state_dict(client.personal_parameters(), strict=False)
-            pools = issubclass(self.task, OfGraphs) and client.model.pools
+            pools = issubclass(self.task, OfGraphs) and client.model.capabilities.pools
             return self.task.exported(client.model.plain_of_graphs() if pools else client.model.plain())
 
     def probe(self) -> Graph:
@@ -545,7 +546,7 @@ class Predictor(TaskPredictor):
         data: dict[str, Any] = {}
         if width := self._num_edge_features():
             data["edge_attr"] = torch.randn(4 * nodes, width, generator=rng)
-        if self.task.targets:
+        if self.task.capabilities.targets:
             stats = self.target_stats
             data |= {"target_stats": stats, "targets": torch.full((nodes, stats.size(1)), torch.nan)}
         return Graph(
@@ -562,7 +563,7 @@ class Predictor(TaskPredictor):
 
     def _num_edge_features(self) -> int:
         """D of the run's graphs; 0 if neither model nor task reads edge features."""
-        if not (models.network(self.cfg.model).reads_edges or self.task.reads_edges):
+        if not (models.network(self.cfg.model).capabilities.reads_edges or self.task.capabilities.reads_edges):
             return 0
         return int(self._of_run("the number of its edge features").num_edge_features)
 
@@ -609,7 +610,7 @@ class Predictor(TaskPredictor):
 
     def _with_parameters(self, kind: type[GraphClient], graph: Any) -> GraphClient:
         own = as_client(graph, self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
-        typed = models.network(self.cfg.model).heterogeneous
+        typed = models.network(self.cfg.model).capabilities.heterogeneous
         if isinstance(own, HeteroGraph) != typed:
             kinds = ("homogeneous", "heterogeneous")
             raise FedGraphError(f"{self.source} expects a {kinds[typed]} graph, got a {kinds[not typed]} one")
@@ -709,7 +710,7 @@ def check_predictable(cfg: RunConfig, out: Path) -> None:
     reason = ""
     if cfg.on_fleet:
         reason = f"engine={cfg.engine} leaves them at the parties: run `fedgraph-flwr predict --node DIR` at each"
-    elif not (kind_of(cfg).classes or kind_of(cfg).targets):
+    elif not (kind_of(cfg).capabilities.classes or kind_of(cfg).capabilities.targets):
         reason = f"task={cfg.task.name} predicts pairs: run `fedgraph-flwr predict RUN --pairs FILE`"
     if reason:
         raise FedGraphError(f"--predictions lists the clients' items, and {reason}")

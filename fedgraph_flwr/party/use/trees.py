@@ -46,7 +46,7 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
     forest, cfg = predictor.forest, predictor.cfg
     width = predictor.width
     objective, names = objective_of(cfg, width), predictor.column_names
-    stats = predictor.target_stats.tolist() if predictor.task.targets else []
+    stats = predictor.target_stats.tolist() if predictor.task.capabilities.targets else []
     file = io.BytesIO()
     arrays: dict[str, Any] = dict(forest)
     np.savez(file, **arrays)

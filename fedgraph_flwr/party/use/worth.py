@@ -226,7 +226,7 @@ def _grouped(runs: Sequence[Path], client: int | None) -> Groups:
         if (path / CONFIG).is_file() and client is None:
             raise FedGraphError(f"{path} is a run folder: pass --client I, the party that asks")
         model = _loaded(path, client)
-        model.check_task(model.task.classes, "worth compares scores of classes (task=nodes or edges)")
+        model.check_task(model.task.capabilities.classes, "worth compares scores of classes (task=nodes or edges)")
         keys = {key: value for key, value in flat_keys(model.cfg).items() if key not in {*FREE, "seed"} - {"rounds"}}
         name = _named(model)
         again = sum(group.partition(" (")[0] == name for group in groups)

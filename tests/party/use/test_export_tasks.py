@@ -50,7 +50,7 @@ def predicted(predictor, graph):
     if predictor.cfg.task.name == "links":
         return predictor.predict_pairs(graph, [[0, 1], [3, 2], [5, 5]], range(graph.num_nodes)).scores
     found = predictor.predict(graph)
-    return found.values if predictor.task.targets else found.logits.numpy()
+    return found.values if predictor.task.capabilities.targets else found.logits.numpy()
 
 
 def alone(folder: Path, graph: Graph, task: str) -> np.ndarray:

@@ -48,14 +48,14 @@ def test_lightgbm_and_numpy_give_our_scores(kind, run, tmp_path):
     np.testing.assert_allclose(model.raw_scores(model.load(out), x), expected, rtol=0, atol=1e-12)
     own = predictor.own.x.numpy()
     mine, theirs = model.predict(model.load(out), own), predictor.predict(predictor.own)
-    values = theirs.values if predictor.task.targets else theirs.probabilities
+    values = theirs.values if predictor.task.capabilities.targets else theirs.probabilities
     np.testing.assert_allclose(mine, values, rtol=1e-9, atol=1e-9)
     assert len(about["columns"]) == x.shape[1]
     assert "| column | share of the gain |" in (out / "MODEL_CARD.md").read_text()
     assert cli.main(["export", str(found.out), "--out", str(out)]) == 0, "again over an earlier export"
     again = load_export(out).predict(predictor.own)
     np.testing.assert_allclose(
-        getattr(again, "values", None) if predictor.task.targets else again.probabilities, values
+        getattr(again, "values", None) if predictor.task.capabilities.targets else again.probabilities, values
     )
     (out / "export.json").write_text(json.dumps({key: about[key] for key in about if key != "schema"}))
     with pytest.raises(FedGraphError, match="an earlier release wrote it"):
