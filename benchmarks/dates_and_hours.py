@@ -2,7 +2,8 @@
 
     python -m benchmarks.dates_and_hours                    # about 20 CPU minutes; resumes where it stopped
     python -m benchmarks.dates_and_hours --seeds 1 --only payments --without networks
-    python -m benchmarks.dates_and_hours --table            # print the table of the stored cells
+    python -m benchmarks.dates_and_hours --table            # print the table of the stored cells, with the goals
+    python -m benchmarks.dates_and_hours --write            # put the tables of the stored cells into docs/trees.md
 
 Generated books (``dataset=payments``): patterns of all kinds within a day or two, half of whose members are at any bank, which
 pass money on. Average precision on test items, mean over banks, at the best validation round. The hand-made columns are
@@ -64,6 +65,25 @@ TRAINED = {
     "accounts": ["model=sage", "rounds=60", "evaluation.every=5", "train.weight_decay=0.01"],
     "payments": ["rounds=100", "train.lr=0.02", "model.hidden=32", "evaluation.every=5", "train.weight_decay=0.001"],
 }
+PAGE = Path(__file__).parents[1] / "docs" / "trees.md"
+MARKS = "<!-- dates: made by python -m benchmarks.dates_and_hours --write -->", "<!-- end -->"
+SHOWN = [(task, times) for task in TASKS for times in ("dates", "dates, earlier days only", "hours")]
+OWN_TREES, BAGGING = "LightGBM on the recipe, each bank", "boosting, bagging"
+DIFFERENCES = [
+    (OWN_TREES, OWN),
+    (BAGGING, OWN_TREES),
+    ("FedAvg", "Local"),
+    ("FedAvg", OWN_TREES),
+    (BLEND, OWN_TREES),
+]
+CALLED = {
+    OWN: "own trees, hand-made columns",
+    OWN_TREES: "own trees on the recipe",
+    "LightGBM on the recipe, pooled": "pooled trees",
+    BAGGING: "federated trees",
+    BLEND: "FedAvg blended with federated trees",
+}
+"""Names of the page for methods, as `worth` has them."""
 GOAL = 0.02
 """Largest loss against own LightGBM with hand-made columns; boosting is to be above it."""
 
@@ -243,6 +263,42 @@ def table(scores: dict[Cell, float]) -> str:
     return "\n".join(lines)
 
 
+def page_tables(scores: dict[Cell, float]) -> str:
+    """Return the Markdown tables of the page in %: means and 95 % intervals over seeds, and differences paired by seed."""
+    seeds = sorted({cell.seed for cell in scores})
+
+    def line(name: str, texts: list[str]) -> str:
+        return f"| {name} | {' | '.join(texts)} |"
+
+    def text(values: list[float], sign: str = "") -> str:
+        half = f" ± {100 * interval(values).half:.1f}" if len(values) > 1 else ""
+        return f"{100 * fmean(values):{sign}.1f}{half}" if values else ""
+
+    def values(method: str, task: str, times: str) -> dict[int, float]:
+        cells = {seed: Cell(task, times, method, seed) for seed in seeds}
+        return {seed: scores[cell] for seed, cell in cells.items() if cell in scores}
+
+    head = [line("average precision", [f"{task}, {times}" for task, times in SHOWN]), f"|---|{'---|' * len(SHOWN)}"]
+    rows = [
+        line(CALLED.get(method, method), [text([*values(method, *at).values()]) for at in SHOWN]) for method in METHODS
+    ]
+    changes = []
+    for first, second in DIFFERENCES:
+        pairs = [(values(first, *at), values(second, *at)) for at in SHOWN]
+        both = [[a[seed] - b[seed] for seed in a if seed in b] for a, b in pairs]
+        title = " − ".join(CALLED.get(method, method) for method in (first, second))
+        changes.append(line(title, [text(each, "+") for each in both]))
+    return "\n".join([*head, *rows, "", *[head[0].replace("average precision", "paired by seed"), head[1]], *changes])
+
+
+def write_page(scores: dict[Cell, float]) -> None:
+    """Put the tables between the marks of the page."""
+    before, mark, rest = PAGE.read_text().partition(MARKS[0])
+    if not mark:
+        raise SystemExit(f"{PAGE} has no line {MARKS[0]}: put it where the tables belong, and {MARKS[1]} after it")
+    PAGE.write_text(f"{before}{MARKS[0]}\n{page_tables(scores)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+
+
 def main() -> None:
     """Run the missing cells, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -250,11 +306,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cells whose TASK/TIMES/METHOD/SEED contains this text")
     parser.add_argument("--without", default="", choices=("", "networks"), help="networks: trees only")
     parser.add_argument("--table", action="store_true", help="print the table of the stored cells")
+    parser.add_argument("--write", action="store_true", help=f"write the tables of the stored cells into {PAGE.name}")
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"file of scores (default: {RESULTS.name})")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     known = stored(args.out)
+    if args.write:
+        write_page(known)
+        return
     with tempfile.TemporaryDirectory() as folder:
         for cell in [] if args.table else cells(args.seeds, args.only, args.without):
             if cell in known:

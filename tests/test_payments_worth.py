@@ -5,6 +5,7 @@ import re
 import numpy as np
 from scipy import stats
 
+from benchmarks import dates_and_hours
 from benchmarks import payments_worth as worth
 
 ROOT = worth.RESULTS.parents[1]
@@ -14,6 +15,20 @@ def test_the_stored_table_and_the_page_say_what_the_rows_say():
     rows = worth.stored(worth.RESULTS / "payments_worth.csv")
     assert (worth.RESULTS / "payments_worth.md").read_text() == worth.table(rows)
     assert worth.means(rows) in (ROOT / "docs" / "trees.md").read_text()
+
+
+def test_the_tables_of_dates_and_hours_say_what_their_rows_say():
+    scores = dates_and_hours.stored(dates_and_hours.RESULTS)
+    text = dates_and_hours.page_tables(scores)
+    assert text in dates_and_hours.PAGE.read_text()
+    assert len(scores) == len(list(dates_and_hours.cells(3, "", ""))), "all cells of three seeds are stored"
+    own, trees = (
+        [100 * scores[dates_and_hours.Cell("accounts", "hours", method, seed)] for seed in range(3)]
+        for method in (dates_and_hours.OWN_TREES, dates_and_hours.BAGGING)
+    )
+    low, high = stats.ttest_rel(trees, own).confidence_interval(0.95)
+    assert f"{(low + high) / 2:+.1f} ± {(high - low) / 2:.1f}" in text
+    assert (low > 0, "federated trees − own trees on the recipe" in text) == (True, True)
 
 
 def test_the_page_quotes_intervals_of_the_table():
