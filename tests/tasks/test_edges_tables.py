@@ -23,6 +23,7 @@ from fedgraph_flwr.testing import assert_same_arrays
 
 ROOT = Path(__file__).parents[2]
 ROLES = ["--time-column", "at", "--edge-label-column", "fraud", "--edge-id-column", "ref", "--edge-columns", "amount"]
+KNOWN = ["--input", "amount"]  # which alone makes the label
 
 
 def payments(rows: int, first: int, seed: int) -> pd.DataFrame:
@@ -48,7 +49,7 @@ def work(tmp_path_factory) -> Path:
     payments(200, 0, 0).to_csv(folder / "payments.csv", index=False)
     payments(30, 1000, 1).drop(columns="fraud").to_csv(folder / "new.csv", index=False)
     args = ["import", "--nodes", f"{folder / 'accounts.csv'}", "--edges", f"{folder / 'payments.csv'}", *ROLES]
-    args += ["--windows", "2,0.5", "--edge-classes", "no,yes", "--split", "temporal"]
+    args += ["--windows", "2,0.5", "--edge-classes", "no,yes", "--split", "temporal", *KNOWN]
     assert (
         main([*args, "--client", "0", "--num-clients", "1", "--out", str(folder / "parts/client_0000.safetensors")])
         == 0
