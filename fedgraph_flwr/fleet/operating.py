@@ -91,7 +91,10 @@ def admit(public: Path, name: str, party: str = "") -> str:
     Raises:
         RunFailed: Flower's command failed, except for an already registered key.
     """
-    done = _flwr("supernode", "register", str(public), name, "--name", party or public.stem)
+    register = ("supernode", "register", str(public), name)
+    done = _flwr(*register, "--name", party or public.stem)
+    if "No such option" in done.stderr:  # of Flower 1.41, which keeps no names
+        done = _flwr(*register)
     if not done.returncode:
         return f"{public} is registered"
     if "already in use" in done.stdout + done.stderr:

@@ -93,7 +93,7 @@ def lines(found: Mapping[str, Any], now: float | None = None) -> list[str]:
     for run in started:
         counts[run["state"]] = counts.get(run["state"], 0) + 1
     counted = ", ".join(f"{number} {state}" for state, number in counts.items())
-    text += [f"{len(started)} runs{f': {counted}' if counted else ''}"]
+    text += [f"{len(started)} run{'s' * (len(started) != 1)}{f': {counted}' if counted else ''}"]
     text += [
         f"  {_run_line(run)}"
         for run in started
