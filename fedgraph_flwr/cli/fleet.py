@@ -6,9 +6,10 @@ from pathlib import Path
 
 from fedgraph_flwr.cli.node import check_address
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet.certificates import REVOKED, days_left, key_of, renew, revoke, revoked, warnings
 from fedgraph_flwr.fleet.checking import check
-from fedgraph_flwr.fleet.keys import Places, check_key, make_fleet, make_node
-from fedgraph_flwr.fleet.operating import admit, check_connection
+from fedgraph_flwr.fleet.keys import Places, check_key, make_fleet, make_node, read_fleet
+from fedgraph_flwr.fleet.operating import UNREGISTERED, Removed, admit, check_connection, node_of_key, remove
 from fedgraph_flwr.fleet.overview import lines, overview
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report.as_json import as_json
@@ -36,10 +37,23 @@ def register(parser: argparse.ArgumentParser) -> None:
     join.add_argument("--party", metavar="NAME", default="", help=about)
     join.set_defaults(func=_join)
 
+    about = "on the server: remove nodes for good, by public key FILE.pub"
+    removal = actions.add_parser("remove", help=about)
+    removal.add_argument("files", type=Path, nargs="+", metavar="FILE.pub")
+    removal.set_defaults(func=_remove)
+
+    renewal = actions.add_parser("renew", help="on the server: renew certificates; running runs continue")
+    about = "folder of `fleet init` (default: keys)"
+    renewal.add_argument("folder", type=Path, nargs="?", default=Path("keys"), help=about)
+    add_options(renewal, _RENEW, days={"default": 365})
+    renewal.set_defaults(func=_renew)
+
     status = actions.add_parser("status", help="as the operator: list nodes and the progress of runs")
     status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(func=_status)
-    for action in (join, status):
+    for action in (join, removal):
+        add_options(action, _KEYS, keys={"default": Path("keys")})
+    for action in (join, removal, status):
         add_options(action, CONNECTION, name={"default": "fleet"})
 
     diagnosis = actions.add_parser("check", help="as a party: test whether this node can join")
@@ -55,6 +69,14 @@ _INIT = """
 --operator HOST:PORT  address of an operator's nginx for `flwr` (default: 127.0.0.1:9092)
 --days N  validity of certificates in days (default: 365)
 """
+
+_RENEW = """
+--ca  also renew ca.crt, which parties and operators must get before the old one ends
+--operator  also renew operators.crt and operator.crt
+--days N  validity of the new certificates in days (default: 365)
+"""
+
+_KEYS = "--keys DIR  folder of `fleet init`, with the list of removed keys (default: keys)"
 
 CONNECTION = "--name NAME  name of the connection in Flower's configuration (default: fleet)"
 
@@ -97,6 +119,8 @@ def _join(args: argparse.Namespace) -> int:
         if path.suffix == ".pub":
             if not path.is_file():
                 raise FedGraphError(f"{path}: no such file; expected a public key of `fedgraph-flwr fleet join`")
+            if (args.keys / REVOKED).is_file() and key_of(path.read_text(), str(path)) in revoked(args.keys):
+                raise Removed(path)
             check_connection(args.name)
             print(admit(path, args.name, args.party))
             continue
@@ -106,6 +130,40 @@ def _join(args: argparse.Namespace) -> int:
         check_key(path)
         print(f"{path} {state}: keep it private and send {path}.pub to the operator, who runs")
         print(f"  fedgraph-flwr fleet join {path.name}.pub")
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    read_fleet(args.keys)  # else the list would be where no server reads it
+    check_connection(args.name)
+    for path in args.files:
+        if not path.is_file():
+            raise FedGraphError(f"{path}: no such file; expected the public key of a node")
+        new = revoke(args.keys, key_of(path.read_text(), str(path)), path.name)
+        number, status = node_of_key(args.name, path)
+        if number and status != UNREGISTERED:
+            remove(number, args.name)
+        done = (
+            "removed" if number and status != UNREGISTERED else "was not registered" if new else "was already removed"
+        )
+        print(f"{path} {done}; {args.keys / REVOKED} keeps it out, also if the server loses its database")
+    return 0
+
+
+def _renew(args: argparse.Namespace) -> int:
+    if args.days < 1:
+        raise FedGraphError(f"--days {args.days}: expected at least 1 day")
+    read_fleet(args.folder)
+    names = [*(["ca"] if args.ca else []), "server", *(["operators", "operator"] if args.operator else [])]
+    for name in names:
+        path = renew(args.folder, name, args.days)
+        print(f"{path} is valid for {days_left(path):.0f} days; a running server uses it within seconds")
+    if args.ca:
+        print(f"send {args.folder}/ca.crt to all parties and operators: it also accepts the certificates before")
+    if args.operator:
+        print(f"send {args.folder}/operator.crt and {args.folder}/operator.key to the operators")
+    for text in warnings(args.folder):
+        print(f"warning: {text}")
     return 0
 
 

@@ -11,13 +11,15 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import flower_patches
-from fedgraph_flwr.fleet.checking import reach
+from fedgraph_flwr.fleet.certificates import WARNED
+from fedgraph_flwr.fleet.checking import Finding, reach
 from fedgraph_flwr.fleet.keys import check_key
 from fedgraph_flwr.fleet.log_lines import FORMATS
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory
@@ -38,6 +40,8 @@ SETTLED = 60.0
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Environment of the process that forks; clients set torch's threads themselves (``--threads``)."""
+
+_DAY = 86400.0
 
 _PATHS = {"graph": "FILE", "state": "DIR", "policy": "FILE", "peers": "DIR"}
 _PROGRAM: list[str | Path] = [sys.executable, "-P", Path(flower_patches.__file__)]
@@ -182,8 +186,12 @@ class Server:
 
     def unreachable(self) -> str:
         """Return why the server cannot be reached; empty if it responds."""
-        found = reach(self.host, self.port, self.authority)
+        found = self.reach()
         return "" if found.right else found.explanation
+
+    def reach(self) -> Finding:
+        """Try to reach the server."""
+        return reach(self.host, self.port, self.authority)
 
 
 class Node:
@@ -208,6 +216,8 @@ class Node:
         self.reason = "the SuperNode is starting"  # why this node takes part in no run; "" if it is connected
         self.looked = time.monotonic()
         self.restarts = 0
+        self.refused = False  # the server's certificate
+        self.lost = threading.Event()  # the SuperNode reported a lost connection
 
     def not_live(self) -> str:
         """Return why this process should be restarted, or ""."""
@@ -234,9 +244,13 @@ class Node:
             FedGraphError: the SuperNode rejects its input, so a retry is useless.
         """
         tries = 0
-        if why := self.server.unreachable():
-            say(f"no connection to the server {self.server.host}:{self.server.port} yet: {why}; the node keeps trying")
+        self._look()
+        threading.Thread(target=self._watch, daemon=True).start()
         while True:
+            while self.refused and not self.once:  # a SuperNode would try for minutes, and its error names no reason
+                time.sleep(PAUSES[-1])
+                self._look()
+                self.looked = time.monotonic()
             began = time.monotonic()
             self._start()
             while self.supernode and not self.supernode.ended():
@@ -257,6 +271,28 @@ class Node:
             if self.reason != before or tries <= len(PAUSES):  # later, the same reason once
                 say(f"{self.reason}; retrying {f'in {pause:g} s' if tries < len(PAUSES) else f'every {pause:g} s'}")
             time.sleep(pause)
+
+    def _look(self) -> None:
+        """Say why the server cannot be reached, or that its certificate ends soon."""
+        server, found = self.server, self.server.reach()
+        self.refused = found.certificate
+        if not found.right:
+            self.reason = found.explanation
+            say(
+                f"no connection to the server {server.host}:{server.port} yet: {found.explanation}; the node keeps trying"
+            )
+        elif found.days is not None and found.days < WARNED:
+            say(f"warning: the certificate of {server.host}:{server.port} ends in {found.days} days: tell the operator")
+
+    def _watch(self) -> None:
+        """Look when the SuperNode loses its connection, and each day."""
+        looked = time.monotonic()
+        while True:
+            lost = self.lost.wait(_DAY)
+            self.lost.clear()
+            if not lost or time.monotonic() - looked > PAUSES[-1]:
+                looked = time.monotonic()
+                self._look()
 
     def end(self) -> None:
         """Stop all started processes, including that of a task."""
@@ -324,6 +360,7 @@ class Node:
             self.reason = ""
         elif "Connection attempt failed" in line:
             self.reason = f"no connection to the server {self.server.host}:{self.server.port}"
+            self.lost.set()
 
     def _why(self) -> str:
         if self.code == 305:

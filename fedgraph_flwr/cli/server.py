@@ -5,6 +5,7 @@ import contextlib
 import math
 import os
 import shutil
+import signal
 import ssl
 import sys
 import time
@@ -15,10 +16,11 @@ from fedgraph_flwr.cli import superlink
 from fedgraph_flwr.cli.node import LOG_FORMAT, monitor_address
 from fedgraph_flwr.errors import FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
+from fedgraph_flwr.fleet.certificates import watch
 from fedgraph_flwr.fleet.keys import Places, read_fleet, write_configuration
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory, of_parties, of_runs
 from fedgraph_flwr.fleet.monitor import condition, monitor
-from fedgraph_flwr.fleet.operating import admit, connect, node_infos
+from fedgraph_flwr.fleet.operating import admit_all, connect, node_infos
 from fedgraph_flwr.fleet.processes import Process, healthy, log_as, say, tool, wait_for_one
 from fedgraph_flwr.fleet.run_folders import RUNS
 from fedgraph_flwr.fleet.status import STATUS, read_status
@@ -79,9 +81,9 @@ def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health"
     try:
         processes += start(args.folder, places, args.database or args.folder / "superlink.db", args.runs, plain)
         connect(args.name, places.superlink, args.folder / "ca.crt")
-        if not args.no_join:
-            for path in sorted(args.folder.glob("*.pub")):
-                say(admit(path, args.name))
+        for text in admit_all(args.folder, args.name, not args.no_join):
+            say(text)
+        watch(args.folder, lambda: _renewed(processes[1:]), lambda text: say(f"warning: {text}"))
         command = f"fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
         say(f"ready on {places.listen}; start nodes with: {command}")
         parties.refresh()
@@ -95,6 +97,13 @@ def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health"
     finally:
         for process in reversed(processes):
             process.end()
+
+
+def _renewed(nginx: list[Process]) -> None:
+    """Let nginx read replaced certificates: it ends no connection. The SuperLink reads them itself."""
+    for process in nginx:
+        process.popen.send_signal(signal.SIGHUP)
+    say("the certificates were replaced: new connections use them")
 
 
 class Parties:

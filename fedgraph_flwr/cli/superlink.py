@@ -1,10 +1,11 @@
-"""Program of `fedgraph-flwr server`: `flower-superlink`, which also lists and sends run folders to operators."""
+"""Program of `fedgraph-flwr server`: `flower-superlink`, which also sends run folders and reads renewed certificates."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.fleet.certificates import reload_in_uvicorn
 from fedgraph_flwr.fleet.run_folders import RUNS, add_routes
 from fedgraph_flwr.fleet.status import read_status
 
@@ -35,6 +36,7 @@ def main() -> None:
         return app
 
     superlink.create_app = create_app
+    reload_in_uvicorn()
     flower_superlink()
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,7 +30,7 @@ import ray
 import torch
 from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients.base import GraphClient
@@ -50,7 +51,7 @@ from fedgraph_flwr.fleet.processes import kill_after
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
 from fedgraph_flwr.store.events import OnWait
-from fedgraph_flwr.store.folder import make_folder
+from fedgraph_flwr.store.folder import CHECKPOINT, make_folder
 from fedgraph_flwr.wire.messages import CONFIG, FAILED, METRICS, REFUSED, TRAIN, Bare, bared, dressed
 
 Letter = tuple[int, str, str, dict[str, Any]]
@@ -79,6 +80,9 @@ STARTS = 3
 
 STORE = 2 * 2**30
 """Maximum bytes of the object store of a local instance; unused pages cost nothing."""
+
+LOOK = 2.0
+"""Seconds between looks for lost machines, while processes start."""
 
 KEEP_EVERY = 10
 """Exchanges between copies of the clients' private state, which a restarted actor must repeat at most."""
@@ -290,7 +294,11 @@ class RayGrid(BaseGrid):
                 for share in self.shares:
                     own = paths[share.first :: len(actors)]
                     share.files = ray.put({path.name: path.read_bytes() for path in own})
-            pool.wait([share.actor.begin.remote(self.description, None, share.files) for share in self.shares], cfg)
+            pool.wait(
+                [share.actor.begin.remote(self.description, None, share.files) for share in self.shares],
+                cfg,
+                len(actors),
+            )
         except (RunFailed, OSError):
             for actor in actors:
                 ray.kill(actor)
@@ -377,11 +385,14 @@ class RayGrid(BaseGrid):
                 f"{self._label(share)} died {LIVES} times in the same exchange ({_line(error)}): if memory ran out, start"
                 " fewer processes by a higher client_cpus"
             ) from error
+        self.pool.check_machines(self.cfg, len(self.shares))
         log(WARNING, "%s died, restarting it: %s", self._label(share), _line(error))
         calls, share.flying = list(share.flying.values()), {}
         ray.kill(share.actor)
         share.actor = self.pool.new(self.cfg)
-        self.pool.wait([share.actor.begin.remote(self.description, share.kept, share.files)], self.cfg)
+        self.pool.wait(
+            [share.actor.begin.remote(self.description, share.kept, share.files)], self.cfg, len(self.shares)
+        )
         for call in share.since:
             share.actor.reply.options(num_returns=2).remote(call.shared, call.letters, False)
         for call in calls:
@@ -419,6 +430,7 @@ class Pool:
         self.address = address
         self.folder = tempfile.TemporaryDirectory(prefix="fedgraph-ray-", ignore_cleanup_errors=True)
         self.idle: dict[tuple[float, float], list[Any]] = {}
+        self.machines: set[str] = set()  # ids of those that were up when the current run started
         self._error: BaseException | None = None
         self._up, self._over = threading.Event(), threading.Event()
         threading.Thread(target=self._start, daemon=True).start()
@@ -430,7 +442,8 @@ class Pool:
             RunFailed: Ray did not start or respond, or has no free resources.
         """
         self._wait_up()
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        self.machines, nodes = {node["NodeID"] for node in alive}, [node["Resources"] for node in alive]
         room = sum(_room(resources, cfg) for resources in nodes)
         if not room:
             found = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
@@ -455,25 +468,51 @@ class Pool:
         actor.end.remote()
         self.idle.setdefault((cfg.client_cpus, cfg.client_gpus), []).append(actor)
 
-    def wait(self, begun: list[Any], cfg: RunConfig) -> None:
+    def wait(self, begun: list[Any], cfg: RunConfig, actors: int) -> None:
         """Wait until actors have started.
 
+        Args:
+            begun: their calls of `ClientActor.begin`.
+            cfg: the run's configuration.
+            actors: number of actors of the run.
+
         Raises:
-            RunFailed: an actor failed, or did not start within `PATIENCE` seconds.
+            RunFailed: an actor failed, or did not start within `PATIENCE` seconds, or its machine was lost.
         """
+        deadline, ready = time.monotonic() + PATIENCE, list[Any]()
+        while len(ready) < len(begun):
+            if time.monotonic() > deadline:
+                raise RunFailed(
+                    f"Ray started {len(ready)} of {len(begun)} processes for clients within {PATIENCE:g} s ({_needs(cfg)},"
+                    f" ray.address={self.address or 'none'}): check whether it is busy with other work"
+                )
+            ready, _ = ray.wait(begun, num_returns=len(begun), timeout=LOOK)
+            if len(ready) < len(begun):
+                self.check_machines(cfg, actors)
         try:
-            ray.get(begun, timeout=PATIENCE)
-        except GetTimeoutError as error:
-            up = len(ray.wait(begun, num_returns=len(begun), timeout=0)[0])
-            raise RunFailed(
-                f"Ray started {up} of {len(begun)} processes for clients within {PATIENCE:g} s ({_needs(cfg)},"
-                f" ray.address={self.address or 'none'}): check whether it is busy with other work"
-            ) from error
+            ray.get(begun)
         except ObjectLostError as error:
             what = f"clients' private state was lost with the machine that kept it ({_line(error)})"
-            raise RunFailed(f"{what}: resume from the checkpoint") from error
+            raise RunFailed(f"{what}: {_resume_text(cfg)}") from error
         except RayError as error:
+            self.check_machines(cfg, actors)
             raise RunFailed(f"a Ray actor could not start: {_line(error)}") from error
+
+    def check_machines(self, cfg: RunConfig, actors: int) -> None:
+        """Check that the machines that are left have room for a run's actors, if one was lost since the run started.
+
+        Raises:
+            RunFailed: they have not; names the lost machines.
+        """
+        nodes = ray.nodes()
+        lost = [node for node in nodes if node["NodeID"] in self.machines and not node["Alive"]]
+        room = sum(_room(node["Resources"], cfg) for node in nodes if node["Alive"])
+        if lost and room < actors:
+            names = ", ".join(sorted(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in lost))
+            raise RunFailed(
+                f"the Ray cluster lost {names}, and its other machines have room for {room} of {actors} processes for clients"
+                f" ({_needs(cfg)}): {_resume_text(cfg)}"
+            )
 
     def end(self) -> None:
         """Stop all started processes, and leave a cluster unchanged."""
@@ -537,6 +576,12 @@ class Pool:
 
 def _needs(cfg: RunConfig) -> str:
     return f"client_cpus={cfg.client_cpus} and client_gpus={cfg.client_gpus:g}"
+
+
+def _resume_text(cfg: RunConfig) -> str:
+    if (Path(cfg.out) / CHECKPOINT).is_file():
+        return f"to continue on what is left, run: fedgraph-flwr run resume={cfg.out}"
+    return f"no checkpoint was saved (checkpoint_every={cfg.checkpoint_every}), so start the run again"
 
 
 def _room(resources: dict[str, float], cfg: RunConfig) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
+from fedgraph_flwr.fleet.certificates import read
 from fedgraph_flwr.fleet.keys import FLEET, check_key, read_fleet, versions
 
 PATIENCE = 10.0
@@ -23,6 +24,8 @@ PATIENCE = 10.0
 
 AHEAD, BEHIND = 5.0, 15.0
 """Tolerated clock difference in seconds: Flower rejects signatures from other times."""
+
+_EXPIRED, _NOT_YET = 10, 9  # OpenSSL's codes
 
 _REGISTERED, _NOT_REGISTERED = 2003, 2004  # Flower's error codes, see `admission`
 
@@ -35,11 +38,15 @@ class Finding:
         what: name of the check.
         right: whether the check passed; None if unknown.
         explanation: its meaning, with a fix if the check failed.
+        days: of a server, until its certificate ends.
+        certificate: whether the check failed because of a certificate.
     """
 
     what: str
     right: bool | None
     explanation: str
+    days: int | None = None
+    certificate: bool = False
 
 
 def check(
@@ -85,8 +92,11 @@ def reach(host: str, port: int, authority: Path) -> Finding:
                 with context.wrap_socket(plain_socket, server_hostname=bare) as secure:
                     until = ssl.cert_time_to_seconds(str((secure.getpeercert() or {})["notAfter"]))
             except ssl.SSLCertVerificationError as error:
+                if error.verify_code in (_EXPIRED, _NOT_YET):
+                    return Finding("reachable", False, _outside(where, authority, error.verify_code), certificate=True)
                 why = f"{error.verify_message}; check that {authority} is of this server, and {bare} a --host of `fleet init`"
-                return found(False, f"{where} responds, but its certificate is not accepted: {why}")
+                text = f"{where} responds, but its certificate is not accepted: {why}"
+                return Finding("reachable", False, text, certificate=True)
             except (ssl.SSLError, ConnectionError) as error:
                 return found(False, f"{where} responds, but not with TLS ({first_line(error)}): check the port")
     except socket.gaierror:
@@ -97,7 +107,24 @@ def reach(host: str, port: int, authority: Path) -> Finding:
         why = "no response" if isinstance(error, TimeoutError) else first_line(error)
         return found(False, f"{where}: {why}; check for a firewall in between")
     days = int((until - time.time()) / 86400)
-    return found(True, f"{where} responds, with a certificate of {authority} that is valid for {days} more days")
+    return Finding(
+        "reachable",
+        True,
+        f"{where} responds, with a certificate of {authority} that is valid for {days} more days",
+        days,
+    )
+
+
+def _outside(where: str, authority: Path, code: int) -> str:
+    """Explain a certificate that is not valid now: the server's, or the node's copy of the authority's."""
+    if code == _NOT_YET:
+        return (
+            f"{where} responds with a certificate that is not valid yet: compare this machine's clock with the server's"
+        )
+    ends = read(authority).not_valid_after_utc
+    if ends < datetime.datetime.now(datetime.UTC):
+        return f"{authority} expired on {ends:%Y-%m-%d}: ask the operator for the ca.crt of `fedgraph-flwr fleet renew --ca`"
+    return f"the certificate of {where} has expired: the operator runs `fedgraph-flwr fleet renew`, and nodes then continue"
 
 
 def _connection(host: str, port: int) -> socket.socket:
@@ -161,7 +188,8 @@ def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
     if code == _REGISTERED:
         yield found(True, "the server knows this key")
     elif code == _NOT_REGISTERED:
-        yield found(False, "the server does not know this key: ask the operator to run `fleet join FILE.pub`")
+        why = "the server does not know this key, or removed it: ask the operator to run `fleet join FILE.pub`"
+        yield found(False, f"{why}, which tells a removed key from a new one")
     elif reply.status_code == 401:
         why = "" if fast.right is False else "; it may not be a SuperLink with --enable-supernode-auth"
         yield found(None, f"the server rejected the signature{why}")

@@ -134,9 +134,9 @@ def check_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def make_ca(folder: Path, authority: str, days: int) -> None:
-    """Create a self-signed authority: key and certificate."""
-    key = ec.generate_private_key(ec.SECP384R1())
+def make_ca(folder: Path, authority: str, days: int, key: ec.EllipticCurvePrivateKey | None = None) -> None:
+    """Create a self-signed authority: its certificate, and its key if none is passed."""
+    new, key = key is None, key or ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedgraph trial {authority}")])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates and CRLs
     certificate = (
@@ -146,7 +146,8 @@ def make_ca(folder: Path, authority: str, days: int) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write_private(folder / f"{authority}.key", _pem(key))
+    if new:
+        _write_private(folder / f"{authority}.key", _pem(key))
     (folder / f"{authority}.crt").write_bytes(certificate.public_bytes(PEM))
 
 

@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, first_line, sanitize, unknown
+from fedgraph_flwr.fleet.certificates import REVOKED, key_of, revoked
 from fedgraph_flwr.fleet.processes import environment, say, tool, without_box
+
+UNREGISTERED = "unregistered"
+"""Flower's status of a removed node."""
 
 
 def connect(name: str, address: str, authority: Path) -> None:
@@ -80,6 +84,14 @@ def check_connection(name: str, kind: str = "--name", others: Iterable[str] = ()
         raise unknown(kind, name, known, f"connections of {_configuration()}; {writes}")
 
 
+class Removed(FedGraphError):
+    """Error: a key was removed from the fleet."""
+
+    def __init__(self, public: Path):
+        fix = f"the party creates another key (`fedgraph-flwr fleet join NEW`) and sends its .pub, not {public.name} again"
+        super().__init__(f"{public} was removed from this fleet, and no removed key is admitted again: {fix}")
+
+
 def admit(public: Path, name: str, party: str = "") -> str:
     """Register a node's public key and return a message.
 
@@ -89,6 +101,7 @@ def admit(public: Path, name: str, party: str = "") -> str:
         party: name of the party, which the server keeps; default: that of the file.
 
     Raises:
+        Removed: it was registered and removed.
         RunFailed: Flower's command failed, except for an already registered key.
     """
     register = ("supernode", "register", str(public), name)
@@ -98,6 +111,8 @@ def admit(public: Path, name: str, party: str = "") -> str:
     if not done.returncode:
         return f"{public} is registered"
     if "already in use" in done.stdout + done.stderr:
+        if node_of_key(name, public)[1] == UNREGISTERED:
+            raise Removed(public)
         return f"{public} is already registered"
     raise _failure(done, name)
 
@@ -115,7 +130,7 @@ def node_infos(name: str) -> list[dict[str, Any]]:
 
     with _control(name) as client:
         reply = client.ListNodes(ListNodesRequest())
-    found = [node for node in reply.nodes_info if node.status != "unregistered"]
+    found = [node for node in reply.nodes_info if node.status != UNREGISTERED]
     return [
         {
             "node": str(node.node_id),
@@ -132,6 +147,67 @@ def node_infos(name: str) -> list[dict[str, Any]]:
 def _utc(text: str) -> str:
     """Return a time of Flower in UTC to the second; "" if there is none."""
     return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ") if text else ""
+
+
+def remove(number: str, name: str) -> None:
+    """Unregister a node, which then takes part in no run.
+
+    Raises:
+        RunFailed: Flower's command failed.
+    """
+    done = _flwr("supernode", "unregister", number, name)
+    if done.returncode:
+        raise _failure(done, name)
+
+
+def node_of_key(name: str, public: Path) -> tuple[str, str]:
+    """Return the number and status of the node with a public key; both are empty if the server does not know it."""
+    return node_keys(name).get(key_of(public.read_text(), str(public)), ("", ""))
+
+
+def node_keys(name: str) -> dict[str, tuple[str, str]]:
+    """Return the number and status of each node, also of removed ones, by public key in OpenSSH format.
+
+    Raises:
+        RunFailed: the server does not respond.
+    """
+    with _control(name) as client:
+        return _node_keys(client)
+
+
+def admit_all(folder: Path, name: str, join: bool) -> Iterator[str]:
+    """Register the public keys of a fleet's folder, remove nodes with a removed key, and yield what was done.
+
+    Args:
+        folder: the folder of `fleet init`.
+        name: name of the connection.
+        join: whether to register keys.
+
+    Raises:
+        FedGraphError: a key, or the list of removed keys, cannot be read.
+        RunFailed: the server does not respond.
+    """
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    removed = revoked(folder)
+    with _control(name) as client:
+        known = _node_keys(client)
+        for key in sorted(removed & known.keys()):
+            if known[key][1] != UNREGISTERED:
+                remove(known[key][0], name)
+                yield f"node {known[key][0]} was unregistered: {folder / REVOKED} lists its key"
+        for path in sorted(folder.glob("*.pub")) if join else ():
+            key = key_of(path.read_text(), str(path))
+            if key in removed or known.get(key, ("", ""))[1] == UNREGISTERED:
+                yield f"{path} was removed, and is not registered again"
+            elif key in known:
+                yield f"{path} is already registered"
+            else:
+                public: Any = load_ssh_public_key(path.read_bytes())
+                client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public), name=path.stem))
+                yield f"{path} is registered"
 
 
 @contextlib.contextmanager
@@ -153,6 +229,18 @@ def _control(name: str) -> Iterator[Any]:
         raise RunFailed(
             f"the server of connection '{name}' does not respond as expected ({first_line(error)})"
         ) from error
+
+
+def _node_keys(client: Any) -> dict[str, tuple[str, str]]:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    found = {}
+    listed = client.ListNodes(ListNodesRequest()).nodes_info
+    for node in sorted(listed, key=lambda node: bool(node.status != UNREGISTERED)):
+        text = load_pem_public_key(node.public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+        found[text] = (str(node.node_id), str(node.status))
+    return found
 
 
 def runs(name: str) -> list[dict[str, Any]]:

@@ -3,10 +3,12 @@
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -216,7 +218,9 @@ def test_what_cannot_be_had_is_one_sentence(pool, tmp_path, overrides, error, se
 def test_a_gpu_that_no_client_gets_is_told(monkeypatch, caplog, overrides, told):
     pool = object.__new__(engine.Pool)
     pool.idle = {}
-    monkeypatch.setattr(engine.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}])
+    monkeypatch.setattr(
+        engine.ray, "nodes", lambda: [{"NodeID": "a", "Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}]
+    )
     monkeypatch.setattr(pool, "_wait_up", lambda: None)
     monkeypatch.setattr(pool, "new", lambda cfg: None)
     assert len(pool.take(compose(["engine=ray", *overrides]), 8)) == 2
@@ -274,29 +278,63 @@ def test_a_killed_run_leaves_no_clients_behind(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cluster_of_two_machines_gives_the_same_parameters(data, tmp_path, monkeypatch):
-    """Whose data folder is another than the server's, and stays empty: an actor is sent the files of its own clients."""
+def test_a_cluster_of_two_machines_gives_the_same_parameters_after_it_lost_one(data, tmp_path, monkeypatch):
+    """Whose data folder is another than the server's, and stays empty: an actor is sent the files of its own clients.
+
+    The run ends at once with a message, and its continuation on the machine that is left ends like a run in this process.
+    """
     from ray.cluster_utils import Cluster
 
-    root, elsewhere = os.environ["FEDGRAPH_DATA"], tmp_path / "elsewhere"
+    root, elsewhere, out = os.environ["FEDGRAPH_DATA"], tmp_path / "elsewhere", tmp_path / "ray"
     monkeypatch.setenv("FEDGRAPH_DATA", str(elsewhere))
     machine: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=machine)
     try:
-        cluster.add_node(**machine)
-        overrides = ["strategy=local", f"ray.address={cluster.address}", "client_cpus=1"]
-        process = command(tmp_path / "ray", *overrides, FEDGRAPH_DATA=root)
+        second = cluster.add_node(**machine)
+        overrides = ["strategy=local", f"ray.address={cluster.address}", "client_cpus=1", "checkpoint_every=2"]
+        process = command(out, *overrides, "rounds=4000", FEDGRAPH_DATA=root)
+        wait_for((out / "checkpoint.safetensors").is_file, "a checkpoint")
+        cluster.remove_node(second, allow_graceful=False)
+        began = time.monotonic()
+        _, err = process.communicate(timeout=PATIENCE)
+        assert time.monotonic() - began < 60
+        assert process.returncode == 1, err
+        lost = r"error: the Ray cluster lost \S+ \([0-9.]+\), and its other machines have room for 1 of 2 processes"
+        assert re.search(lost, err), err
+        assert err.endswith(f": to continue on what is left, run: fedgraph-flwr run resume={out}\n")
+        rounds = read_tensors(out / "checkpoint.safetensors")[1]["round"] + 2
+        process = command(out, *overrides, f"rounds={rounds}", f"resume={out}", FEDGRAPH_DATA=root)
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
-        assert len(cluster.list_all_nodes()) == 2  # as it was found
+        assert len(cluster.list_all_nodes()) == 1  # as it was found
     finally:
         cluster.shutdown()
     assert not elsewhere.exists()
     monkeypatch.setenv("FEDGRAPH_DATA", root)
-    cfg = with_folder(compose([*WORDS, "strategy=local", f"out={tmp_path / 'inline'}"]))
+    overrides = ["strategy=local", "checkpoint_every=2", f"rounds={rounds}"]
+    cfg = with_folder(compose([*WORDS, *overrides, f"out={tmp_path / 'inline'}"]))
     inline = Finished(cfg, run_inline(cfg))
-    ray = [json.loads(line) for line in (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()]
+    ray = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert [r["clients"] for r in ray] == [r["clients"] for r in inline.rounds]
+
+
+def test_a_lost_machine_ends_a_run_only_if_the_others_lack_room(monkeypatch, tmp_path):
+    """And only one that the run had when it started."""
+    pool, cfg = object.__new__(engine.Pool), compose(["engine=ray", f"out={tmp_path}"])
+    pool.idle, nodes = {}, []
+    monkeypatch.setattr(engine.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(pool, "_wait_up", lambda: None)
+    monkeypatch.setattr(pool, "new", lambda cfg: None)
+    for name, alive in {"a": True, "b": True, "c": True, "gone": False}.items():
+        about = {"NodeManagerHostname": f"machine-{name}", "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 2.0}}
+        nodes.append({"NodeID": name, "Alive": alive, **about})
+    pool.take(cfg, 6)
+    pool.check_machines(cfg, 6)
+    nodes[1]["Alive"] = False
+    pool.check_machines(cfg, 4)
+    message = r"lost machine-b \(10\.0\.0\.1\), and its other machines have room for 4 of 5 .*: no checkpoint was saved"
+    with pytest.raises(RunFailed, match=message):
+        pool.check_machines(cfg, 5)
 
 
 @pytest.mark.slow

@@ -1,0 +1,197 @@
+"""Renewal of a fleet's certificates, and warnings before they end.
+
+A renewed authority has the same key as before. So certificates that it signed stay valid, and old and new copies of ``ca.crt``
+accept the same servers until the old one ends: parties can replace theirs at any time before.
+"""
+
+import datetime
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.fleet.keys import make_ca, make_certificate
+
+WARNED = 30
+"""Days before its end from which a certificate is named in warnings."""
+
+LOOK = 5.0
+"""Seconds between looks at the files."""
+
+_DAY = 86400.0
+_SIGNED_BY = {"server": "ca", "operator": "operators"}
+_FIX = {
+    "server.crt": "run `fedgraph-flwr fleet renew`",
+    "ca.crt": "run `fedgraph-flwr fleet renew --ca`, and send ca.crt to all parties and operators",
+    "operators.crt": "run `fedgraph-flwr fleet renew --operator`",
+    "operator.crt": "run `fedgraph-flwr fleet renew --operator`, and send operator.crt and operator.key to the operators",
+}
+
+
+def read(path: Path) -> x509.Certificate:
+    """Read a certificate; of several in a file, the first.
+
+    Raises:
+        FedGraphError: it cannot be read.
+    """
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise FedGraphError(
+            f"{path} is not a certificate ({first_line(error)}): run `fedgraph-flwr fleet init`"
+        ) from error
+
+
+def days_left(path: Path, now: datetime.datetime | None = None) -> float:
+    """Return the days until a certificate ends; negative if it has ended."""
+    return (read(path).not_valid_after_utc - (now or datetime.datetime.now(datetime.UTC))).total_seconds() / _DAY
+
+
+def warnings(folder: Path, now: datetime.datetime | None = None) -> Iterator[str]:
+    """Yield a warning for each certificate of a fleet that ends within `WARNED` days."""
+    for name, fix in _FIX.items():
+        path = folder / name
+        if path.is_file() and (days := days_left(path, now)) < WARNED:
+            yield f"{path} {'has ended' if days < 0 else f'ends in {days:.0f} days'}: {fix}"
+
+
+def renew(folder: Path, name: str, days: int) -> Path:
+    """Replace a certificate by one with the same names, and return its path.
+
+    ``server`` and ``operator`` get new keys. The authorities ``ca`` and ``operators`` keep theirs.
+
+    Raises:
+        FedGraphError: a key or certificate is missing, as with another authority than this project's.
+    """
+    if not (key := folder / f"{_SIGNED_BY.get(name, name)}.key").is_file():
+        raise FedGraphError(
+            f"{key} is missing: renew {name}.crt with the authority that signed it, and replace the file"
+        )
+    old = read(folder / f"{name}.crt")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".renew-") as new:  # both files are complete before they move
+        place = Path(new)
+        if name in _SIGNED_BY:
+            authority = _SIGNED_BY[name]
+            for suffix in ("key", "crt"):
+                shutil.copy2(folder / f"{authority}.{suffix}", place)
+            subject = str(old.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+            names = [found.value for found in old.extensions if isinstance(found.value, x509.SubjectAlternativeName)]
+            purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+            make_certificate(place, name, authority, subject, purpose, days, *names)
+            os.replace(place / f"{name}.key", folder / f"{name}.key")
+        else:
+            own = serialization.load_pem_private_key(key.read_bytes(), None)
+            if not isinstance(own, ec.EllipticCurvePrivateKey):
+                raise FedGraphError(
+                    f"{key} is not a key of `fedgraph-flwr fleet init`: renew {name}.crt where it was made"
+                )
+            make_ca(place, name, days, own)
+        os.replace(place / f"{name}.crt", folder / f"{name}.crt")
+    return folder / f"{name}.crt"
+
+
+def watch(folder: Path, changed: Callable[[], object], warn: Callable[[str], object]) -> threading.Thread:
+    """Call ``changed`` after a certificate was replaced, and ``warn`` with `warnings` now and each day, in a thread."""
+
+    def state() -> list[int]:
+        return [(folder / name).stat().st_mtime_ns if (folder / name).is_file() else 0 for name in _FIX]
+
+    def look() -> None:
+        before, warned = state(), -_DAY
+        while True:
+            if time.monotonic() - warned >= _DAY:
+                warned = time.monotonic()
+                for text in warnings(folder):
+                    warn(text)
+            time.sleep(LOOK)
+            if (now := state()) != before:
+                before, warned = now, -_DAY
+                changed()
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    return thread
+
+
+def reload_in_uvicorn() -> None:
+    """Let servers of uvicorn in this process use a replaced certificate for new connections, without a restart."""
+    import ssl
+
+    import uvicorn.config
+
+    create = uvicorn.config.create_ssl_context
+
+    def create_and_watch(certfile: str, keyfile: str | None, *args: object, **kwargs: object) -> ssl.SSLContext:
+        context: ssl.SSLContext = create(certfile, keyfile, *args, **kwargs)  # type: ignore[arg-type]
+
+        def look() -> None:
+            loaded = Path(certfile).read_bytes()
+            while True:
+                time.sleep(LOOK)
+                try:
+                    if (content := Path(certfile).read_bytes()) != loaded:
+                        context.load_cert_chain(certfile, keyfile)
+                        loaded = content
+                except (OSError, ssl.SSLError):  # in the middle of a replacement
+                    continue
+
+        threading.Thread(target=look, daemon=True).start()
+        return context
+
+    uvicorn.config.create_ssl_context = create_and_watch  # type: ignore[assignment]
+
+
+# --- keys that were removed -------------------------------------------------------------------------------------------
+
+REVOKED = "revoked"
+"""File of a fleet's folder: public keys that the server admits no more, also after it lost its database."""
+
+_KEY = re.compile(r"(ecdsa-sha2-nistp\d+) ([A-Za-z0-9+/=]+)(?: .*)?")
+
+
+def key_of(text: str, what: str) -> str:
+    """Return the type and content of a public key in OpenSSH format, without its comment.
+
+    Raises:
+        FedGraphError: it is none.
+    """
+    if not (found := _KEY.fullmatch(text.strip())):
+        raise FedGraphError(
+            f"{what} is not a public key of `fedgraph-flwr fleet join`: expected ecdsa-sha2-nistp384 ..."
+        )
+    return f"{found[1]} {found[2]}"
+
+
+def revoked(folder: Path) -> set[str]:
+    """Return the keys that the server admits no more.
+
+    Raises:
+        FedGraphError: the file cannot be read; the server must not start then.
+    """
+    path = folder / REVOKED
+    if not path.is_file():
+        return set()
+    lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    return {key_of(line, f"a line of {path}") for line in lines}
+
+
+def revoke(folder: Path, key: str, name: str) -> bool:
+    """Add a key to the list; return False if it was there."""
+    if key in revoked(folder):
+        return False
+    date = datetime.datetime.now(datetime.UTC).date()
+    with (folder / REVOKED).open("a") as file:
+        file.write(f"{key} {re.sub(r'[^ -~]', '?', name)} removed {date}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return True

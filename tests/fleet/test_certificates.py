@@ -1,0 +1,247 @@
+"""Renewal of certificates, warnings before they end, and keys that stay removed."""
+
+import asyncio
+import datetime
+import socket
+import ssl
+import threading
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+
+import pytest
+import uvicorn
+import uvicorn.config
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from fedgraph_flwr.cli import main
+from fedgraph_flwr.cli.node import Node, Server
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet import certificates, operating
+from fedgraph_flwr.fleet.certificates import days_left, read, renew, warnings
+from fedgraph_flwr.fleet.checking import reach
+from fedgraph_flwr.fleet.keys import make_ca, make_certificate
+from tests.support import wait_for
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """What `fleet init` writes."""
+    folder = tmp_path / "keys"
+    assert main(["fleet", "init", str(folder), "--nodes", "2", "--host", "example.org", "--days", "40"]) == 0
+    return folder
+
+
+@contextmanager
+def serving(folder, name="server"):
+    """HOST, PORT of something that shows a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    context.wrap_socket(listening.accept()[0], server_side=True).close()
+                except ssl.SSLError:
+                    continue
+                except OSError:
+                    return
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield "127.0.0.1", listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def names(folder):
+    extension = read(folder / "server.crt").extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return set(map(str, extension.value))
+
+
+def test_a_renewed_server_has_the_same_names_and_a_new_key(keys, capsys):
+    before, key, known = (keys / "server.crt").read_bytes(), (keys / "server.key").read_bytes(), names(keys)
+    assert main(["fleet", "renew", str(keys), "--days", "400"]) == 0
+    out = capsys.readouterr().out
+    assert "server.crt is valid for 400 days" in out
+    assert (keys / "server.crt").read_bytes() != before
+    assert (keys / "server.key").read_bytes() != key
+    assert (keys / "server.key").stat().st_mode & 0o077 == 0
+    assert names(keys) == known
+    assert not list(keys.glob(".renew-*"))
+    with serving(keys) as (host, port):
+        found = reach(host, port, keys / "ca.crt")
+        assert (found.right, found.days) == (True, 399)
+
+
+def test_old_and_new_copies_of_a_renewed_authority_accept_old_and_new_servers(keys, tmp_path):
+    """So the order in which parties replace theirs does not matter."""
+    (party := tmp_path / "ca.crt").write_bytes((keys / "ca.crt").read_bytes())
+    with serving(keys) as old:
+        assert main(["fleet", "renew", str(keys), "--ca", "--operator"]) == 0
+        assert days_left(keys / "ca.crt") > 364 > 41 > days_left(party)
+        with serving(keys) as new:
+            for authority in (party, keys / "ca.crt"):
+                for host, port in (old, new):
+                    assert reach(host, port, authority).right
+            assert not reach(new[0], new[1], keys / "operators.crt").right
+
+
+def test_certificates_are_named_from_30_days_before_their_end(keys):
+    now = datetime.datetime.now(datetime.UTC)
+    assert list(warnings(keys, now + datetime.timedelta(days=9))) == []
+    soon = list(warnings(keys, now + datetime.timedelta(days=20)))
+    assert soon[0] == f"{keys / 'server.crt'} ends in 20 days: run `fedgraph-flwr fleet renew`"
+    assert len(soon) == 4
+    renew(keys, "server", 400)
+    ended = list(warnings(keys, now + datetime.timedelta(days=41)))
+    assert [text.partition(" has ended: run")[0] for text in ended] == [
+        str(keys / name) for name in ("ca.crt", "operators.crt", "operator.crt")
+    ]
+
+
+def test_an_expired_certificate_is_named_at_once_and_the_node_waits(keys, monkeypatch, capsys):
+    """It starts no SuperNode, which would try for two minutes; after the renewal it does."""
+    make_certificate(keys, "server", "ca", "localhost", x509.ExtendedKeyUsageOID.SERVER_AUTH, 0)
+    started = []
+    monkeypatch.setattr("fedgraph_flwr.cli.node.PAUSES", (0.0,))
+    with serving(keys) as (_, port):
+        monkeypatch.setattr(Node, "_start", lambda self: started.append(self))
+        found = reach("localhost", port, keys / "ca.crt")
+        assert (found.right, found.certificate) == (False, True)
+        assert found.explanation.startswith(f"the certificate of localhost:{port} has expired: the operator runs")
+        node = Node([], True, 1, Server("localhost", port, keys / "ca.crt"), once=True)
+        looked = []
+        node.once = False
+
+        def sleep(seconds):
+            looked.append(len(started))
+            if len(looked) == 3:
+                node.refused, node.once = False, True
+                monkeypatch.setattr(node, "_look", lambda: None)
+
+        monkeypatch.setattr("fedgraph_flwr.cli.node.time.sleep", sleep)
+        node.run()
+    assert looked == [0, 0, 0]
+    assert started == [node]
+    assert f"localhost:{port} yet: the certificate of localhost:{port} has expired" in capsys.readouterr().out
+
+
+def test_an_expired_authority_of_a_party_is_named(keys):
+    make_ca(keys, "ca", 0)
+    make_certificate(keys, "server", "ca", "localhost", x509.ExtendedKeyUsageOID.SERVER_AUTH, 9)
+    with serving(keys) as (_, port):
+        found = reach("localhost", port, keys / "ca.crt")
+    assert "ca.crt expired on" in found.explanation
+    assert "fleet renew --ca" in found.explanation
+
+
+def test_a_certificate_of_another_authority_is_renewed_there(keys, capsys):
+    (keys / "ca.key").unlink()
+    assert main(["fleet", "renew", str(keys)]) == 2
+    assert "ca.key is missing: renew server.crt with the authority that signed it" in capsys.readouterr().err
+
+
+def test_a_server_shows_a_renewed_certificate_without_a_restart(keys, monkeypatch):
+    monkeypatch.setattr(certificates, "LOOK", 0.05)
+    monkeypatch.setattr(uvicorn.config, "create_ssl_context", uvicorn.config.create_ssl_context)
+    certificates.reload_in_uvicorn()
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    files = {"ssl_certfile": str(keys / "server.crt"), "ssl_keyfile": str(keys / "server.key")}
+    config = uvicorn.Config(lambda *_: None, "127.0.0.1", port, lifespan="off", log_level="error", **files)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+
+    def serial() -> int:
+        with suppress(OSError):
+            shown = ssl.get_server_certificate(("127.0.0.1", port), ca_certs=str(keys / "ca.crt"))
+            return x509.load_pem_x509_certificate(shown.encode()).serial_number
+        return 0
+
+    wait_for(serial, "the server")
+    assert serial() == read(keys / "server.crt").serial_number
+    new = read(renew(keys, "server", 9)).serial_number
+    wait_for(lambda: serial() == new, "the new certificate")
+    server.should_exit = True
+    thread.join(10)
+
+
+# --- removed keys -----------------------------------------------------------------------------------------------------
+
+
+class Control:
+    """Flower's client for a server, and the server's nodes: key → (number, status)."""
+
+    def __init__(self):
+        self.nodes = {}
+
+    def ListNodes(self, request):
+        listed = [SimpleNamespace(public_key=k, node_id=n, status=s) for k, (n, s) in self.nodes.items()]
+        return SimpleNamespace(nodes_info=listed)
+
+    def RegisterNode(self, request):
+        assert request.public_key not in self.nodes
+        self.nodes[request.public_key] = (100 + len(self.nodes), "registered")
+
+    def remove(self, number, name):
+        self.nodes = {k: (n, "unregistered" if str(n) == number else s) for k, (n, s) in self.nodes.items()}
+
+
+@pytest.fixture
+def control(monkeypatch):
+    fake = Control()
+
+    @contextmanager
+    def connected(name):
+        yield fake
+
+    monkeypatch.setattr(operating, "_control", connected)
+    for place in ("fedgraph_flwr.fleet.operating.remove", "fedgraph_flwr.cli.fleet.remove"):
+        monkeypatch.setattr(place, fake.remove)
+    monkeypatch.setattr("fedgraph_flwr.cli.fleet.check_connection", lambda name: None)
+    return fake
+
+
+def test_a_removed_key_stays_out_also_after_a_lost_database(keys, control, capsys):
+    first, second = (keys / f"node_{i}.pub" for i in range(2))
+    assert list(operating.admit_all(keys, "fleet", True)) == [f"{path} is registered" for path in (first, second)]
+    assert list(operating.admit_all(keys, "fleet", True)) == [
+        f"{path} is already registered" for path in (first, second)
+    ]
+    assert main(["fleet", "remove", str(first), "--keys", str(keys)]) == 0
+    assert f"{first} removed; {keys / 'revoked'} keeps it out" in capsys.readouterr().out
+    out = [f"{first} was removed, and is not registered again", f"{second} is already registered"]
+    assert list(operating.admit_all(keys, "fleet", True)) == out
+    kept = control.nodes
+    control.nodes = {}  # a lost database
+    assert list(operating.admit_all(keys, "fleet", True)) == [out[0], f"{second} is registered"]
+    key = public_key_to_bytes(load_ssh_public_key(first.read_bytes()))
+    assert key not in control.nodes
+    control.nodes = kept | {key: (7, "registered")}  # a copy from before the removal
+    assert f"node 7 was unregistered: {keys / 'revoked'} lists its key" in list(
+        operating.admit_all(keys, "fleet", False)
+    )
+    assert control.nodes[key] == (7, "unregistered")
+    assert main(["fleet", "join", str(first), "--keys", str(keys)]) == 2
+    assert "no removed key is admitted again: the party creates another key" in capsys.readouterr().err
+
+
+def test_join_tells_a_removed_key_from_a_registered_one(keys, control, monkeypatch):
+    """Flower answers both in the same way."""
+    done = SimpleNamespace(returncode=1, stdout="Public key already in use", stderr="")
+    monkeypatch.setattr(operating, "_flwr", lambda *args: done)
+    list(operating.admit_all(keys, "fleet", True))
+    assert operating.admit(keys / "node_0.pub", "fleet").endswith("is already registered")
+    control.remove("100", "fleet")
+    with pytest.raises(operating.Removed, match=r"node_0\.pub was removed from this fleet"):
+        operating.admit(keys / "node_0.pub", "fleet")
+
+
+def test_a_damaged_list_of_removed_keys_admits_nobody(keys, control):
+    (keys / "revoked").write_text("# comments are fine\n\nnode_0\n")
+    with pytest.raises(FedGraphError, match=r"a line of .*revoked is not a public key"):
+        list(operating.admit_all(keys, "fleet", True))
+    assert control.nodes == {}
