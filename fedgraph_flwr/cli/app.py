@@ -41,6 +41,7 @@ COMMANDS = {
     "blend": ("party.use.blend_command", "weigh the predictions of finished runs"),
     "export": ("party.use.export_command", "export a trained model to a folder that plain PyG loads"),
     "node": ("cli.node", "run this party's SuperNode with its graph"),
+    "approve": ("cli.approve", "sign a run for nodes that ask for signatures of owners"),
     "server": ("cli.server", "run a fleet's server: SuperLink behind nginx"),
     "fleet": ("cli.fleet", "create keys and certificates, admit nodes, show status, diagnose"),
     "report": ("cli.report", "write an HTML report of runs or sweeps"),

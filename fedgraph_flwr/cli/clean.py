@@ -47,7 +47,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``clean``."""
     about = "folders of runs, or states of nodes (default: runs)"
     parser.add_argument("folders", type=Path, nargs="*", default=[Path("runs")], metavar="DIR", help=about)
-    add_options(parser, _OPTIONS, older_than={"required": True, "type": _seconds})
+    add_options(parser, _OPTIONS, older_than={"required": True, "type": age})
 
 
 _OPTIONS = """
@@ -72,15 +72,15 @@ def main(args: argparse.Namespace) -> int:
         raise FedGraphError(f"no runs and no states of runs in {', '.join(map(str, args.folders))}")
     freed = cleaned = 0
     for item in listed:
-        age, kept = now - item.changed(), ""
-        if age < args.older_than:
+        days, kept = (now - item.changed()) / 86400, ""
+        if days * 86400 < args.older_than:
             kept = "newer"
         elif item.resumable and not args.unfinished:
             kept = "it can be resumed; --unfinished deletes it, too"
         elif not item.files:
             continue
         if kept:
-            print(f"kept     {item.folder} ({age / 86400:.0f} days): {kept}")
+            print(f"kept     {item.folder} ({days:.0f} days): {kept}")
             continue
         bytes_ = sum(path.stat().st_size for path in item.files)
         if args.yes and not item.delete():
@@ -88,13 +88,13 @@ def main(args: argparse.Namespace) -> int:
             continue
         freed, cleaned = freed + bytes_, cleaned + 1
         about = f"{len(item.files)} files, {size(bytes_)}"
-        print(f"{'deleted ' if args.yes else 'old     '} {item.folder} ({age / 86400:.0f} days): {about}")
+        print(f"{'deleted ' if args.yes else 'old     '} {item.folder} ({days:.0f} days): {about}")
     after = "freed" if args.yes else "can be freed; to delete, add --yes"
     print(f"{size(freed)} of {cleaned} runs {after}")
     return 0
 
 
-def _seconds(text: str) -> float:
+def age(text: str) -> float:
     """Convert an age such as ``30d`` to seconds."""
     found = re.fullmatch(r"(\d{1,5})([hdw])", text)
     if not found:

@@ -13,11 +13,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import flower_patches
+from fedgraph_flwr.fleet.approvals import Refused, read_rule, stored
 from fedgraph_flwr.fleet.certificates import WARNED
 from fedgraph_flwr.fleet.checking import Finding, reach
 from fedgraph_flwr.fleet.keys import check_key
@@ -66,6 +68,7 @@ _OPTIONS = """
 --policy FILE  policy file with the requests that this party accepts (default: see docs/fleet.md)
 --peers DIR  folder of the other parties' pinned public keys
 --trusted FILE  run only apps signed by one of these keys
+--approvals RULE  signatures that a run needs, such as "2 of [alice.pub, bob.pub]" (default: party.yaml's, else none)
 --device auto|cpu|cuda  device for training (default: auto)
 --threads N  number of torch threads (default: the run's)
 --port N  loopback port for this node's processes (default: a free port)
@@ -89,9 +92,9 @@ def main(args: argparse.Namespace) -> int:
         say("forking is only safe on Linux: using unpatched Flower (--plain)")
         plain = True
     server = Server(*check_address(args.server, "--server"), _authority(args))
-    options = supernode_options(args)
+    options, rule = supernode_options(args), approvals_rule(args, plain)
     watched = monitor_address(args.monitor)
-    node = Node(options, plain, args.port or free_port(), server, args.once)
+    node = Node(options, plain, args.port or free_port(), server, args.once, rule)
     numbers = AuditNumbers(args.state / audit.LOG) if args.state else None
     pages = {
         "/live": condition(node.not_live),
@@ -131,6 +134,31 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
     args_list = ["--superlink", args.server, "--root-certificates", str(authority.absolute())]
     args_list += ["--auth-supernode-private-key", str(args.key.absolute()), "--node-config", config]
     return args_list + (["--trusted-entities", str(args.trusted.absolute())] if args.trusted else [])
+
+
+def approvals_rule(args: argparse.Namespace, plain: bool) -> list[str | Path]:
+    """Return the executor's options for a node that asks for signatures; empty if it does not.
+
+    Raises:
+        FedGraphError: the rule or a key is invalid, or this node cannot check or count approvals.
+    """
+    from fedgraph_flwr.party.party_file import read_party
+
+    text, folder = args.approvals, Path()
+    if not text and args.graph.suffix in (".yaml", ".yml"):
+        text, folder = read_party(args.graph).approvals, args.graph.parent
+    if not text:
+        return []
+    try:
+        rule = read_rule(text, folder)
+    except Refused as error:
+        raise FedGraphError(str(error)) from error
+    if not args.state:
+        raise FedGraphError("approvals need --state DIR, in which the node counts the runs that used one")
+    if plain:
+        raise FedGraphError("approvals need the patches of Flower, which check them: run without --plain, on Linux")
+    say(f"runs need the signatures of {rule.text()}")
+    return ["--approvals", stored(rule), "--state", args.state.absolute()]
 
 
 def _authority(args: argparse.Namespace) -> Path:
@@ -203,9 +231,19 @@ class Node:
         port: loopback port of the runtime API.
         server: the fleet's server.
         once: whether to exit when the SuperNode ends.
+        approvals: the executor's options for a node that asks for signatures.
     """
 
-    def __init__(self, options: list[str], plain: bool, port: int, server: Server, once: bool = False):
+    def __init__(
+        self,
+        options: list[str],
+        plain: bool,
+        port: int,
+        server: Server,
+        once: bool = False,
+        approvals: Sequence[str | Path] = (),
+    ):
+        self.approvals = approvals
         self.options, self.plain, self.port, self.server, self.once = options, plain, port, server, once
         self.folder = Path(tempfile.mkdtemp(prefix="fedgraph-node-"))  # private: mode 700
         self.lock, self.secret = self.folder / "task", self.folder / "secret"
@@ -325,7 +363,7 @@ class Node:
     def _start_executor(self) -> None:
         assert self.supernode
         command = [*_PROGRAM, "executor", "--wake", str(self.wake[0]), "--lock", self.lock, "--secret", self.secret]
-        command += ["--supernode-pid", str(self.supernode.pid), "--runtime", f"127.0.0.1:{self.port}"]
+        command += ["--supernode-pid", str(self.supernode.pid), "--runtime", f"127.0.0.1:{self.port}", *self.approvals]
         self.executor = Process(command, ONE_THREAD | {"FLWR_TELEMETRY_ENABLED": "0"}, (self.wake[0],))
 
     def _end_both(self) -> None:

@@ -14,6 +14,7 @@ examples:
 
 import argparse
 import contextlib
+import os
 import shlex
 import sys
 import textwrap
@@ -45,6 +46,8 @@ _OPTIONS = """
 --json  print the summary as JSON instead of the table
 --no-report  do not write report.html
 --predictions FILE  .csv or .parquet: write the trained model's scores of all clients' items
+--approval FILE  signatures of owners, for nodes that ask for them (fedgraph-flwr approve)
+--describe  print in words what the run would send, and exit
 --dry-run  print the composed configuration and exit
 """
 
@@ -84,6 +87,15 @@ def main(args: argparse.Namespace) -> int:
 
         print(to_yaml(cfg), end="")
         return 0
+    if args.describe:
+        from fedgraph_flwr.cli.describe import described
+
+        print("\n".join(described(cfg)))
+        return 0
+    if args.approval:
+        from fedgraph_flwr.engine.flower import APPROVAL
+
+        os.environ[APPROVAL] = str(_approval(args.approval, cfg))
     from fedgraph_flwr.data import datasets
     from fedgraph_flwr.launch.prepare import with_folder
 
@@ -112,6 +124,30 @@ def main(args: argparse.Namespace) -> int:
     for what, place in found.items():
         print(f"{what}: {place}")
     return 0
+
+
+def _approval(path: Path, cfg: RunConfig) -> Path:
+    """Check that an approval fits a run before nodes refuse it.
+
+    Raises:
+        FedGraphError: it does not.
+    """
+    from fedgraph_flwr.config import to_json
+    from fedgraph_flwr.fleet.approvals import Refused, config_digest, read_approval
+
+    if not cfg.on_fleet:
+        raise FedGraphError(
+            f"--approval {path}: engine={cfg.engine} has no nodes that ask for it: set engine=CONNECTION"
+        )
+    if not path.is_file():
+        raise FedGraphError(f"--approval {path}: no such file; fedgraph-flwr approve writes one")
+    try:
+        signed = read_approval(path.read_text())[0]["config"]
+    except Refused as error:
+        raise FedGraphError(f"--approval {path}: {error}") from error
+    if signed != config_digest(to_json(cfg)):
+        raise FedGraphError(f"--approval {path} is for another configuration: start the one that the owners signed")
+    return path.absolute()
 
 
 ROWS = 4

@@ -27,6 +27,9 @@ APP = "FEDGRAPH_APP"
 STARTS = 3
 """Attempts to start a simulation; Ray waits 30 s for its own start, which a busy machine may exceed."""
 
+APPROVAL = "FEDGRAPH_APPROVAL"
+"""Environment variable: file of an approval, which the run brings to nodes that ask for signatures."""
+
 _STUB = """\
 [project]
 name = "fedgraph-flwr"
@@ -46,6 +49,7 @@ clientapp = "fedgraph_flwr.client_app:app"
 num-clients = 2
 overrides = ""
 config = ""
+approval = ""
 """
 
 
@@ -170,7 +174,9 @@ def _flwr_run(
 ) -> None:
     out = Path(cfg.out)
     config = out / "run-config.toml"
-    config.write_text(f'overrides = ""\nconfig = {json.dumps(to_json(cfg))}\n')
+    approval = Path(os.environ[APPROVAL]).read_text() if os.environ.get(APPROVAL) else ""
+    values = {"overrides": "", "config": to_json(cfg), "approval": approval}
+    config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     app = os.environ.get(APP) or str(app_folder(out))
     command = [tool("flwr"), "run", app, connection, "--run-config", str(config), "--stream", *options]
     pipe = subprocess.PIPE

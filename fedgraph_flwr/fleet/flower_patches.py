@@ -35,7 +35,7 @@ import time
 import traceback
 from collections.abc import Callable
 from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -67,6 +67,8 @@ NEEDED = {
     "supercore/exit/exit_handler.py": ("registered_exit_handlers: list",),
     "supernode/runtime/run_clientapp.py": (
         "install_from_fab(fab.content, skip_prompt=True)",
+        "message, context, run, fab = pull_task_input(client)",
+        "load_client_app_fn = get_load_client_app_fn(",
         "parent_pid: int | None",
         "runtime_dependency_install: bool",
     ),
@@ -300,9 +302,13 @@ class ForkingExecutor:
         lock: file that a task's child keeps locked, even after this process died.
         supernode_pid: process whose death ends a child.
         parent: process that started this one; this one ends with it.
+        approvals: the rule and the state folder of a node that asks for signatures; None: it does not.
     """
 
-    def __init__(self, wake: int, lock: Path, supernode_pid: int, parent: int):
+    def __init__(
+        self, wake: int, lock: Path, supernode_pid: int, parent: int, approvals: tuple[str, Path] | None = None
+    ):
+        self.approvals = approvals
         self.wake, self.lock, self.supernode_pid, self.parent = wake, lock, supernode_pid, parent
         self.child = 0
         self.held = -1
@@ -373,6 +379,8 @@ class ForkingExecutor:
             sys.dont_write_bytecode = False  # otherwise each child process would compile the bundle
             sys.pycache_prefix = str(self.lock.with_name("bytecode"))
             client.install_from_fab = functools.partial(_install_once, client.install_from_fab, self.lock.parent)
+            if self.approvals:
+                _ask_for_approval(client, self.approvals)
             client.run_clientapp(
                 runtime_api_address=spec.runtime_api_address,
                 token=spec.token,
@@ -389,6 +397,56 @@ class ForkingExecutor:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
+
+
+_REFUSED = 1001  # `wire.messages.FAILED`
+
+SIGNERS = "FEDGRAPH_SIGNERS"
+"""Environment variable of a task: names of the owners who approved its run, for the node's audit log."""
+
+
+def _beside(name: str) -> Any:
+    """Import a file of this folder under another name, so that the bundle's module of its name stays free."""
+    spec: Any = spec_from_file_location(f"_installed_{name}", Path(__file__).with_name(f"{name}.py"))
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _ask_for_approval(client: Any, approvals: tuple[str, Path]) -> None:
+    """Let a task reply with an error, before its bundle is unpacked, unless enough owners signed its run.
+
+    Args:
+        client: Flower's module of a task.
+        approvals: see `ForkingExecutor`.
+    """
+    from flwr.app import Error, Message
+
+    checks, (rule, state) = _beside("approvals"), approvals
+    pull, load, install = client.pull_task_input, client.get_load_client_app_fn, client.install_from_fab
+    reasons: list[str] = []
+
+    def pull_and_check(*args: Any, **kwargs: Any) -> Any:
+        message, context, run, bundle = pull(*args, **kwargs)
+        try:
+            found = checks.check(
+                checks.read_stored(rule), context.run_config, bundle.content, run.run_id, state, time.time()
+            )
+            os.environ[SIGNERS] = ", ".join(found)
+        except checks.Refused as error:
+            reasons.append(str(error))
+        except Exception as error:
+            reasons.append(f"this node could not check the run's approval: {type(error).__name__}")
+        if reasons:
+            print(f"fedgraph-flwr: refused run {run.run_id}: {reasons[0]}", flush=True)
+        return message, context, run, bundle
+
+    def refuse(message: Any, context: Any) -> Any:
+        return Message(Error(_REFUSED, reasons[0]), reply_to=message)
+
+    client.pull_task_input = pull_and_check
+    client.install_from_fab = lambda *args, **kwargs: None if reasons else install(*args, **kwargs)
+    client.get_load_client_app_fn = lambda *args, **kwargs: (lambda *_: refuse) if reasons else load(*args, **kwargs)
 
 
 def _install_once(install: Callable[..., Path], folder: Path, content: bytes, skip_prompt: bool) -> Path:
@@ -422,7 +480,9 @@ def _fail(spec: Any) -> None:
     client.close()
 
 
-def executor(wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Path) -> None:
+def executor(
+    wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Path, approvals: tuple[str, Path] | None = None
+) -> None:
     """Execute the tasks of a SuperNode's runtime API until terminated.
 
     Args:
@@ -431,6 +491,7 @@ def executor(wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Pa
         supernode_pid: see `ForkingExecutor`.
         runtime: HOST:PORT of the runtime API.
         secret: the file of ``--superexec-auth-secret-file``.
+        approvals: see `ForkingExecutor`.
     """
     parent = os.getppid()
     for name in PRELOADED:
@@ -442,7 +503,7 @@ def executor(wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Pa
     quicken_pulls()
     gc.collect()
     gc.freeze()  # else garbage collection in each child would copy every page
-    one = ForkingExecutor(wake, lock, supernode_pid, parent)
+    one = ForkingExecutor(wake, lock, supernode_pid, parent, approvals)
     loop.get_executor = lambda *_, **__: one
     loop._get_task_poll_interval = lambda: 0.0  # `reconcile` waits
     loop.run_superexec(runtime_api_address=runtime, insecure=True, superexec_auth_secret=secret.read_bytes())
@@ -459,6 +520,8 @@ def main() -> None:
     parser.add_argument("--supernode-pid", type=int, help="executor: whose tasks")
     parser.add_argument("--runtime", help="executor: HOST:PORT of the SuperNode's runtime API")
     parser.add_argument("--secret", type=Path, help="executor: the file of the runtime API's secret")
+    parser.add_argument("--approvals", help="executor: stored rule of signatures that runs need")
+    parser.add_argument("--state", type=Path, help="executor: state folder, which counts approvals")
     args = parser.parse_args(args_list[:end])
     if reason := missing():
         sys.exit(f"error: {reason}")
@@ -466,7 +529,8 @@ def main() -> None:
         sys.argv = ["flower-supernode", *args_list[end + 1 :]]
         supernode(args.wake)
     else:
-        executor(args.wake, args.lock, args.supernode_pid, args.runtime, args.secret)
+        approvals = (args.approvals, args.state) if args.approvals else None
+        executor(args.wake, args.lock, args.supernode_pid, args.runtime, args.secret, approvals)
 
 
 if __name__ == "__main__":

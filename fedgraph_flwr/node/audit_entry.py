@@ -1,11 +1,13 @@
 """The line of a node's audit log about a request and its reply."""
 
+import os
 from typing import Any
 
 from flwr.app import ConfigRecord, Message
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.fleet.flower_patches import SIGNERS
 from fedgraph_flwr.node.records import releases
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.secure.spent import booking
@@ -41,6 +43,8 @@ def _received(message: Message, run_id: int) -> dict[str, Any]:
     for key in ("round", "exchange"):
         entry[key] = scalars[key] if type(scalars.get(key)) is int else 0
     entry["noise"] = {}
+    if signers := os.environ.get(SIGNERS):
+        entry["approved"] = sanitize(signers, 300)
     arrays = message.content.array_records.values()
     entry["received"] = sum(len(array.data) for record in arrays for array in record.values())
     return entry

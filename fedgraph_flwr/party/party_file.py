@@ -11,6 +11,7 @@
     match: {value_date: date, amount: amount, reference: text}
     features: payments
     share: ["age:exact"]                 # columns that `link` tells the other parties (`link --share`)
+    approvals: 2 of [al.pub, bo.pub]     # signatures of owners that a run needs at this party's node
     role: bank                           # for parties with different tables: nodes or edges may then be absent
 
 Each key stands for options of the commands (`PartyFile`). An option on the command line takes precedence.
@@ -99,6 +100,7 @@ class PartyFile:
     separator: str = ""
     encoding: str = ""
     currency: str = ""
+    approvals: str = ""
 
     def __post_init__(self) -> None:
         at_least(self.client, 0, "client")

@@ -1,0 +1,105 @@
+"""What a run would do and send, for people who decide about it: `fedgraph-flwr run --describe`, `fedgraph-flwr approve`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.methods.uplink import (
+    ARRAYS,
+    Exchanges,
+    Groups,
+    Individual,
+    LateMean,
+    Once,
+    Public,
+    Reducer,
+    Relay,
+    declared,
+    released_once,
+    releases,
+)
+from fedgraph_flwr.secure.accounting import cost
+
+
+def described(cfg: RunConfig) -> Iterator[str]:
+    """Yield lines that describe a run: training, what leaves a client in each phase, its protections and ε."""
+    kind = locate(cfg.strategy.client)
+    uplink, size = declared(kind, cfg), _model_size(kind, cfg)
+    yield f"trains {cfg.model.name} with {cfg.strategy.name} on {cfg.task.name}, {cfg.num_clients} clients, {cfg.rounds} rounds"
+    yield "each client sends, besides its numbers of training nodes, features and classes:"
+    for phase, groups in uplink.items():
+        for group, reducer in groups.items():
+            yield f"  {_when(cfg, phase, groups)}, {group}: {_what(size, reducer)}; {_seen(cfg, reducer)}"
+    scores = {
+        "exact": "its scores and training loss",
+        "none": "no scores",
+        "noised": "the mean of its scores, with noise",
+    }
+    yield f"  after evaluations: {scores.get(cfg.privacy.scores, cfg.privacy.scores)}"
+    yield from _protections(cfg, releases(uplink) * cfg.rounds + released_once(uplink))
+
+
+def _when(cfg: RunConfig, phase: str, groups: Groups) -> str:
+    times = groups.times if isinstance(groups, Exchanges) else 1
+    often = f" up to {times} times" if times > 1 else ""
+    once = isinstance(groups, Once) or phase == "describe"
+    return f"phase {phase}{often}, {'once' if once else f'in each of {cfg.rounds} rounds'}"
+
+
+def _model_size(kind: Any, cfg: RunConfig) -> str:
+    """Return the size of the shared parameters; it depends on the columns of the clients' files."""
+    if not cfg.graph:
+        return "size by the columns: pass graph=FILES"
+    import torch
+
+    from fedgraph_flwr import partition
+    from fedgraph_flwr.report.units import size
+
+    shared = kind(
+        cfg, partition.load(partition.files(partition.client_files(cfg))[0]), torch.device("cpu"), None
+    ).shared
+    numbers = sum(tensor.numel() for tensor in shared.values())
+    return f"{numbers:,} numbers, {size(sum(tensor.numel() * tensor.element_size() for tensor in shared.values()))}"
+
+
+def _what(model_size: str, reducer: Reducer) -> str:
+    """Return the content of a group, with the size of the model's."""
+    if reducer.fields == ARRAYS:
+        return f"arrays of the model's names and shapes ({model_size})"
+    if not isinstance(reducer.fields, dict):
+        return "arrays that the method declares" if reducer.fields is None else str(reducer.fields)
+    return ", ".join(f"{name}{_shape(field)}" for name, field in reducer.fields.items())
+
+
+def _shape(field: Any) -> str:
+    shape = getattr(field, "shape", None)
+    if not shape:
+        return ""
+    axes = {"C": "classes", "F": "features"}
+    return f" [{' × '.join(str(axes.get(axis, axis)) for axis in shape)}]"
+
+
+def _seen(cfg: RunConfig, reducer: Reducer) -> str:
+    if isinstance(reducer, Relay):
+        return "the server forwards it and cannot read it" if reducer.sealed else "the server reads and forwards it"
+    if isinstance(reducer, Public):
+        return "follows from the configuration"
+    if isinstance(reducer, Individual | LateMean):
+        return "the server sees each client's values" + (f" ({reducer.why})" if reducer.why else "")
+    if cfg.privacy.secagg:
+        return "the server sees only the sum over clients"
+    return "the server sees each client's values, and uses their mean or sum"
+
+
+def _protections(cfg: RunConfig, count: int) -> Iterator[str]:
+    rules = cfg.privacy
+    if rules.dp == "none":
+        yield "differential privacy: none, so ε has no bound"
+    else:
+        try:
+            spent = f"ε = {cost(rules, cfg.num_clients, count):.2f} at δ = {rules.delta:g} after {count} releases"
+        except (ArithmeticError, ValueError):
+            spent = "ε cannot be bounded"
+        yield f"differential privacy: {rules.dp}, per {rules.unit}, noise multiplier {rules.noise_multiplier:g}: {spent}"
+    yield f"secure aggregation: {'yes' if rules.secagg else 'no'}"
