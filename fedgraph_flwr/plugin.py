@@ -6,6 +6,7 @@ from fedgraph_flwr.plugin import ARRAYS, MODEL, TRAIN, ArrayField, GraphClient, 
 from fedgraph_flwr.clients.base import Batch, GraphClient, phase
 from fedgraph_flwr.config import at_least, choice, number, one_of
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.downlink import Input, Stages
 from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Mean, Once, Public, Relay, Sum, every_model
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -24,6 +25,7 @@ __all__ = [
     "GraphClient",
     "GraphStrategy",
     "Individual",
+    "Input",
     "LateMean",
     "Mean",
     "NumberField",
@@ -31,6 +33,7 @@ __all__ = [
     "Public",
     "Reduced",
     "Relay",
+    "Stages",
     "Sum",
     "at_least",
     "choice",

@@ -15,16 +15,18 @@ from fedgraph_flwr.clients.combined import KINDS
 from fedgraph_flwr.config import TASKS, compose
 from fedgraph_flwr.config.composition import described, group_path
 from fedgraph_flwr.config.key_docs import own_keys_of
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.parts import chosen
 from fedgraph_flwr.launch.checks import served
 from fedgraph_flwr.methods.declarations import PURPOSES, declaration
+from fedgraph_flwr.methods.downlink import received as received_by
 from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Once, Public, Relay, Sum
 from fedgraph_flwr.methods.uplink import declared as uplink_of
 from fedgraph_flwr.methods.uplink import shown as shown_uplink
 from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
 from fedgraph_flwr.strategies.fedavg import FedAvg
 from fedgraph_flwr.strategies.server_parts import server_parts
-from fedgraph_flwr.wire.messages import METRICS
+from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, MODEL, TRAIN
 
 ROOT = Path(__file__).parents[2]
 
@@ -181,6 +183,7 @@ def page(of: Method) -> str:
             said.append(f"The {word} side is that of [{stem}]({stem}.md).")
     leaves = [part for _, parts in texts for part in parts["leaves"]]
     said += ["## What leaves a client", *(leaves or [of.sends]), uplink_table(of)]
+    said += ["## What a client receives", downlink_table(of)]
     said += stored.travels(of.name)
     cost = [part for _, parts in texts for part in parts["cost"]]
     curve = stored.budget(of.name)
@@ -244,6 +247,24 @@ def uplink_table(of: Method) -> str:
         what = "numbers" if group == METRICS else f"`{group}`"
         rows.append(f"| `{phase}`{when} | {what} | {GETS[type(reducer)]} | {prose(reducer.why)} |")
     return "\n".join(rows)
+
+
+def downlink_table(of: Method) -> str:
+    """Return what a client receives: the shared parameters, and a table of the method's downlink."""
+    cfg = compose([f"strategy={of.name}", "num_clients=3"])
+    client = locate(cfg.strategy.client)
+    declared = received_by(client, cfg, uplink_of(client, cfg))
+    first = "The shared parameters, to train and to score." if cfg.strategy.shared else "No parameters."
+    rows = [
+        f"| `{phase}` | {'numbers' if group == CONFIG else f'`{group}`'} | {prose(taken.what)} |"
+        for phase, groups in declared.phases.items()
+        for group, taken in groups.items()
+        if phase != DESCRIBE and (group != MODEL or phase not in (TRAIN, EVALUATE))
+    ]
+    kept = ", ".join(f"`{stage}`" for stage, sends in declared.stages.items() if not sends)
+    more = [f"In the stage {kept}, trained parameters stay at the clients."] if kept else []
+    table = ["\n".join(["| phase | group | what |", "|---|---|---|", *rows])] if rows else []
+    return "\n\n".join([first, *more, *table])
 
 
 GETS = {

@@ -35,6 +35,7 @@ class FedSageTrueClient(FedGradClient):
     makes_graphs = True
 
     uplink = staticmethod(fedgrad.true_features)
+    downlink = staticmethod(fedgrad.true_downlink)
 
     predicts_with: ClassVar[tuple[str, ...]] = ("external_x",)
 

@@ -1,10 +1,13 @@
 """AdaFGL: keys and uplink."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig, choice, number
-from fedgraph_flwr.methods.uplink import Once, Uplink, model_only
+from fedgraph_flwr.methods.downlink import Input, Inputs, Stages
+from fedgraph_flwr.methods.uplink import ARRAYS, Once, Uplink, model_only
+from fedgraph_flwr.wire.messages import TRAIN
 
 EXTRACTOR = "extractor"
 """Name of the phase, and of the group sent to clients: the model of stage 1, once."""
@@ -42,3 +45,11 @@ class Params:
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the model in stage 1, and an empty reply to the extractor."""
     return {**model_only(cfg, params), EXTRACTOR: Once()}
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare the model of stage 1, which clients keep as extractor, and stage 2, whose models stay at the clients."""
+    return {
+        EXTRACTOR: {EXTRACTOR: Input("the shared parameters after stage 1", ARRAYS)},
+        TRAIN: Stages({}, {"": True, STAGE: False}),
+    }

@@ -1,6 +1,6 @@
 """FedDEP: keys, names of message groups, and prototypes of a client's embeddings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedgraph_baselines.methods.impaired import ADDED
 from fedgraph_flwr.config import RunConfig, number
-from fedgraph_flwr.methods.uplink import Individual, Once, Relay, Uplink, model_only
+from fedgraph_flwr.methods.downlink import Input, Inputs
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Once, Relay, Uplink, model_only
 from fedgraph_flwr.wire.messages import METRICS
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
@@ -106,3 +107,9 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         "prototype": Once({PROTOTYPES: Relay(fields, why="the other clients generate neighbours from them")}),
         "mend": Once({METRICS: Individual(added, why="how many neighbours each client generated is logged")}),
     }
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare the encoder, and prototypes of the other clients."""
+    encoder = {ENCODER: Input("the shared parameters, as an encoder", ARRAYS)}
+    return {"prototype": encoder, "mend": {**encoder, PROTOTYPES: Input("prototypes of the other clients, by client")}}

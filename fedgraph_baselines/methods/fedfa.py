@@ -1,9 +1,11 @@
 """FedFA: its keys, and names of the groups that travel with the model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import Mean, Reducer, Uplink, model_only
 from fedgraph_flwr.wire.messages import TRAIN
 from fedgraph_flwr.wire.reply_schema import ArrayField
@@ -47,3 +49,13 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         gaps = {f"{kind} {key}": ArrayField(shape, "float64") for kind in ("gap", "square") for key in STATISTICS}
         found[GAPS] = Mean(gaps, weight="uniform", trained=True)
     return {TRAIN: found}
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare statistics of features over all clients."""
+    if not params.p:
+        return {}
+    shape = (cfg.model.layers - 1, cfg.model.hidden)
+    fields = {key: ArrayField(shape, cfg.dtype) for key in STATISTICS}
+    running = Input("running means and deviations of features over all clients", fields)
+    return {TRAIN: {RUNNING: running, SPREAD: Input("the spread of these statistics over clients", fields)}}

@@ -16,6 +16,7 @@ from fedgraph_baselines.methods.owners import external_nodes
 from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import Individual, Once, Relay, Uplink, model_only
 
 SUMS, ROWS, DEGREES = "sums", "rows", "degrees"
@@ -120,4 +121,17 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         "sums": Once({SUMS: Relay(why=why), OWNED: Individual(why=ids)}),
         "smooth": Once(smooth),
         **extend,
+    }
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare what the other ends of cut edges computed, once."""
+    if not params.hops:
+        return {}
+    sums = Input("sums over neighbours at other clients, by client")
+    spans = Input("smallest and largest id of each client's nodes, by client")
+    rows = Input("rows of neighbours at other clients, by client")
+    return {
+        "smooth": {SUMS: sums, SPANS: spans},
+        "extend": {ROWS: rows, DEGREES: Input("degrees of these neighbours, by client")},
     }

@@ -1,5 +1,6 @@
 """FedGL: its keys, names on the wire, and the server's fusion of predictions for nodes that clients share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +9,10 @@ import torch
 
 from fedgraph_baselines.methods.prototypes import WIDTH
 from fedgraph_flwr.config import RunConfig, number
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import Individual, Once, Public, Uplink, model_only
 from fedgraph_flwr.models.structure_learner import top_k
-from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, TRAIN
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, TRAIN
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 IDS = "ids"
@@ -93,3 +95,12 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         TRAIN: {**model, NODES: Individual(why="predictions are fused node by node")},
         **width,
     }
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare pseudo labels and the pseudo graph of the client's nodes."""
+    if not params.discovers:
+        return {}
+    names = ("label", "row", "col", "weight")
+    groups = {PSEUDO: Input("pseudo labels of the client's nodes, and edges between them", dict.fromkeys(names))}
+    return {TRAIN: groups, EVALUATE: groups}

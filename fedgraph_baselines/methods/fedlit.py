@@ -4,6 +4,7 @@ A link {u, v}, u ≤ v (stored loops included), is embedded as [z_u ‖ z_v], z 
 largest cosine.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from fedgraph_baselines.methods.similarity import unit_rows
 from fedgraph_flwr.config import RunConfig, choice
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Uplink
-from fedgraph_flwr.wire.messages import MODEL, TRAIN
+from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN
 
 LINKS = "links"
 """Group, both ways: ``centroids`` [k, 2H]; to the server also ``count`` [k], training nodes that each type's links touch."""
@@ -65,3 +67,9 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
             LINKS: Individual(why="the server matches the clusters of all clients"),
         }
     }
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare the centres of link types."""
+    groups = {LINKS: Input("the centres of the types of links", {"centroids": None})}
+    return {TRAIN: groups, EVALUATE: groups}

@@ -3,6 +3,7 @@
 A row is one predicted neighbour.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from fedgraph_baselines.methods.impaired import ADDED
 from fedgraph_flwr.config import RunConfig, choice, number
 from fedgraph_flwr.data.graph import Graph, unsplit
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import Individual, Once, Relay, Sum, Uplink, model_only
 from fedgraph_flwr.wire.messages import METRICS
 from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField
@@ -86,4 +88,15 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         "generate": Once({PROPOSED: Relay(why=why), OWNERS: Relay(why=why)}),
         "judge": Once({APART: Sum()}),
         "mend": Once({METRICS: Individual(added, why="how many neighbours each client generated is logged")}),
+    }
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare generated neighbours of the peers, and how far own ones are from the peers' nodes."""
+    apart = {APART: Input("the sum of differences between generated neighbours and the peers' nodes", {"sum": None})}
+    owners = Input("the nodes for which these were generated, by client")
+    return {
+        "generate": apart,
+        "judge": {PROPOSED: Input("neighbours that other clients generated, by client"), OWNERS: owners},
+        "mend": apart,
     }

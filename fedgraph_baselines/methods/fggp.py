@@ -5,6 +5,7 @@ of the clusters are the items of the next, coarser partition. This continues whi
 two fewer.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,9 @@ from scipy.sparse.csgraph import connected_components
 from fedgraph_baselines.methods.prototypes import WIDTH
 from fedgraph_baselines.methods.similarity import cosines
 from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import Individual, Public, Uplink, model_only
-from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, TRAIN
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, TRAIN
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 PROTOTYPES = "prototypes"
@@ -113,3 +115,9 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
             PROTOTYPES: Individual(fields, why="the server clusters all clients' prototypes"),
         },
     }
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare the bank of prototypes."""
+    groups = {BANK: Input("prototypes of all clients with their classes", {"mean": None, "label": None})}
+    return {TRAIN: groups, EVALUATE: groups}

@@ -3,6 +3,7 @@
 C_i^j = (1 / |D_ij|) Σ_{v ∈ D_ij} f_i(v)                    FedProto, Eq. (3): D_ij the training nodes of class j at client i
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import Individual, Public, Sum, Uplink
-from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, TRAIN
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, TRAIN
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 PROTOTYPES = "prototypes"
@@ -58,6 +60,13 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare FedProto's uplink: per class the sum of its nodes' embeddings, and their number."""
     sums = {"sum": ArrayField(("C", WIDTH), "float64"), "count": ArrayField(("C",), "float64", 0, LARGEST)}
     return {**_width(), TRAIN: {PROTOTYPES: Sum(sums)}}
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare the global prototypes."""
+    fields = {"mean": ArrayField(("C", WIDTH), cfg.dtype), "known": ArrayField(("C",), "bool")}
+    groups = {PROTOTYPES: Input("the prototype of each class, and whether it has one", fields)}
+    return {TRAIN: groups, EVALUATE: groups}
 
 
 def single_uplink(cfg: RunConfig, params: Any) -> Uplink:

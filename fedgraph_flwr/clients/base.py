@@ -38,6 +38,7 @@ from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.downlink import received
 from fedgraph_flwr.methods.side import Side, refuse_overrides
 from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.methods.weighting import SIZE_KEYS
@@ -83,6 +84,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
     Attributes:
         model: the GNN. Parameters whose names start with one of ``cfg.strategy.shared`` are shared; others stay private.
         uplink_of: the uplink of this run, with the framework's own phases.
+        downlink_of: what messages of this run may carry, with the framework's own groups.
         inputs: the model's inputs, prepared once from the graph.
         scorer: fewest nodes of a class that is scored → the items that models are scored on.
         batch: the batch of the current step; between rounds, all training nodes.
@@ -131,6 +133,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         self.file = file
         self.params = method_params(type(self), cfg)
         self.uplink_of = declared(type(self), cfg)
+        self.downlink_of = received(type(self), cfg, self.uplink_of)
         # A method that reads rows of other clients' nodes (`needs_others`) keeps to its own: far ends are another party's.
         sees = kind_of(cfg).capabilities.far_ends and not type(self).needs_others(cfg) and getattr(graph, "far", None)
         graph = kind_of(cfg).split_of(graph)

@@ -77,6 +77,7 @@ class BoostingClient(GraphClient):
 
     Params: ClassVar[type] = BoostingParams
     uplink = staticmethod(boosting.uplink)
+    downlink = staticmethod(boosting.downlink)
     serves: ClassVar[frozenset[str]] = frozenset({"nodes", "edges", "nodes-regression", "nodes-multilabel"})
     stacks: ClassVar[tuple[str, ...] | None] = None
     repeats: ClassVar[Mapping[str, int]] = {
@@ -181,6 +182,11 @@ class BoostingClient(GraphClient):
 
     predict_shared = predict
 
+    @property
+    def outputs(self) -> int:
+        """K, the outputs of the forest."""
+        return self.objective.outputs
+
     # --- what all clients agree on ------------------------------------------------------------------------------------
 
     @phase
@@ -213,9 +219,6 @@ class BoostingClient(GraphClient):
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Store the base rate, or how many trees of the model are those of ``init``, and the edges of bins."""
         if BASE in groups:
-            check(
-                groups[BASE], {"score": ArrayField((self.objective.outputs,), "float64")}, "the server sent a base rate"
-            )
             self.memory[BASE] = torch.from_numpy(np.array(groups[BASE]["score"]))
         if START in groups:
             most = len(self.model.arrays["start"])

@@ -34,6 +34,7 @@ class FedGradClient(GraphClient):
 
     Params: ClassVar[type] = FedGradParams
     uplink = staticmethod(fedgrad.uplink)
+    downlink = staticmethod(fedgrad.downlink)
     stacks: ClassVar[tuple[str, ...] | None] = ()
     losses: ClassVar[tuple[str, ...]] = ("cross_entropy", "weighted")
     serves: ClassVar[frozenset[str]] = frozenset({"nodes", "edges"})

@@ -55,6 +55,7 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
 
     Params: ClassVar[type] = FedStructParams
     uplink = staticmethod(fedstruct.uplink)
+    downlink = staticmethod(fedstruct.downlink)
     predicts_with: ClassVar[tuple[str, ...]] = (STRUCTURE,)
     repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MAX_BLOCKS}  # one per hop and block, or two per hop
     model: FedStruct

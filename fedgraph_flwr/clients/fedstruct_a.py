@@ -34,6 +34,7 @@ class FedStructAClient(FedGradClient):
 
     Params: ClassVar[type] = FedStructAParams
     uplink = staticmethod(fedstruct.known_uplink)
+    downlink = staticmethod(fedstruct.known_downlink)
     losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)  # residuals are differences of probabilities
     predicts_with: ClassVar[tuple[str, ...]] = (STRUCTURE,)
 

@@ -45,6 +45,7 @@ class PrivateFedStructClient(FedStructClient):
     """
 
     uplink = staticmethod(fedstruct.private_uplink)
+    downlink = staticmethod(fedstruct.private_downlink)
 
     repeats: ClassVar[Mapping[str, int]] = {**FedStructClient.repeats, "embed": 4}  # once per model scored separately
 

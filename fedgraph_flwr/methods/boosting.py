@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.config import RunConfig, choice, number
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import Exchanges, Individual, Once, Sum, Uplink
 from fedgraph_flwr.numerics.forest import LARGEST, Floats
 from fedgraph_flwr.wire.messages import METRICS, TRAIN, Arrays
@@ -101,6 +102,26 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         return {**found, TRAIN: {FOREST: Individual(why=why), METRICS: numbers}}
     sums = {HISTOGRAM: Sum()}
     return {**found, BINS: Once({COUNTS: Sum()}, times=2), TRAIN: sums, GROW: Exchanges(sums, times=params.depth - 1)}
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare the base rate or where training starts, and the agreed bins; in `histogram`, the growing trees."""
+    if not cfg.strategy.shared:
+        return {}
+    start = Input("a number of trees", {"trees": ArrayField((1,), "int32", 0)})
+    base = Input("a base rate", {"score": ArrayField(("outputs",), "float64")})
+    groups = {START: start} if cfg.init else {BASE: base}
+    if params.mode == "bagging":
+        return {TRAIN: groups}
+    grow = {
+        FOREST: Input("trees that grow"),
+        NODES: Input("the nodes whose histograms are requested", {"tree": None, "node": None}),
+    }
+    return {
+        BINS: {BINS: Input("edges of bins to count")},
+        TRAIN: {**groups, BINS: Input("edges of bins")},
+        GROW: grow,
+    }
 
 
 # --- objectives -------------------------------------------------------------------------------------------------------

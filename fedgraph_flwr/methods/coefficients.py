@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig, choice
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Mean, Once, Relay, Uplink
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
@@ -70,3 +71,8 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         TELL: Once({COEFFICIENTS: pooled, **rows}),
         TRAIN: {MODEL: shared or Mean(ARRAYS, origin=ARRAYS), COEFFICIENTS: pooled},
     }
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare each client's pools."""
+    return {TRAIN: {POOL: Input("the other clients' coefficients in a random order, by name")}}

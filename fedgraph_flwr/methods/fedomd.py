@@ -1,11 +1,13 @@
 """FedOMD: its keys, and names that both sides use on the wire."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig, choice, number
-from fedgraph_flwr.methods.uplink import Groups, Individual, Mean, Public, Uplink, model_only
-from fedgraph_flwr.wire.messages import DESCRIBE, METRICS
+from fedgraph_flwr.methods.downlink import Input, Inputs
+from fedgraph_flwr.methods.uplink import ARRAYS, Groups, Individual, Mean, Public, Uplink, model_only
+from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 MOMENTS = "moments"
@@ -60,3 +62,18 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
     powers = {"powers": ArrayField((shape[0], 5, shape[1]), "float64")}
     found["moments_sum"] = {MOMENTS: Mean(powers, weight=weight), **span}
     return found
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare the model and a point in the exchanges of moments, and the pooled moments."""
+    if not (params.cmd and params.beta):
+        return {}
+    layers, width = cfg.model.layers - 1, cfg.model.hidden
+    model = {MODEL: Input("the shared parameters", ARRAYS)}
+    about = {**model, "point": Input("the point of the moments", {"mean": None})}
+    fields = {
+        "moments": ArrayField((layers, 5, width), cfg.dtype),
+        "span": ArrayField((layers,), cfg.dtype, optional=True),
+    }
+    target = {TRAIN: {TARGET: Input("the pooled moments and ranges", fields)}, "moments_sum": about}
+    return {**target, "means": model, "moments_about": about} if params.exchange == "two_phase" else target

@@ -1,12 +1,15 @@
 """FedSPA: its keys, for both sides."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import ARRAYS, Groups, Individual, LateMean, Once, Public, Uplink
 from fedgraph_flwr.models.fedspa import FISHER
-from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD
+from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, SIGNATURES
+from fedgraph_flwr.secure.masked import PEERS
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import HUGE, LARGEST, ArrayField, NumberField
 
@@ -53,3 +56,15 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         found["share_again"] = fisher
         found["deviate"] = {METRICS: Individual(deviations, why=why)}
     return found
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare the members of a masked sum, and the sum."""
+    if not params.masked:
+        return {}
+    members = dict.fromkeys(("clients", "keys", "nodes"))
+    peers = {
+        PEERS: Input("the members of a masked sum, their public keys, and the number of their nodes", members),
+        SIGNATURES: Input("the clients' signatures of their keys"),
+    }
+    return {TRAIN: peers, "share_again": peers, "deviate": {FISHER: Input("the pooled Fisher diagonals")}}

@@ -6,10 +6,12 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig, choice, number
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.fedgrad import FedGradParams
 from fedgraph_flwr.methods.fedgrad import uplink as gradients
 from fedgraph_flwr.methods.uplink import Groups, Individual, Once, Public, Reducer, Relay, Sum, Uplink
-from fedgraph_flwr.wire.messages import METRICS, TRAIN
+from fedgraph_flwr.secure.keyring import SIGNATURES
+from fedgraph_flwr.wire.messages import CONFIG, EVALUATE, METRICS, TRAIN
 from fedgraph_flwr.wire.reply_schema import NumberField
 
 STRUCTURE = "structure"
@@ -88,6 +90,42 @@ def known_uplink(cfg: RunConfig, params: Any) -> Uplink:
         "reveal": Once({"graph": Individual(why=why)}),
         TRAIN: {**gradients(cfg, params)[TRAIN], STRUCTURE: Individual(why=why)},
     }
+
+
+def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare FedStruct-B: keys and owners, sealed envelopes, then rows of S for the client's nodes."""
+    rows = {STRUCTURE: Input("rows of S of the nodes that this client's nodes reach", {"s": None})}
+    scored = rows if params.features == "hop2vec" else {}
+    return {"acquire": _ACQUIRED, "place": rows, TRAIN: scored, EVALUATE: scored}
+
+
+def private_downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare appendix L.1: envelopes in every round, and gradients of the client's own rows."""
+    told = dict.fromkeys(("train", "scored", "embedding"))
+    labelled = Input("the number of labelled nodes", {"labelled": None})
+    return {
+        "acquire": _ACQUIRED,
+        "take": _SEALED,
+        "embed": {"g": Input("the parameters of the network on S"), CONFIG: Input("what the embedding is for", told)},
+        TRAIN: _SEALED,
+        EVALUATE: _SEALED,
+        "step_own": {STRUCTURE: Input("gradients of the client's own rows", {"s": None}), CONFIG: labelled},
+    }
+
+
+def known_downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+    """Declare FedStruct-A: results of S for the client's own nodes."""
+    groups = {STRUCTURE: Input("results of S for the client's own nodes, for training and for scores")}
+    return {TRAIN: groups, EVALUATE: groups}
+
+
+_SEALED = {ENVELOPES: Input("sealed messages of other clients, by client")}
+
+_ACQUIRED = {
+    "keys": Input("public keys of all clients, and the client of each node", dict.fromkeys(("keys", "owner"))),
+    SIGNATURES: Input("the clients' signatures of their keys"),
+    **_SEALED,
+}
 
 
 def _acquisition(first: Mapping[str, Reducer]) -> dict[str, Groups]:

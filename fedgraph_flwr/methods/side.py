@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import NoParams
+from fedgraph_flwr.methods.downlink import Inputs
 from fedgraph_flwr.methods.uplink import Uplink, model_only
 from fedgraph_flwr.models.base import Model
 
@@ -17,6 +18,8 @@ NOT_CALLED = {
 }
 """Hooks of Flower's Strategy and NumPyClient that a run never calls → what to define instead."""
 
+TAKING = ("receive", "fit", "evaluate")
+"""Members by which a client takes groups that come with a model."""
 
 Requirement = Callable[[RunConfig, Model], None]
 """Function that refuses a configuration with a model that a method cannot train."""
@@ -25,8 +28,8 @@ Requirement = Callable[[RunConfig, Model], None]
 class Side:
     """Declarations of one side of a method.
 
-    ``class MyClient(GraphClient, method=module, requires=(one_type,))`` takes `Params` and `uplink` of the method's module, and
-    what the method requires of the model: functions of configuration and model that refuse others
+    ``class MyClient(GraphClient, method=module, requires=(one_type,))`` takes `Params`, `uplink` and `downlink` of the method's
+    module, and what the method requires of the model: functions of configuration and model that refuse others
     (`fedgraph_flwr.clients.requirements`).
 
     Attributes:
@@ -43,6 +46,7 @@ class Side:
         if method is not None:
             cls.Params = getattr(method, "Params", cls.Params)
             cls.uplink = staticmethod(method.uplink)  # type: ignore[method-assign]
+            cls.downlink = staticmethod(getattr(method, "downlink", cls.downlink))  # type: ignore[method-assign]
         cls._requires = requires or cls._requires
         if Side not in cls.__bases__:
             known = {hook: instead for hook, instead in NOT_CALLED.items() if hasattr(base_of(cls), hook)}
@@ -52,6 +56,25 @@ class Side:
     def uplink(cfg: RunConfig, params: Any) -> Uplink:
         """Declare what leaves a client, by phase and group, and what the server needs of it: both sides name one function."""
         return model_only(cfg, params)
+
+    @staticmethod
+    def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
+        """Declare what a message to a client may carry, by phase and group, besides the framework's own."""
+        return {}
+
+    @classmethod
+    def declares_inputs(cls) -> bool:
+        """Return whether the class declares all that it takes.
+
+        A class with a hook or a phase of its own and without `downlink` was written before methods declared theirs.
+        """
+        for parent in cls.__mro__[: cls.__mro__.index(base_of(cls))]:
+            own = vars(parent)
+            if "downlink" in own:
+                return True
+            if any(name in TAKING or getattr(member, "is_phase", False) for name, member in own.items()):
+                return False
+        return True
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

@@ -1,15 +1,26 @@
 """A server's message as a node reads it: its scalars, typed once, and its groups of arrays."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.replies import Received, received
-from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, groups_of
+from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.methods.downlink import Downlink, Input
+from fedgraph_flwr.wire.messages import (
+    CONFIG,
+    DESCRIBE,
+    EVALUATE,
+    TRAIN,
+    Arrays,
+    check_arrays,
+    groups_of,
+)
+from fedgraph_flwr.wire.reply_schema import ArrayField, check
 
 REQUIRED = {"phase": str, "round": int, "exchange": int}
 """Scalars that every message has, and their types; without ``exchange`` it is the first."""
@@ -21,6 +32,8 @@ OPTIONAL = {
     "keep": bool,
     "checkpoint": bool,
     "evaluate": bool,
+    "keep_model": bool,
+    "stage": str,
 }
 """Scalars that some messages have, and their types."""
 
@@ -105,7 +118,72 @@ class Request:
         """Whether scores travel with the reply."""
         return bool(self.scalars.get("evaluate"))
 
+    def check(self, client: GraphClient) -> None:
+        """Refuse what the method's downlink does not declare.
+
+        A client whose class declares no downlink may receive more; what it declares is checked.
+
+        Raises:
+            FedGraphError: a group, a scalar or a stage is unknown, or an array is not as declared.
+        """
+        declared, phase = client.downlink_of, self.phase
+        groups, where = declared.groups(phase), f"in the server's message of phase '{phase}'"
+        if declared.complete:
+            for kind, names, known in (
+                ("group", self.content.keys() - {CONFIG}, groups),
+                ("scalar", self.scalars.keys(), declared.numbers(phase)),
+            ):
+                for name in sorted(names - set(known)):
+                    raise unknown(kind, sanitize(name, 60), known, where)
+            self._check_stage(declared)
+        for group, taken in groups.items():
+            if taken.fields is not None and group in self.groups:
+                who = f"the server sent group '{group}' of phase '{phase}'"
+                check_input(client, self.groups[group], taken, who)
+
+    def _check_stage(self, declared: Downlink) -> None:
+        """Refuse a stage that the method does not have, and one that keeps models which it sends."""
+        if self.phase not in (TRAIN, EVALUATE):
+            return
+        stage, keeps = self.scalars.get("stage", ""), bool(self.scalars.get("keep_model"))
+        if stage not in declared.stages:
+            known = " or ".join(f"'{name}'" for name in declared.stages)
+            raise FedGraphError(
+                f"the server's message has stage '{sanitize(stage, 60)}', expected {known}"
+            )
+        if keeps == declared.stages[stage]:
+            raise FedGraphError(
+                f"the server's message has keep_model={keeps}, but models of stage '{stage}' are"
+                f" {'sent' if keeps else 'kept'}"
+            )
+
     @cached_property
     def groups(self) -> dict[str, Arrays]:
         """The groups of arrays, of which a client takes some out."""
         return received(groups_of(self.content), self.phase)
+
+
+def check_input(client: GraphClient, arrays: Arrays, taken: Input, who: str) -> None:
+    """Refuse arrays that are not as a client's method declares them.
+
+    Raises:
+        FedGraphError: names the array, and what is accepted.
+    """
+    fields = taken.fields
+    if isinstance(fields, str) or fields is None:
+        shapes = {name: tuple(tensor.shape) for name, tensor in client.shared.items()}
+        check_arrays(arrays, shapes, "the server")
+        return
+    known = {name: _sized(client, wanted) for name, wanted in fields.items() if wanted is not None}
+    later = {name for name, wanted in fields.items() if wanted is None}
+    check({name: array for name, array in arrays.items() if name not in later}, known, who)
+
+
+def _sized(client: GraphClient, wanted: ArrayField) -> ArrayField:
+    """Return a field with the sizes of a client in the place of letters."""
+    sizes = {"C": client.task.width, "F": client.graph.num_features, "N": client.graph.num_nodes}
+    shape = tuple(
+        sizes.get(axis) or getattr(client, axis) if isinstance(axis, str) else axis
+        for axis in wanted.shape
+    )
+    return replace(wanted, shape=shape)

@@ -29,6 +29,7 @@ def respond(message: Message, context: Context) -> Message:
         member = member_of(node)
         start = member.start_of(request)
         member.permit(request)
+        request.check(member.client)
         member.resume(request)
         member.take_earlier_model(request, start)
         member.check_parameters(request, start)

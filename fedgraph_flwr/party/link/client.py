@@ -41,6 +41,7 @@ class LinkClient(GraphClient):
 
     Params: ClassVar[type] = LinkRules
     uplink = staticmethod(link.uplink)
+    downlink = staticmethod(link.downlink)
     repeats: ClassVar[Mapping[str, int]] = {STEP: 12}
     secrets: ClassVar[tuple[str, ...]] = ("link",)
 

@@ -1,0 +1,137 @@
+"""Downlink of a method: per phase and group, what a message of the server to a client may carry.
+
+A method declares this next to its uplink, in a function that its client names as `downlink`:
+
+    def downlink(cfg, params):
+        return {TRAIN: {"target": Input("the pooled moments", {"moments": ArrayField((5, "C"), "float64")})}}
+
+A node reads messages by it, and the method's page shows it. A message need not carry every group. The framework declares its
+own: shared parameters, class weights, norms of clipping, inputs of secure sums and of variates.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
+from fedgraph_flwr.methods.uplink import Uplink, sums
+from fedgraph_flwr.methods.variates import ACKNOWLEDGED, CONTROLLED, VARIATES
+from fedgraph_flwr.secure.keyring import SIGNATURES
+from fedgraph_flwr.secure.secagg import SECAGG, STEPS
+from fedgraph_flwr.wire.messages import CLIPPING, CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN
+from fedgraph_flwr.wire.reply_schema import ArrayField
+
+NUMBERS = (
+    *("phase", "round", "exchange", "protocol", "run", "resume"),
+    *("evaluate", "scored", "best", "keep", "checkpoint", "stage", "keep_model"),
+)
+"""Scalars of the framework's own; a message has some of them."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """Group of arrays that a client may receive; under `CONFIG`, further scalars.
+
+    Attributes:
+        what: what it is, for the method's page and for errors.
+        fields: its arrays, where None is one whose type and shape the client checks, because they follow from earlier
+            messages; `ARRAYS`: the names and shapes of the shared parameters; None: names follow from earlier messages, too.
+    """
+
+    what: str
+    fields: Mapping[str, ArrayField | None] | str | None = None
+
+
+Inputs = Mapping[str, Input]
+
+
+class Stages(dict[str, Input]):
+    """Groups of a phase, in a run whose rounds have several stages.
+
+    Args:
+        groups: inputs by group.
+        stages: name of each stage → whether clients send what they trained; the empty name is the ordinary stage.
+    """
+
+    def __init__(self, groups: Inputs, stages: Mapping[str, bool]):
+        super().__init__(groups)
+        self.stages = dict(stages)
+
+
+@dataclass(frozen=True)
+class Downlink:
+    """What messages of a run may carry.
+
+    Attributes:
+        phases: inputs by phase and group.
+        complete: whether the method declares its inputs; otherwise messages may carry others as well.
+        stages: name of each stage → whether clients send what they trained.
+    """
+
+    phases: Mapping[str, Inputs]
+    complete: bool = True
+    stages: Mapping[str, bool] = field(default_factory=lambda: {"": True})
+
+    def groups(self, phase: str) -> Inputs:
+        """Return the groups of arrays of a phase."""
+        return {group: taken for group, taken in self.phases.get(phase, {}).items() if group != CONFIG}
+
+    def numbers(self, phase: str) -> list[str]:
+        """Return the names of all scalars of a phase."""
+        own = self.phases.get(phase, {}).get(CONFIG)
+        return [*NUMBERS, *(own.fields or () if own else ())]
+
+
+def received(kind: Any, cfg: RunConfig, uplink: Uplink) -> Downlink:
+    """Return the downlink of a client's class, with the groups of the framework.
+
+    Args:
+        kind: the class.
+        cfg: the run's configuration.
+        uplink: its uplink, with the framework's own phases.
+    """
+    own: Mapping[str, Inputs] = kind.downlink(cfg, method_params(kind, cfg))
+    scored = {**own.get(EVALUATE, {}), MODEL: _MODEL}
+    phases: dict[str, dict[str, Input]] = {phase: dict(groups) for phase, groups in own.items()}
+    phases |= {DESCRIBE: scored, EVALUATE: dict(scored), TRAIN: {**own.get(TRAIN, {}), MODEL: _MODEL}}
+    phases[TRAIN] |= _of_variates(cfg)
+    phases |= dict.fromkeys(STEPS, _STEP) if cfg.privacy.secagg else {}
+    for phase in {*phases, *uplink}:
+        added = _of_framework(cfg, phase, bool(sums(uplink.get(phase, {}))))
+        phases[phase] = {**phases.get(phase, {}), **added}
+    stages = next((groups.stages for groups in own.values() if isinstance(groups, Stages)), {"": True})
+    return Downlink(phases, kind.declares_inputs(), stages)
+
+
+_MODEL = Input("the shared parameters")
+"""The model itself checks them, since some models accept several shapes."""
+
+_STEP = {
+    SECAGG: Input("keys, envelopes and consents of the other clients in a secure sum"),
+    SIGNATURES: Input("the clients' signatures of their keys"),
+}
+
+
+def _of_framework(cfg: RunConfig, phase: str, summed: bool) -> dict[str, Input]:
+    """Return the groups that the framework adds to a phase."""
+    groups = {}
+    if cfg.train.class_weights == "federated" and phase not in (DESCRIBE, EVALUATE):
+        groups[CLASS_WEIGHTS] = Input("class weights", {"w": ArrayField(("C",), "float64", 0)})
+    if cfg.privacy.adaptive and summed:
+        groups[CLIPPING] = Input("the clipping norms of this exchange")
+    if cfg.privacy.secagg and (summed or phase == TRAIN):
+        groups[SECAGG] = Input("the members of a secure sum, with sealed shares of their secrets")
+    return groups
+
+
+def _of_variates(cfg: RunConfig) -> dict[str, Input]:
+    """Return what parts receive whose clients keep a variate."""
+    if cfg.strategy.variates == "none":
+        return {}
+    last = {"round": ArrayField((1,), "int64", 0)}
+    groups = {ACKNOWLEDGED: Input("the last round in which the client's reply arrived", last)}
+    if cfg.strategy.variates in CONTROLLED:
+        groups[VARIATES] = Input("the server's variate")
+    return groups

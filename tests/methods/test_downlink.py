@@ -1,0 +1,108 @@
+"""What a message to a client may carry: methods declare it, and nodes refuse the rest."""
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.clients.base import GraphClient, phase
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.methods.downlink import Input, received
+from tests.methods.small_runs import METHODS, by_default
+from tests.nodes import model_of
+
+USUAL = {"min_nodes": 0, "check_start": False}
+
+
+class Undeclared(GraphClient):
+    """A client as before methods declared their inputs."""
+
+    def receive(self, groups):
+        self.seen = sorted(groups)
+
+    def send(self):
+        return {}, {}
+
+
+class Declared(Undeclared):
+    """Declares what its base takes."""
+
+    @staticmethod
+    def downlink(cfg, params):
+        return {"train": {"goal": Input("a goal", None)}}
+
+
+class Extended(Declared):
+    """Takes more than its base declared."""
+
+    @phase
+    def look(self, groups, config):
+        return {}, {}
+
+
+def test_every_method_declares_what_its_clients_receive():
+    kinds = {name: locate(by_default(name).strategy.client) for name in METHODS}
+    assert [name for name, kind in kinds.items() if isinstance(kind, type) and not kind.declares_inputs()] == []
+    assert len(METHODS) > 40
+
+
+def test_a_class_with_hooks_of_its_own_declares_again():
+    assert GraphClient.declares_inputs()
+    assert [kind.declares_inputs() for kind in (Undeclared, Declared, Extended)] == [False, True, False]
+
+
+def test_a_node_refuses_what_the_method_does_not_declare(node):
+    asked = node("strategy=fedavg", policy=USUAL)
+    model, more = {"model": model_of(asked)}, {"goal": {"x": np.zeros(2)}}
+    reasons = [
+        asked.request("train", 1, {**model, **more}),
+        asked.request("train", 2, model, colour="red"),
+        asked.request("train", 3, model, stage="second"),
+        asked.request("train", 4, model, keep_model=True),
+    ]
+    assert "group 'goal' is unknown (in the server's message of phase 'train'); expected one of: model" in reasons[0]
+    assert "scalar 'colour' is unknown" in reasons[1]
+    assert "stage 'second', expected ''" in reasons[2]
+    assert "keep_model=True, but models of stage '' are sent" in reasons[3]
+    assert not isinstance(asked.request("train", 5, model), str)
+
+
+def test_a_node_refuses_arrays_that_are_not_as_declared(node):
+    asked = node("strategy=fedproto", policy=USUAL)
+    right = {"mean": np.zeros((3, 8), np.float32), "known": np.ones(3, bool)}
+    wrong = {
+        1: (right | {"mean": np.zeros((3, 9), np.float32)}, r"'mean' of shape \(3, 9\), expected \(3, 8\)"),
+        2: (right | {"known": np.ones(3)}, "'known' of type float64, expected bool"),
+        3: (right | {"other": np.ones(2)}, "with other"),
+        4: ({"known": right["known"]}, "without mean"),
+    }
+    for server_round, (arrays, reason) in wrong.items():
+        with pytest.raises(AssertionError, match=reason):
+            raise AssertionError(asked.request("train", server_round, {"prototypes": arrays}))
+    assert not isinstance(asked.request("train", 5, {"prototypes": right}), str)
+
+
+def test_a_stage_that_keeps_models_is_known_before_the_message(node):
+    asked = node("strategy=adafgl", policy=USUAL)
+    model = {"model": model_of(asked)}
+    kept = asked.request("train", 2, model, stage="personal")
+    assert "keep_model=False, but models of stage 'personal' are kept" in kept
+
+
+def test_a_client_without_a_declaration_takes_any_group(node):
+    asked = node(f"strategy.client={__name__}:Undeclared", policy={**USUAL, "modules": [__name__]})
+    reply = asked.request("train", 1, {"model": model_of(asked), "goal": {"x": np.zeros(2)}})
+    assert not isinstance(reply, str), reply
+
+
+def test_the_frameworks_groups_are_declared_where_a_run_has_them():
+    def groups(*words):
+        from fedgraph_flwr.config import compose
+        from fedgraph_flwr.methods.uplink import declared
+
+        cfg = compose(["num_clients=5", *words])
+        kind = locate(cfg.strategy.client)
+        return received(kind, cfg, declared(kind, cfg)).groups("train").keys()
+
+    assert groups() == {"model"}
+    assert groups("privacy.secagg=true") == {"model", "secagg"}
+    assert groups("train.loss=weighted", "train.class_weights=federated") == {"model", "class_weights"}
+    assert groups("strategy.variates=scaffold") == {"model", "heard", "variates"}
