@@ -46,7 +46,8 @@ def test_every_method_declares_what_its_clients_receive():
 
 def test_a_class_with_hooks_of_its_own_declares_again():
     assert GraphClient.declares_inputs()
-    assert [kind.declares_inputs() for kind in (Undeclared, Declared, Extended)] == [False, True, False]
+    kinds: list[type[GraphClient]] = [Undeclared, Declared, Extended]
+    assert [kind.declares_inputs() for kind in kinds] == [False, True, False]
 
 
 def test_a_node_refuses_what_the_method_does_not_declare(node):

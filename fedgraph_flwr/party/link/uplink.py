@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.methods.downlink import Input, Inputs
+from fedgraph_flwr.methods.downlink import Input, Inputs, Stages
 from fedgraph_flwr.methods.uplink import Individual, Once, Relay, Uplink
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.wire.messages import TRAIN
@@ -28,7 +28,7 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
 
 
 def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
-    """Declare the keys and numbers of nodes of all clients, then envelopes."""
+    """Declare the keys and numbers of nodes of all clients, then envelopes; no model leaves a client."""
     announced = Input("keys and numbers of nodes of all clients", {"keys": None, "nodes": None})
     signatures = Input("the clients' signatures of their keys")
     return {
@@ -36,5 +36,6 @@ def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
             ANNOUNCED: announced,
             SIGNATURES: signatures,
             ENVELOPES: Input("sealed messages of other clients, by client"),
-        }
+        },
+        TRAIN: Stages({}, {"": False}),
     }
