@@ -5,6 +5,7 @@ one file per client and kind: kept edges, outgoing and incoming cut edges. Then 
 partition resumes from the last saved block or client. The files have the tensors that `clients.make` gives in memory.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -23,7 +24,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import FORMAT_VERSION, MASKS, Graph, write_bytes
 from fedgraph_flwr.data.mapped import Blocks, require_space, write_blocks
 from fedgraph_flwr.data.split import grouping_seed, shell, split_graph
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.partition.clients import assign, split_client, splits_whole
 from fedgraph_flwr.partition.stream import blocks
 
@@ -205,7 +206,12 @@ class Spool:
     def _resume(self) -> int:
         """Cut the files back to the last stored state, and return the rows before it."""
         path = self.folder / PROGRESS
-        state: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"rows": 0, "sizes": {}}
+        state: dict[str, Any] = {"rows": 0, "sizes": {}}
+        with contextlib.suppress(OSError, *MALFORMED):  # a damaged file: all rows again
+            stored = json.loads(path.read_text())
+            state = {"rows": int(stored["rows"]), "sizes": {str(k): int(v) for k, v in stored["sizes"].items()}}
+            if not 0 <= state["rows"] < len(self.indptr) or min(state["sizes"].values(), default=0) < 0:
+                state = {"rows": 0, "sizes": {}}
         for spool in self.folder.glob("spool_*"):
             if spool.name in state["sizes"]:
                 os.truncate(spool, state["sizes"][spool.name])

@@ -13,6 +13,7 @@ audit log lists releases, the node sends none until the owner confirms.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,11 @@ def check_booking(entry: Mapping[str, Any]) -> None:
     """Check an entry that was stored.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: it is none.
+        One of `MALFORMED`: it is none.
     """
     rate, delta = entry.get("sampling_rate", 1.0), entry.get("delta", DELTA)
-    positive = entry["noise_multiplier"] > 0 and entry["sensitivity"] > 0 and entry["releases"] >= 0
+    releases = int(entry["releases"])
+    positive = 0 < entry["noise_multiplier"] < math.inf and 0 < entry["sensitivity"] < math.inf and 0 <= releases < 2**53
     if not (positive and 0 < rate <= 1 and 0 < delta < 1):
         raise ValueError("values")
 

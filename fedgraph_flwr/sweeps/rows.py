@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.store.folder import InUse, owned
 
 FIELDS = ["setting", "method", "seed", "value", "validation", "headline", "last", "last5", "rounds", "best_round"]
@@ -41,8 +41,16 @@ def identity(method: str, overrides: str) -> Identity:
 
 
 def number(row: Row, key: str) -> float:
-    """Return a number of a row; NaN if it has none."""
-    return float(row.get(key) or math.nan)
+    """Return a number of a row; NaN if it has none.
+
+    Raises:
+        FedGraphError: it is a text.
+    """
+    try:
+        return float(row.get(key) or math.nan)
+    except ValueError as error:
+        what = f"{key} '{sanitize(row[key], 40)}' of the row {sanitize(row.get('words'), 100)}"
+        raise FedGraphError(f"{what} is not a number: correct or remove the row of the results") from error
 
 
 def failure(row: Row) -> str:
@@ -66,8 +74,8 @@ def read(path: Path) -> list[dict[str, str]]:
         return []
     if not ours(path):
         raise FedGraphError(f"{path} does not contain results of a sweep: move it, or pass another --out")
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row.get("words")]
+    with path.open(newline="", errors="replace") as file:  # a process that died may have cut a letter
+        return [row for row in csv.DictReader(file) if row.get("words") and None not in row.values()]
 
 
 def ours(path: Path) -> bool:

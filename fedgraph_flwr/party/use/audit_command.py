@@ -28,16 +28,21 @@ def main(args: argparse.Namespace) -> int:
 
     found = audit(args.state, args.expect)
     for row in found.itertuples():
-        spent = f"; {row.releases} releases with noise, ε {row.epsilon:.3g} per {row.unit}" if row.releases else ""
+        spent = (
+            f"; {row.releases} releases with noise, ε {row.epsilon:.3g} per {sanitize(row.unit, 40)}"
+            if row.releases
+            else ""
+        )
+        times = f"{sanitize(row.first, 30)} to {sanitize(row.last, 30)}"
         print(
-            f"run {sanitize(row.run, 30)} ({sanitize(row.strategy or 'refused', 40)}), {row.first} to {row.last}: {row.requests}"
+            f"run {sanitize(row.run, 30)} ({sanitize(row.strategy or 'refused', 40)}), {times}: {row.requests}"
             f" requests in {row.rounds} rounds, {row.refused} refused; {size(row.received)} came, {size(row.sent)} left"
             f" ({sanitize(row.what, 200)}){spent}"
         )
     for reason, count in sorted(found.attrs["reasons"].items(), key=lambda pair: -pair[1]):
         print(f"refused {count} times: {sanitize(reason, 300)}")
     for unit, epsilon in found.attrs["epsilon"].items():
-        print(f"all runs together: ε {epsilon:.3g} per {unit}")
+        print(f"all runs together: ε {epsilon:.3g} per {sanitize(unit, 40)}")
     if args.out is not None:
         write_frame(found, args.out)
         print(f"wrote {args.out}")

@@ -31,8 +31,22 @@ def without_formulas(frame: Any) -> tuple[Any, int]:
 
 def as_csv(frame: Any, keep_formulas: bool = False) -> str:
     """Return a pandas table as CSV; ``keep_formulas`` leaves its cells as they are."""
-    text: str = (frame if keep_formulas else without_formulas(frame)[0]).to_csv(index=False)
+    shown = _with_line_feeds(frame if keep_formulas else without_formulas(frame)[0])
+    text: str = shown.to_csv(index=False)
     return text
+
+
+def _with_line_feeds(frame: Any) -> Any:
+    """Return a table whose texts have line feeds for carriage returns.
+
+    Python's writer leaves a cell with a carriage return unquoted, so that the rest of the cell would begin a row, such as ``=1``.
+    """
+    for name in [name for name in frame.columns if frame[name].dtype.kind in "OSUT"]:
+        texts = frame[name].astype(str)
+        if (returns := texts.str.contains("\r")).any():
+            plain = texts.str.replace("\r\n", "\n").str.replace("\r", "\n")
+            frame = frame.assign(**{name: frame[name].astype(object).mask(returns, plain)})
+    return frame.rename(columns=lambda name: str(name).replace("\r", "\n"))
 
 
 def check_suffix(path: Path | None, accepted: Sequence[str] = (".csv", ".parquet")) -> None:
