@@ -117,7 +117,9 @@ def check_booking(entry: Mapping[str, Any]) -> None:
     """
     rate, delta = entry.get("sampling_rate", 1.0), entry.get("delta", DELTA)
     releases = int(entry["releases"])
-    positive = 0 < entry["noise_multiplier"] < math.inf and 0 < entry["sensitivity"] < math.inf and 0 <= releases < 2**53
+    positive = (
+        0 < entry["noise_multiplier"] < math.inf and 0 < entry["sensitivity"] < math.inf and 0 <= releases < 2**53
+    )
     if not (positive and 0 < rate <= 1 and 0 < delta < 1):
         raise ValueError("values")
 

@@ -342,7 +342,8 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
         targets = {name: graph.targets[:, t].double().numpy() for t, name in enumerate(names)}
     write_sums(args.statistics, party_sums(replace(agreed, nodes=formats), tables, args.min_count, targets, args.role))
     print(
-        f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`"
+        f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`;"
+        " share one report only: two, of tables that differ by one row, give that row"
     )
 
 

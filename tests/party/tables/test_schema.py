@@ -366,3 +366,14 @@ def test_a_saved_graph_is_taken_as_it_is_or_scaled(tmp_path, capsys, monkeypatch
     (tmp_path / "s.yaml").unlink()
     assert cli.main([*saved(tmp_path, x), *out, "--scaling", "local"]) == 0
     torch.testing.assert_close(Graph.load(tmp_path / "g.safetensors").x, (x - x.mean(0)) / x.std(0, unbiased=False))
+
+
+def test_what_remains_two_reports_one_row_apart_give_the_row():
+    """One report has at least five rows behind each value; the difference of two has one."""
+    values = np.random.default_rng(0).normal(50, 9, 400)
+    schema = Schema((), {"node": {"x": Column()}})
+    before, after = (
+        party_sums(schema, {"node": (pd.DataFrame({"x": values[:n]}), "t")}, 5)["sums"]["node"]["x"] for n in (399, 400)
+    )
+    found = after["count"] * after["mean"] - before["count"] * before["mean"]
+    assert found == pytest.approx(values[399], rel=1e-9)
