@@ -124,6 +124,8 @@ def test_tables_of_payments_become_what_the_client_reads(tmp_path):
             "amount,kind",
             "--time-column",
             "at",
+            "--input",
+            "amount",
             *args,
         ]
         place = ["--client", "0", "--num-clients", "1", "--out", str(parts / "client_0000.safetensors")]
