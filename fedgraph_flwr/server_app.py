@@ -25,7 +25,7 @@ def main(grid: Grid, context: Context) -> None:
     from fedgraph_flwr.config import from_run_config
     from fedgraph_flwr.fleet import flower_patches
     from fedgraph_flwr.fleet.packing import PackingGrid
-    from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid
+    from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid, read_status
     from fedgraph_flwr.launch.prepare import with_folder
     from fedgraph_flwr.launch.serving import serve
     from fedgraph_flwr.store.folder import InUse
@@ -37,6 +37,8 @@ def main(grid: Grid, context: Context) -> None:
     if runs := os.environ.get(RUNS):
         cfg = in_folder_of_runs(cfg, Path(runs))
     status = RunStatus(Path(cfg.out), context.run_id, strategy=cfg.strategy.name, rounds=cfg.rounds)
+    if cfg.resume:
+        status.add_up(read_status(Path(cfg.resume)))
 
     def on_round(record: dict[str, Any]) -> None:
         status.took_round(record)

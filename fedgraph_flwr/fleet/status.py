@@ -5,12 +5,14 @@ has no scores, and no number of a graph.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -52,8 +54,13 @@ class RunStatus:
             "phase": "",
         }
         self.values |= {"waiting": [], "nodes": {}, "exchanges": {}, "bytes_up": 0, "bytes_down": 0, "rounds_done": 0}
-        self.values |= values
+        self.values |= {"pid": os.getpid(), **values}
         self.seconds: list[float] = []
+
+    def add_up(self, before: Mapping[str, Any]) -> None:
+        """Continue the totals of a resumed run's earlier status."""
+        totals = ("nodes", "exchanges", "bytes_up", "bytes_down", "rounds_done")
+        self.values |= {key: before[key] for key in totals if isinstance(before.get(key), type(self.values[key]))}
 
     def write(self, **values: Any) -> None:
         """Store values, besides those before."""
@@ -191,9 +198,25 @@ class WatchedGrid(Grid):
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return the status of a run; {} if it has none that can be read."""
+    """Return the status of a run on this machine; {} if it has none that can be read.
+
+    The state is ``running``, ``finished``, ``failed``, or ``lost``: the run's process has ended without a result.
+    """
     try:
         found = json.loads((folder / STATUS).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    if found.get("state") == "running" and not _works(found.get("pid"), found.get("started")):
+        what = "the run's process ended without a result"
+        found |= {"state": "lost", "waiting": [], "reason": f"{what}: resume=RUN continues from its last checkpoint"}
+    return found
+
+
+def _works(number: Any, started: Any) -> bool:
+    """Return whether a process has this number since this time."""
+    try:
+        return bool(psutil.Process(int(number)).create_time() < float(started) + 1.0)
+    except (psutil.Error, TypeError, ValueError):
+        return False

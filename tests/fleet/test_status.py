@@ -1,7 +1,10 @@
 """What a run's status says, and what operators and monitors make of it; without Flower's programs."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -104,6 +107,26 @@ def test_a_status_has_phase_round_and_who_is_waited_for(folder):
     assert late["failures"] == {"no_reply": 1}
     assert late["failed"]["reason"] == "no reply within 30 s"
     assert "failures" not in status["nodes"]["11"]
+
+
+def test_a_run_whose_process_is_gone_is_lost_and_resumed_totals_continue(folder):
+    path = folder / "status.json"
+    values = json.loads(path.read_text())
+    assert read_status(folder)["state"] == "running"
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    for pid, started in ((process.pid, values["started"]), (os.getpid(), 1.0), (None, values["started"])):
+        path.write_text(json.dumps(values | {"pid": pid, "started": started}))  # gone; another process; an older file
+        lost = read_status(folder)
+        assert (lost["state"], lost["waiting"]) == ("lost", [])
+        assert "resume=RUN" in lost["reason"]
+    resumed = RunStatus(folder, 6, rounds=6)
+    resumed.add_up(values)
+    resumed.took_round(record(2, 3.0, {"1 (train)": "no reply within 30 s"}))
+    found = read_status(folder)
+    assert (found["state"], found["rounds_done"], found["exchanges"]) == ("running", 2, {"train": [2, 7.0]})
+    assert found["nodes"]["22"]["failures"] == {"no_reply": 2}
+    RunStatus(folder, 7).add_up({"nodes": [], "bytes_up": "x"})  # not a status
 
 
 @pytest.mark.parametrize(
