@@ -20,6 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.fleet.status import STATUS
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.store.folder import (
     CHECKPOINT,
@@ -39,7 +40,7 @@ _STATE = "[0-9A-Za-z_]*-*/client_[0-9][0-9][0-9][0-9]*"
 """Folders of clients in a folder of states."""
 
 _LOGS = ("run-config.toml", "flower.log", "superlink.log")
-_RECORDS = (CONFIG, ROUNDS, SUMMARY, FAILURE, INPUT_SPEC, "report.html", *_LOGS)
+_RECORDS = (CONFIG, ROUNDS, SUMMARY, FAILURE, INPUT_SPEC, STATUS, "report.html", *_LOGS)
 """Files of a run besides its models and checkpoints."""
 
 
