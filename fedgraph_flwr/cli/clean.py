@@ -20,7 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.fleet.status import STATUS
+from fedgraph_flwr.fleet.run_folders import STATUS
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.store.folder import (
     CHECKPOINT,

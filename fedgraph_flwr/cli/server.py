@@ -22,8 +22,8 @@ from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_
 from fedgraph_flwr.fleet.monitor import condition, monitor
 from fedgraph_flwr.fleet.operating import admit_all, connect, node_infos
 from fedgraph_flwr.fleet.processes import Process, healthy, log_as, say, tool, wait_for_one
-from fedgraph_flwr.fleet.run_folders import RUNS
-from fedgraph_flwr.fleet.status import STATUS, read_status
+from fedgraph_flwr.fleet.run_folders import RUNS, STATUS
+from fedgraph_flwr.fleet.status import read_status
 from fedgraph_flwr.party.options import add_options
 
 ENVIRONMENT = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}

@@ -16,8 +16,7 @@ from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
 from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, healthy, tool, without_box
-from fedgraph_flwr.fleet.run_folders import ServerRuns
-from fedgraph_flwr.fleet.status import STATUS
+from fedgraph_flwr.fleet.run_folders import STATUS, ServerRuns
 from fedgraph_flwr.store.events import SETUP, OnRound, OnWait
 from fedgraph_flwr.store.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
 

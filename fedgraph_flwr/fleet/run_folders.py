@@ -21,6 +21,9 @@ from fedgraph_flwr.fleet.operating import check_connection, connection
 RUNS = "FEDGRAPH_RUNS"
 """Environment variable of a SuperLink and its ServerApps: the folder of all run folders."""
 
+STATUS = "status.json"
+"""File with the state of a run (`fedgraph_flwr.fleet.status`)."""
+
 LIST = "/v1/control/list-run-folders"
 READ = "/v1/control/read-run-file"
 

@@ -19,9 +19,8 @@ from flwr.supercore.run import Run
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.fleet.run_folders import STATUS
 from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, DESCRIBE, METRICS, VERSIONS
-
-STATUS = "status.json"
 
 RECENT = 10
 """Number of last rounds whose median duration predicts the time left."""
