@@ -246,11 +246,19 @@ def test_search_works_from_a_folder(site):
         page.get_by_placeholder("Search").first.fill("average precision")
         page.wait_for_selector(".md-search-result__item", timeout=60_000)
         assert "matching document" in page.inner_text(".md-search-result__meta")
-        for words, key in (("learning rate", "train.lr"), ("early stopping", "evaluation.patience")):
+        searched = {
+            "learning rate": "train.lr",
+            "early stopping": "evaluation.patience",
+            "which method": "Choose a method",
+            "own model": "Models",
+            "callback": "Questions",
+        }
+        for words, expected in searched.items():
             page.goto((folder / "index.html").as_uri())
             page.get_by_placeholder("Search").first.fill(words)
             page.wait_for_selector(".md-search-result__item", timeout=60_000)
-            assert key in page.locator(".md-search-result__item").first.inner_text()
+            items = page.locator(".md-search-result__item")
+            assert any(expected in items.nth(place).inner_text() for place in range(min(3, items.count()))), words
         phone = browser.new_page(viewport={"width": 390, "height": 844})
         for name in ("keys.html", "compare.html", "results/robust.html"):  # their wide tables scroll, not the page
             phone.goto((folder / name).as_uri())
