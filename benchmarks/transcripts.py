@@ -55,7 +55,8 @@ def files(root: str) -> dict[str, dict[str, str]]:
             found[name] = {FORM: "file", VALUE: ""}
             continue
         if "audit" in path.name:
-            lines = [json.loads(line) for line in text.decode().splitlines() if line.startswith("{")]
+            whole = [line for line in text.decode().splitlines() if line.startswith("{") and line.endswith("}")]
+            lines = [json.loads(line) for line in whole]
             for number, line in enumerate(lines):
                 kept = {key: value for key, value in line.items() if key not in ("at", "before", "run")}
                 found[f"{name}:{number}"] = {

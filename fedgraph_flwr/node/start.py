@@ -49,7 +49,7 @@ def check_start(client: GraphClient, received: Mapping[str, Any], root: str = ""
         return
     reseed(derive_seed(client.cfg.seed, "model"), client.device)
     first = client.build_model().to(client.device, client.dtype).state_dict()
-    for name in client.shared.keys() & received.keys():
+    for name in sorted(client.shared.keys() & received.keys()):
         if _starts_otherwise(first[name].cpu().numpy(), received[name]):
             raise FedGraphError(
                 f"the server starts this run with other parameters than its seed={client.cfg.seed}"
