@@ -316,12 +316,18 @@ def compared(name: str) -> bool:
 
 
 def canonical(path: Path) -> bytes:
-    """Return the bytes of a file; of a safetensors file with its header's keys in order, which differs between equal files."""
+    """Return the bytes of a file; of a safetensors file with its header's keys in order, which differs between equal files.
+
+    Models in a node's state name their run, whose number differs each time: their metadata are left out.
+    """
     content = path.read_bytes()
     if path.suffix not in (".safetensors", ".ledger"):
         return content
     end = 8 + int.from_bytes(content[:8], "little")
-    return json.dumps(json.loads(content[8:end]), sort_keys=True).encode() + content[end:]
+    header = json.loads(content[8:end])
+    if "state" in path.parts:
+        header.pop("__metadata__", None)
+    return json.dumps(header, sort_keys=True).encode() + content[end:]
 
 
 def arrays(out: Path) -> list[np.ndarray]:
