@@ -605,6 +605,16 @@ Source = Path | str | Piece
 """Location from which a graph is read."""
 
 
+def _with_sorted_metadata(content: bytes) -> bytes:
+    """Return a safetensors file whose metadata are in order: safetensors writes them in another one in each process."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[start:]))
+
+
 def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
     """Write named tensors and JSON values as safetensors, atomically to a path or to an open file.
 
@@ -634,7 +644,7 @@ def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], value
         write_blocks(path, packed, text, str(FORMAT_VERSION))
         return
     header = {"format": str(FORMAT_VERSION), "values": text, "digest": _digest(packed, text)}
-    content = save(packed, metadata=header)
+    content = _with_sorted_metadata(save(packed, metadata=header))
     if isinstance(path, Path | str):
         write_bytes(path, content)
     else:

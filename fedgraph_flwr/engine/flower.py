@@ -13,12 +13,13 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.engines import SIMULATIONS
+from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
 from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, healthy, tool, without_box
 from fedgraph_flwr.fleet.run_folders import STATUS, ServerRuns
 from fedgraph_flwr.store.events import SETUP, OnRound, OnWait
-from fedgraph_flwr.store.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
+from fedgraph_flwr.store.folder import CHECKPOINT, FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
 
 APP = "FEDGRAPH_APP"
 """Environment variable: name of a signed app that the fleet's SuperLink fetches instead of a bundle."""
@@ -217,7 +218,14 @@ def _flwr_run(
         print(f"warning: {problem}", file=sys.stderr)
     if process.returncode != 0 and not (out / FAILURE).is_file():
         why = sanitize(_why(tail), 2000)
-        raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {why}")
+        what = f"flwr run on '{connection}' ended with code {process.returncode}: {why}{_resume_text(out)}"
+        write_bytes(out / FAILURE, json.dumps({"error": what, "exit_code": RunFailed.exit_code}).encode())
+        raise RunFailed(what)
+
+
+def _resume_text(out: Path) -> str:
+    """Return how to resume a run that its server did not end; empty without a checkpoint."""
+    return f"; to continue, run: fedgraph-flwr run resume={out}" if (out / CHECKPOINT).is_file() else ""
 
 
 def _why(tail: list[str]) -> str:
@@ -247,7 +255,8 @@ def _result(out: Path) -> dict[str, Any]:
         raise error(failure["error"])
     if not (out / SUMMARY).is_file():
         log = out / "flower.log"
-        what = f"Flower ended, but wrote no {SUMMARY} to {out}{_first_error(log)}: see its log {log}"
+        resume = _resume_text(out)
+        what = f"Flower ended, but wrote no {SUMMARY} to {out}{_first_error(log)}: see its log {log}{resume}"
         raise RunFailed(f"{what}, and of a fleet the server's run folders: fedgraph-flwr runs --server NAME")
     summary: dict[str, Any] = json.loads((out / SUMMARY).read_text())
     return summary

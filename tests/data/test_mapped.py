@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedgraph_flwr.data import mapped
-from fedgraph_flwr.data.graph import ClientGraph, Graph, read_digest, write_tensors
+from fedgraph_flwr.data.graph import ClientGraph, Graph, read_digest, read_tensors, write_tensors
 from fedgraph_flwr.data.mapped import Blocks, is_trusted, write_blocks
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import store
@@ -132,6 +133,19 @@ def test_blocks_are_written_as_one_tensor(tmp_path, all_big):
     write_blocks(tmp_path / "parts", tensors | {"x": parts}, '{"a": 1}', "2")
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
     assert len(read_digest(tmp_path / "parts")) == 64
+
+
+def test_equal_tensors_are_equal_bytes(tmp_path):
+    """Safetensors itself writes the metadata in another order each time."""
+    tensors = {"y": torch.zeros(3, dtype=torch.int16), "x": torch.arange(8.0), "é": torch.ones(2)}
+    for number in range(8):
+        write_tensors(tmp_path / f"{number}", tensors, {"ä": 1, "b": [2]})
+    assert len({(tmp_path / f"{number}").read_bytes() for number in range(8)}) == 1
+    found, values = read_tensors(tmp_path / "0")
+    assert values == {"ä": 1, "b": [2]}
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert set(load_file(tmp_path / "0")) == tensors.keys()
 
 
 def test_a_full_disk_keeps_the_older_file(tmp_path, all_big, monkeypatch):

@@ -1,6 +1,7 @@
 """Flower's own simulation: the same parameters as in this process, and errors that come back as sentences."""
 
 import io
+import json
 import os
 import re
 import signal
@@ -188,6 +189,11 @@ def test_what_flower_says_at_its_end_is_one_line(tmp_path, monkeypatch, printed,
     fake.chmod(0o755)
     monkeypatch.setattr(flower, "tool", lambda name: str(fake))
     with pytest.raises(RunFailed, match=message):
+        flower._flwr_run(compose([f"out={tmp_path}"]), "fleet", dict(os.environ), None, lambda what: None)
+    assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 1
+    (tmp_path / "failure.json").unlink()
+    (tmp_path / "checkpoint.safetensors").touch()
+    with pytest.raises(RunFailed, match=f"; to continue, run: fedgraph-flwr run resume={tmp_path}$"):
         flower._flwr_run(compose([f"out={tmp_path}"]), "fleet", dict(os.environ), None, lambda what: None)
 
 
