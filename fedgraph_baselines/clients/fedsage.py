@@ -198,7 +198,7 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
             with torch.random.fork_rng(devices=[]):
                 reseed(derive_seed(self.cfg.seed, "generator"))
                 made = make().to(self.device, self.dtype)
-            classifier = deepcopy(self.model)
+            classifier: Any = deepcopy(self.model)
             classifier.dense_features = True  # its gradient passes through the features
             trained = [*made.parameters(), *classifier.parameters()]
             self.generator = made, classifier, Adam(trained, p.generator_lr, WEIGHT_DECAY)
