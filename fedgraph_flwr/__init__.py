@@ -15,16 +15,19 @@ from fedgraph_flwr.version import __version__ as __version__
 if TYPE_CHECKING:
     from fedgraph_flwr.api import (
         Run,
+        SweepResult,
         audit,
         blend,
         choices,
         compare,
         forget,
         keys,
+        load,
         load_run,
         plot,
         ray_session,
         run,
+        sweep,
         worth,
     )
     from fedgraph_flwr.errors import FedGraphError, RunFailed
@@ -34,6 +37,7 @@ __all__ = [
     "FedGraphError",
     "Run",
     "RunFailed",
+    "SweepResult",
     "audit",
     "blend",
     "choices",
@@ -41,10 +45,12 @@ __all__ = [
     "datasets",
     "forget",
     "keys",
+    "load",
     "load_run",
     "plot",
     "ray_session",
     "run",
+    "sweep",
     "worth",
 ]
 

@@ -10,20 +10,23 @@ The command line calls these functions. Slow imports are deferred.
 """
 
 import dataclasses
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from logging import WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configuration, described
+from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configuration, described, one_of
 from fedgraph_flwr.config.run_keys import Place, RunKeys
-from fedgraph_flwr.errors import FedGraphError, check_names
+from fedgraph_flwr.errors import FedGraphError, TooManyClients, check_names
 from fedgraph_flwr.evaluation.best_round import failed_replies
 from fedgraph_flwr.launch.interrupt import after_the_round
 from fedgraph_flwr.launch.progress import Shown
 from fedgraph_flwr.launch.progress import progress as shown_progress
+from fedgraph_flwr.logs import log
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 
     from fedgraph_flwr.party.use.predict import PairPredictions, Predictions, Predictor, TargetPredictions
     from fedgraph_flwr.report.runs import FinishedRun
+
+OnRow = Callable[[dict[str, Any]], Any]
+"""Callback with a finished round: ``round`` and the columns of `Run.rounds`."""
 
 CLIENTS = "clients"
 """Subfolder of a run with the client files of graphs in memory."""
@@ -68,21 +74,28 @@ class Run:
         return (self.path / CHECKPOINT).is_file()
 
     @property
+    def score(self) -> float:
+        """Headline score, such as the test accuracy at the best validation round; its name is ``summary["headline"]``.
+
+        Raises:
+            FedGraphError: the run is not finished.
+        """
+        from fedgraph_flwr.store.results import headline_score
+
+        return float(headline_score(self._ended()))
+
+    @property
     def rounds(self) -> "pd.DataFrame":
         """One row per round: ``seconds``, training ``loss``, number of clients, bytes, and every mean over clients."""
         import pandas as pd
 
-        rows = {}
-        for record in self._read.every_round:
-            phases = record["phases"].values()
-            row = {
-                "seconds": record["seconds"],
-                "clients": len(record["cohort"]),
-                "failed": len(failed_replies(record)),
-            }
-            row |= {key: sum(phase[key] for phase in phases) for key in ("bytes_up", "bytes_down")}
-            rows[record["round"]] = row | record.get("train", {}) | record.get("metrics", {})
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("round")
+        rows = pd.DataFrame([_row(record) for record in self._read.every_round])
+        return rows.set_index("round") if len(rows) else rows.rename_axis("round")
+
+    @property
+    def history(self) -> "pd.DataFrame":
+        """Same table as `rounds`, under its name in other libraries."""
+        return self.rounds
 
     @property
     def clients(self) -> "pd.DataFrame":
@@ -108,7 +121,7 @@ class Run:
         Raises:
             FedGraphError: no round has such a score.
         """
-        return plot([self], metric)
+        return plot(self, metric=metric)
 
     def report(self, path: Place | None = None) -> Path:
         """Write one self-contained HTML page, by default in the run folder, and return its path."""
@@ -158,7 +171,9 @@ class Run:
         return export(self._predictor(client), Path(folder), self.path)
 
     def model(self, client: int | None = None) -> "torch.nn.Module":
-        """Return the trained model: ``model(model.prepare(graph))`` gives logits [N, C] of a `Graph`.
+        """Return the trained model: ``model(x, edge_index)`` gives logits [N, C], as does ``model(data)``.
+
+        ``model(model.prepare(graph))`` gives those of a `Graph`.
 
         Args:
             client: client whose model to use; None for the shared model.
@@ -166,15 +181,21 @@ class Run:
         Raises:
             FedGraphError: the run is not finished, its client files are missing, or only clients have a model.
         """
-        return self._predictor(client).network(self._client_graph(client or 0))
+        predictor = self._predictor(client)
+        model = predictor.network(self._client_graph(client or 0))
+        model.register_forward_pre_hook(predictor.tensor_inputs, with_kwargs=True)
+        return model
 
-    def resume(self, rounds: int | None = None, progress: Shown = "auto") -> "Run":
+    def resume(self, rounds: int | None = None, progress: Shown = "auto", on_round: OnRow | None = None) -> "Run":
         """Resume from the last checkpoint, to the end or to another number of rounds.
 
         Raises:
             FedGraphError: the run has no checkpoint, or it is after ``rounds``.
         """
-        return run(resume=self.path, rounds=rounds, progress=progress)
+        keys: RunKeys = {"resume": self.path}
+        if rounds is not None:
+            keys["rounds"] = rounds
+        return run(progress=progress, on_round=on_round, **keys)
 
     def __repr__(self) -> str:
         return f"<Run {self._label()}>"
@@ -188,7 +209,7 @@ class Run:
         return shown
 
     def _label(self) -> str:
-        from fedgraph_flwr.store.folder import headline_score
+        from fedgraph_flwr.store.results import headline_score
 
         try:
             label, summary = self._read.label, self.summary
@@ -224,34 +245,25 @@ class Run:
         return load_run(self.path)
 
 
-@overload
 def run(
-    *overrides: str,
+    *overrides: Any,
     data: Any = None,
     graphs: Sequence[Any] | None = None,
     classes: Sequence[str] = (),
     target: str = "",
     progress: Shown = "auto",
+    on_round: OnRow | None = None,
     **keys: Unpack[RunKeys],
-) -> Run: ...
-@overload
-def run(*overrides: str, **keys: Any) -> Run: ...
-def run(
-    *overrides: str,
-    data: Any = None,
-    graphs: Sequence[Any] | None = None,
-    classes: Sequence[str] = (),
-    target: str = "",
-    progress: Shown = "auto",
-    **keys: Any,
 ) -> Run:
     """Train, and return the finished run.
 
         fg.run("train.lr=0.05", strategy="fedprox", dataset="cora", train={"local_steps": 1}, seed=1)
+        fg.run(data, strategy="fedprox")
 
     Args:
-        overrides: ``key=value``, as on the command line.
-        data: PyG ``Data`` or ``HeteroData`` in memory, which ``partition`` and ``num_clients`` divide among the clients.
+        overrides: ``key=value``, as on the command line; or a graph, or a list of graphs, as for ``data``.
+        data: PyG ``Data`` or ``HeteroData`` in memory, which ``partition`` and ``num_clients`` divide among the clients. A list
+            is one graph per client, as of ``graphs``.
         graphs: PyG ``Data`` or ``HeteroData`` in memory, one per client, instead of a dataset and its partition: ``x``,
             ``edge_index``, integer ``y`` (-1: unknown). ``train_mask`` and ``test_mask`` are used as the split if present.
             ``node_id`` identifies nodes held by several clients. With ``task=graphs``, a list of ``Data`` per client, each
@@ -260,26 +272,44 @@ def run(
         classes: with ``data`` or ``graphs``, the names of the labels 0..C-1.
         target: with ``HeteroData``, the node type to classify; optional if only one type has ``y``.
         progress: True, False, or "auto": a bar in a notebook or a terminal.
+        on_round: called after each round with a dict: ``round`` and the columns of `Run.rounds`. Its exceptions end the run.
         keys: any key, with precedence over overrides: nested (``train={"lr": 0.1}``), dotted (``**{"train.lr": 0.1}``),
-            ``config="mine.yaml"``, ``resume="runs/..."``.
+            ``config="mine.yaml"``, ``resume="runs/..."``. A value may be your class or function, such as ``model=MyNet``.
 
     Raises:
         FedGraphError: wrong input.
         RunFailed: the run could not continue.
         KeyboardInterrupt: Ctrl-C; its note says how to resume.
     """
-    if data is not None and graphs is not None:
-        raise FedGraphError("data= is one graph to partition, graphs=[...] has one per client: pass only one of them")
-    if data is not None or graphs is not None:
-        return train(_with_graphs(overrides, keys, data, graphs, classes, target), progress)
+    texts, held = _texts(overrides)
+    given = [each for each in (*held, data, graphs) if each is not None]
+    if len(given) > 1:
+        what = "data= is one graph to partition, graphs=[...] has one per client"
+        raise FedGraphError(f"{what}: pass only one of them, and only once")
+    if given and graphs is None:
+        [one] = given
+        data, graphs = (None, one) if isinstance(one, list | tuple) else (one, None)
+    if given:
+        return train(_with_graphs(texts, keys, data, graphs, classes, target), progress, on_round)
     if classes or target:
         key = "classes=" if classes else "target="
         raise FedGraphError(f"{key} applies only to data= and graphs=[...]: pass one of them, or leave it out")
-    return train(configuration(overrides, keys), progress)
+    return train(configuration(texts, keys), progress, on_round)
 
 
-def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
+def _texts(given: Sequence[Any]) -> tuple[list[str], list[Any]]:
+    """Return the ``key=value`` texts among positional arguments, and the others, which are graphs."""
+    texts = [each for each in given if isinstance(each, str)]
+    return texts, [each for each in given if not isinstance(each, str)]
+
+
+def train(cfg: RunConfig, progress: Shown = "auto", on_round: OnRow | None = None) -> Run:
     """Train with a configuration, and return the finished run.
+
+    Args:
+        cfg: the configuration.
+        progress: as of `run`.
+        on_round: as of `run`.
 
     Raises:
         FedGraphError: wrong input.
@@ -292,13 +322,28 @@ def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
     cfg = with_folder(cfg)
     done = Run(cfg.out)
     try:
-        with after_the_round(), shown_progress(cfg, progress) as (on_round, on_wait):
-            start(cfg, on_round, on_wait)
+        with after_the_round(), shown_progress(cfg, progress) as (show, on_wait):
+
+            def on_record(record: dict[str, Any]) -> None:
+                show(record)
+                if on_round:
+                    on_round(_row(record))
+
+            start(cfg, on_record, on_wait)
     except KeyboardInterrupt as error:
         how = f"to resume: fedgraph_flwr.load_run({cfg.out!r}).resume()"
         error.add_note(how if done.resumable else "no checkpoint was saved, so the run cannot be resumed")
         raise
     return done
+
+
+def _row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a round's record as a row of `Run.rounds`, with its ``round``."""
+    phases = record["phases"].values()
+    row = {"round": record["round"], "seconds": record["seconds"]}
+    row |= {"clients": len(record["cohort"]), "failed": len(failed_replies(record))}
+    row |= {key: sum(phase[key] for phase in phases) for key in ("bytes_up", "bytes_down")}
+    return row | record.get("train", {}) | record.get("metrics", {})
 
 
 def load_run(path: Place) -> Run:
@@ -310,6 +355,140 @@ def load_run(path: Place) -> Run:
     found = Run(path)
     found.config  # noqa: B018 (reads the folder)
     return found
+
+
+load = load_run
+"""Shorter name of `load_run`."""
+
+
+class SweepResult:
+    """Result of a sweep.
+
+    Attributes:
+        path: CSV file with one row per run. ``.md``, ``.html`` and ``.png`` are next to it.
+        verdicts: the findings as sentences, the first one first.
+        table: one row per setting and method: ``mean`` and ``half`` of its 95 % interval over ``seeds``, ``difference`` from the
+            reference, cost. Shares are in percent.
+        runs: the finished runs, unless ``keep="none"``.
+        failures: label and reason of each run without a score.
+    """
+
+    def __init__(self, found: Mapping[str, Any], path: Path):
+        import pandas as pd
+
+        self.path = path
+        self.verdicts = [f"{line}." for line in found["verdicts"]]
+        self.failures = {each["run"]: each["reason"] for each in found["failures"]}
+        self.runs = [Run(path.parent / folder) for cell in found["cells"] for folder in cell["runs"]]
+        rows = []
+        for cell in found["cells"]:
+            difference = cell["difference"] or {}
+            row = {key: cell[key] for key in ("setting", "method", "choice")}
+            row |= {"mean": cell.get("mean"), "half": cell.get("half"), "seeds": cell.get("n", 0)}
+            row |= {"difference": difference.get("mean"), "difference_half": difference.get("half")}
+            rows.append(row | {key: cell[key] for key in ("seconds", "bytes") if key in cell})
+        self.table = pd.DataFrame(rows)
+
+    @property
+    def rows(self) -> "pd.DataFrame":
+        """One row per run."""
+        import pandas as pd
+
+        return pd.read_csv(self.path)
+
+    @property
+    def page(self) -> Path:
+        """HTML page."""
+        return self.path.with_suffix(".html")
+
+    def __repr__(self) -> str:
+        failed = [f"{len(self.failures)} runs failed: see failures"] if self.failures else []
+        return "\n".join([*self.verdicts, *failed, f"page: {self.page}"])
+
+    def _repr_html_(self) -> str:
+        import html
+
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in self.verdicts)
+        return lines + self.table.to_html(float_format="%.4g", border=0)
+
+
+def sweep(
+    *overrides: Place,
+    out: Place | None = None,
+    jobs: int = 0,
+    search: int = 0,
+    baseline: str = "",
+    baselines: bool = True,
+    margin: float | None = None,
+    keep: Literal["rounds", "all", "none"] = "rounds",
+    progress: Shown = "auto",
+    **keys: Any,
+) -> SweepResult:
+    """Run many configurations, as ``fedgraph-flwr sweep``; a list is one run per value, ``[[...]]`` one value that is a list.
+
+        fg.sweep(strategy=["fedavg", "fedprox"], seed=range(3), dataset="csbm", **{"train.lr": [0.01, 0.003]})
+        fg.sweep("sweep.yaml")
+
+    Args:
+        overrides: ``key=value,value`` as on the command line, or one sweep file.
+        out: folder of the results; by default ``sweeps``, or that of the file.
+        jobs: number of parallel processes; 0: in this process. With processes, start it below ``if __name__ == "__main__":``.
+        search: number of trials of a search.
+        baseline: reference of differences; by default ``Local``.
+        baselines: whether to add Majority and Local.
+        margin: points within which methods are level; by default 1.
+        keep: ``rounds``: configuration, rounds and summary of every run; ``all``: the whole folders; ``none``.
+        progress: as of `run`.
+        keys: any key of a run, with one value or several; ``tune="train.lr"`` selects by validation scores.
+
+    Raises:
+        FedGraphError: wrong input.
+        KeyboardInterrupt: Ctrl-C; the same call resumes.
+    """
+    from fedgraph_flwr.launch.progress import bar
+    from fedgraph_flwr.report.sweep_page import write_sweep
+    from fedgraph_flwr.sweeps import runs, spec
+    from fedgraph_flwr.sweeps.execution import How, check_free, execute, present
+    from fedgraph_flwr.sweeps.outcome import outcome
+    from fedgraph_flwr.sweeps.overrides import given_values, parse_sweep
+    from fedgraph_flwr.sweeps.results_index import ResultsIndex, composed
+    from fedgraph_flwr.sweeps.rows import alone
+
+    one_of(keep, ("rounds", "all", "none"), "keep")
+    texts = [str(each) for each in overrides]
+    files, words = [Path(each) for each in texts if "=" not in each], [each for each in texts if "=" in each]
+    words += [f"{key}={values}" for key, values in given_values(keys).items()]
+    folder = Path(out) if out else None
+    if len(files) > 1:
+        raise FedGraphError(f"sweep reads one file, got {len(files)}: call it once for each")
+    if files and (search or baseline or not baselines or margin is not None):
+        raise FedGraphError(
+            f"search, baseline, baselines and margin do not apply to a sweep file: set them in {files[0]}"
+        )
+    extra = {} if margin is None else {"margin": margin}
+    requested = (
+        spec.load(files[0], folder, words)
+        if files
+        else parse_sweep(words, folder, search, baseline, baselines, **extra)
+    )
+    check_free(requested)
+    composed(requested, ResultsIndex(requested, False).missing(""))
+    with alone(requested.results):
+        index = ResultsIndex(requested, False)
+        kept = None if keep == "none" else runs.Keep(requested.folder / f"{requested.name}-runs", keep == "all")
+        done, missing = 0, len(index.missing(""))
+        with bar(requested.name, missing, progress) as show:
+
+            def on_row(cell: Any, row: Any, left: int, seconds: float | None) -> None:
+                nonlocal done
+                done += 1
+                show(done, f"{cell.setting}, {cell.method}, seed {cell.seed}")
+
+            execute(index, How(jobs, keep=kept), on_row)
+        summary = present(index)
+    found = outcome(summary)
+    write_sweep(found, requested.results)
+    return SweepResult(found, requested.results)
 
 
 @contextmanager
@@ -325,8 +504,11 @@ def ray_session(address: str = "") -> Iterator[None]:
         yield
 
 
-def compare(runs: Iterable[Run | Place]) -> "pd.DataFrame":
+def compare(*runs: Run | Place | Iterable[Run | Place]) -> "pd.DataFrame":
     """Compare runs; those that differ only in their seeds are one row, with mean and standard deviation.
+
+    Args:
+        runs: runs or their folders, or a list of them.
 
     Returns:
         Columns: ``strategy``, ``dataset``, other differing keys, ``seeds`` (their number), ``headline`` (name of the score),
@@ -340,7 +522,7 @@ def compare(runs: Iterable[Run | Place]) -> "pd.DataFrame":
 
     from fedgraph_flwr.report.runs import comparison
 
-    return pd.DataFrame(comparison([_run(one)._read for one in runs]))
+    return pd.DataFrame(comparison([_run(one)._read for one in _several(runs)]))
 
 
 def worth(
@@ -363,7 +545,8 @@ def worth(
     """
     from fedgraph_flwr.party.use.worth import worth as compared
 
-    return compared([one.path if isinstance(one, Run) else Path(one) for one in runs], client, metric, clusters)
+    folders = [one.path if isinstance(one, Run) else Path(one) for one in _several([runs])]
+    return compared(folders, client, metric, clusters)
 
 
 def audit(state: Place, expect: str = "") -> "pd.DataFrame":
@@ -393,7 +576,7 @@ def blend(runs: Iterable[Run | Place], out: Place) -> Run:
     """
     from fedgraph_flwr.party.use.blend import blend
 
-    blend([_run(one).path for one in runs], Path(out))
+    blend([_run(one).path for one in _several([runs])], Path(out))
     return Run(out)
 
 
@@ -415,15 +598,21 @@ def forget(run: Run | Place, party: str | int, out: Place, graph: Place | None =
     return Run(out)
 
 
-def plot(runs: Iterable[Run | Place], metric: str = "accuracy") -> "Figure":
+def plot(*runs: Run | Place | Iterable[Run | Place], metric: str = "accuracy") -> "Figure":
     """Plot validation (thin) and test (bold) means of a metric by round for several runs.
+
+    Args:
+        runs: runs or their folders, or a list of them; a last text that is no folder is the metric.
+        metric: name of the score, such as ``accuracy``, ``loss`` or ``macro_f1``.
 
     Raises:
         FedGraphError: no round of a run has such a score.
     """
     from fedgraph_flwr.report.figures import curve
 
-    read = [_run(one)._read for one in runs]
+    if len(runs) > 1 and isinstance(runs[-1], str) and not Path(runs[-1]).exists():
+        *runs, metric = runs  # type: ignore[assignment]
+    read = [_run(one)._read for one in _several(runs)]
     for one in read:
         scores = {key for record in one.rounds for key in record["metrics"] if key.startswith("test_")}
         check_names([metric], {key.removeprefix("test_") for key in scores}, "metric", str(one.folder))
@@ -463,7 +652,23 @@ def keys(group: str = "") -> "pd.DataFrame":
 
 
 def _run(one: Run | Place) -> Run:
+    if not isinstance(one, Run | str | os.PathLike):
+        raise FedGraphError(f"expected a run, or its folder, got a {type(one).__name__}: pass what fg.run() returned")
     return one if isinstance(one, Run) else load_run(one)
+
+
+def _several(runs: Sequence[Run | Place | Iterable[Run | Place]]) -> list[Run | Place]:
+    """Return the runs of arguments that are runs, folders, or lists of them.
+
+    Raises:
+        FedGraphError: there are none.
+    """
+    found: list[Run | Place] = []
+    for one in runs:
+        found += list(one) if isinstance(one, Iterable) and not isinstance(one, Run | str | os.PathLike) else [one]
+    if not found:
+        raise FedGraphError("no runs: pass what fg.run() returned, or folders of runs")
+    return found
 
 
 def _with_graphs(
@@ -496,7 +701,9 @@ def _with_graphs(
         why = f"engine={cfg.engine} is a fleet, whose nodes have their own graphs"
         raise FedGraphError(f"{option} requires a simulation, but {why}: set engine=inline or ray, or leave it out")
     if graphs is None:
-        made = objects.partitioned(data, cfg, name, classes, target)
+        cfg, made = _divided(
+            data, cfg, lambda extra: configuration(overrides, keys, [*given, extra]), name, classes, target
+        )
     elif cfg.num_clients != len(graphs):
         raise FedGraphError(f"num_clients={cfg.num_clients}, but graphs has {len(graphs)}: leave it out")
     else:
@@ -509,3 +716,43 @@ def _with_graphs(
     with owned(Path(cfg.out), LAUNCHER):
         store.write(folder, made, cfg)
     return cfg
+
+
+def _divided(
+    data: Any,
+    cfg: RunConfig,
+    compose: Callable[[str], RunConfig],
+    name: str,
+    classes: Sequence[str],
+    target: str,
+) -> tuple[RunConfig, list[Any]]:
+    """Return the clients' parts of one graph; of fewer clients than the default if it is too small for them.
+
+    Args:
+        data: the graph.
+        cfg: the run's configuration.
+        compose: composes it again with one more default.
+        name: name of the dataset.
+        classes: as of `run`.
+        target: as of `run`.
+
+    Raises:
+        FedGraphError: errors of `partitioned`; the graph is too small for a number of clients that the user set.
+    """
+    from fedgraph_flwr.partition import objects
+
+    first = cfg.num_clients
+    while True:
+        try:
+            made = objects.partitioned(data, cfg, name, classes, target)
+        except TooManyClients as error:
+            fewer = min(error.limit, cfg.num_clients - 1)
+            again = compose(f"num_clients={fewer}") if fewer > 1 else cfg
+            if again.num_clients != fewer:
+                raise
+            cfg = again
+            continue
+        if cfg.num_clients != first:
+            text = "num_clients=%d instead of the default %d, for which the graph is too small"
+            log(WARNING, text, cfg.num_clients, first)
+        return cfg, made

@@ -85,6 +85,18 @@ class RunFailed(FedGraphError):
     exit_code = 1
 
 
+class TooManyClients(FedGraphError):
+    """Error: a graph does not suffice for the number of clients.
+
+    Attributes:
+        limit: largest number that may suffice.
+    """
+
+    def __init__(self, message: str, limit: int):
+        super().__init__(message)
+        self.limit = limit
+
+
 def _elsewhere(kind: str, value: str, names: Iterable[str]) -> str:
     """Return the name used here for a common alias; empty if it is not one."""
     if (word := VALUE_ALIASES.get(value.lower(), "")) in names:

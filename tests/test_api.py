@@ -1,6 +1,5 @@
 """The package from Python: the same runs as from the command line, graphs in memory, tables, and nothing left behind."""
 
-import dataclasses
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ import fedgraph_flwr as fg
 from fedgraph_flwr import api
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import RunConfig, configuration
+from fedgraph_flwr.config import configuration
 from fedgraph_flwr.config.run_keys import RunKeys
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.models.gcn import GCN
@@ -127,7 +126,7 @@ def test_wrong_input_is_the_sentence_of_the_command_line(keys, overrides, capsys
 
 def test_a_value_of_no_known_kind_is_refused():
     with pytest.raises(fg.FedGraphError, match=r"train\.lr must be a number, a string, .* got a set"):
-        fg.run(train={"lr": {0.1}})
+        fg.run(train={"lr": {0.1}})  # type: ignore[typeddict-item]
 
 
 def test_a_file_of_ones_own_and_keys_above_it(folder):
@@ -226,11 +225,83 @@ class Patient(GraphClient):
         return 1
 
 
-def test_classes_of_ones_own_are_given_as_they_are():
-    run = fg.run(**TINY, model=Half, strategy={"client": Patient})
+class Fixed(torch.nn.Module):
+    """A network that knows its sizes."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.first, self.head = torch.nn.Linear(64, width), torch.nn.Linear(width, 2)
+
+    def forward(self, x, edge_index):
+        mixed = torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+        return self.head(self.first(x + mixed).relu())
+
+
+def make_fixed(in_channels: int, out_channels: int, width: int = 4) -> Fixed:
+    return Fixed(width)
+
+
+def make_something(in_channels, out_channels):
+    return Fixed()
+
+
+class Wider(Fixed):
+    pass
+
+
+def make_other(in_channels: int, out_channels: int) -> Wider:
+    return Fixed()
+
+
+def first_class(logits, y):
+    """A metric: the share of the first class."""
+    return float((y == 0).mean())
+
+
+def test_classes_and_functions_of_ones_own_are_given_as_they_are():
+    run = fg.run(**TINY, model=Half, strategy={"client": Patient}, evaluation={"metric": first_class})
     assert run.config.model.name == "tests.test_api:Half"
     assert run.summary["strategy"] == "Patient"
     assert isinstance(run.model(), Half)
+    assert run.summary["headline"].startswith("test_first_class at")
+    parts = [load_client(run.config, client) for client in (0, 1)]
+    assert run.score == pytest.approx(np.mean([float((part.y[part.test_mask] == 0).double().mean()) for part in parts]))
+
+
+def test_a_function_makes_the_network_that_knows_its_sizes(folder):
+    run = fg.run(**TINY, model=make_fixed, **{"model.width": 5})
+    network = run.model().net
+    assert (type(network), network.first.out_features) == (Fixed, 5)
+    graph = load_client(run.config, 1)
+    assert torch.equal(run.model()(graph.x, graph.edge_index), network(graph.x, graph.edge_index))
+    assert torch.equal(run.model()(graph.to_pyg()), run.predict(client=1).logits)
+    wrong = {
+        Fixed: "it has no parameter in_channels .*; add it, or pass a function that has both",
+        make_something: "does not tell which torch.nn.Module it returns: annotate it",
+        make_other: "make_other returned a Fixed, but its annotation promises a Wider",
+        (lambda f, c: Fixed()): "which has no name to import it by: define it by class or def at the top level",
+    }
+    for model, message in wrong.items():
+        with pytest.raises(fg.FedGraphError, match=message):
+            fg.run(**TINY, model=model)
+    with pytest.raises(
+        fg.FedGraphError, match=r"model got an object of Fixed, .* pass the class itself, or a function"
+    ):
+        fg.run(**TINY, model=Fixed())
+    with pytest.raises(
+        fg.FedGraphError, match=r"'fedprox' is not of the form key=value: did you mean strategy=fedprox\?"
+    ):
+        fg.run("fedprox", **TINY)
+
+
+def test_a_function_is_called_with_each_round(folder):
+    seen: list[dict[str, Any]] = []
+    run = fg.run(**TINY, on_round=seen.append)
+    assert [row["round"] for row in seen] == [1, 2, 3]
+    for row in seen:
+        assert {**run.history.loc[row["round"]]} == {key: value for key, value in row.items() if key != "round"}
+    with pytest.raises(ZeroDivisionError):
+        fg.run(**TINY, on_round=lambda row: 1 / 0)
 
 
 # --- what a run holds -------------------------------------------------------------------------------------------------
@@ -256,6 +327,13 @@ def test_tables_hold_what_the_folder_holds(folder):
     assert shown._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(fg.FedGraphError, match="did you mean 'accuracy'"):
         run.plot("acuracy")
+    for axes in (
+        fg.plot(run, "loss").axes,
+        fg.plot([run, run], metric="loss").axes,
+        fg.plot([str(run.path)], "loss").axes,
+    ):
+        assert "loss" in axes[0].get_ylabel()
+    assert run.score == summary["test_accuracy"] == fg.load(run.path).score
     assert "FedAvg on csbm" in run.report().read_text()
     with pytest.raises(fg.FedGraphError, match="holds no run"):
         fg.load_run(folder / "nowhere")
@@ -279,6 +357,42 @@ def test_runs_are_compared_with_their_seeds_folded():
     assert table.deviation[0] == pytest.approx(values.std(ddof=1))
     assert np.isnan(table.deviation[1])
     assert table.chance[1] == prox.summary["metrics"]["best_val"]["test_majority"]
+    two = fg.compare(runs[0.01][0], prox)
+    assert two.equals(fg.compare([runs[0.01][0], prox]))
+    assert list(two.strategy) == ["fedavg", "fedprox"]
+    for nothing, message in (((), "no runs: pass what"), ((3,), "expected a run, or its folder, got a int")):
+        with pytest.raises(fg.FedGraphError, match=message):
+            fg.compare(*nothing)
+
+
+def test_a_sweep_is_that_of_the_command_line(folder):
+    keys = {"num_clients": 2, "rounds": 2, "dataset": {"name": "csbm", "nodes": 60, "nodes_per_client": [[30, 30]]}}
+    sweep = fg.sweep("dataset.clients=2", strategy=["fedavg", "fedprox"], seed=range(2), **keys)
+    rows = sweep.path.read_text()
+    line = ["dataset.clients=2", "strategy=fedavg,fedprox", "seed=0,1", "num_clients=2", "rounds=2"]
+    line += ["dataset.name=csbm", "dataset.nodes=60", "dataset.nodes_per_client=[30,30]"]
+    assert main(["sweep", *line, "--jobs", "0"]) == 0  # it finds all runs done
+    assert sweep.path.read_text() == rows
+    values = {(row.method, row.seed): row.value for row in sweep.rows.itertuples()}
+    assert len(values) == 8  # with Majority and Local
+    one = {**SMALL, "num_clients": 2, "rounds": 2, "progress": False}
+    assert values["fedprox", 1] == pytest.approx(fg.run(**one, strategy="fedprox", seed=1).score, abs=1e-6)
+    mean = np.mean([values["fedprox", seed] for seed in (0, 1)])
+    assert sweep.table.set_index("method")["mean"]["fedprox"] == pytest.approx(100 * mean)
+    assert sorted(run.summary["strategy"] for run in sweep.runs) == [
+        "fedavg",
+        "fedavg",
+        "fedprox",
+        "fedprox",
+        "local",
+        "local",
+    ]
+    assert sweep.page.is_file()
+    assert repr(sweep).startswith(sweep.verdicts[0])
+    with pytest.raises(fg.FedGraphError, match="roundz"):
+        fg.sweep(strategy="fedavg", roundz=[1, 2])
+    with pytest.raises(fg.FedGraphError, match="keep"):
+        fg.sweep(keep="some", **keys)
 
 
 def test_choices_name_every_method_with_its_paper():
@@ -479,8 +593,24 @@ def test_one_graph_is_partitioned_and_trained_on_as_its_parts_are(folder):
     )
     with pytest.raises(fg.FedGraphError, match=r"pass only one of them"):
         fg.run(data=data, graphs=parts)
+    assert fg.run(data, partition="random", num_clients=3, **keys).score == one.score
+    assert fg.run(parts, **keys).score == fg.run(data=parts, **keys).score == one.score
     with pytest.raises(fg.FedGraphError, match=r"dataset.mu cannot be combined with data=, which replaces it"):
         fg.run(data=data, **{"dataset.mu": 3})
+
+
+def test_a_small_graph_has_fewer_clients_than_the_default(caplog):
+    small = data()
+    keys = {"partition": "random", "rounds": 1, "progress": False}
+    run = fg.run(small, **keys)
+    clients = run.config.num_clients
+    assert 1 < clients < 10
+    assert f"num_clients={clients} instead of the default 10, for which the graph is too small" in caplog.text
+    assert run.score == fg.run(small, num_clients=clients, **keys).score
+    for given in ({"num_clients": 10}, {"config": "ten.yaml"}):
+        Path("ten.yaml").write_text("num_clients: 10\n")
+        with pytest.raises(fg.FedGraphError, match="num_clients=10"):
+            fg.run(small, **keys, **given)
 
 
 def test_log_lines_have_the_packages_name(caplog, monkeypatch):
@@ -496,9 +626,9 @@ def test_log_lines_have_the_packages_name(caplog, monkeypatch):
     assert [(record.name, record.message) for record in caplog.records] == [("fedgraph_flwr", "seen")]
 
 
-def test_the_typed_keys_of_a_run_are_those_of_its_configuration():
-    hints, fields = typing.get_type_hints(RunKeys), dataclasses.fields(RunConfig)
-    assert set(hints) == {field.name for field in fields} | {"config"}
-    plain = {field.name: field.type for field in fields if field.type in (int, float, bool)}
-    assert {name: hints[name] for name in plain} == plain
-    assert len(typing.get_overloads(fg.run)) == 2
+def test_tables_have_a_type():
+    """Pandas has no types of its own: editors and type checkers read them from pandas-stubs."""
+    tables = [vars(fg.Run)[name].fget for name in ("rounds", "history", "clients")]
+    for table in (*tables, vars(fg.SweepResult)["rows"].fget, fg.compare):
+        assert table.__annotations__["return"] == "pd.DataFrame"
+    assert typing.get_type_hints(fg.run)["keys"] == typing.Unpack[RunKeys]

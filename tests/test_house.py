@@ -14,7 +14,7 @@ import pytest
 from benchmarks import house
 from benchmarks.planted_faults import FAULTS
 from fedgraph_flwr.config import composition, group_names
-from fedgraph_flwr.config.plugins import BASELINES
+from fedgraph_flwr.data.plugins import BASELINES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fedgraph_flwr"
@@ -39,7 +39,7 @@ LAYERS = [
     ("report",),
     ("party",),
     ("api", "plugin", "client_app", "server_app", "testing"),
-    ("cli",),
+    ("cli", "sklearn"),
     ("__main__",),
 ]
 """Rooms and entry points: each imports from its own layer and those above it in this list, also by way of others.
@@ -123,7 +123,7 @@ def test_every_room_has_a_layer(imports):
 
 def test_every_other_module_has_a_room():
     """At the top are entry points, what a method's author imports, and what all rooms share."""
-    entries = {"__init__", "__main__", "api", "server_app", "client_app", "plugin", "testing"}
+    entries = {"__init__", "__main__", "api", "server_app", "client_app", "plugin", "sklearn", "testing"}
     shared = {"errors", "logs", "version"}  # `version` apart from `__init__`, which names `api` and so all rooms
     assert {path.stem for path in PACKAGE.glob("*.py")} == entries | shared
 

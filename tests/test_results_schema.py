@@ -60,9 +60,9 @@ def test_runs_hold_what_is_documented(variant, tmp_path, monkeypatch):
 
 
 def test_the_page_names_every_file_of_a_run():
-    from fedgraph_flwr.store import folder
+    from fedgraph_flwr.store import folder, results
 
-    written = [folder.CONFIG, folder.ROUNDS, folder.SUMMARY, folder.INPUT_SPEC, folder.FAILURE]
+    written = [results.CONFIG, results.ROUNDS, results.SUMMARY, folder.INPUT_SPEC, results.FAILURE]
     for name in [*written, folder.CHECKPOINT, *folder.MODELS, "report.html"]:
         assert f"`{name}`" in PAGE, name
 

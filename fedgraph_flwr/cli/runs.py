@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.errors import FedGraphError, sanitize
     from fedgraph_flwr.report.as_json import as_json
     from fedgraph_flwr.report.listing import listed
-    from fedgraph_flwr.store.folder import as_number
+    from fedgraph_flwr.store.results import as_number
 
     folders = [Path(word) for word in args.overrides if "=" not in word]
     if len(folders) > 1:

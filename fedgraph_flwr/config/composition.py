@@ -19,6 +19,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any, get_origin
 
 import yaml
@@ -30,7 +31,6 @@ from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, fl
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
 from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, key_names, lengthen
-from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import (
     AttackConfig,
     MisfitError,
@@ -42,6 +42,7 @@ from fedgraph_flwr.config.schema import (
     key_field,
     kind_of,
 )
+from fedgraph_flwr.data.plugins import conf_dir, packages
 from fedgraph_flwr.data.root import imported_names, imported_path
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize, unknown
 
@@ -49,15 +50,6 @@ Layer = tuple[str, dict[str, Any]]
 """Source and nested keys of one layer of a configuration, whose keys composition may change."""
 
 GROUPS = ("dataset", "partition", "model", "task", "strategy", "protocol")
-
-
-@lru_cache
-def conf_dir() -> Path:
-    """Return the folder of the YAML groups: next to the package in a checkout or bundle, inside it when installed."""
-    package = Path(__file__).parents[1]
-    beside = package.parent / "conf"
-    return beside if (beside / "config.yaml").is_file() else package / "_conf"
-
 
 CONF = "FEDGRAPH_CONF"
 """Environment variable with the user's config folders, separated as in PATH; the option ``--conf`` adds to it."""
@@ -263,7 +255,9 @@ def _parse(overrides: Sequence[str]) -> dict[str, Any]:
     for word in overrides:
         key, sign, value = word.partition("=")
         if not sign or not key:
-            raise FedGraphError(f"'{word}' is not of the form key=value")
+            known = [group for group in ("dataset", "strategy", "model") if group_path(group, word)]
+            hint = f": did you mean {known[0]}={word}?" if known else ""
+            raise FedGraphError(f"'{word}' is not of the form key=value{hint}")
         try:
             given[key] = copy.deepcopy(_value(value))
         except Exception as error:
@@ -280,21 +274,33 @@ def _value(text: str) -> Any:
 
 def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Convert Python values to YAML values, by dotted key."""
-    return {key: _plain(value, key) for key, value in flat(keys).items()}
+    return {key: plain(value, key) for key, value in flat(keys).items()}
 
 
-def _plain(value: Any, key: str) -> Any:
+def plain(value: Any, key: str) -> Any:
+    """Convert a Python value to a YAML value; a class or function to ``module:name``; ``key`` names it in errors.
+
+    Raises:
+        FedGraphError: it is of another kind.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, type):  # the user's class
+    if isinstance(value, type | FunctionType):  # the user's
+        if not value.__qualname__.isidentifier():
+            what = f"{key} got {value.__qualname__} of {value.__module__}, which has no name to import it by"
+            raise FedGraphError(f"{what}: define it by class or def at the top level of a module or notebook")
         return f"{value.__module__}:{value.__qualname__}"
     if isinstance(value, list | tuple | range):
-        return [_plain(item, key) for item in value]
+        return [plain(item, key) for item in value]
     if hasattr(value, "tolist"):  # numbers and arrays of NumPy and torch
-        return _plain(value.tolist(), key)
-    raise FedGraphError(f"{key} must be a number, a string, a boolean, or a list of them, got a {type(value).__name__}")
+        return plain(value.tolist(), key)
+    kind = type(value).__name__
+    if hasattr(value, "forward"):
+        how = f"pass the class itself, or a function that returns one, def make(...) -> {kind}"
+        raise FedGraphError(f"{key} got an object of {kind}, but each client makes its own: {how}")
+    raise FedGraphError(f"{key} must be a number, a string, a boolean, or a list of them, got a {kind}")
 
 
 def _nest(dotted: dict[str, Any]) -> dict[str, Any]:

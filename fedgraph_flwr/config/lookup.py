@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.config.plugins import BASELINES
 from fedgraph_flwr.config.schema import RunConfig, default_of, typed
+from fedgraph_flwr.data.plugins import BASELINES
 from fedgraph_flwr.errors import FedGraphError, located
 
 

@@ -9,7 +9,6 @@ client process. Use `Graph.from_pyg` and `Graph.to_pyg` to convert.
 import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -22,6 +21,8 @@ import psutil
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.data.files import leftovers as leftovers
+from fedgraph_flwr.data.files import write_bytes as write_bytes
 from fedgraph_flwr.data.mapped import (
     CompressedEdges,
     in_neighbours,
@@ -31,7 +32,6 @@ from fedgraph_flwr.data.mapped import (
     own_or_mapped,
     update_digest,
     write_blocks,
-    writing,
 )
 from fedgraph_flwr.errors import MALFORMED, FedGraphError
 
@@ -836,21 +836,3 @@ def _opened(path: Source) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError, RuntimeError, *MALFORMED) as error:
         raise FedGraphError(f"cannot read {path}, it is truncated or not a safetensors file ({error})") from error
-
-
-def write_bytes(path: Path | str, content: bytes) -> None:
-    """Write a file atomically: write a temporary file in the same folder, flush it, then rename it.
-
-    Raises:
-        FedGraphError: the disk is full or the folder is not writable. An older file at ``path`` stays intact.
-    """
-    with writing(Path(path), 0) as file:
-        file.write(content)
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """List temporary files of `write_bytes` left by killed processes; call it only if no process is writing."""
-    return [path for path in folder.glob(".*.????????") if _TEMPORARY.fullmatch(path.name) and path.is_file()]
-
-
-_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")

@@ -7,10 +7,7 @@ tensors, because sums depend on alignment. The digest of a big file is checked o
 import contextlib
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.data.files import require_space as require_space
+from fedgraph_flwr.data.files import writing as writing
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.errors import FedGraphError
 
@@ -152,42 +151,6 @@ def write_blocks(path: Path | str, tensors: Mapping[str, Tensor | Blocks], value
 def update_digest(digest: Any, name: str, dtype: torch.dtype, shape: Iterable[int]) -> None:
     """Add what identifies a tensor, before its bytes, to the digest of a file."""
     digest.update(f"\0{name}\0{dtype}{list(shape)}".encode())
-
-
-@contextlib.contextmanager
-def writing(path: Path, size: int) -> Iterator[Any]:
-    """Open a temporary file that replaces ``path`` at the end.
-
-    Raises:
-        FedGraphError: the disk has less room than ``size`` bytes, or the folder is not writable.
-    """
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        require_space(path.parent, size, str(path))
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FedGraphError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-
-
-def require_space(folder: Path, size: int, what: str) -> None:
-    """Check the free space of a folder's disk.
-
-    Raises:
-        FedGraphError: it is less than ``size`` bytes.
-    """
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        room = f"it needs {size / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free"
-        raise FedGraphError(f"cannot write {what}: {room}: free some space or choose another folder")
 
 
 def _layout(tensors: Mapping[str, Tensor | Blocks]) -> dict[str, tuple[str, list[int], int, int]]:

@@ -24,7 +24,7 @@ def progress(cfg: RunConfig, shown: Shown = "auto") -> Iterator[tuple[OnRound, O
         A function for the record of each finished round, and a function for messages before the first round.
     """
     title = f"{cfg.strategy.name} on {cfg.engine if cfg.on_fleet else cfg.dataset.name}"
-    with _bar(title, cfg.rounds, shown) as show:
+    with bar(title, cfg.rounds, shown) as show:
 
         def on_round(record: dict[str, Any]) -> None:
             scores = record.get("metrics", {})
@@ -40,7 +40,17 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def _bar(title: str, rounds: int, shown: Shown) -> AbstractContextManager[_Show]:
+def bar(title: str, rounds: int, shown: Shown) -> AbstractContextManager[_Show]:
+    """Show a bar during the block, in a notebook or a terminal.
+
+    Args:
+        title: its title.
+        rounds: number of steps.
+        shown: whether to show it.
+
+    Returns:
+        A context with a function for the number of finished steps and a text.
+    """
     if not shown:
         return nullcontext(lambda done, score: None)
     return nullcontext(_notebook(title, rounds)) if in_notebook() else _terminal(title, rounds, always=shown is True)

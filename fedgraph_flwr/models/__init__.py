@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Unpack, get_args, get_origin
 import torch
 
 from fedgraph_flwr.config import ANY, ModelConfig, RunConfig, typed
-from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.config.lookup import locate, maker
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.stack import Stack
@@ -191,7 +191,7 @@ def check_prefixes(prefixes: Iterable[str], key: str, cfg: RunConfig, model: Mod
 
 
 def network(cfg: ModelConfig) -> Any:
-    """Return the class of the model that ``cfg`` names; of a torch module that is not a `Model`, its `wrapper`.
+    """Return the class of the model that ``cfg`` names; of other torch modules, and functions that return one, the `wrapper`.
 
     Raises:
         FedGraphError: no such model, or one that cannot be used on a graph.
@@ -199,8 +199,11 @@ def network(cfg: ModelConfig) -> Any:
     if ":" not in cfg.name and cfg.name not in MODELS:
         raise unknown("model", cfg.name, [*MODELS, "module:Class"])
     found = locate(MODELS.get(cfg.name, cfg.name))
+    if inspect.isfunction(found):
+        return wrapper(maker(cfg.name, "model"))
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-        raise FedGraphError(f"model={cfg.name} is not a class of torch modules: expected a torch.nn.Module")
+        what = f"model={cfg.name} is not a class of torch modules, nor a function that returns one"
+        raise FedGraphError(f"{what}: expected a torch.nn.Module")
     kind: Any = found
     return kind if issubclass(kind, Model) else wrapper(kind)
 

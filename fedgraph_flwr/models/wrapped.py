@@ -2,17 +2,19 @@
 
     model=torch_geometric.nn.models:GraphSAGE model.hidden=64 model.jk=cat
 
-The module is created by the parameters of its ``__init__``: sizes under the names of `SIZES`, others from keys of ``model.``.
-Edge features are read if ``forward`` accepts ``edge_attr``, or a single one, which must not be negative, if it accepts
-``edge_weight``. The head is the last layer with parameters, or the one that ``model.head`` names. What enters it is the hidden
-feature of a node.
+A function that returns such a module, ``def net(in_channels: int, out_channels: int) -> Net``, may stand for the class.
+
+The module is created by the parameters of its ``__init__``, or of the function: sizes under the names of `SIZES`, others from
+keys of ``model.``. Edge features are read if ``forward`` accepts ``edge_attr``, or a single one, which must not be negative, if
+it accepts ``edge_weight``. The head is the last layer with parameters, or the one that ``model.head`` names. What enters it is
+the hidden feature of a node.
 """
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +72,8 @@ class Wrapped(Model):
         own: further arguments of the module.
     """
 
-    kind: type[nn.Module]
+    kind: Callable[..., nn.Module]
+    module: type[nn.Module]
     sizes: Mapping[str, str]
     dense_features = True
 
@@ -100,6 +103,9 @@ class Wrapped(Model):
             raise FedGraphError(
                 f"{self.kind.__name__} cannot be created with {self.arguments}: {first_line(error)}; set them by model.NAME="
             ) from error
+        if not isinstance(self.net, self.module):
+            what = f"{self.kind.__name__} returned a {type(self.net).__name__}"
+            raise FedGraphError(f"{what}, but its annotation promises a {self.module.__name__}: change one of them")
         self.head = head or last_layer(self.net)
         if self.head not in dict(self.net.named_modules()):
             children = ", ".join(name for name, _ in self.net.named_children())
@@ -114,7 +120,7 @@ class Wrapped(Model):
         Raises:
             FedGraphError: the module reads one weight of an edge, and the graph has several features or negative ones.
         """
-        base, name, width = super().prepare(graph, device, dtype), edge_argument(self.kind), graph.num_edge_features
+        base, name, width = super().prepare(graph, device, dtype), edge_argument(self.module), graph.num_edge_features
         attr = graph.edge_attr
         if width and name == "edge_weight" and (width > 1 or attr.min() < 0):
             raise FedGraphError(
@@ -176,7 +182,7 @@ class Wrapped(Model):
         Raises:
             FedGraphError: edge features are not its third argument, where an exported folder passes them.
         """
-        third = list(inspect.signature(self.kind.forward).parameters)[3:4]
+        third = list(inspect.signature(self.module.forward).parameters)[3:4]
         reads = bool(self.sizes.get("edges") and self.arguments.get(self.sizes["edges"]))
         if reads and third != ["edge_attr"]:
             raise FedGraphError(
@@ -188,12 +194,15 @@ class Wrapped(Model):
 
 @functools.cache
 def wrapper(kind: Any) -> type[Wrapped]:
-    """Return the class of `Wrapped` models for a module's class; its ``__init__`` has the module's own keywords.
+    """Return the class of `Wrapped` models for a module's class, or for a function that returns a module.
+
+    Its ``__init__`` has the module's, or the function's, own keywords.
 
     Raises:
         FedGraphError: the module cannot be used on a graph.
     """
-    forward = list(inspect.signature(kind.forward).parameters.values())[1:]
+    module = _made_by(kind)
+    forward = list(inspect.signature(module.forward).parameters.values())[1:]
     required = [
         p.name for p in forward if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
@@ -202,19 +211,21 @@ def wrapper(kind: Any) -> type[Wrapped]:
             f"{kind.__module__}:{kind.__name__} cannot be a model: expected forward(x, edge_index) with an optional edge_attr or"
             f" edge_weight, got forward({', '.join(p.name for p in forward)})"
         )
-    accepted = inspect.signature(kind.__init__).parameters
+    made = list(inspect.signature(kind.__init__ if kind is module else kind).parameters.values())
+    accepted = {parameter.name: parameter for parameter in (made[1:] if kind is module else made)}
     sizes = {size: name for size, names in SIZES.items() for name in names if name in accepted}
     if missing := [" or ".join(SIZES[size]) for size in ("features", "outputs") if size not in sizes]:
         raise FedGraphError(
-            f"{kind.__module__}:{kind.__name__} cannot be a model: its __init__ has no parameter {missing[0]}, a graph's size"
+            f"{kind.__module__}:{kind.__name__} cannot be a model: it has no parameter {missing[0]}, a graph's size;"
+            f" add it, or pass a function that has both: def net(in_channels: int, out_channels: int) -> {module.__name__}"
         )
     own = [
         p.replace(kind=p.KEYWORD_ONLY, annotation=_annotation(p))
-        for p in list(accepted.values())[1:]
+        for p in accepted.values()
         if p.name not in (*sizes.values(), "head") and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    if takes_any and edge_argument(kind) == "edge_attr":
+    if takes_any and edge_argument(module) == "edge_attr":
         sizes.setdefault("edges", "edge_dim")  # PyG's models pass it on to their convolutions
     base = list(inspect.signature(Wrapped.__init__).parameters.values())[:-1]
 
@@ -222,9 +233,28 @@ def wrapper(kind: Any) -> type[Wrapped]:
         Wrapped.__init__(self, *arguments, **keywords)
 
     __init__.__signature__ = inspect.Signature([*base, *own])  # type: ignore[attr-defined]
-    contents = {"__init__": __init__, "kind": kind, "sizes": sizes, "takes_any": takes_any}
-    contents |= {"reads_edges": bool(edge_argument(kind)), "__module__": kind.__module__, "__doc__": kind.__doc__}
+    called = kind if kind is module else staticmethod(kind)
+    contents = {"__init__": __init__, "kind": called, "module": module, "sizes": sizes, "takes_any": takes_any}
+    contents |= {"reads_edges": bool(edge_argument(module)), "__module__": kind.__module__, "__doc__": kind.__doc__}
     return type(kind.__name__, (Wrapped,), contents)
+
+
+def _made_by(kind: Any) -> type[nn.Module]:
+    """Return the class of a function's modules, by its annotation; of a class, the class.
+
+    Raises:
+        FedGraphError: the annotation is no class of torch modules.
+    """
+    if isinstance(kind, type):
+        return kind
+    try:
+        found = get_type_hints(kind).get("return")
+    except NameError as error:
+        found = str(error)
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        return found
+    what = f"{kind.__module__}:{kind.__name__} does not tell which torch.nn.Module it returns"
+    raise FedGraphError(f"{what}: annotate it, def {kind.__name__}(in_channels: int, out_channels: int) -> Net")
 
 
 def _annotation(parameter: inspect.Parameter) -> Any:

@@ -25,7 +25,7 @@ from fedgraph_flwr.data.graph import (
 from fedgraph_flwr.data.many_graphs import nodes_of, one_per_graph
 from fedgraph_flwr.data.own_columns import records_of, with_node_columns
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
-from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+from fedgraph_flwr.errors import FedGraphError, TooManyClients, first_line, unknown
 from fedgraph_flwr.partition.groups import FREE, GROUPINGS, skewed
 from fedgraph_flwr.partition.merges import MERGES
 
@@ -111,7 +111,8 @@ def split_client(client: ClientGraph, cfg: RunConfig) -> ClientGraph:
         what = f"client {client.client} has {client.num_nodes} nodes, none for training"
         split = " or split.kind=ratio" if cfg.split.kind in ("public", "temporal") else ""
         fewer = f"lower num_clients={client.num_clients}"
-        raise FedGraphError(f"{what}: {fewer}, use another partition, or set split.min_train=1{split}")
+        how = f"{what}: {fewer}, use another partition, or set split.min_train=1{split}"
+        raise TooManyClients(how, client.num_clients - 1)
     return client
 
 
@@ -132,7 +133,8 @@ def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
     if not own and cfg.name not in GROUPINGS:
         raise unknown("partition.name", cfg.name, [*GROUPINGS, RELATIONS, "module:function"])
     if num_clients > graph.num_nodes:
-        raise FedGraphError(f"num_clients={num_clients} exceeds the {graph.num_nodes} nodes of '{graph.name}'")
+        what = f"num_clients={num_clients} exceeds the {graph.num_nodes} nodes of '{graph.name}'"
+        raise TooManyClients(what, graph.num_nodes)
     if cfg.merge == "random_merge" and not own and cfg.name not in FREE:
         what = f"partition.merge=random_merge makes as many clients as groups, and {cfg.name} makes num_clients groups"
         raise FedGraphError(f"{what}: use it with {' or '.join(FREE)}")

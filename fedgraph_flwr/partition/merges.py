@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from fedgraph_flwr.config import PartitionConfig
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, TooManyClients
 from fedgraph_flwr.partition.groups import Groups
 
 
@@ -114,7 +114,8 @@ def _each_to_smallest(groups: Iterable[np.ndarray], num_clients: int) -> Groups:
 
 def _enough(groups: Groups, cfg: PartitionConfig, num_clients: int) -> None:
     if len(groups) < num_clients:
-        raise FedGraphError(
+        raise TooManyClients(
             f"num_clients={num_clients}, but partition={cfg.name} gives only {len(groups)} groups of nodes:"
-            " lower num_clients or use another partition"
+            " lower num_clients or use another partition",
+            len(groups),
         )

@@ -189,7 +189,8 @@ def _typed(data: Any) -> bool:
     from torch_geometric.data import Data, HeteroData
 
     if not isinstance(data, Data | HeteroData):
-        raise FedGraphError(f"a graph must be a PyG Data or HeteroData, got {type(data).__name__}")
+        named = f"; pass a dataset's name as dataset={data!r}" if isinstance(data, str) else ""
+        raise FedGraphError(f"a graph must be a PyG Data or HeteroData, got {type(data).__name__}{named}")
     return isinstance(data, HeteroData)
 
 

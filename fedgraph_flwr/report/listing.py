@@ -14,7 +14,7 @@ from fedgraph_flwr.config.config_file import flat, parse_yaml
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, unknown
 from fedgraph_flwr.report.page import Page, number, render, table
 from fedgraph_flwr.report.units import duration
-from fedgraph_flwr.store.folder import (
+from fedgraph_flwr.store.results import (
     CONFIG,
     FAILURE,
     ROUNDS,

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.as_json import finite
 from fedgraph_flwr.version import __version__

@@ -59,13 +59,13 @@ from fedgraph_flwr.config import (
     choice,
     group_names,
     number,
-    plugins,
     typed,
 )
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.config.schema import Section
+from fedgraph_flwr.data import plugins
 from fedgraph_flwr.errors import FedGraphError, check_names, line_of, sanitize
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.clipping import shapes

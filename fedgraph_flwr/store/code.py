@@ -10,7 +10,7 @@ from fedgraph_flwr import models, tasks
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.engines import FLOWER, GRIDS
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.config.plugins import BASELINES
+from fedgraph_flwr.data.plugins import BASELINES
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("methods", "models", "numerics", "tasks")

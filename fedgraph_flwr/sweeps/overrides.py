@@ -10,8 +10,11 @@ import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedgraph_flwr.config import configuration
+from fedgraph_flwr.config.composition import plain
+from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation.verdict import MARGIN
 from fedgraph_flwr.sweeps.search import Search, is_distribution
@@ -103,6 +106,29 @@ def _given(overrides: Sequence[str], trials: int) -> dict[str, list[str]]:
         example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
         raise FedGraphError(f"a search needs a number of trials and a key with a distribution: {example}")
     return given
+
+
+def given_values(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Return Python values as the texts of overrides: ``A,B`` for a list, a range or an array; nested keys become dotted.
+
+    Raises:
+        FedGraphError: a value is no number, text, boolean, class or function.
+    """
+    texts = {}
+    for key, value in flat(keys).items():
+        many = value.tolist() if hasattr(value, "tolist") else value
+        values = list(many) if isinstance(many, list | tuple | range) else [many]
+        texts[key] = ",".join(_text(key, each) for each in values)
+    return texts
+
+
+def _text(key: str, value: Any) -> str:
+    value = plain(value, key)
+    if isinstance(value, list):
+        return f"[{','.join(_text(key, each) for each in value)}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value)
 
 
 def _methods(given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.config.plugins import ENTRY_POINT
+from fedgraph_flwr.data.plugins import ENTRY_POINT
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,5 +1,6 @@
 """Passes over a whole graph in blocks: equal to the pass on prepared matrices, without preparing any."""
 
+import shutil
 import tempfile
 from dataclasses import replace
 
@@ -89,8 +90,8 @@ def test_hidden_features_beyond_the_budget_are_in_a_file(graph, monkeypatch):
         expected = model(model.prepare(graph, **DOUBLE))
         torch.testing.assert_close(model(model.graph_inputs(graph, **DOUBLE)), expected, rtol=0, atol=1e-12)
     assert sum(opened) == 1  # numba's cache opens some with a folder
-    usage = type(mapped.shutil.disk_usage("/"))
-    monkeypatch.setattr(mapped.shutil, "disk_usage", lambda folder: usage(10, 10, 1))
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10, 10, 1))
     with pytest.raises(FedGraphError, match=r"cannot write the hidden features of a client: it needs"):
         model(model.graph_inputs(graph, **DOUBLE))
 

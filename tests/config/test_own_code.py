@@ -366,7 +366,7 @@ def test_what_a_server_may_name_is_the_nodes_to_say(own, run, tmp_path, monkeypa
     )
     assert "own_methods" not in sys.modules
     assert not isinstance(asked({"modules": ["own_methods", "own_methods:kappa"]}), str)
-    from fedgraph_flwr.config import plugins
+    from fedgraph_flwr.data import plugins
 
     monkeypatch.setattr(plugins, "packages", lambda: {"own_methods": tmp_path})
     assert not isinstance(asked({"modules": ["own_methods:kappa"]}), str)

@@ -1,6 +1,7 @@
 """Big files: written block by block, read as a memory map, checked once."""
 
 import os
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -152,8 +153,8 @@ def test_a_full_disk_keeps_the_older_file(tmp_path, all_big, monkeypatch):
     path = tmp_path / "a.safetensors"
     graph_of().save(path)
     before = path.read_bytes()
-    usage = type(mapped.shutil.disk_usage(tmp_path))
-    monkeypatch.setattr(mapped.shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 100))
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 100))
     with pytest.raises(FedGraphError, match=r"it needs .* GB, and .* has 0.0 GB free"):
         graph_of(60).save(path)
     monkeypatch.undo()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -135,9 +136,9 @@ def saves_once(save):
 
 def test_a_full_disk_loses_nothing(dataset, monkeypatch):
     cfg = configured()
-    usage = type(mapped.shutil.disk_usage(dataset))
+    usage = type(shutil.disk_usage(dataset))
     with monkeypatch.context() as patch:
-        patch.setattr(mapped.shutil, "disk_usage", lambda folder: usage(1, 1, 1000))
+        patch.setattr(shutil, "disk_usage", lambda folder: usage(1, 1, 1000))
         with pytest.raises(FedGraphError, match=r"it needs 0.0 GB, .* free some space"):
             store.client_files(cfg)
     plain = out_of_core.Spool._append

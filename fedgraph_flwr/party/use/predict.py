@@ -48,7 +48,8 @@ from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.day import names_by_id
 from fedgraph_flwr.party.use.frames import check_suffix, write_frame
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
-from fedgraph_flwr.store.folder import CONFIG, INPUT_SPEC, SUMMARY, read_summary
+from fedgraph_flwr.store.folder import INPUT_SPEC
+from fedgraph_flwr.store.results import CONFIG, SUMMARY, read_summary
 from fedgraph_flwr.tasks import Task, kind_of
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import OfGraphs
@@ -300,6 +301,11 @@ class TaskPredictor(ABC):
         return logits, task
 
     @property
+    def tensor_inputs(self) -> "TensorInputs":
+        """Hook that lets its model be called with tensors."""
+        return TensorInputs(self.input_spec, self.cfg.task.name, issubclass(self.task, OfGraphs | Edges | Triples))
+
+    @property
     def predicts_edges(self) -> bool:
         """Whether it predicts edges."""
         return self.task is Edges
@@ -355,6 +361,48 @@ class TaskPredictor(ABC):
         if issubclass(self.task, OfGraphs) and isinstance(made, Graph) and not made.graph_id.numel():
             return replace(made, graph_id=torch.zeros(made.num_nodes, dtype=torch.int64))  # one graph
         return made
+
+
+@dataclass(frozen=True)
+class TensorInputs:
+    """Pre-hook of a model's forward that prepares ``(x, edge_index)``, ``(x, edge_index, edge_attr)`` or a ``Data``.
+
+    Attributes:
+        input_spec: features and classes that the model expects.
+        task: name of the task.
+        of_others: whether the task's items are not nodes.
+    """
+
+    input_spec: InputSpec
+    task: str
+    of_others: bool
+
+    def __call__(self, model: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Return the arguments of forward; None if they are prepared already.
+
+        Raises:
+            FedGraphError: the task's items are not nodes, or the tensors are not a graph with the features of training.
+        """
+        from torch_geometric.data import Data, HeteroData
+
+        named = dict(zip(("x", "edge_index", "edge_attr"), args, strict=False)) | keywords
+        given = args[0] if args else named.get("x")
+        if not isinstance(given, Tensor | Mapping | Data | HeteroData):
+            return None
+        if self.of_others or model.heterogeneous or isinstance(given, Mapping):
+            what = (
+                f"the model of task={self.task} is not called with x and edge_index"
+                if self.of_others
+                else ("a model of heterogeneous graphs is not called with tensors")
+            )
+            raise FedGraphError(f"{what}: use run.predict(graph), or model(model.prepare(graph)) of a Graph")
+        data = (
+            given
+            if isinstance(given, Data)
+            else Data(**{key: value for key, value in named.items() if value is not None})
+        )
+        first = next(model.parameters())
+        return (model.prepare(from_pyg(data, self.input_spec), first.device, first.dtype),), {}
 
 
 def as_scored(cfg: RunConfig, task: type[Task]) -> RunConfig:

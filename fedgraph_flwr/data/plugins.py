@@ -1,4 +1,7 @@
-"""Packages with methods, models or data: `BASELINES`, and installed ones with an entry point of the group `ENTRY_POINT`.
+"""Folders of YAML groups: the built-in one, and those of packages with methods, models or data.
+
+These packages are `BASELINES`, and installed ones with an entry point of the group `ENTRY_POINT`. Keep imports cheap: shell
+completion loads this module at every key press.
 
 [project.entry-points."fedgraph_flwr.conf"]
 mymethods = "mymethods"     # package whose folder conf/ has strategy/NAME.yaml, model/NAME.yaml ...
@@ -13,6 +16,14 @@ from pathlib import Path
 ENTRY_POINT = "fedgraph_flwr.conf"
 BASELINES = "fedgraph_baselines"
 """The package next to this one; an app that Flower unpacks has no entry points."""
+
+
+@lru_cache
+def conf_dir() -> Path:
+    """Return the folder of the YAML groups: next to the package in a checkout or bundle, inside it when installed."""
+    package = Path(__file__).parents[1]
+    beside = package.parent / "conf"
+    return beside if (beside / "config.yaml").is_file() else package / "_conf"
 
 
 def packages() -> dict[str, Path]:

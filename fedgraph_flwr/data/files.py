@@ -1,0 +1,66 @@
+"""Write files atomically, and without torch."""
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.errors import FedGraphError
+
+
+@contextlib.contextmanager
+def writing(path: Path, size: int) -> Iterator[Any]:
+    """Open a temporary file that replaces ``path`` at the end.
+
+    Raises:
+        FedGraphError: the disk has less room than ``size`` bytes, or the folder is not writable.
+    """
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        require_space(path.parent, size, str(path))
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = file.name
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FedGraphError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def require_space(folder: Path, size: int, what: str) -> None:
+    """Check the free space of a folder's disk.
+
+    Raises:
+        FedGraphError: it is less than ``size`` bytes.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        room = f"it needs {size / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free"
+        raise FedGraphError(f"cannot write {what}: {room}: free some space or choose another folder")
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Write a file atomically: write a temporary file in the same folder, flush it, then rename it.
+
+    Raises:
+        FedGraphError: the disk is full or the folder is not writable. An older file at ``path`` stays intact.
+    """
+    with writing(Path(path), 0) as file:
+        file.write(content)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """List temporary files of `write_bytes` left by killed processes; call it only if no process is writing."""
+    return [path for path in folder.glob(".*.????????") if _TEMPORARY.fullmatch(path.name) and path.is_file()]
+
+
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
