@@ -120,9 +120,16 @@ def grid(*parts: Markup) -> Markup:
     return render("grid", cards=Markup("").join(parts)) if any(parts) else Markup("")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
-    """Return a sortable table; a cell is text, or a pair of text and sort key."""
-    return render("table", head=head, rows=rows, caption=caption)
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", stacked: bool = False) -> Markup:
+    """Return a sortable table; a cell is text, or a pair of text and sort key.
+
+    Args:
+        head: names of the columns.
+        rows: rows of cells.
+        caption: text above the table.
+        stacked: whether a phone shows the cells of a row one below the other.
+    """
+    return render("table", head=head, rows=rows, caption=caption, stacked=stacked)
 
 
 def number(form: Callable[[float], str], value: float | None) -> tuple[str, float]:

@@ -136,7 +136,7 @@ def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list
     every = {name: found for name, (_, found) in known.items()}
     errors = ", ".join(f"{name} {percent(calibration_error(found))}" for name, found in every.items())
     how = (
-        "Accuracy of predictions by confidence. The dashed line is perfect calibration; below it, the model is"
+        "Accuracy of predictions by confidence. The dotted line is perfect calibration; below it, the model is"
         f" overconfident. Area: number of nodes. Expected calibration error: {errors}."
     )
     series = [{"name": name, "points": _calibration(of), "colour": i} for i, (name, of) in enumerate(every.items())]
@@ -210,7 +210,7 @@ def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
         curves["roc"].append(line | {"points": [[0, 0], *zip(false[some], recall[some], strict=True)]})
         curves["pr"].append(line | {"points": list(zip(recall[some], precision[some], strict=True))})
     chance = percent(float((next(iter(known.values())).y == 1).mean()))
-    how = "True positive rate of the second class against the false positive rate. Dashed: random guessing."
+    how = "True positive rate of the second class against the false positive rate. Dotted: random guessing."
     x, y = {"name": "false positive rate", **SHARE}, {"name": "true positive rate", **SHARE}
     first = page.chart("ROC", how, "plane", height=320, x=x, y=y, diagonal=True, series=curves["roc"])
     how = f"Precision against recall of the second class. Random guessing has a precision of {chance}."

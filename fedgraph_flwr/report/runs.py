@@ -218,11 +218,13 @@ class RunGroup:
         name: short name for legends: the method and other differences from the other groups.
         differing: values of the keys that distinguish groups: strategy, dataset, and other differences.
         runs: one run per seed, in the given order.
+        place: number of its colour; None: its place among the groups.
     """
 
     name: str
     differing: dict[str, Any]
     runs: list[FinishedRun]
+    place: int | None = None
 
     @property
     def by_seed(self) -> dict[int, float]:

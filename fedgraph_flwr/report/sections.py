@@ -200,12 +200,15 @@ def _statistics(page: Page, groups: Sequence[RunGroup]) -> Markup:
 def _statistic(groups: Sequence[RunGroup], key: str) -> dict[str, Any]:
     """Return the curves of one number that clients upload."""
     lines = coloured({group.name: _seeds(group, "train", key) for group in groups[:MAX_SETTINGS]})
+    for line, group in zip(lines, groups, strict=False):
+        line["colour"] = line["colour"] if group.place is None else group.place
     return {"series": [line for line in lines if line["x"]], "y": {"name": key.replace("_", " "), "unit": "plain"}}
 
 
 def _curves(groups: Sequence[RunGroup], metric: str) -> dict[str, Any]:
     series = []
-    for place, group in enumerate(groups[:MAX_SETTINGS]):
+    for index, group in enumerate(groups[:MAX_SETTINGS]):
+        place = index if group.place is None else group.place
         for split, dash in (("test", 0), ("val", 1)):
             line = _seeds(group, "metrics", f"{split}_{metric}")
             if line["x"]:

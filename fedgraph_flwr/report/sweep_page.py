@@ -3,6 +3,8 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.as_json import as_json
 from fedgraph_flwr.report.page import Page, grid, note, number, of_change, render, table
-from fedgraph_flwr.report.runs import group_runs, load_run
+from fedgraph_flwr.report.runs import RunGroup, group_runs, load_run
 from fedgraph_flwr.report.sections import training
 from fedgraph_flwr.report.units import duration, size
 
@@ -137,7 +139,11 @@ def _costs(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], setting
 
 def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> Markup:
     unit, digits = (" %", ".1f") if outcome["percent"] else ("", ".4g")
-    score, half, change = (f"{{:{digits}}}{unit}".format, f"± {{:{digits}}}".format, f"{{:+{digits}}}".format)
+    score, half = f"{{:{digits}}}{unit}".format, f"± {{:{digits}}}".format
+
+    def change(value: float) -> str:
+        return f"{value:+{digits}}".replace("-", "−")
+
     tuned, kept = any(row["choice"] for row in cells), any(row["runs"] for row in cells)
     rows = []
     for row in cells:
@@ -158,7 +164,9 @@ def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> M
             ]
         )
     head = [*(["setting"] if several else []), "method", *(["choice"] if tuned else []), "seeds", "score"]
-    head += ["95 % interval", f"to {outcome['reference'] or '–'}", "95 % interval", "time per round", "traffic"]
+    points = " (points)" if outcome["percent"] else ""
+    head += [f"95 % interval{points}", f"to {outcome['reference'] or '–'}{points}", f"95 % interval{points}"]
+    head += ["time per round", "traffic"]
     head += ["runs"] if kept else []
     left = "" if kept else note("Curves and links of single runs: run the sweep without --keep none.")
     return table(head, rows, "Means over seeds; differences are paired by seed. Click on a column to sort.") + left
@@ -174,12 +182,13 @@ def _kept(page: Page, cells: Sequence[Any], folder: Path) -> list[Markup]:
     for setting in dict.fromkeys(cell["setting"] for cell in cells if cell["runs"]):
         if len(parts) >= 2 * MAX_CURVES:
             break
-        found = []
-        for path in (folder / run for cell in cells if cell["setting"] == setting for run in cell["runs"]):
-            try:
-                found.append(load_run(path))
-            except FedGraphError:  # removed or damaged since
-                continue
-        if found:
-            parts += [render("subtitle", title=setting), *training(page, group_runs(found))]
+        groups: list[RunGroup] = []
+        for place, cell in enumerate(each for each in cells if each["setting"] == setting):
+            found = []
+            for path in (folder / run for run in cell["runs"]):
+                with suppress(FedGraphError):  # removed or damaged since
+                    found.append(load_run(path))
+            groups += [replace(group, name=cell["method"], place=place) for group in group_runs(found)[:1]]
+        if groups:
+            parts += [render("subtitle", title=setting), *training(page, groups)]
     return parts

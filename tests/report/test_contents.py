@@ -36,6 +36,7 @@ from fedgraph_flwr.report.runs import beside, group_runs, load_run
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.store.folder import Checkpoint, check_resumable, fingerprint
 from fedgraph_flwr.strategies.scoring import check_scores, confusion_of
+from fedgraph_flwr.sweeps import palette
 from fedgraph_flwr.sweeps import runs as sweep_runs
 from fedgraph_flwr.wire.messages import Reply
 from tests.conftest import client_graph
@@ -548,3 +549,13 @@ def test_costs_list_what_clients_sent_by_group(runs, tmp_path):
         del entry["bytes_up_by_group"]
     (old / "summary.json").write_text(json.dumps(summarised))
     assert cells(old) == []
+
+
+def test_pictures_have_the_colours_of_the_pages():
+    assets = resources.files("fedgraph_flwr.report") / "assets"
+    light = re.findall(r"--s\d: light-dark\((#\w+),", (assets / "page.css").read_text())
+    assert tuple(light) == palette.COLOURS
+    symbols = re.search(r"const SYMBOLS = \[(.*?)\]", (assets / "page.js").read_text())
+    names = {"circle": "o", "rect": "s", "triangle": "^", "diamond": "D", "PLUS": "P", "pin": "v", "arrow": ">"}
+    assert symbols
+    assert tuple(names[name.strip(' "')] for name in symbols[1].split(",")) == palette.MARKERS

@@ -1,9 +1,12 @@
 """The page as it is seen: in headless Chromium, without a network, as wide as a desk and as a phone, bright, dark, printed."""
 
+import csv
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -174,12 +177,28 @@ def test_without_a_script_the_answer_and_the_tables_are_there(browser, pages):
     context.close()
 
 
-def test_a_chart_is_saved_as_svg(opened):
+def test_a_chart_is_saved_as_picture_and_table(opened):
     page, said = opened("sweep.html")
-    with page.expect_download() as waiting:
-        page.locator(".card .save").first.click()
-    text = Path(waiting.value.path()).read_text()
-    assert waiting.value.suggested_filename == "Score.svg"
-    assert text.startswith("<svg")
-    assert "FedProx" in text
+
+    def saved(kind):
+        with page.expect_download() as waiting:
+            page.locator(".card .save", has_text=kind).first.click()
+        assert waiting.value.suggested_filename == f"Score.{kind.lower()}"
+        return Path(waiting.value.path()).read_bytes()
+
+    ElementTree.fromstring(saved("SVG"))
+    assert b"FedProx" in saved("SVG")
+    assert saved("PNG").startswith(b"\x89PNG")
+    rows = list(csv.DictReader(saved("CSV").decode().splitlines()))
+    means = {row["name"]: float(row["value"]) for row in rows if row["what"] == "mean" and row["view"].endswith("0.6")}
+    assert means == pytest.approx({"Majority": 0.8075, "Local": 0.8175, "FedAvg": 0.8275, "FedProx": 0.8375})
+    assert len(rows) == 2 * 4 * 3  # views, methods, mean and two seeds
     assert said == []
+
+
+def test_a_phone_shows_reasons_below_their_alert(opened):
+    page, _ = opened("alerts.html", width=390)
+    row = page.locator("table.stacked tbody tr").first
+    cells = row.locator("td").evaluate_all("cells => cells.map((cell) => cell.getBoundingClientRect().toJSON())")
+    assert all(first["bottom"] <= second["top"] + 1 for first, second in pairwise(cells))
+    assert row.locator("td").last.get_attribute("data-name") == "reasons"

@@ -70,7 +70,9 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
         data["series"] = [{"name": "alerts", "values": counts.tolist(), "colour": 0}]
         chart = page.chart("Alerts", "Number of alerts by day.", "bars", wide=True, **data)
         page.section("days", "Alerts per day", "", [chart])
-    page.section("alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown)] if len(shown) else [])
+    page.section(
+        "alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown, stacked=True)] if len(shown) else []
+    )
     return page
 
 
@@ -131,7 +133,7 @@ def drift_page(found: Any, predictor: Any) -> Page:
         for row in found[:MAX_BARS].itertuples()
     ]
     marks = [{"name": "", "at": limit} for limit in (WATCH, SHIFTED)]
-    how = f"The {len(rows)} largest changes; dashed: {WATCH:g} and {SHIFTED:g}. Triangles: stable; diamonds: shifted."
+    how = f"The {len(rows)} largest changes; dotted: {WATCH:g} and {SHIFTED:g}. Triangles: stable; diamonds: shifted."
     chart = page.dots("Change by column", how, rows, 30, wide=True, unit="plain", name="PSI", marks=marks)
     page.section("changes", "Changes", "", [chart])
     page.section("columns", "All columns", "Click on a column to sort.", [_table(found)])
@@ -248,10 +250,10 @@ def _whose(predictor: Any) -> str:
     return f"client {predictor.client}: {method_name(predictor.cfg.strategy.name)} on {predictor.cfg.data_name}"
 
 
-def _table(frame: Any) -> Markup:
+def _table(frame: Any, stacked: bool = False) -> Markup:
     """Return a table of a data frame; numbers sort as numbers."""
     columns: list[list[Any]] = []
     for name in frame:
         numbers, values = frame[name].dtype.kind in "fiu", frame[name]
         columns.append([number("{:.4g}".format, float(v)) if numbers else sanitize(v, 300) for v in values])
-    return table([str(name).replace("_", " ") for name in frame], list(zip(*columns, strict=True)))
+    return table([str(name).replace("_", " ") for name in frame], list(zip(*columns, strict=True)), stacked=stacked)

@@ -6,7 +6,8 @@
   probe.hidden = true;
   const css = (name) => ((probe.style.color = `var(--${name})`), getComputedStyle(probe).color);
   const SERIES = 10, DASHES = ["solid", "dashed", "dotted"];
-  const SYMBOLS = ["circle", "rect", "triangle", "diamond", "roundRect", "pin", "arrow"];
+  const PLUS = "path://M3 0h4v3h3v4h-3v3h-4v-3h-3v-4h3z";
+  const SYMBOLS = ["circle", "rect", "triangle", "diamond", PLUS, "pin", "arrow"];
   let ink, soft, line, card, low, high, colours;
   const paint = () => {
     [ink, soft, line, card, low, high] = ["ink", "soft", "line", "card", "low", "high"].map(css);
@@ -48,7 +49,7 @@
   });
   const below = (about) => ({ nameGap: 30, ...about });
   const base = () => ({
-    animation: false, textStyle: { fontFamily: getComputedStyle(document.body).fontFamily, color: ink }, legend: { show: false },
+    animation: false, textStyle: { fontFamily: getComputedStyle(document.body).fontFamily.replaceAll('"', "'"), color: ink }, legend: { show: false },
     tooltip: { confine: true, backgroundColor: card, borderColor: line, textStyle: { color: ink, fontSize: 12 }, extraCssText: "max-width:min(320px,80vw);white-space:normal" },
     grid: { left: 8, right: 16, top: 14, bottom: 8, outerBoundsMode: "same", outerBoundsContain: "all" },
   });
@@ -135,14 +136,14 @@
           { type: "scatter", name: "each", symbolSize: 6, data: d.rows.flatMap((row, i) => (row.each || []).map(([v, what]) => ({ value: [v, i, what], itemStyle: { ...style(row, i), opacity: 0.45 } }))) },
           { type: "scatter", name: "zero", silent: true, symbolSize: 0, data: d.zero ? [[0, 0]] : [] },
           { type: "scatter", name: "mean", symbolSize: 12, data: means, label: { show: true, position: "top", distance: 7, color: ink, fontSize: 12, formatter: (item) => say(d.unit, item.value[0]) }, labelLayout: { hideOverlap: true },
-            markLine: { silent: true, symbol: "none", lineStyle: { color: soft, type: "dashed" }, data: marks } },
+            markLine: { silent: true, symbol: "none", lineStyle: { color: soft, type: "dotted" }, data: marks } },
         ],
       };
     },
   };
 
   // --- places ---
-  const MARKS = { circle: "M4 5a5 5 0 1 1 10 0a5 5 0 1 1-10 0z", rect: "M4 0h10v10H4z", triangle: "M9 0l5.5 10h-11z", diamond: "M9 0l5 5-5 5-5-5z", roundRect: "M6 0h6a2 2 0 0 1 2 2v6a2 2 0 0 1-2 2h-6a2 2 0 0 1-2-2v-6a2 2 0 0 1 2-2z", pin: "M9 10l-3.6-5a4 4 0 1 1 7.2 0z", arrow: "M9 0l5 10-5-3-5 3z" };
+  const MARKS = { circle: "M4 5a5 5 0 1 1 10 0a5 5 0 1 1-10 0z", rect: "M4 0h10v10H4z", triangle: "M9 0l5.5 10h-11z", diamond: "M9 0l5 5-5 5-5-5z", [PLUS]: "M7 0h4v3h3v4h-3v3h-4v-3h-3v-4h3z", pin: "M9 10l-3.6-5a4 4 0 1 1 7.2 0z", arrow: "M9 0l5 10-5-3-5 3z" };
   const drawn = [];
   const keys = (place, about, chart, option) => {
     place.nextElementSibling?.classList.contains("keys") && place.nextElementSibling.remove();
@@ -155,7 +156,7 @@
       button.type = "button";
       button.setAttribute("aria-pressed", "true");
       button.title = "show or hide";
-      const stroke = about.kind === "bars" ? 10 : about.kind === "lines" || s.line ? 3 : 0, dash = s.dash ? ' stroke-dasharray="4 2"' : "";
+      const stroke = about.kind === "bars" ? 10 : about.kind === "lines" || s.line ? 3 : 0, dash = s.dash ? ` stroke-dasharray="${s.dash === 2 ? "1.5 2" : "4 2"}"` : "";
       const mark = MARKS[symbol(s.colour)] || MARKS.circle;
       button.innerHTML = stroke ? `<svg viewBox="0 0 18 10" aria-hidden="true"><path d="M0 5h18" stroke="var(--s${s.colour % SERIES})" stroke-width="${stroke}"${dash}/></svg>` : `<svg viewBox="0 0 18 10" aria-hidden="true"><path d="${s.symbol ? "M2 3.5h14v3H2z" : mark}" fill="var(--s${s.colour % SERIES})"/></svg>`;
       button.append(s.name);
@@ -174,6 +175,25 @@
     if (fresh) keys(place, about, chart);
     else place.nextElementSibling?.querySelectorAll?.('button[aria-pressed="false"]').forEach((b) => chart.dispatchAction({ type: "legendUnSelect", name: b.textContent }));
   };
+  // Cells that a spreadsheet would run as formulas begin with an apostrophe.
+  const cell = (v) => {
+    const text = v === null || v === undefined ? "" : typeof v === "number" ? String(v) : /^[=+\-@\t\r]/.test(v) ? `'${v}` : String(v);
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const ROWS = {
+    lines: (d) => [["series", d.x.name, d.y.name, "low", "high"], ...d.series.flatMap((s) => s.x.map((x, i) => [s.name, x, s.y[i], s.lo?.[i], s.hi?.[i]]))],
+    plane: (d) => [["series", d.x.name || "x", d.y.name || "y", "what"], ...d.series.flatMap((s) => s.points.map((p) => [s.name, ...p.slice(0, 3)]))],
+    bars: (d) => [["series", "category", d.name || "value"], ...d.series.flatMap((s) => s.values.map((v, i) => [s.name, d.categories[i], v]))],
+    heat: (d) => [[...d.names, "share", "count"], ...d.values.flatMap((row, r) => row.map((v, c) => [d.rows[r], d.columns[c], v, d.counts?.[r][c]]))],
+    dots: (d) => [["name", "what", d.name || "value", "low", "high"], ...d.rows.flatMap((row) => [[row.name, "mean", row.mean, row.lo, row.hi], ...(row.each || []).map(([v, what]) => [row.name, what, v])])],
+  };
+  const csv = (data) => {
+    const views = data.views ? Object.entries(data.views) : [["", {}]];
+    const parts = views.map(([view, own]) => ROWS[data.kind]({ ...data, ...own }).map((row) => (data.views ? [view, ...row] : row)));
+    if (data.views) parts.forEach(([head]) => (head[0] = "view"));
+    const width = parts[0][0].length, filled = (row) => Array.from({ length: width }, (_, i) => cell(row[i]));
+    return parts.flatMap((rows, i) => (i ? rows.slice(1) : rows)).map((row) => filled(row).join(",")).join("\r\n") + "\r\n";
+  };
   const start = (place, data) => {
     const entry = { place, data, view: 0, chart: echarts.init(place, null, { renderer: "svg" }) };
     if (data.views && Object.keys(data.views).length > 1) {
@@ -183,10 +203,25 @@
       choice.onchange = () => ((entry.view = Number(choice.value)), draw(entry));
       place.before(choice);
     }
-    const save = document.createElement("button");
-    Object.assign(save, { type: "button", className: "save", textContent: "SVG", title: "save this chart" });
-    save.onclick = () => Object.assign(document.createElement("a"), { href: entry.chart.getDataURL({ type: "svg" }), download: `${place.closest("figure").firstChild.firstChild.textContent}.svg` }).click();
-    place.closest("figure").querySelector("figcaption").append(save);
+    const called = place.closest("figure").querySelector("figcaption").firstChild.textContent;
+    const download = (href, kind) => Object.assign(document.createElement("a"), { href, download: `${called}.${kind}` }).click();
+    const svg = () => entry.chart.getDataURL({ type: "svg" });
+    const png = () => {
+      const image = new Image(), canvas = document.createElement("canvas"), [w, h] = [place.clientWidth, place.clientHeight];
+      image.onload = () => {
+        Object.assign(canvas, { width: 2 * w, height: 2 * h });
+        const context = canvas.getContext("2d");
+        context.fillStyle = card;
+        context.fillRect(0, 0, 2 * w, 2 * h);
+        context.drawImage(image, 0, 0, 2 * w, 2 * h);
+        download(canvas.toDataURL("image/png"), "png");
+      };
+      image.src = svg();
+    };
+    const saves = place.closest("figure").querySelector("figcaption").appendChild(document.createElement("span"));
+    saves.className = "saves";
+    const how = { SVG: () => download(svg(), "svg"), PNG: png, CSV: () => download(`data:text/csv;charset=utf-8,${encodeURIComponent(csv(data))}`, "csv") };
+    for (const [name, run] of Object.entries(how)) saves.append(Object.assign(document.createElement("button"), { type: "button", className: "save", textContent: name, title: `save this chart as ${name}`, onclick: run }));
     drawn.push(entry);
     draw(entry);
     let width = place.clientWidth;
