@@ -389,7 +389,7 @@ class TensorInputs:
         given = args[0] if args else named.get("x")
         if not isinstance(given, Tensor | Mapping | Data | HeteroData):
             return None
-        if self.of_others or model.heterogeneous or isinstance(given, Mapping):
+        if self.of_others or model.capabilities.heterogeneous or isinstance(given, Mapping):
             what = (
                 f"the model of task={self.task} is not called with x and edge_index"
                 if self.of_others
