@@ -76,7 +76,7 @@ class Wording:
         template, kind = _phrase(base, who)
         write: Callable[[float], str] = self.money if kind == "money" else _WRITERS[kind]
         said = template.format(write(_raw(form, value)))
-        if base.startswith("sum_"):
+        if base.startswith("sum_") and " at most" not in said:  # else they may be of other days
             partners = base.replace("sum_", "partners_", 1)
             key = f"{end} {partners}" if end else partners
             count = values.get(key, np.nan)
@@ -219,7 +219,7 @@ def _phrase(base: str, who: str) -> tuple[str, str]:
         what, way, end = match.groups()
         if end or who:
             named, most = ROLES.get(end or "", who), " at most" if not end and window else ""
-            return _of_way(what, way, f"{named} {VERBS[way]}{most}", window)
+            return _of_way(what, way, f"{named} {VERBS[way]}", most, window)
     known = _PHRASES if not who else _OF_ACCOUNTS
     if stem in known:
         template, kind = known[stem]
@@ -227,17 +227,17 @@ def _phrase(base: str, who: str) -> tuple[str, str]:
     return f"{base}: {{}}", "count"
 
 
-def _of_way(what: str, way: str, start: str, window: str) -> tuple[str, str]:
+def _of_way(what: str, way: str, start: str, most: str, window: str) -> tuple[str, str]:
     """Return the phrase of what an account paid or received."""
     to = TOWARDS[way]
     return {
-        "n": (f"{start} {{}} payments{window}", "count"),
-        "sum": (f"{start} {{}}{window}", "money"),
-        "partners": (f"{start} {to} {{}} accounts{window}", "count"),
+        "n": (f"{start}{most} {{}} payments{window}", "count"),
+        "sum": (f"{start}{most} {{}}{window}", "money"),
+        "partners": (f"{start} {to}{most} {{}} accounts{window}", "count"),
         "largest": (f"{start} {{}} in its largest payment", "money"),
         "mean": (f"{start} {{}} on average", "money"),
         "elsewhere": (f"{start} {{}} of its payments {to} other banks", "share"),
-        "hop2": (f"{start} {to} accounts with {{}} payments of their own{window}", "count"),
+        "hop2": (f"{start} {to} accounts with{most} {{}} payments of their own{window}", "count"),
     }[what]
 
 

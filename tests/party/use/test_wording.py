@@ -43,6 +43,8 @@ def test_an_account_says_what_it_paid():
     said = of_recipe(RECIPE, False)
     assert said.text("sum_out", held) == "the account paid € 150 to 2 accounts"
     assert said.text("largest_out", held) == "the account paid € 99.50 in its largest payment"
+    assert said.text("sum_out_2d", held) == "the account paid at most € 50.50 within 2 days"
+    assert said.text("partners_out_2d", held) == "the account paid to at most 1 accounts within 2 days"
     ends = {f"source {name}": value for name, value in held.items()}
     assert of_recipe(RECIPE, True).text("source sum_out", ends) == "the payer paid € 150 to 2 accounts"
 
