@@ -1,11 +1,12 @@
 """What earlier runs revealed of the same data: the runs whose model a run starts with (``init``), under ``privacy.dp``.
 
 ε of the released models is that of all releases on the data, so these runs' releases count, too. Two runs have the same data
-unless each names another data set (``dataset``): a server does not see which rows the files of two months share.
+unless each names another data set (``dataset``): a server does not see which rows the files of two months share. A run on another
+data set does not count, but those before it may have this run's data.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def earlier_privacy(cfg: RunConfig) -> EarlierPrivacy:
         return EarlierPrivacy()
     summary, earlier = read_summary(folder), compose([], folder / CONFIG)
     if _names_other_data(cfg, earlier):
-        return EarlierPrivacy()
+        return _before(cfg, earlier, folder)
     spent = summary.get("privacy")
     if not isinstance(spent, dict) or spent.get("epsilon") is None:
         before = sanitize(spent["unbounded"], 300) if isinstance(spent, dict) and "unbounded" in spent else ""
@@ -53,7 +54,27 @@ def earlier_privacy(cfg: RunConfig) -> EarlierPrivacy:
     if earlier.init and "earlier" not in spent:
         what = f"init={cfg.init} does not record what the runs before it released"
         return EarlierPrivacy(unbounded=f"{what}: its version did not")
-    return EarlierPrivacy(tuple(_entries(folder, spent, earlier)))
+    entries = _entries(folder, spent, earlier)
+    if earlier.init and _of_files(cfg) and not _of_files(earlier):  # which may have left out data that this run's files have
+        before = _before(cfg, earlier, folder)
+        return replace(before, entries=(*before.entries, entries[-1]))
+    return EarlierPrivacy(tuple(entries))
+
+
+def _before(cfg: RunConfig, other: RunConfig, folder: Path) -> EarlierPrivacy:
+    """Return what the runs before one on another data set released of a run's data.
+
+    Args:
+        cfg: the run's configuration.
+        other: that of the run on another data set.
+        folder: folder of that run.
+    """
+    if not other.init:
+        return EarlierPrivacy()
+    if not (Path(other.init) / SUMMARY).is_file():
+        why = f"init={folder} started from {other.init}, which is not on this machine and may have these data"
+        return EarlierPrivacy(unbounded=sanitize(why, 300))
+    return earlier_privacy(replace(cfg, init=other.init))
 
 
 def earlier_spent(folder: Path) -> dict[str, Any]:
@@ -65,8 +86,12 @@ def earlier_spent(folder: Path) -> dict[str, Any]:
 
 def _names_other_data(cfg: RunConfig, earlier: RunConfig) -> bool:
     """Return whether both runs name their data set, and not the same."""
-    of_files = any(run.graph or run.on_fleet for run in (cfg, earlier))
-    return not of_files and cfg.dataset.name != earlier.dataset.name
+    return not (_of_files(cfg) or _of_files(earlier)) and cfg.dataset.name != earlier.dataset.name
+
+
+def _of_files(cfg: RunConfig) -> bool:
+    """Return whether a run reads files of parties, of which nothing says what data they share with others."""
+    return bool(cfg.graph or cfg.on_fleet)
 
 
 def _entries(folder: Path, spent: Mapping[str, Any], earlier: RunConfig) -> list[dict[str, float]]:

@@ -50,7 +50,7 @@ from fedgraph_flwr.secure.adaptive import adapted, bit, count_noise, value_multi
 from fedgraph_flwr.secure.clipping import SLACK, clipped
 from fedgraph_flwr.secure.lattice import noisy_sum
 from fedgraph_flwr.secure.spent import divergence_of
-from fedgraph_flwr.store.earlier_privacy import EarlierPrivacy, earlier_privacy
+from fedgraph_flwr.store.earlier_privacy import earlier_privacy
 from fedgraph_flwr.wire.messages import CLIPPED, MODEL, Arrays, flat, shaped
 from fedgraph_flwr.wire.trees import Tree
 
@@ -85,9 +85,10 @@ class Privacy:
         metric: the score that is released if scores are noised.
         releases: releases of models, and of noised scores, that left the server or may have.
         earlier: releases of earlier runs on the same data, whose model this run starts with.
+        starts: whether this run starts with a model (``init``).
     """
 
-    __slots__ = ("cfg", "clients", "earlier", "metric", "norms", "releases", "size")
+    __slots__ = ("cfg", "clients", "earlier", "metric", "norms", "releases", "size", "starts")
 
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg.privacy
@@ -95,7 +96,7 @@ class Privacy:
         self.size, self.clients = cfg.strategy.cohort_size(cfg.num_clients), cfg.num_clients
         self.releases = 0
         self.norms: dict[str, float] = {}
-        self.earlier = earlier_privacy(cfg)
+        self.earlier, self.starts = earlier_privacy(cfg), bool(cfg.init)
 
     def norm(self, group: str) -> float:
         """Return C_g, the largest L2 norm of a client's update of a group."""
@@ -213,7 +214,7 @@ class Privacy:
         bounded = self.cfg.noise_multiplier and not self.earlier.unbounded
         kind: dict[str, Any] = {"noise": "distributed"} if self.cfg.side == "distributed" else {}
         kind |= {"clipping_norms": dict(self.norms)} if self.cfg.adaptive else {}
-        if self.cfg.noise_multiplier and self.earlier != EarlierPrivacy():
+        if self.cfg.noise_multiplier and self.starts:
             kind["own_epsilon"] = cost(self.cfg, self.clients, self.releases)
             kind["earlier"] = list(self.earlier.entries)
             kind |= {"unbounded": self.earlier.unbounded} if self.earlier.unbounded else {}

@@ -10,7 +10,7 @@ import pytest
 
 from fedgraph_flwr.cli.run import print_summary
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.config.composition import configuration
+from fedgraph_flwr.config.composition import configuration, to_yaml
 from fedgraph_flwr.data.graph import read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_method
@@ -24,6 +24,7 @@ from fedgraph_flwr.report.headline import start_text
 from fedgraph_flwr.secure.accounting import epsilon_at, spent_text
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.store.earlier_privacy import EarlierPrivacy, earlier_privacy
+from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.wire.messages import MODEL
 from tests.nodes import model_of, party_nodes
 from tests.support import Finished, assert_same_arrays
@@ -272,6 +273,33 @@ def test_no_epsilon_covers_a_start_without_noise_or_of_another_unit(run, tmp_pat
     (private.out / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(FedGraphError, match=r"summary.json has invalid releases under 'privacy'"):
         later("init", private)
+
+
+def test_a_run_on_other_data_hides_no_release_of_the_runs_before_it(tmp_path):
+    """Data by chain of runs: those on the last run's data count, whatever lies between; noise tells the runs apart."""
+
+    def saved(name, z, *words, earlier=()):
+        folder, cfg = tmp_path / name, compose([*PRIVATE, f"privacy.noise_multiplier={z}", *words])
+        folder.mkdir()
+        (folder / "config.yaml").write_text(to_yaml(cfg))
+        spent = {"epsilon": 1.0, "delta": 1e-5, "releases": 3} | ({"earlier": list(earlier)} if cfg.init else {})
+        (folder / "summary.json").write_text(json.dumps({"privacy": spent}))
+        return f"init={folder}"
+
+    def counted(*words):
+        found = earlier_privacy(compose([*PRIVATE, *words]))
+        return [entry["noise_multiplier"] for entry in found.entries], found.unbounded
+
+    first = saved("a", 4, "dataset=cora")
+    second = saved("b", 5, "dataset=payments", first)
+    assert counted(second, "dataset=cora") == ([4], "")
+    assert counted(second, "dataset=payments") == ([5], "")
+    assert counted(second, "graph=next/month") == ([4, 5], "")
+    assert Privacy(compose([*PRIVATE, first, "dataset=payments"])).spent()["earlier"] == []
+    shutil.rmtree(tmp_path / "a")
+    assert counted(second, "dataset=payments") == ([5], "")
+    for words in ("dataset=cora", "graph=next/month"):
+        assert "is not on this machine and may have these data" in counted(second, words)[1]
 
 
 SMALL = ["strategy=boosting", "strategy.min_data_in_leaf=3", "strategy.patience=0", "evaluation.select=last"]
