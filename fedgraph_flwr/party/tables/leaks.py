@@ -10,7 +10,7 @@ source, at the target, and by both.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ FAR, GAIN_OF_FLAG, GAIN_OF_NUMBER = 2.0, 0.3, 0.5
 `BINS` different values, such as a flag, and of others: an honest number may well be the best of few weak columns."""
 
 MIN_ITEMS, MIN_COMPARED = 20, 50
-"""Items of a class, and items of all others, below which no column is judged, or none is compared with the others."""
+"""Items of a class, and items of all others, below which no column is judged, or none is compared with the others. Payments of a
+class by fewer accounts than the first do not judge the accounts' columns."""
 
 MIN_OTHERS = 3
 """Other columns below which none is compared with them."""
@@ -51,14 +52,21 @@ class Values:
     Attributes:
         code: category or bin, int64 [R].
         number: the number, NaN where missing [R]; None for a category.
+        row: row of the table that each value is of, or the graph whose label it has [R]; None: each has its own.
     """
 
     code: Ints
     number: Floats | None = None
+    row: Ints | None = None
 
-    def at(self, rows: Any) -> "Values":
-        """Return the values of some rows."""
-        return Values(self.code[rows], None if self.number is None else self.number[rows])
+    def at(self, rows: Ints) -> "Values":
+        """Return the values of some rows, which may be repeated."""
+        number = None if self.number is None else self.number[rows]
+        return Values(self.code[rows], number, rows if self.row is None else self.row[rows])
+
+    def judges(self, positive: Mask) -> bool:
+        """Return whether the items of a class have values of enough rows: else a value may just name an account."""
+        return self.row is None or np.unique(self.row[positive]).size >= MIN_ITEMS
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,11 @@ def gain(values: list[Values], positive: Mask) -> float:
     Args:
         values: of the items [V], one for each end.
         positive: whether each item is of the class [V].
+
+    Returns:
+        The gain; 0 where no values judge (`Values.judges`).
     """
+    values = [one for one in values if one.judges(positive)]
     base = float(positive.mean())
     scores: list[Floats] = []
     for one in values:
@@ -174,7 +186,7 @@ def gain(values: list[Values], positive: Mask) -> float:
         pair = values[0].code * width + values[1].code
         if int(values[0].code.max() + 1) * width <= MAX_PAIRS:
             scores.append(out_of_fold(pair, positive))
-    return max((precision(score, positive) - base) / (1 - base) for score in scores)
+    return max(((precision(score, positive) - base) / (1 - base) for score in scores), default=0.0)
 
 
 def precision(score: Floats, positive: Mask) -> float:
@@ -263,10 +275,13 @@ def items_of(graph: Graph | HeteroGraph) -> Iterator[Items]:
     kind = graph.target if isinstance(graph, HeteroGraph) else NODE
     values, blocks = encoded(schema.nodes.get(kind, {}), tables[kind]) if kind in tables else ({}, {})
     rows = _sampled(np.flatnonzero(_training(graph)), len(values))
+    of_label = None
+    if isinstance(graph, Graph) and graph.graph_id.numel():  # many graphs: a node has the label of its graph
+        of_label = graph.graph_id.numpy()
     yield Items(
         "nodes",
         graph.y.numpy()[rows],
-        {name: [each.at(rows)] for name, each in values.items()},
+        {name: [replace(each, row=of_label).at(rows)] for name, each in values.items()},
         {name: [block[rows]] for name, block in blocks.items()},
     )
     if isinstance(graph, Graph) and graph.edge_y.numel():

@@ -21,6 +21,9 @@ ROLES = {"source": "the payer", "target": "the receiver"}
 VERBS = {"out": "paid", "in": "received"}
 TOWARDS = {"out": "to", "in": "from"}
 
+LEAST = 1e-6
+"""Relative size below which a value that is scaled back is 0: inputs are float32."""
+
 
 @dataclass(frozen=True)
 class Wording:
@@ -60,7 +63,15 @@ class Wording:
         if (form := self.forms[own].get(base)) is not None and not prefix.startswith("mean"):
             said = self._of_recipe(base, of_end, form, value, usual, values)
             return f"{ROLES[of_end]}: {said}" if of_end and _window(base)[0] in _OF_ACCOUNTS else said
-        if (written := self._of_table(base, self.columns[own], value, usual)) is not None:
+        columns = self.columns[own]
+        stem = base if base in columns else base.partition("=")[0]
+        if prefix.startswith("mean"):
+            written = self._of_mean(base, columns, value, usual)
+        elif values.get(f"{prefix}{stem} missing", 0.0) > 0.5:  # the model reads a value that stands for missing ones
+            written = f"{stem} is missing"
+        else:
+            written = self._of_table(base, columns, value, usual)
+        if written is not None:
             return f"{prefix}{written}"
         return f"{name} = {value:.4g}"
 
@@ -103,6 +114,24 @@ class Wording:
         return f"{base} {said}" + (f", usually {normal}" if normal not in ("", said) else "")
 
 
+    def _of_mean(self, base: str, columns: Mapping[str, Column], value: float, usual: float) -> str | None:
+        """Return what the mean of a table's column says: a share of flags and categories; None for a mean of logarithms."""
+        name, _, category = base.partition("=")
+        gap = base.removesuffix(" missing")
+        if category and (column := columns.get(name)) is not None and column.kind == "category":
+            what = f"{name} is {category}"
+        elif gap != base and gap in columns:
+            what = f"{gap} is missing"
+        elif (column := columns.get(base)) is None or column.scale == "log":
+            return None
+        elif column.kind == "flag":
+            what = f"{base} is yes"
+        else:
+            return self._of_table(base, columns, value, usual)
+        normal = "" if usual != usual else _share(usual)
+        return f"{what}: {_share(value)}" + (f", usually {normal}" if normal not in ("", _share(value)) else "")
+
+
 def _prefix(name: str) -> tuple[str, str]:
     """Return the part of a column's name before that of the table or the recipe, and the end that it names."""
     for end in ENDS:
@@ -126,18 +155,29 @@ def _written(column: Column, value: float) -> str:
     if column.kind == "flag":
         return "yes" if value > 0.5 else "no"
     center, spread = (float(column.statistics.get(key, low)) for key, low in (("center", 0.0), ("spread", 1.0)))
-    raw = value * spread + center
+    raw, least = value * spread + center, LEAST
+    if column.scale == "standard":
+        least *= abs(center) + abs(spread)
     if column.scale == "log":
         raw = float(np.sign(raw) * np.expm1(min(abs(raw), 700.0)))
     if column.kind == "date":
         return str(np.datetime64(round(raw), "D"))
-    return f"{_number(raw)} {column.unit}".strip()
+    return f"{_number(raw, least)} {column.unit}".strip()
 
 
-def _number(value: float) -> str:
-    """Return a number with separators of thousands: whole from 100 on, else with up to two decimals."""
+def _number(value: float, least: float = 0.005) -> str:
+    """Return a number with separators of thousands: whole from 100 on, else with two decimals, or two digits below 0.1.
+
+    Args:
+        value: the number.
+        least: size below which it is 0.
+    """
     if abs(value) >= 99.995:
         return f"{value:,.0f}"
+    if abs(value) < least:
+        return "0"
+    if abs(value) < 0.095:
+        return f"{value:.2g}"
     return f"{value:.2f}".removesuffix(".00")
 
 

@@ -147,6 +147,18 @@ def test_few_items_of_a_class_are_not_judged():
         assert len(list(leaks.leaks(items))) == found
 
 
+@pytest.mark.parametrize("accounts", [leaks.MIN_ITEMS - 1, leaks.MIN_ITEMS])
+def test_columns_of_accounts_are_not_judged_by_the_payments_of_a_few(accounts):
+    """A hundred frauds by few payers: a column then separates them as it would name them."""
+    rng = np.random.default_rng(0)
+    payer, flag = rng.integers(accounts, 200, 1000), np.zeros(200)
+    payer[:100], flag[:accounts] = np.arange(100) % accounts, 1
+    y = (np.arange(1000) < 100).astype(np.int64)
+    values = leaks.numbered(flag).at(payer)
+    items = leaks.Items("edges", y, {"flag": [values]}, {"flag": [flag[payer][:, None]]})
+    assert len(list(leaks.leaks(items))) == (accounts == leaks.MIN_ITEMS)
+
+
 def test_linked_files_carry_no_refused_column(tmp_path):
     people, rows = tables()
     people["flag7"] = (people["label"] == "mule").astype(int)

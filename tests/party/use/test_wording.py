@@ -65,7 +65,7 @@ def test_columns_of_tables_have_their_own_values():
     table = pd.DataFrame({"income": np.exp(rng.normal(10, 1, 40)).round(2), "age": rng.integers(18, 90, 40)})
     table["opened"] = pd.date_range("2020-03-01", periods=40).strftime("%Y-%m-%d")
     table["vip"], table["town"] = rng.choice(["yes", "no"], 40), rng.choice(["x", "y"], 40)
-    table.loc[3, "age"] = np.nan
+    table.loc[3, ["age", "town"]] = np.nan
     treatment = Treatment(scales={"income": "log"}, units={"income": "EUR"}, floor=1)
     made = features("node", table, list(table.columns), "n.csv", treatment)
     names = feature_names(made.fitted)
@@ -76,10 +76,28 @@ def test_columns_of_tables_have_their_own_values():
         assert said.text("income", held) == f"income {income:,.0f} EUR"
         assert said.text("opened", held) == f"opened {table['opened'][row]}"
         assert said.text("vip", held) == f"vip {table['vip'][row]}"
-        assert said.text("town=x", held) == f"town is {'' if table['town'][row] == 'x' else 'not '}x"
+        town = "missing" if row == 3 else "x" if table["town"][row] == "x" else "not x"
+        assert said.text("town=x", held) == f"town is {town}"
         assert said.text("age missing", held) == f"age is {'missing' if row == 3 else 'known'}"
+        assert (said.text("age", held) == "age is missing") == (row == 3)  # not the value in its place
     assert said.text("age", {"age": float("nan")}) == "age"
     assert Wording().text("column 7", {"column 7": 0.25}) == "column 7 = 0.25"
     assert (
         Wording(columns=({}, {"age": Column()}), edges=True).text("target age", {"target age": 4.0}) == "target age 4"
     )
+
+
+def test_means_over_neighbours_are_shares_and_small_numbers_have_digits():
+    rate = Column(statistics={"center": 0.003, "spread": 0.002})
+    income = Column(scale="log", statistics={"center": 10.0, "spread": 1.0})
+    columns = {"vip": Column("flag"), "town": Column("category", categories=("x",)), "rate": rate, "income": income}
+    said = Wording(columns=({}, columns), usual={"rate": 0.0, "mean of sources vip": 0.0})
+    for name, text in {
+        "vip": "vip is yes: 60%, usually 0%",  # not "yes", as if all were
+        "town=x": "town is x: 60%",
+        "rate missing": "rate is missing: 60%",
+        "income": "income = 0.6",  # a mean of logarithms is no mean of amounts
+    }.items():
+        assert said.text(f"mean of sources {name}", {f"mean of sources {name}": 0.6}) == f"mean of sources {text}"
+    assert said.text("rate", {"rate": 0.6}) == "rate 0.0042, usually 0.003"
+    assert said.text("rate", {"rate": -1.5 - 1e-7}) == "rate 0, usually 0.003"
