@@ -248,11 +248,18 @@ def _first_error(log: Path) -> str:
     return f" ({sanitize(lines[0], 300)})" if lines else ""
 
 
+EXIT_CODES = (1, 2, 3)
+"""Exit codes that a server's error may have; 3 is that of a link in which a party shares nothing."""
+
+
 def _result(out: Path) -> dict[str, Any]:
     if (out / FAILURE).is_file():
         failure = json.loads((out / FAILURE).read_text())
-        error = RunFailed if failure["exit_code"] == RunFailed.exit_code else FedGraphError
-        raise error(failure["error"])
+        code = failure["exit_code"]
+        error = FedGraphError(failure["error"]) if code == FedGraphError.exit_code else RunFailed(failure["error"])
+        if code in EXIT_CODES:
+            error.exit_code = code
+        raise error
     if not (out / SUMMARY).is_file():
         log = out / "flower.log"
         resume = _resume_text(out)

@@ -197,6 +197,16 @@ def test_what_flower_says_at_its_end_is_one_line(tmp_path, monkeypatch, printed,
         flower._flwr_run(compose([f"out={tmp_path}"]), "fleet", dict(os.environ), None, lambda what: None)
 
 
+@pytest.mark.parametrize(("written", "code"), [(1, 1), (2, 2), (3, 3), (0, 1)])
+def test_the_error_of_a_server_keeps_its_exit_code(tmp_path, written, code):
+    from fedgraph_flwr.engine.flower import _result
+
+    (tmp_path / "failure.json").write_text(json.dumps({"error": "client 1 shares nothing", "exit_code": written}))
+    with pytest.raises(FedGraphError, match="client 1 shares nothing") as caught:
+        _result(tmp_path)
+    assert caught.value.exit_code == code
+
+
 def test_what_the_how_to_leaves_in_the_checkout_is_not_packed_into_the_app(tmp_path):
     """Among it the apps of former runs, which would be packed again and again until Flower refuses."""
     from flwr.cli.build import build_fab_from_disk
