@@ -9,6 +9,7 @@
 (`with_outcomes`). Nobody looks at most items, so an item without a decision is unlabelled, not of the first class.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,15 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import as_words
 from fedgraph_flwr.party.tables.nodes import check_rows
 from fedgraph_flwr.party.tables.reading import read_table
+from fedgraph_flwr.party.use.frames import FORMULA
 
 OPEN, FALSE, TRUE = -1, 0, 1
 STATES = {"true": TRUE, "false": FALSE, "open": OPEN, "": OPEN}
 KEYS = ("edge", "id")
 """Columns that name an item: an edge by its id, or a node."""
+
+ESCAPED = re.compile(f"^'(?={FORMULA})")
+"""The ``'`` that keeps a spreadsheet from running an id (`without_formulas`)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def read_outcomes(path: Path) -> Outcomes:
             f" true, false or open; its columns are {listing}"
         )
     ids, words = as_words(table[key]), np.char.strip(np.char.lower(as_words(table["outcome"])))
-    ids = np.array([word[1:] if word[:1] == "'" and word[1:2] in "=+-@" else word for word in ids.tolist()], dtype=str)
+    ids = np.array([ESCAPED.sub("", word) for word in ids.tolist()], dtype=str)
     check_rows(ids == "", table[key], where, "expected an id in each row")
     check_rows(~np.isin(words, list(STATES)), table["outcome"], where, "expected true, false or open")
     check_rows(

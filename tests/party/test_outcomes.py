@@ -1,5 +1,7 @@
 """Decisions of a desk: precision as lived, and labels of the next import; what nobody looked at is not of the first class."""
 
+from argparse import Namespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +11,9 @@ from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.outcomes import read_outcomes
+from fedgraph_flwr.party.use import alerts_command
 from fedgraph_flwr.party.use.alerts import Calibration, Choice, Rule, lived, lived_text
+from fedgraph_flwr.party.use.frames import write_frame
 
 E = 60
 
@@ -54,12 +58,27 @@ def test_decisions_are_labels_and_what_nobody_looked_at_is_unlabelled(tables, ca
     assert main(command(tables)) == 0
     assert labels(tables) == [int(i % 3 == 0) for i in range(E)]  # without the option, as before
     assert main(command(tables, "--outcomes", str(tables / "d.csv"))) == 2
-    assert "has no column 'id' of ids: pass --edge-id-column" in capsys.readouterr().err
+    assert "no column has their ids: pass --edge-id-column NAME" in capsys.readouterr().err
     fresh = pd.read_csv(tables / "e.csv").drop(columns="fraud")  # next month's table has no labels at all
     fresh.to_csv(tables / "e.csv", index=False)
     assert main(command(tables, *options)) == 0
     assert labels(tables) == [{40: 1, 41: 0}.get(i, -1) for i in range(E)]
     capsys.readouterr()
+
+
+def test_numbers_of_rows_are_not_taken_for_ids(tables, capsys):
+    """Without a column of ids, `alerts` numbers rows; a column that is named id may hold other numbers."""
+    rows = pd.read_csv(tables / "e.csv")
+    rows.assign(id=np.arange(E)[::-1]).to_csv(tables / "e.csv", index=False)
+    (tables / "d.csv").write_text("edge,outcome\n40,true\n")
+    assert main(command(tables, "--outcomes", str(tables / "d.csv"))) == 2
+    assert "which number rows without it" in " ".join(capsys.readouterr().err.split())
+
+
+def test_ids_are_read_as_alerts_writes_them(tmp_path):
+    ids = ["=1+1", "\uff1d1", "+49 30", "-a", "@x", "'", "p'1"]
+    write_frame(pd.DataFrame({"edge": ids, "outcome": "true"}), tmp_path / "d.csv")
+    assert read_outcomes(tmp_path / "d.csv").ids.tolist() == ids
 
 
 def test_decisions_of_accounts_are_labels(tables, capsys):
@@ -123,6 +142,10 @@ def test_precision_as_lived_is_that_of_decided_alerts(tmp_path):
     assert "precision as lived: 0.4 [0.246, 0.577], 12 of 30" in text
     assert "precision as promised: 0.9 [0.85, 0.95], of validation items" in text
     assert "it is below what was promised" in text
+    args = Namespace(outcomes=tmp_path / "d.csv", nodes=None, edges=None, graph=None, out=None, page=None)
+    with pytest.raises(FedGraphError, match=r"names edges .column edge., and the model's alerts are nodes .column id."):
+        alerts_command._outcomes(args, choice, of_edges=False)
+    assert alerts_command._outcomes(args, choice, of_edges=True) == 0
     (tmp_path / "d.csv").write_text("edge,model,outcome\np1,m2,true\n")
     with pytest.raises(FedGraphError, match="has alerts of model m2"):
         lived(choice, read_outcomes(tmp_path / "d.csv"))

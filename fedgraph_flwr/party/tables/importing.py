@@ -239,12 +239,17 @@ def _decide(
     label = columns.edge_label if of_edges else columns.label
     if not label:
         raise FedGraphError(f"--outcomes {outcomes.where} has labels of edges: pass --edge-label-column NAME")
+    if of_edges and not columns.edge_id:
+        raise FedGraphError(
+            f"--outcomes {outcomes.where} names edges, and no column has their ids: pass --edge-id-column NAME, to `predict` and"
+            " `alerts`, too, which number rows without it"
+        )
     held: dict[Any, Any] = tables.edges if of_edges else tables.nodes
     kind, where = (EDGE_TYPE, tables.files[EDGE]) if of_edges else (NODE, tables.files[NODE])
     if kind not in held:
         raise FedGraphError(f"--outcomes {outcomes.where} names items of a table that this party does not have")
     time = edge_times(held[kind], columns.time, where, treatment).numpy() if of_edges and columns.time else None
-    names = (columns.edge_id or "id" if of_edges else columns.id, label)
+    names = (columns.edge_id if of_edges else columns.id, label)
     held[kind] = with_outcomes(held[kind], names, agreed or given, outcomes, where, treatment.say, time)
 
 

@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
         choice = alerts.Choice.load(folder, predictor)
     _print(choice)
     if args.outcomes is not None:
-        return _outcomes(args, choice)
+        return _outcomes(args, choice, predictor.predicts_edges)
     written = args.out is not None or args.page is not None
     if not (written or args.nodes or args.edges or args.graph):
         return 0
@@ -86,15 +86,22 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _outcomes(args: argparse.Namespace, choice: Any) -> int:
-    """Print the precision of decided alerts, next to the promised one."""
+def _outcomes(args: argparse.Namespace, choice: Any, of_edges: bool) -> int:
+    """Print the precision of decided alerts, next to the promised one; ``of_edges``: the model's alerts are edges."""
     from fedgraph_flwr.party.outcomes import read_outcomes
     from fedgraph_flwr.party.use.alerts import lived_text
 
     given = [name for name in ("nodes", "edges", "graph", "out", "page") if getattr(args, name)]
     if given:
         raise FedGraphError(f"--outcomes reads decisions and lists no alerts: leave out --{given[0]}")
-    for line in lived_text(choice, read_outcomes(args.outcomes)):
+    outcomes = read_outcomes(args.outcomes)
+    if outcomes.of_edges != of_edges:
+        names = ("nodes (column id)", "edges (column edge)")
+        raise FedGraphError(
+            f"{args.outcomes} names {names[outcomes.of_edges]}, and the model's alerts are {names[of_edges]}: pass decisions of"
+            " its alerts"
+        )
+    for line in lived_text(choice, outcomes):
         print(line)
     return 0
 
