@@ -55,7 +55,9 @@ def earlier_privacy(cfg: RunConfig) -> EarlierPrivacy:
         what = f"init={cfg.init} does not record what the runs before it released"
         return EarlierPrivacy(unbounded=f"{what}: its version did not")
     entries = _entries(folder, spent, earlier)
-    if earlier.init and _of_files(cfg) and not _of_files(earlier):  # which may have left out data that this run's files have
+    if (
+        earlier.init and _of_files(cfg) and not _of_files(earlier)
+    ):  # which may have left out data that this run's files have
         before = _before(cfg, earlier, folder)
         return replace(before, entries=(*before.entries, entries[-1]))
     return EarlierPrivacy(tuple(entries))

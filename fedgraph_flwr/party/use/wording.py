@@ -113,7 +113,6 @@ class Wording:
         normal = "" if usual != usual else _written(column, usual)
         return f"{base} {said}" + (f", usually {normal}" if normal not in ("", said) else "")
 
-
     def _of_mean(self, base: str, columns: Mapping[str, Column], value: float, usual: float) -> str | None:
         """Return what the mean of a table's column says: a share of flags and categories; None for a mean of logarithms."""
         name, _, category = base.partition("=")
