@@ -22,6 +22,7 @@ from fedgraph_flwr.data.features import DAY
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import as_words
 from fedgraph_flwr.party.tables.nodes import check_rows
+from fedgraph_flwr.party.tables.parties import normal_ids
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.use.frames import FORMULA
 
@@ -45,6 +46,7 @@ class Outcomes:
         state: `TRUE`, `FALSE` or `OPEN`, int64 [K].
         score: score of each item, NaN where the file has none [K].
         models: models that the file names.
+        ends: accounts at source and target of each edge, where the file has them [K].
     """
 
     where: str
@@ -53,6 +55,7 @@ class Outcomes:
     state: NDArray[np.int64]
     score: NDArray[np.float64]
     models: tuple[str, ...]
+    ends: tuple[NDArray[Any], NDArray[Any]] | None = None
 
     @property
     def of_edges(self) -> bool:
@@ -76,8 +79,8 @@ def read_outcomes(path: Path) -> Outcomes:
             f"{where} needs a column edge (payments) or id (accounts), as `alerts --out` writes it, and a column outcome with"
             f" true, false or open; its columns are {listing}"
         )
-    ids, words = as_words(table[key]), np.char.strip(np.char.lower(as_words(table["outcome"])))
-    ids = np.array([ESCAPED.sub("", word) for word in ids.tolist()], dtype=str)
+    words = np.char.strip(np.char.lower(as_words(table["outcome"])))
+    ids = _plain(table[key])
     check_rows(ids == "", table[key], where, "expected an id in each row")
     check_rows(~np.isin(words, list(STATES)), table["outcome"], where, "expected true, false or open")
     check_rows(
@@ -92,7 +95,13 @@ def read_outcomes(path: Path) -> Outcomes:
         np.array([STATES[word] for word in words.tolist()], dtype=np.int64),
         np.full(len(ids), np.nan) if score is None else score,
         tuple(str(word) for word in models if word),
+        (_plain(table["source"]), _plain(table["target"])) if {"source", "target"} <= {*table.columns} else None,
     )
+
+
+def _plain(column: Any) -> NDArray[Any]:
+    """Return the words of a column without what `ESCAPED` matches."""
+    return np.array([ESCAPED.sub("", word) for word in as_words(column).tolist()], dtype=str)
 
 
 def with_outcomes(
@@ -103,6 +112,7 @@ def with_outcomes(
     where: str,
     say: Callable[[str], Any],
     time: NDArray[np.int64] | None = None,
+    ends: tuple[str, str] | None = None,
 ) -> Any:
     """Return a table of items whose labels are the decisions.
 
@@ -117,9 +127,10 @@ def with_outcomes(
         where: file of the table, for errors.
         say: receives a line with the numbers.
         time: seconds of each item [E]; None without times.
+        ends: columns with source and target of edges, which must be those of the decisions.
 
     Raises:
-        FedGraphError: there are not two classes, or no item of the table is among the decisions.
+        FedGraphError: there are not two classes, no item of the table is among the decisions, or they are of other edges.
     """
     import pandas as pd
 
@@ -142,6 +153,8 @@ def with_outcomes(
             f"{where}: column '{name}' has none of the {len(outcomes.ids)} items of --outcomes {outcomes.where}, such as"
             f" '{example}': pass the table that holds them"
         )
+    if ends and outcomes.ends:
+        _check_ends(table, (name, *ends), outcomes, place, where)
     state = np.where(seen, outcomes.state[place], OPEN)
     words = as_words(table[label]).astype(object) if label in table.columns else np.full(len(table), "", dtype=object)
     kept = ~seen & (words == classes[1])
@@ -155,3 +168,27 @@ def with_outcomes(
         f" are unlabelled; {int((outcomes.state != OPEN).sum() - (state != OPEN).sum())} decisions name other items"
     )
     return table.assign(**{label: words})
+
+
+def _check_ends(
+    table: Any, columns: tuple[str, str, str], outcomes: Outcomes, place: NDArray[np.int64], where: str
+) -> None:
+    """Refuse decisions whose edges have other accounts than those of the table with the same ids, such as numbers of rows.
+
+    Raises:
+        FedGraphError: most of them agree at neither end.
+    """
+    seen, agree = place >= 0, np.zeros(int((place >= 0).sum()), dtype=bool)
+    for column, given in zip(columns[1:], outcomes.ends or (), strict=True):
+        if column not in table.columns:
+            return
+        own = normal_ids(as_words(table[column])[seen], "number")
+        agree |= own == normal_ids(given[place[seen]], "number")
+    if 2 * agree.sum() < agree.size:
+        row = int(np.flatnonzero(seen)[np.flatnonzero(~agree)[0]])
+        example = sanitize(str(outcomes.ids[place[row]]), 40)
+        raise FedGraphError(
+            f"{where}: edge '{example}' has other accounts than in --outcomes {outcomes.where}, as {agree.size - agree.sum()} of"
+            f" {agree.size} do: column '{columns[0]}' does not have the ids of its column edge. Pass the list of alerts that was"
+            " made with --edge-id-column: without it, and of stored payments, alerts have numbers of rows"
+        )

@@ -75,6 +75,14 @@ def test_numbers_of_rows_are_not_taken_for_ids(tables, capsys):
     assert "which number rows without it" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(("source", "code"), [("a1", 0), ("a7", 2)])
+def test_decisions_of_other_payments_with_the_same_numbers_are_refused(tables, capsys, source, code):
+    """Stored payments have numbers of rows in the list of alerts, and p1 is from a1 to a2."""
+    (tables / "d.csv").write_text(f"edge,source,target,outcome\np1,{source},a9,true\n")
+    assert main(command(tables, "--edge-id-column", "ref", "--outcomes", str(tables / "d.csv"))) == code
+    assert ("edge 'p1' has other accounts than in --outcomes" in capsys.readouterr().err) == bool(code)
+
+
 def test_ids_are_read_as_alerts_writes_them(tmp_path):
     ids = ["=1+1", "\uff1d1", "+49 30", "-a", "@x", "'", "p'1"]
     write_frame(pd.DataFrame({"edge": ids, "outcome": "true"}), tmp_path / "d.csv")

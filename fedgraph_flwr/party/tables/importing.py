@@ -249,8 +249,9 @@ def _decide(
     if kind not in held:
         raise FedGraphError(f"--outcomes {outcomes.where} names items of a table that this party does not have")
     time = edge_times(held[kind], columns.time, where, treatment).numpy() if of_edges and columns.time else None
+    ends = (columns.source, columns.target) if of_edges else None
     names = (columns.edge_id if of_edges else columns.id, label)
-    held[kind] = with_outcomes(held[kind], names, agreed or given, outcomes, where, treatment.say, time)
+    held[kind] = with_outcomes(held[kind], names, agreed or given, outcomes, where, treatment.say, time, ends)
 
 
 def _present(tables: Tables, labelled: bool, by_role: bool) -> Columns:

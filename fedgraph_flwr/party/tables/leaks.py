@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, agreed_schema, feature_names
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation.curves import Curves
 
 Floats = NDArray[np.float64]
@@ -103,8 +103,12 @@ def check_inputs(graph: Graph | HeteroGraph, accepted: Collection[str], where: s
     """Refuse columns that give the label away; a column of `accepted` is known when the model predicts.
 
     Raises:
-        FedGraphError: names the column, its measure and the options.
+        FedGraphError: names the column, its measure and the options; or an accepted column is unknown.
     """
+    schema = agreed_schema(graph.schema, where)
+    names = {name for columns in schema.nodes.values() for name in columns} if schema else set()
+    if wrong := next((name for name in accepted if name not in names), None):
+        raise unknown("column in --input", wrong, names, where)
     for items in items_of(graph):
         if leak := next((leak for leak in leaks(items) if leak.name not in accepted), None):
             raise FedGraphError(

@@ -77,6 +77,8 @@ def test_a_leak_with_a_name_that_says_nothing_is_refused(tmp_path, capsys, form)
     assert "column 'flag7' alone predicts the label" in error
     assert "pass --input flag7 if you know its value" in error
     assert not (tmp_path / "c.safetensors").exists()
+    assert main([*command, "--input", "flag8"]) == 2
+    assert "column in --input 'flag8' is unknown" in capsys.readouterr().err
     for accepted in (["--input", "flag7"], ["--kind", "flag7=ignored"]):
         assert main([*command, *accepted]) == 0
     capsys.readouterr()
