@@ -276,7 +276,12 @@ def _of_way(what: str, way: str, start: str, most: str, window: str) -> tuple[st
         "largest": (f"{start} {{}} in its largest payment", "money"),
         "mean": (f"{start} {{}} on average", "money"),
         "elsewhere": (f"{start} {{}} of its payments {to} other banks", "share"),
-        "hop2": (f"{start} {to} accounts with{most} {{}} payments of their own{window}", "count"),
+        "hop2": (
+            f"{start} {to} accounts with{most} {{}} payments of their own{window}"
+            if window
+            else f"{start} {to} accounts that {VERBS[way]} {to} {{}} accounts in all",
+            "count",
+        ),
     }[what]
 
 

@@ -36,7 +36,7 @@ def test_a_payment_says_what_its_payer_received():
 
 
 def test_an_account_says_what_it_paid():
-    rows = [(0, 1, 1, 5_050), (0, 2, 2, 9_950), (3, 0, 2, 100)]
+    rows = [(0, 1, 1, 5_050), (0, 2, 2, 9_950), (3, 0, 2, 100), (1, 2, 5, 500), (1, 2, 6, 500), (1, 3, 6, 500)]
     source, target, day, cents = (np.array(column) for column in zip(*rows, strict=True))
     x = node_columns(Book(source, target, day * DAY, cents), RECIPE, 4)
     held = dict(zip([c.name for c in RECIPE.node_columns], x[0].tolist(), strict=True))
@@ -44,6 +44,7 @@ def test_an_account_says_what_it_paid():
     assert said.text("sum_out", held) == "the account paid € 150 to 2 accounts"
     assert said.text("largest_out", held) == "the account paid € 99.50 in its largest payment"
     assert said.text("sum_out_2d", held) == "the account paid at most € 50.50 within 2 days"
+    assert said.text("hop2_out", held) == "the account paid to accounts that paid to 2 accounts in all"  # by 3 payments
     assert said.text("partners_out_2d", held) == "the account paid to at most 1 accounts within 2 days"
     ends = {f"source {name}": value for name, value in held.items()}
     assert of_recipe(RECIPE, True).text("source sum_out", ends) == "the payer paid € 150 to 2 accounts"
