@@ -29,11 +29,12 @@ class EarlierPrivacy:
     unbounded: str = ""
 
 
-def earlier_privacy(cfg: RunConfig) -> EarlierPrivacy:
+def earlier_privacy(cfg: RunConfig, later: tuple[Path, ...] = ()) -> EarlierPrivacy:
     """Return what the runs before one released of its data.
 
     Args:
         cfg: the run's configuration; a folder in ``init`` without a finished run is refused elsewhere.
+        later: folders of runs between those and this one.
 
     Raises:
         FedGraphError: the folder's files are damaged.
@@ -43,7 +44,7 @@ def earlier_privacy(cfg: RunConfig) -> EarlierPrivacy:
         return EarlierPrivacy()
     summary, earlier = read_summary(folder), compose([], folder / CONFIG)
     if _names_other_data(cfg, earlier):
-        return _before(cfg, earlier, folder)
+        return _before(cfg, earlier, folder, later)
     spent = summary.get("privacy")
     if not isinstance(spent, dict) or spent.get("epsilon") is None:
         before = sanitize(spent["unbounded"], 300) if isinstance(spent, dict) and "unbounded" in spent else ""
@@ -55,28 +56,28 @@ def earlier_privacy(cfg: RunConfig) -> EarlierPrivacy:
         what = f"init={cfg.init} does not record what the runs before it released"
         return EarlierPrivacy(unbounded=f"{what}: its version did not")
     entries = _entries(folder, spent, earlier)
-    if (
-        earlier.init and _of_files(cfg) and not _of_files(earlier)
-    ):  # which may have left out data that this run's files have
-        before = _before(cfg, earlier, folder)
-        return replace(before, entries=(*before.entries, entries[-1]))
+    if earlier.init and _of_files(cfg) and not _of_files(earlier):  # it left out data that this run's files may have
+        others = _before(cfg, earlier, folder, later)
+        return replace(others, entries=(*others.entries, entries[-1]))
     return EarlierPrivacy(tuple(entries))
 
 
-def _before(cfg: RunConfig, other: RunConfig, folder: Path) -> EarlierPrivacy:
+def _before(cfg: RunConfig, other: RunConfig, folder: Path, later: tuple[Path, ...]) -> EarlierPrivacy:
     """Return what the runs before one on another data set released of a run's data.
 
     Args:
         cfg: the run's configuration.
         other: that of the run on another data set.
         folder: folder of that run.
+        later: folders of runs between that and this one.
     """
     if not other.init:
         return EarlierPrivacy()
-    if not (Path(other.init) / SUMMARY).is_file():
-        why = f"init={folder} started from {other.init}, which is not on this machine and may have these data"
+    later, first = (*later, folder.resolve()), Path(other.init)
+    if first.resolve() in later or not (first / SUMMARY).is_file():
+        why = f"init={folder} started from a run in {other.init}, which is no longer there and may have these data"
         return EarlierPrivacy(unbounded=sanitize(why, 300))
-    return earlier_privacy(replace(cfg, init=other.init))
+    return earlier_privacy(replace(cfg, init=other.init), later)
 
 
 def earlier_spent(folder: Path) -> dict[str, Any]:

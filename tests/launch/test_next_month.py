@@ -299,7 +299,9 @@ def test_a_run_on_other_data_hides_no_release_of_the_runs_before_it(tmp_path):
     shutil.rmtree(tmp_path / "a")
     assert counted(second, "dataset=payments") == ([5], "")
     for words in ("dataset=cora", "graph=next/month"):
-        assert "is not on this machine and may have these data" in counted(second, words)[1]
+        assert "which is no longer there and may have these data" in counted(second, words)[1]
+    saved("a", 6, "dataset=payments", second)  # a folder that was replaced by a later run
+    assert "which is no longer there and may have these data" in counted(second, "dataset=cora")[1]
 
 
 SMALL = ["strategy=boosting", "strategy.min_data_in_leaf=3", "strategy.patience=0", "evaluation.select=last"]
