@@ -12,6 +12,7 @@ from fedgraph_flwr.clients.replies import Received, received
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.methods.downlink import Downlink, Input
 from fedgraph_flwr.wire.messages import (
+    ASKS_VERSIONS,
     CONFIG,
     DESCRIBE,
     EVALUATE,
@@ -26,6 +27,7 @@ REQUIRED = {"phase": str, "round": int, "exchange": int}
 """Scalars that every message has, and their types; without ``exchange`` it is the first."""
 
 OPTIONAL = {
+    ASKS_VERSIONS: bool,
     "resume": int,
     "run": str,
     "best": int,

@@ -1,11 +1,18 @@
 """What a message to a client may carry: methods declare it, and nodes refuse the rest."""
 
+from types import ModuleType
+
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedgraph_flwr.clients.base import GraphClient, phase
 from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.engine.inline import run_identity
+from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid
 from fedgraph_flwr.methods.downlink import Input, received
+from fedgraph_flwr.methods.uplink import model_only
+from fedgraph_flwr.wire.messages import VERSIONS
 from tests.methods.small_runs import METHODS, by_default
 from tests.nodes import model_of
 
@@ -48,6 +55,43 @@ def test_a_class_with_hooks_of_its_own_declares_again():
     assert GraphClient.declares_inputs()
     kinds: list[type[GraphClient]] = [Undeclared, Declared, Extended]
     assert [kind.declares_inputs() for kind in kinds] == [False, True, False]
+
+
+def test_a_module_without_a_downlink_declares_none():
+    module = ModuleType("earlier")
+    vars(module).update(uplink=model_only)
+
+    class Earlier(GraphClient, method=module):
+        receive = Undeclared.receive
+
+    class Later(Declared, method=module):
+        pass
+
+    assert not Earlier.declares_inputs()
+    assert Later.declares_inputs()
+    assert Later.downlink is Declared.downlink
+
+
+def test_a_node_accepts_what_the_server_of_a_fleet_adds(node, tmp_path):
+    asked = node("strategy=fedavg", policy=USUAL)
+    sent = []
+
+    class Wire:
+        def push_messages(self, messages):
+            sent.extend(messages)
+            return []
+
+    with run_identity(1):
+        content = RecordDict({"config": ConfigRecord({"phase": "describe", "round": 0})})
+        grid = WatchedGrid(Wire(), RunStatus(tmp_path, 5))  # type: ignore[arg-type]
+        grid.push_messages([Message(content, dst_node_id=1, message_type="query")])
+    (message,) = sent
+    reply = asked.request(
+        "describe", **{k: v for k, v in message.content["config"].items() if k not in ("phase", "round")}
+    )
+    assert not isinstance(reply, str), reply
+    assert reply[VERSIONS].keys() >= {"fedgraph-flwr", "flwr"}
+    assert "asks_versions=1, expected bool" in asked.request("describe", asks_versions=1)
 
 
 def test_a_node_refuses_what_the_method_does_not_declare(node):
