@@ -158,7 +158,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the class of each node [N]; of several graphs, one after the other."""
-        return np.concatenate([self.classes_[found.codes] for found in self._predicted(X)])
+        codes = self._codes(X)  # first: it knows whether there are classes yet
+        return self.classes_[codes]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class, float64 [N, C]."""
@@ -167,14 +168,21 @@ class FederatedClassifier(ClassifierMixin, _Federated):
     def score(self, X: Any, y: None = None, sample_weight: np.ndarray | None = None) -> float:
         """Return the accuracy on the nodes of ``test_mask``, or on all labelled nodes of graphs without that mask.
 
+        A class that no graph had in training is never predicted, so its nodes count as errors.
+
         Args:
             X: one graph, or a list of them, with labels ``y``.
             y: None.
             sample_weight: weight of each node [N].
         """
-        known, labels = _known(X, lambda y: y >= 0), np.concatenate([graph.y.view(-1).numpy() for graph in _listed(X)])
+        labels = np.concatenate([_labels(graph).numpy() for graph in _listed(X)])
+        known = _known(X, lambda y: y >= 0)
         weights = None if sample_weight is None else np.asarray(sample_weight)[known]
-        return float(accuracy_score(self.classes_[labels[known]], self.predict(X)[known], sample_weight=weights))
+        return float(accuracy_score(labels[known], self._codes(X)[known], sample_weight=weights))
+
+    def _codes(self, X: Any) -> np.ndarray:
+        """Return the number of each node's class [N]."""
+        return np.concatenate([found.codes for found in self._predicted(X)])
 
 
 class FederatedRegressor(RegressorMixin, _Federated):
@@ -233,6 +241,18 @@ def _unlabelled(graph: Any, keep: Sequence[str] = ()) -> Any:
     for key in {"y", "targets", *MASKS}.difference(keep) & {*made.keys()}:
         del made[key]
     return made
+
+
+def _labels(graph: Any) -> Tensor:
+    """Return the classes of a graph's nodes, int64 [N].
+
+    Raises:
+        FedGraphError: there are none.
+    """
+    y = getattr(graph, "y", None)
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != graph.num_nodes:
+        raise FedGraphError("y of a graph to score must hold the number of each node's class, -1 where unknown")
+    return y.view(-1).long()
 
 
 def _numbers(graph: Any) -> Tensor:

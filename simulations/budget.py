@@ -36,7 +36,8 @@ def read(path: Path) -> list[dict[str, str]]:
 def methods() -> list[str]:
     """Return the methods for graphs with one node type whose data stay with the clients."""
     chosen = [(name, compose([f"strategy={name}"])) for name in group_names("strategy")]
-    return [n for n, cfg in chosen if not (cfg.strategy.pooled or models.network(cfg.model).heterogeneous)]
+    typed = {name for name, cfg in chosen if models.network(cfg.model).capabilities.heterogeneous}
+    return [name for name, cfg in chosen if not cfg.strategy.pooled and name not in typed]
 
 
 def keeps(method: str) -> str:

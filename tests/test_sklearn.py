@@ -57,6 +57,9 @@ def test_a_classifier_predicts_as_its_run(graphs, folder):
     assert estimator.score(masked) == pytest.approx(right.mean())
     weights = np.arange(len(masked.y)) + 1.0
     assert estimator.score(masked, sample_weight=weights) == pytest.approx(np.average(right, weights=[1, 3, 4, 5]))
+    unseen = masked.clone()
+    unseen.y[:2] = 3
+    assert estimator.score(unseen) == pytest.approx(right[[1, 2, 3]].sum() / 5)
     stored = pickle.dumps(estimator)
     assert graphs[0].x.numpy().tobytes()[:200] not in stored
     np.testing.assert_array_equal(pickle.loads(stored).predict(graphs), estimator.predict(graphs))
@@ -107,6 +110,7 @@ def test_one_graph_is_divided_and_wrong_input_is_one_sentence(graphs):
         (lambda: FederatedClassifier().fit(np.ones((3, 2))), "must be a PyG Data or HeteroData, got ndarray"),
         (lambda: one.predict([]), "no graphs: pass a PyG Data"),
         (lambda: one.predict(graphs[0]), "features"),
+        (lambda: one.score(Data(x=whole.x, edge_index=whole.edge_index)), "the number of each node's class"),
         (lambda: FederatedRegressor().fit(graphs), "must hold one or more floating-point numbers"),
         (lambda: FederatedClassifier("local", **KEYS).fit(graphs), "strategy=local trains no model for new graphs"),
     ):

@@ -105,7 +105,7 @@ class FedDEPClient(GraphClient, method=feddep):
         with torch.no_grad():
             count, u = made(whole)
             node, place = places(self.whole(count))
-            self.memory = {"z": made.rows(u, node, place), "at": node}
+            self.memory |= {"z": made.rows(u, node, place), "at": node}
         self.take()
         return {}, {ADDED: node.numel()}
 

@@ -87,7 +87,7 @@ class FedGLClient(GraphClient, method=fedgl, requires=(partial(hidden_features, 
                 f"the server sent {PSEUDO} that does not match the {n} nodes of client {self.graph.client}, its classes, or"
                 " weights from 0 to 1"
             )
-        self.memory = {name: torch.from_numpy(array) for name, array in received.items()}
+        self.memory |= {name: torch.from_numpy(array) for name, array in received.items()}
         self.take()
 
     def take(self) -> None:

@@ -26,18 +26,18 @@ class FedFA(GraphStrategy, method=fedfa):
         """Initialise the statistics."""
         self.shape = len(models.probe(self.cfg.model).layers), self.cfg.model.hidden  # type: ignore[arg-type]
         mean, std = np.zeros(self.shape, self.cfg.dtype), np.ones(self.shape, self.cfg.dtype)
-        self.memory = {RUNNING: {"mean": mean, "std": std}, SPREAD: {"mean": std, "std": std}}
+        self.memory |= {RUNNING: {"mean": mean, "std": std}, SPREAD: {"mean": std, "std": std}}
 
     def before_train(self, arrays: Arrays) -> Groups:
         """Send the statistics, if they are used."""
-        return self.memory if self.params.p else {}
+        return {group: self.memory[group] for group in (RUNNING, SPREAD)} if self.params.p else {}
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Return the mean model, and store mean and variance of the statistics."""
         if RUNNING in reduced:
             trained = self.summation.weights_of(Mean(weight="uniform", trained=True), reduced.clients)
             spread = {key: self._variance(key, reduced[GAPS], int(sum(trained))) for key in STATISTICS}
-            self.memory = {RUNNING: reduced[RUNNING], SPREAD: spread}
+            self.memory |= {RUNNING: reduced[RUNNING], SPREAD: spread}
         return super().step(arrays, reduced)
 
     def _variance(self, key: str, gaps: Arrays, clients: int) -> np.ndarray:

@@ -20,11 +20,11 @@ from fedgraph_flwr.methods.uplink import Uplink, sums
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, CONTROLLED, VARIATES
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.secagg import SECAGG, STEPS
-from fedgraph_flwr.wire.messages import CLIPPING, CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CLIPPING, CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import ArrayField
 
 NUMBERS = (
-    *("phase", "round", "exchange", "protocol", "run", "resume"),
+    *("phase", "round", "exchange", "protocol", ASKS_VERSIONS, "run", "resume"),
     *("evaluate", "scored", "best", "keep", "checkpoint", "stage", "keep_model"),
 )
 """Scalars of the framework's own; a message has some of them."""

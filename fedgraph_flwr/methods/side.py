@@ -46,7 +46,8 @@ class Side:
         if method is not None:
             cls.Params = getattr(method, "Params", cls.Params)
             cls.uplink = staticmethod(method.uplink)  # type: ignore[method-assign]
-            cls.downlink = staticmethod(getattr(method, "downlink", cls.downlink))  # type: ignore[method-assign]
+            if hasattr(method, "downlink"):
+                cls.downlink = staticmethod(method.downlink)  # type: ignore[method-assign]
         cls._requires = requires or cls._requires
         if Side not in cls.__bases__:
             known = {hook: instead for hook, instead in NOT_CALLED.items() if hasattr(base_of(cls), hook)}

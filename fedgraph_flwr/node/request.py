@@ -12,6 +12,7 @@ from fedgraph_flwr.clients.replies import Received, received
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.methods.downlink import Downlink, Input
 from fedgraph_flwr.wire.messages import (
+    ASKS_VERSIONS,
     CONFIG,
     DESCRIBE,
     EVALUATE,
@@ -26,6 +27,7 @@ REQUIRED = {"phase": str, "round": int, "exchange": int}
 """Scalars that every message has, and their types; without ``exchange`` it is the first."""
 
 OPTIONAL = {
+    ASKS_VERSIONS: bool,
     "resume": int,
     "run": str,
     "best": int,
@@ -149,12 +151,14 @@ class Request:
         if stage not in declared.stages:
             known = " or ".join(f"'{name}'" for name in declared.stages)
             raise FedGraphError(
-                f"the server's message has stage '{sanitize(stage, 60)}', expected {known}"
+                f"the server's message has stage '{sanitize(stage, 60)}', expected {known}: the"
+                " client's `downlink` declares stages (docs/extend.md)"
             )
         if keeps == declared.stages[stage]:
             raise FedGraphError(
                 f"the server's message has keep_model={keeps}, but models of stage '{stage}' are"
-                f" {'sent' if keeps else 'kept'}"
+                f" {'sent' if keeps else 'kept'}: the client's `downlink` declares stages"
+                " (docs/extend.md)"
             )
 
     @cached_property
@@ -182,8 +186,10 @@ def check_input(client: GraphClient, arrays: Arrays, taken: Input, who: str) -> 
 def _sized(client: GraphClient, wanted: ArrayField) -> ArrayField:
     """Return a field with the sizes of a client in the place of letters."""
     sizes = {"C": client.task.width, "F": client.graph.num_features, "N": client.graph.num_nodes}
-    shape = tuple(
-        sizes.get(axis) or getattr(client, axis) if isinstance(axis, str) else axis
-        for axis in wanted.shape
-    )
-    return replace(wanted, shape=shape)
+
+    def sized(axis: Any) -> Any:
+        if not isinstance(axis, str):
+            return axis
+        return sizes[axis] if axis in sizes else getattr(client, axis)
+
+    return replace(wanted, shape=tuple(map(sized, wanted.shape)))

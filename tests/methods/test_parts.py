@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from fedgraph_flwr.config import compose, group_names, to_json
 from fedgraph_flwr.config.parts import KEYS, chosen
@@ -15,6 +16,7 @@ from tests.methods import gcn_by_hand as hand
 from tests.methods import moon_by_hand as moon
 from tests.methods.personal import made, scores_by_client
 from tests.methods.regression import DECAY, LR, TRAIN, WORDS, data, gradient, mean_of, start, vector
+from tests.nodes import looped
 from tests.support import assert_same_arrays
 
 
@@ -127,6 +129,27 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
 def test_impossible_combinations_are_refused_before_any_client_starts(overrides, message):
     with pytest.raises(FedGraphError, match=message):
         check_method(compose(overrides))
+
+
+@pytest.mark.parametrize("optimizer", SERVERS)
+def test_a_server_optimiser_keeps_its_moments_beside_what_a_method_keeps(run, optimizer):
+    """FedFA that hardly ever draws features anew is FedAvg."""
+    words = [*SERVERS[optimizer][1], f"strategy.server_optimizer={optimizer}", "rounds=3", "model.dropout=0"]
+    expected = run(*words).arrays
+    found = run(*words, "strategy=fedfa", "strategy.p=1e-12")
+    assert_same_arrays(found.arrays, expected)
+    assert not any(record["failed"] for record in found.rounds)
+
+
+def test_a_client_keeps_the_state_of_parts_beside_what_a_method_keeps():
+    fedgl = made("fedgl", "strategy.objective=[moon]", "model.dropout=0")
+    fedgl.memory["previous"] = torch.ones(2)
+    fedgl.receive({"pseudo": looped(fedgl)})
+    assert {"previous", "label"} <= fedgl.memory.keys()
+    feddep = made("feddep", "strategy.generator_steps=1")
+    feddep.memory["own"] = {"x": torch.ones(2)}
+    feddep.mend({"encoder": {name: tensor.detach().numpy() for name, tensor in feddep.shared.items()}}, {})
+    assert {"own", "z"} <= feddep.memory.keys()
 
 
 def test_the_proximal_term_under_sams_gradient(run):
