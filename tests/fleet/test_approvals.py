@@ -160,7 +160,7 @@ def test_owners_sign_one_after_the_other(keys, rule, tmp_path, capsys):
 def test_a_task_checks_before_it_unpacks_the_bundle(keys, rule, tmp_path, signers, monkeypatch):
     """And replies with the reason; the bundle's code may name the signers in the audit log."""
     done = []
-    context, run = SimpleNamespace(run_config=approved(keys, signers)), SimpleNamespace(run_id=7)
+    context, run = SimpleNamespace(run_config=approved(keys, signers), run_id=7), SimpleNamespace(run_id=7)
     with run_identity(7):
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
     client = SimpleNamespace(
@@ -182,6 +182,26 @@ def test_a_task_checks_before_it_unpacks_the_bundle(keys, rule, tmp_path, signer
         assert done == []
         assert reply.error.code == 1001
         assert reply.error.reason.endswith("the approval has alice: missing is 1 of bob, carol")
+
+
+def test_a_server_that_gives_runs_one_number_and_a_series_uses_up_the_approval(keys, rule, tmp_path, monkeypatch):
+    """Flower keeps contexts by series: a message of run 7 may come with the context of a later run, which the code reads."""
+    numbers = iter((7, 8, 9))
+    monkeypatch.setattr("time.time", lambda: NOW)
+    monkeypatch.setenv(flower_patches.SIGNERS, "")
+    for allowed in (True, True, False):  # of two uses
+        done = []
+        context = SimpleNamespace(run_config=approved(keys, ["alice", "bob"]), run_id=next(numbers))
+        pulled = (None, context, SimpleNamespace(run_id=7), SimpleNamespace(content=BUNDLE))
+        client = SimpleNamespace(
+            pull_task_input=lambda pulled=pulled: pulled,
+            install_from_fab=lambda *_, done=done: done.append("installed"),
+            get_load_client_app_fn=None,
+        )
+        flower_patches._ask_for_approval(client, (stored(rule), tmp_path / "state"))
+        client.pull_task_input()
+        client.install_from_fab(BUNDLE)
+        assert done == ["installed"] * allowed
 
 
 @pytest.mark.parametrize(
