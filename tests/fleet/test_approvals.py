@@ -1,5 +1,6 @@
 """Runs that owners approve: what they sign, and what a node refuses."""
 
+import dataclasses
 import json
 import subprocess
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.approvals import Refused, check, config_digest, read_rule, sign, stored
+from fedgraph_flwr.launch.prepare import with_folder
 
 NOW = 1_800_000_000.0
 BUNDLE = b"a bundle"
@@ -137,6 +139,16 @@ def test_signed_is_all_that_matters_to_a_node():
         assert config_digest(to_json(compose([*base, signed]))) != digest, signed
 
 
+@pytest.mark.parametrize("key", ["init", "evaluate"])
+def test_folders_are_signed_by_their_last_names(key):
+    """`fedgraph-flwr run` sends absolute paths of its machine, and owners sign on theirs."""
+    signed = dataclasses.replace(compose(["engine=fleet"]), **{key: "runs/first"})
+    digest = config_digest(to_json(signed))
+    assert config_digest(to_json(with_folder(signed))) == digest
+    for other in ("runs/second", ""):
+        assert config_digest(to_json(dataclasses.replace(signed, **{key: other}))) != digest
+
+
 def test_owners_sign_one_after_the_other(keys, rule, tmp_path, capsys):
     """With the command, from the same configuration and code; the run then brings the file."""
     app, words = tmp_path / "app.fab", ["strategy=fedprox", "rounds=3", "num_clients=2", "engine=fleet"]
@@ -149,7 +161,10 @@ def test_owners_sign_one_after_the_other(keys, rule, tmp_path, capsys):
     assert "engine=inline: only a fleet's nodes ask for approvals" in capsys.readouterr().err
     assert main(["approve", *words, "--key", "bob.pub", "--app", "app.fab"]) == 2
     assert "is not an Ed25519 private key" in capsys.readouterr().err
-    assert main(["approve", *words, "engine=far", "--key", "bob", "--app", "app.fab"]) == 0
+    for bound, reason in (["--uses", "2"], "for 3 runs"), (["--expires", "1h"], "which is later"):
+        assert main(["approve", *words, "--key", "bob", "--app", "app.fab", *bound]) == 2
+        assert reason in capsys.readouterr().err
+    assert main(["approve", *words, "engine=far", "--key", "bob", "--app", "app.fab", "--uses", "3"]) == 0
     run = {"config": to_json(compose([*words, "out=x"])), "approval": (tmp_path / "approval.json").read_text()}
     assert check(rule, run, BUNDLE, 1, tmp_path / "state", 0.0) == ["alice", "bob"]
     assert main(["run", *words, "engine=inline", "--approval", "approval.json"]) == 2
