@@ -77,7 +77,9 @@ def main(args: argparse.Namespace) -> int:
             raise FedGraphError(f"--uses {args.uses}: the others signed {args.file} for {statement['uses']} runs")
         latest = None if args.expires is None else time.strptime(_time(args.expires), TIME)
         if latest and time.strptime(statement["expires"], TIME) > latest:
-            raise FedGraphError(f"--expires: the others signed {args.file} until {statement['expires']}, which is later")
+            raise FedGraphError(
+                f"--expires: the others signed {args.file} until {statement['expires']}, which is later"
+            )
         approval = {"statement": statement, "signatures": dict(signatures)}
     else:
         uses = 1 if args.uses is None else args.uses

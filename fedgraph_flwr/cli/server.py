@@ -14,7 +14,7 @@ from typing import Any
 
 from fedgraph_flwr.cli import superlink
 from fedgraph_flwr.cli.node import LOG_FORMAT, monitor_address
-from fedgraph_flwr.errors import FedGraphError, RunFailed, system_errors
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.certificates import watch
 from fedgraph_flwr.fleet.keys import Places, read_fleet, write_configuration
@@ -146,9 +146,19 @@ class Parties:
 
 
 def statuses_of(runs: Path) -> dict[str, dict[str, Any]]:
-    """Return the status of each run by its folder's name."""
+    """Return the status of each run by its folder's name, without those that are damaged."""
     found = {path.parent.name: read_status(path.parent) for path in runs.glob(f"*/{STATUS}")}
-    return {name: status for name, status in found.items() if status}
+    return {name: status for name, status in found.items() if status and _readable(status)}
+
+
+def _readable(status: dict[str, Any]) -> bool:
+    """Return whether the values of a status have their kinds."""
+    try:
+        exposition(of_runs({"": status}, {}))
+        nodes = all(isinstance(entry, dict) for entry in status.get("nodes", {}).values())
+        return nodes and float(status.get("updated", 0.0)) >= 0.0
+    except MALFORMED:
+        return False
 
 
 class Health:

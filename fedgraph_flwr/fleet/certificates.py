@@ -207,7 +207,9 @@ def revoke(folder: Path, key: str, name: str) -> bool:
     if key in revoked(folder):
         return False
     date, path = datetime.datetime.now(datetime.UTC).date(), folder / REVOKED
-    begin = "\n" if path.is_file() and path.read_text()[-1:] not in ("", "\n") else ""  # a person may have cut the last line
+    begin = (
+        "\n" if path.is_file() and path.read_text()[-1:] not in ("", "\n") else ""
+    )  # a person may have cut the last line
     with path.open("a") as file:
         file.write(f"{begin}{key} {re.sub(r'[^ -~]', '?', name)} removed {date}\n")
         file.flush()

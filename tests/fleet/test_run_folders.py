@@ -134,6 +134,34 @@ def test_an_incomplete_copy_replaces_nothing(tmp_path, monkeypatch):
     assert {path.name: path.read_text() for path in kept.parent.iterdir()} == {"summary.json": "before"}
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [("", "without its size: nothing was copied"), ("9" * 15, r"it needs 1000000\.0 GB, and .* GB free")],
+)
+def test_a_file_without_an_end_fills_no_disk(tmp_path, monkeypatch, size, message):
+    async def endless(request):
+        return StreamingResponse(iter([b"12345"] * 9), headers={"content-length": size} if size else {})
+
+    async def listed(request):
+        return JSONResponse({"files": {"rounds.jsonl": 10}})
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not for this machine, as with Flower's commands
+    monkeypatch.setenv("no_proxy", "")
+    routes = [Route(LIST, listed, methods=["POST"]), Route(READ, endless, methods=["POST"])]
+    for address in serve(Starlette(routes=routes)):
+        (tmp_path / "config.toml").write_text(f'[superlink.far]\naddress = "{address}"\ninsecure = true\n')
+        with pytest.raises(FedGraphError, match=message):
+            ServerRuns("far").copy("first", tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
+def test_a_name_that_is_too_long_for_the_disk_is_refused(connected):
+    with pytest.raises(FedGraphError, match="cannot read the run"):
+        connected.files("\N{GREEK SMALL LETTER ALPHA}" * 200)
+
+
 def test_a_server_without_run_folders_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     for address in serve(Starlette()):

@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,6 +20,7 @@ from fedgraph_flwr.cli.node import Node, Server
 from fedgraph_flwr.cli.server import Health, Parties
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import metrics, overview
+from fedgraph_flwr.fleet.operating import node_infos
 from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid, kind_of_failure, read_status
 from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.audit_numbers import PHASES, AuditNumbers
@@ -241,6 +244,53 @@ def test_metrics_of_a_server_are_those_of_its_runs(folder):
     assert found["fedgraph_run_epsilon_spent", 'run="first"'] == 0.5
     assert found["fedgraph_run_epsilon_budget", 'run="first"'] == 2.0
     assert found["fedgraph_run_waiting_for", r'run="first",party="bank \"b\""'] == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"nodes": []},
+        {"nodes": {"11": 3}},
+        {"nodes": {"11": {"failures": {"error": "x"}}}},
+        {"exchanges": {"train": 1}},
+        {"bytes_up": "x"},
+        {"updated": "x"},
+        {"round": []},
+        {"privacy": {"epsilon": "x"}},
+        {"waiting": 5},
+    ],
+)
+def test_a_damaged_status_hides_no_other_run(folder, damage):
+    """Neither from the page nor from the log, whose thread asks which party a client is."""
+    (other := folder.parent / "second").mkdir()
+    (other / "status.json").write_text(json.dumps(read_status(folder) | {"updated": time.time() + 9} | damage))
+    parties = Parties("fleet", folder.parent)
+    found = samples(metrics.exposition(parties.metrics(begun=False)))
+    assert found["fedgraph_runs", 'state="running"'] == 1
+    assert parties.of_client(1) == "22"
+
+
+def test_parties_of_one_name_are_told_apart(monkeypatch):
+    """A key is admitted under the name of its file, and two banks may send a node.pub."""
+    listed = [
+        SimpleNamespace(
+            node_id=number,
+            name=name,
+            status=status,
+            registered_at=str(number),
+            last_activated_at="",
+            last_deactivated_at="",
+        )
+        for number, name, status in (
+            (1, "node", "offline"),
+            (2, "node", "online"),
+            (3, "bank", "online"),
+            (4, "", "online"),
+        )
+    ]
+    client = SimpleNamespace(ListNodes=lambda request: SimpleNamespace(nodes_info=listed, now=""))
+    monkeypatch.setattr("fedgraph_flwr.fleet.operating._control", lambda name: nullcontext(client))
+    assert [info["party"] for info in node_infos("fleet")] == ["node 1", "node 2", "bank", ""]
 
 
 def test_prometheus_reads_the_page(folder):
