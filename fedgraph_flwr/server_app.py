@@ -72,11 +72,11 @@ def in_folder_of_runs(cfg: RunConfig, runs: Path) -> RunConfig:
     paths = {key: getattr(cfg, key) for key in ("out", "resume", "evaluate", "init")}
     places: dict[str, Any] = {key: str(run_folder(runs, Path(path).name)) for key, path in paths.items() if path}
     cfg = dataclasses.replace(cfg, **places)
-    if not cfg.resume and not cfg.overwrite and (Path(cfg.out) / CHECKPOINT).is_file():
-        if not (Path(cfg.out) / SUMMARY).is_file():
-            name = Path(cfg.out).name
-            what = f"the server's folder {name} has a run that can be resumed, perhaps of another operator"
-            raise InUse(f"{what}: pass another out=, resume= to continue it, or overwrite=true to replace it")
+    out = Path(cfg.out)
+    stopped = (out / CHECKPOINT).is_file() and not (out / SUMMARY).is_file()
+    if stopped and not cfg.resume and not cfg.overwrite:
+        what = f"the server's folder {out.name} has a run that can be resumed, perhaps of another operator"
+        raise InUse(f"{what}: pass another out=, resume= to continue it, or overwrite=true to replace it")
     return cfg
 
 

@@ -121,9 +121,9 @@ def admit(public: Path, name: str, party: str = "") -> str:
 def node_infos(name: str) -> list[dict[str, Any]]:
     """Return the admitted nodes of a server, oldest first.
 
-    Each has ``node`` (Flower's number), ``party`` (its name, kept when it was admitted, or ""; with its number if others have the
-    same name), ``status`` (``registered``, ``online`` or ``offline``), ``online_since``, ``offline_since`` and ``last_seen`` (UTC,
-    or "").
+    Each has ``node`` (Flower's number), ``party`` (its name, kept when it was admitted, or ""), ``status`` (``registered``,
+    ``online`` or ``offline``), ``online_since``, ``offline_since`` and ``last_seen`` (UTC, or ""). Parties of one name have their
+    numbers in it.
 
     Raises:
         RunFailed: the server does not respond.
