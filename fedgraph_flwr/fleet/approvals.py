@@ -146,7 +146,7 @@ def check(rule: Rule, run_config: Mapping[str, Any], bundle: bytes, run_id: int,
     )
     if extra or not str(run_config.get("config", "")).startswith("{"):
         what = (
-            f"settings apart from its configuration ({', '.join(extra)[:200]})"
+            f"settings apart from its configuration ({re.sub(r'[^ -~]', '?', ', '.join(extra)[:200])})"
             if extra
             else "no resolved configuration"
         )

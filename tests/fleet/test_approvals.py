@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from flwr.app import Message, RecordDict
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import compose, to_json
+from fedgraph_flwr.engine import flower
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.approvals import Refused, check, config_digest, read_rule, sign, stored
@@ -169,6 +171,29 @@ def test_owners_sign_one_after_the_other(keys, rule, tmp_path, capsys):
     assert check(rule, run, BUNDLE, 1, tmp_path / "state", 0.0) == ["alice", "bob"]
     assert main(["run", *words, "engine=inline", "--approval", "approval.json"]) == 2
     assert "engine=inline has no nodes that ask for it" in capsys.readouterr().err
+
+
+def test_a_link_is_signed_and_brings_its_approval(keys, rule, tmp_path, monkeypatch, capsys):
+    words = ["link", "engine=far", "num_clients=3", "--share", "amount", "--min-shared", "2"]
+    assert main([*words, "--write-config", "link.yaml"]) == 0
+    (tmp_path / "app.fab").write_bytes(BUNDLE)
+    for name in ("alice", "bob"):
+        assert main(["approve", "config=link.yaml", "--key", name, "--app", "app.fab"]) == 0
+    sent = {}
+
+    def run(cfg, on_wait):
+        sent["config"] = to_json(cfg)
+        sent["approval"] = Path(flower.os.environ[flower.APPROVAL]).read_text()
+        return {}
+
+    monkeypatch.setenv(flower.APPROVAL, "")
+    monkeypatch.setattr("fedgraph_flwr.launch.runner.run", run)
+    assert main([*words, "--approval", "approval.json"]) == 0
+    assert check(rule, sent, BUNDLE, 1, tmp_path / "state", 0.0) == ["alice", "bob"]
+    assert main([*words, "--min-records", "4", "--approval", "approval.json"]) == 2
+    assert "is for another configuration" in capsys.readouterr().err
+    assert main(["link", "--simulate", "a", "b", "--approval", "approval.json"]) == 2
+    assert "--approval is for a link on a fleet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("signers", [["alice"], ["alice", "bob"]])
