@@ -124,11 +124,16 @@ class Parties:
         return {info["node"]: info["party"] or info["node"] for info in self.infos}
 
     def of_client(self, client: int) -> str:
-        """Return the name of a client of the last run, for a line of the log."""
-        statuses = statuses_of(self.runs).values()
-        last = max(statuses, key=lambda status: float(status.get("updated", 0.0)), default={})
-        nodes = [node for node, entry in last.get("nodes", {}).items() if entry.get("client") == client]
-        return self.names().get(nodes[0], nodes[0]) if nodes else f"client {client}"
+        """Return the name of a client of the last run, for a line of the log; its number if runs in progress differ."""
+        statuses = sorted(statuses_of(self.runs).values(), key=lambda status: float(status.get("updated", 0.0)))
+        running = [status for status in statuses if status.get("state") == "running"]
+        nodes = {
+            node
+            for status in running or statuses[-1:]
+            for node, entry in status.get("nodes", {}).items()
+            if entry.get("client") == client
+        }
+        return self.names().get(node := nodes.pop(), node) if len(nodes) == 1 else f"client {client}"
 
     def refresh(self) -> None:
         """Ask the SuperLink for its nodes, at most every `LIST_EVERY` seconds."""

@@ -270,6 +270,19 @@ def test_a_damaged_status_hides_no_other_run(folder, damage):
     assert parties.of_client(1) == "22"
 
 
+def test_a_line_of_the_log_names_no_party_of_another_run(folder):
+    """A line does not say which run it is of, and runs number their clients on their own."""
+    (other := folder.parent / "second").mkdir()
+    status = RunStatus(other, 6, rounds=3)
+    for number, node in enumerate((22, 11)):
+        status.replied(node, client=number)
+    status.write()
+    parties = Parties("fleet", folder.parent)
+    assert parties.of_client(1) == "client 1"
+    status.write(state="finished")
+    assert parties.of_client(1) == "22"
+
+
 def test_parties_of_one_name_are_told_apart(monkeypatch):
     """A key is admitted under the name of its file, and two banks may send a node.pub."""
     listed = [
