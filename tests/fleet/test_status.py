@@ -193,6 +193,17 @@ def test_status_names_parties_and_the_progress_of_runs(fleet, capsys):
     assert text[5:] == [f"  {progress}"]
 
 
+def test_a_server_writes_no_controls_to_a_terminal(fleet, capsys):
+    """What a server sends as a number or a name may be any text."""
+    status = read_status(fleet)
+    red = "\x1b[31m\x1b]0;title\x07"
+    status["nodes"]["22"]["failed"] |= {"round": red, "phase": red, "reason": red}
+    status["nodes"]["22"]["failures"] = {"error": red, "no_reply": 1}
+    (fleet / "status.json").write_text(json.dumps(status | {"round": red, "rounds": red, "phase": red}))
+    assert main(["fleet", "status"]) == 0
+    assert not set(capsys.readouterr().out) & {"\x1b", "\x07"}
+
+
 def test_status_as_json_is_what_the_text_has(fleet, capsys):
     assert main(["fleet", "status", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -258,6 +269,7 @@ def test_metrics_of_a_server_are_those_of_its_runs(folder):
         {"round": []},
         {"privacy": {"epsilon": "x"}},
         {"waiting": 5},
+        {"pid": float("inf")},
     ],
 )
 def test_a_damaged_status_hides_no_other_run(folder, damage):
