@@ -1,5 +1,6 @@
 """Flower's entry point on the server."""
 
+import contextlib
 import dataclasses
 import os
 from logging import INFO, WARNING
@@ -28,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid, read_status
     from fedgraph_flwr.launch.prepare import with_folder
     from fedgraph_flwr.launch.serving import serve
-    from fedgraph_flwr.store.folder import InUse
+    from fedgraph_flwr.store.folder import InUse, owned
 
     cfg = with_folder(from_run_config(context.run_config))
     if type(grid).__name__ != "HttpGrid":  # a simulation
@@ -52,7 +53,8 @@ def main(grid: Grid, context: Context) -> None:
     except InUse:  # the folder belongs to another run
         raise
     except FedGraphError as error:
-        status.write(state="failed", reason=str(error))
+        with contextlib.suppress(FedGraphError), owned(Path(cfg.out)):  # another run may write there
+            status.write(state="failed", reason=str(error))
         raise
     status.write(state="finished", phase="", waiting=[], seconds_left=0.0)
     _log_end(summary, cfg)
@@ -63,10 +65,19 @@ def in_folder_of_runs(cfg: RunConfig, runs: Path) -> RunConfig:
 
     Raises:
         FedGraphError: a name begins with a dot.
+        InUse: the folder has the checkpoint of a run that has not finished, perhaps of another operator.
     """
+    from fedgraph_flwr.store.folder import CHECKPOINT, SUMMARY, InUse
+
     paths = {key: getattr(cfg, key) for key in ("out", "resume", "evaluate", "init")}
     places: dict[str, Any] = {key: str(run_folder(runs, Path(path).name)) for key, path in paths.items() if path}
-    return dataclasses.replace(cfg, **places)
+    cfg = dataclasses.replace(cfg, **places)
+    out = Path(cfg.out)
+    stopped = (out / CHECKPOINT).is_file() and not (out / SUMMARY).is_file()
+    if stopped and not cfg.resume and not cfg.overwrite:
+        what = f"the server's folder {out.name} has a run that can be resumed, perhaps of another operator"
+        raise InUse(f"{what}: pass another out=, resume= to continue it, or overwrite=true to replace it")
+    return cfg
 
 
 def _log_end(summary: dict[str, Any], cfg: RunConfig) -> None:

@@ -38,16 +38,15 @@ from fedgraph_flwr.party.options import add_options
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``approve``."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="the run's configuration, as for run")
-    defaults: dict[str, dict[str, Any]] = {"uses": {"default": 1}, "file": {"default": Path("approval.json")}}
-    expires = {"default": 30 * 86400.0, "type": age}
-    add_options(parser, _OPTIONS, key={"required": True}, expires=expires, **defaults)
+    expires: dict[str, Any] = {"default": None, "type": age}
+    add_options(parser, _OPTIONS, key={"required": True}, expires=expires, file={"default": Path("approval.json")})
 
 
 _OPTIONS = """
 --key FILE  the owner's private Ed25519 key (ssh-keygen -t ed25519)
 --file FILE  the approval to create, or to add a signature to (default: approval.json)
---uses N  number of runs that a new approval allows; a resumed run counts again (default: 1)
---expires AGE  time until a new approval expires, such as 12h or 30d (default: 30d)
+--uses N  most runs that the approval allows; a resumed run counts again (default: 1, or what the others signed)
+--expires AGE  longest time until it expires, such as 12h or 30d (default: 30d, or what the others signed)
 --app FILE  Flower's bundle of the run, as `flwr build` writes it (default: that of this installation)
 """
 
@@ -74,12 +73,20 @@ def main(args: argparse.Namespace) -> int:
                 raise FedGraphError(
                     f"{args.file} is about {other}: pass the one that the others signed, or another --file"
                 )
+        if args.uses is not None and statement["uses"] > args.uses:
+            raise FedGraphError(f"--uses {args.uses}: the others signed {args.file} for {statement['uses']} runs")
+        latest = None if args.expires is None else time.strptime(_time(args.expires), TIME)
+        if latest and time.strptime(statement["expires"], TIME) > latest:
+            raise FedGraphError(
+                f"--expires: the others signed {args.file} until {statement['expires']}, which is later"
+            )
         approval = {"statement": statement, "signatures": dict(signatures)}
     else:
-        if args.uses < 1:
-            raise FedGraphError(f"--uses {args.uses}: expected at least 1")
-        expires = time.strftime(TIME, time.gmtime(time.time() + args.expires))
-        approval = {"statement": {**digests, "nonce": secrets.token_hex(16), "expires": expires, "uses": args.uses}}
+        uses = 1 if args.uses is None else args.uses
+        if uses < 1:
+            raise FedGraphError(f"--uses {uses}: expected at least 1")
+        expires = _time(30 * 86400.0 if args.expires is None else args.expires)
+        approval = {"statement": {**digests, "nonce": secrets.token_hex(16), "expires": expires, "uses": uses}}
     for line in described(cfg):
         print(line)
     sign(approval, key)
@@ -91,6 +98,11 @@ def main(args: argparse.Namespace) -> int:
         f"{args.file} has {len(approval['signatures'])} signatures, for {statement['uses']} runs until {statement['expires']}"
     )
     return 0
+
+
+def _time(seconds: float) -> str:
+    """Return the time after so many seconds, as in an approval."""
+    return time.strftime(TIME, time.gmtime(time.time() + seconds))
 
 
 def _private_key(path: Path) -> Ed25519PrivateKey:

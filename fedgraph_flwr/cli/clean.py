@@ -148,12 +148,16 @@ def _items(folder: Path, keep_best: bool) -> Iterator[_Item]:
     """Yield what a folder holds: it may be a run or a state itself, or hold runs (also of kept sweeps)."""
     runs = sorted({path.parent for deep in ("", "*/", "*/*/") for path in folder.glob(f"{deep}{CONFIG}")})
     for run in runs:
-        if not run.is_symlink():
+        if not _linked(run, folder):
             yield _run(run, keep_best)
     if not runs:
-        for state in sorted({path.parent for path in folder.glob(_STATE) if not path.is_symlink()}):
-            if not state.is_symlink():
-                yield _state(state, keep_best)
+        for state in sorted({path.parent for path in folder.glob(_STATE) if not _linked(path, folder)}):
+            yield _state(state, keep_best)
+
+
+def _linked(path: Path, folder: Path) -> bool:
+    """Return whether a link leads from a folder to a path in it, which may lie elsewhere then."""
+    return any(part.is_symlink() for part in (path, *path.parents) if part != folder and part.is_relative_to(folder))
 
 
 def _run(folder: Path, keep_best: bool) -> _Item:
@@ -170,7 +174,7 @@ def _run(folder: Path, keep_best: bool) -> _Item:
     for state in states:
         files += _tensors(state, keep_best, ("best", "last") if best else ("last",))
         files += [] if keep_best else [path for path in state.iterdir() if path.suffix in (".json", ".txt")]
-    found = [path for path in files if path.is_file() and not path.is_symlink()]
+    found = [path for path in files if path.is_file() and not _linked(path, folder)]
     return _Item(folder, found, not finished and checkpoint.is_file(), folder / SERVER)
 
 

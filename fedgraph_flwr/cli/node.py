@@ -392,7 +392,7 @@ class Node:
                     os.kill(int(text), signal.SIGKILL)
 
     def _read(self, line: str) -> None:
-        if found := re.search(r"Exit Code: (\d+)", line):
+        if found := re.search(r"Exit Code: (\d{1,4})\b", line):
             self.code = int(found[1])
         elif "SuperNode ID:" in line or "Connection successful" in line:
             self.reason = ""

@@ -14,7 +14,6 @@ examples:
 
 import argparse
 import contextlib
-import os
 import shlex
 import sys
 import textwrap
@@ -93,9 +92,9 @@ def main(args: argparse.Namespace) -> int:
         print("\n".join(described(cfg)))
         return 0
     if args.approval:
-        from fedgraph_flwr.engine.flower import APPROVAL
+        from fedgraph_flwr.engine.flower import bring_approval
 
-        os.environ[APPROVAL] = str(_approval(args.approval, cfg))
+        bring_approval(args.approval, cfg)
     from fedgraph_flwr.data import datasets
     from fedgraph_flwr.launch.prepare import with_folder
 
@@ -124,30 +123,6 @@ def main(args: argparse.Namespace) -> int:
     for what, place in found.items():
         print(f"{what}: {place}")
     return 0
-
-
-def _approval(path: Path, cfg: RunConfig) -> Path:
-    """Check that an approval fits a run before nodes refuse it.
-
-    Raises:
-        FedGraphError: it does not.
-    """
-    from fedgraph_flwr.config import to_json
-    from fedgraph_flwr.fleet.approvals import Refused, config_digest, read_approval
-
-    if not cfg.on_fleet:
-        raise FedGraphError(
-            f"--approval {path}: engine={cfg.engine} has no nodes that ask for it: set engine=CONNECTION"
-        )
-    if not path.is_file():
-        raise FedGraphError(f"--approval {path}: no such file; fedgraph-flwr approve writes one")
-    try:
-        signed = read_approval(path.read_text())[0]["config"]
-    except Refused as error:
-        raise FedGraphError(f"--approval {path}: {error}") from error
-    if signed != config_digest(to_json(cfg)):
-        raise FedGraphError(f"--approval {path} is for another configuration: start the one that the owners signed")
-    return path.absolute()
 
 
 ROWS = 4

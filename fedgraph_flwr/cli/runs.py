@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     for run in runs:
         state = run["state"] if run["state"] == "finished" else f"{run['state']}, {run['round']} of {run['rounds']}"
         score = "–" if isnan(value := as_number(run["score"])) else f"{value:.4f}"
-        name = str(Path(run["run"]).relative_to(folder))
+        name = run["run"] if args.server is not None else str(Path(run["run"]).relative_to(folder))
         table.add_row(*(sanitize(word) for word in (name, run["strategy"], run["dataset"], run["seed"], state, score)))
     console, place = Console(), folder if args.server is None else f"the server of '{args.server}'"
     console.print(table if runs else f"no run in {place} has these values" if filters else f"no run in {place}")

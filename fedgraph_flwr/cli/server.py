@@ -14,7 +14,7 @@ from typing import Any
 
 from fedgraph_flwr.cli import superlink
 from fedgraph_flwr.cli.node import LOG_FORMAT, monitor_address
-from fedgraph_flwr.errors import FedGraphError, RunFailed, system_errors
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.certificates import watch
 from fedgraph_flwr.fleet.keys import Places, read_fleet, write_configuration
@@ -124,11 +124,16 @@ class Parties:
         return {info["node"]: info["party"] or info["node"] for info in self.infos}
 
     def of_client(self, client: int) -> str:
-        """Return the name of a client of the last run, for a line of the log."""
-        statuses = statuses_of(self.runs).values()
-        last = max(statuses, key=lambda status: float(status.get("updated", 0.0)), default={})
-        nodes = [node for node, entry in last.get("nodes", {}).items() if entry.get("client") == client]
-        return self.names().get(nodes[0], nodes[0]) if nodes else f"client {client}"
+        """Return the name of a client of the last run, for a line of the log; its number if runs in progress differ."""
+        statuses = sorted(statuses_of(self.runs).values(), key=lambda status: float(status.get("updated", 0.0)))
+        running = [status for status in statuses if status.get("state") == "running"]
+        nodes = {
+            node
+            for status in running or statuses[-1:]
+            for node, entry in status.get("nodes", {}).items()
+            if entry.get("client") == client
+        }
+        return self.names().get(node := nodes.pop(), node) if len(nodes) == 1 else f"client {client}"
 
     def refresh(self) -> None:
         """Ask the SuperLink for its nodes, at most every `LIST_EVERY` seconds."""
@@ -146,9 +151,19 @@ class Parties:
 
 
 def statuses_of(runs: Path) -> dict[str, dict[str, Any]]:
-    """Return the status of each run by its folder's name."""
+    """Return the status of each run by its folder's name, without those that are damaged."""
     found = {path.parent.name: read_status(path.parent) for path in runs.glob(f"*/{STATUS}")}
-    return {name: status for name, status in found.items() if status}
+    return {name: status for name, status in found.items() if status and _readable(status)}
+
+
+def _readable(status: dict[str, Any]) -> bool:
+    """Return whether the values of a status have their kinds."""
+    try:
+        exposition(of_runs({"": status}, {}))
+        nodes = all(isinstance(entry, dict) for entry in status.get("nodes", {}).values())
+        return nodes and float(status.get("updated", 0.0)) >= 0.0
+    except MALFORMED:
+        return False
 
 
 class Health:

@@ -53,6 +53,29 @@ approval = ""
 """
 
 
+def bring_approval(path: Path, cfg: RunConfig) -> None:
+    """Let the next run of this process bring an approval, after a check that it fits, before nodes refuse it.
+
+    Raises:
+        FedGraphError: it does not.
+    """
+    from fedgraph_flwr.fleet.approvals import Refused, config_digest, read_approval
+
+    if not cfg.on_fleet:
+        raise FedGraphError(
+            f"--approval {path}: engine={cfg.engine} has no nodes that ask for it: set engine=CONNECTION"
+        )
+    if not path.is_file():
+        raise FedGraphError(f"--approval {path}: no such file; fedgraph-flwr approve writes one")
+    try:
+        signed = read_approval(path.read_text())[0]["config"]
+    except (Refused, UnicodeDecodeError) as error:
+        raise FedGraphError(f"--approval {path}: {first_line(error)}") from error
+    if signed != config_digest(to_json(cfg)):
+        raise FedGraphError(f"--approval {path} is for another configuration: start the one that the owners signed")
+    os.environ[APPROVAL] = str(path.absolute())
+
+
 def run_flower(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a prepared configuration through ``flwr run`` and return the summary.
 

@@ -28,6 +28,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 FREE = ("out", "overwrite", "resume", "tracking", "tracking_clients", "tracking_group", "engine", "ray")
 """Keys of a configuration that owners do not sign: they change nothing at a node."""
 
+FOLDERS = ("init", "evaluate")
+"""Keys whose folders owners sign by their last names: paths differ between machines, and the server has its own."""
+
 KEY = "approval"
 """Key of Flower's run configuration with the approval."""
 
@@ -108,6 +111,7 @@ def config_digest(config: str) -> str:
     if not isinstance(values, dict):
         raise Refused("the configuration has no keys")
     signed = {key: value for key, value in values.items() if key not in FREE}
+    signed |= {key: Path(path).name for key in FOLDERS if isinstance(path := signed.get(key), str)}
     return hashlib.sha256(json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -142,7 +146,7 @@ def check(rule: Rule, run_config: Mapping[str, Any], bundle: bytes, run_id: int,
     )
     if extra or not str(run_config.get("config", "")).startswith("{"):
         what = (
-            f"settings apart from its configuration ({', '.join(extra)[:200]})"
+            f"settings apart from its configuration ({re.sub(r'[^ -~]', '?', ', '.join(extra)[:200])})"
             if extra
             else "no resolved configuration"
         )

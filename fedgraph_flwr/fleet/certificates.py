@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -104,15 +105,18 @@ def watch(folder: Path, changed: Callable[[], object], warn: Callable[[str], obj
     """Call ``changed`` after a certificate was replaced, and ``warn`` with `warnings` now and each day, in a thread."""
 
     def state() -> list[int]:
-        return [(folder / name).stat().st_mtime_ns if (folder / name).is_file() else 0 for name in _FIX]
+        return [_changed(folder / name) for name in _FIX]
 
     def look() -> None:
         before, warned = state(), -_DAY
         while True:
             if time.monotonic() - warned >= _DAY:
                 warned = time.monotonic()
-                for text in warnings(folder):
-                    warn(text)
+                try:
+                    for text in warnings(folder):
+                        warn(text)
+                except FedGraphError as error:  # a file that a person is replacing
+                    warn(str(error))
             time.sleep(LOOK)
             if (now := state()) != before:
                 before, warned = now, -_DAY
@@ -121,6 +125,14 @@ def watch(folder: Path, changed: Callable[[], object], warn: Callable[[str], obj
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     return thread
+
+
+def _changed(path: Path) -> int:
+    """Return the time of a file's last change in ns; 0 if it is missing."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def reload_in_uvicorn() -> None:
@@ -156,20 +168,25 @@ def reload_in_uvicorn() -> None:
 REVOKED = "revoked"
 """File of a fleet's folder: public keys that the server admits no more, also after it lost its database."""
 
-_KEY = re.compile(r"(ecdsa-sha2-nistp\d+) ([A-Za-z0-9+/=]+)(?: .*)?")
+_KEY = re.compile(r"(ecdsa-sha2-nistp\d+ [A-Za-z0-9+/=]+)(?: .*)?")
 
 
 def key_of(text: str, what: str) -> str:
-    """Return the type and content of a public key in OpenSSH format, without its comment.
+    """Return the one text of a public key in OpenSSH format, without its comment; files may spell its base64 in several ways.
 
     Raises:
         FedGraphError: it is none.
     """
-    if not (found := _KEY.fullmatch(text.strip())):
+    found = _KEY.fullmatch(text.strip())
+    try:
+        key = serialization.load_ssh_public_key(found[1].encode()) if found else None
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if key is None:
         raise FedGraphError(
             f"{what} is not a public key of `fedgraph-flwr fleet join`: expected ecdsa-sha2-nistp384 ..."
         )
-    return f"{found[1]} {found[2]}"
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 def revoked(folder: Path) -> set[str]:
@@ -189,9 +206,12 @@ def revoke(folder: Path, key: str, name: str) -> bool:
     """Add a key to the list; return False if it was there."""
     if key in revoked(folder):
         return False
-    date = datetime.datetime.now(datetime.UTC).date()
-    with (folder / REVOKED).open("a") as file:
-        file.write(f"{key} {re.sub(r'[^ -~]', '?', name)} removed {date}\n")
+    date, path = datetime.datetime.now(datetime.UTC).date(), folder / REVOKED
+    begin = (
+        "\n" if path.is_file() and path.read_text()[-1:] not in ("", "\n") else ""
+    )  # a person may have cut the last line
+    with path.open("a") as file:
+        file.write(f"{begin}{key} {re.sub(r'[^ -~]', '?', name)} removed {date}\n")
         file.flush()
         os.fsync(file.fileno())
     return True

@@ -15,10 +15,10 @@ FORMATS = ("text", "json")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LEVEL = re.compile(r"(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b ?[: ]*(.*)")
 _OWN = re.compile(r"fedgraph-flwr: (?:(warning|error): )?(.*)")
-_MESSAGE = re.compile(r"\[RUN (\d+)(?:, ROUND (\d+))?\]")
-_RUN = re.compile(r"\brun (\d{8,})\b")
-_ROUND = re.compile(r"\bround (\d+)\b")
-_CLIENT = re.compile(r"\bclient (\d+)\b")
+_MESSAGE = re.compile(r"\[RUN (\d{1,20})(?:, ROUND (\d{1,9}))?\]")  # a server chooses the text of a round
+_RUN = re.compile(r"\brun (\d{8,20})\b")
+_ROUND = re.compile(r"\bround (\d{1,9})\b")
+_CLIENT = re.compile(r"\bclient (\d{1,9})\b")
 _REASON = re.compile(r"\b(?:failed|refused|refuses|no connection to the server [^:]*:\d+): (.*)")
 
 

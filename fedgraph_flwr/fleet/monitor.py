@@ -61,7 +61,7 @@ class _Pages(BaseHTTPRequestHandler):
             well, text = answer() if answer else (False, f"expected one of: {', '.join(self.pages)}\n")
         except Exception as error:  # a monitor reports what is wrong, whatever it is
             well, text = False, f"{first_line(error)}\n"
-        body = text.encode()
+        body = text.encode(errors="replace")  # names of folders may have bytes that are no text
         self.send_response(200 if well else 503 if answer else 404)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

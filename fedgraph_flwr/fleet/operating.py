@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,7 +122,8 @@ def node_infos(name: str) -> list[dict[str, Any]]:
     """Return the admitted nodes of a server, oldest first.
 
     Each has ``node`` (Flower's number), ``party`` (its name, kept when it was admitted, or ""), ``status`` (``registered``,
-    ``online`` or ``offline``), ``online_since``, ``offline_since`` and ``last_seen`` (UTC, or "").
+    ``online`` or ``offline``), ``online_since``, ``offline_since`` and ``last_seen`` (UTC, or ""). Parties of one name have their
+    numbers in it.
 
     Raises:
         RunFailed: the server does not respond.
@@ -131,10 +133,13 @@ def node_infos(name: str) -> list[dict[str, Any]]:
     with _control(name) as client:
         reply = client.ListNodes(ListNodesRequest())
     found = [node for node in reply.nodes_info if node.status != UNREGISTERED]
+    names = {str(node.node_id): sanitize(getattr(node, "name", ""), 60) for node in found}
+    count = Counter(names.values())
+    names |= {node: f"{name} {node}" for node, name in names.items() if name and count[name] > 1}
     return [
         {
             "node": str(node.node_id),
-            "party": sanitize(getattr(node, "name", ""), 60),
+            "party": names[str(node.node_id)],
             "status": str(node.status),
             "online_since": _utc(node.last_activated_at),
             "offline_since": _utc(node.last_deactivated_at) if node.status == "offline" else "",

@@ -70,7 +70,7 @@ def joined(
             running = str(run["status"]).startswith("running")
             entry["waiting"] = [names.get(str(node), str(node)) for node in _list(status, "waiting") if running]
             entry["failures"] = {
-                names.get(node, node): sum(_dict(of_node, "failures").values())
+                names.get(node, node): sum(n for n in _dict(of_node, "failures").values() if isinstance(n, int))
                 for node, of_node in _dict(status, "nodes").items()
                 if isinstance(of_node, dict) and of_node.get("failures")
             }
@@ -110,11 +110,17 @@ def _node_line(node: Mapping[str, Any], now: float) -> str:
         words.append(f"replied {_ago(now - replied)}")
     if node.get("run"):
         waited = ", which waits for it" if node["waited_for"] else ""
-        words.append(f"in {sanitize(node['run'], 60)}, round {node['round']}, {sanitize(node['phase'], 40)}{waited}")
+        words.append(f"in {_place(node)}{waited}")
     if failed := _dict(node, "last_error"):
-        where = f"{sanitize(failed.get('run'), 60)}, round {failed.get('round')}, {sanitize(failed.get('phase'), 40)}"
-        words.append(f"last error {_ago(now - _number(failed, 'at'))} ({where}): {sanitize(failed.get('reason'), 200)}")
+        ago, why = _ago(now - _number(failed, "at")), sanitize(failed.get("reason"), 200)
+        words.append(f"last error {ago} ({_place(failed)}): {why}")
     return ", ".join(words)
+
+
+def _place(values: Mapping[str, Any]) -> str:
+    """Return a run, a round and a phase as text; a server may send anything for them."""
+    run, server_round, phase = (sanitize(values.get(key), 60) for key in ("run", "round", "phase"))
+    return f"{run}, round {server_round}, {phase}"
 
 
 def _connected(node: Mapping[str, Any]) -> str:
@@ -125,7 +131,8 @@ def _connected(node: Mapping[str, Any]) -> str:
 
 
 def _run_line(run: Mapping[str, Any]) -> str:
-    words = [f"{sanitize(run['run'], 60)}: {run['state']}", f"round {run.get('round')} of {run.get('rounds')}"]
+    reached, rounds = (sanitize(run.get(key), 20) for key in ("round", "rounds"))
+    words = [f"{sanitize(run['run'], 60)}: {run['state']}", f"round {reached} of {rounds}"]
     if run["waiting"]:
         named = ", ".join(sanitize(name, 60) for name in run["waiting"][:10])
         words.append(f"{sanitize(run.get('phase'), 40)} waits for {named}")

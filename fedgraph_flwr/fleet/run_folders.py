@@ -15,6 +15,7 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.data.files import require_space
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize, system_errors
 from fedgraph_flwr.fleet.operating import check_connection, connection
 
@@ -98,6 +99,8 @@ def add_routes(app: Any, root: Path, listing: Listing) -> None:
                 return await run_in_threadpool(respond, dict(asked))
             except FedGraphError as error:
                 return JSONResponse({"error": str(error)}, 422)
+            except OSError as error:  # a name that is too long, or a file that has gone
+                return JSONResponse({"error": f"cannot read the run ({first_line(error)})"}, 422)
             except (ValueError, TypeError, RecursionError) as error:
                 return JSONResponse({"error": f"expected a JSON object ({first_line(error)})"}, 422)
 
@@ -127,6 +130,11 @@ class ServerRuns:
         authority = known.get("root-certificates")
         self.context = None if known.get("insecure") else ssl.create_default_context(cafile=authority)
         self.url = f"{'http' if known.get('insecure') else 'https'}://{known.get('address', '')}"
+        # like Flower's commands (`environment`), this machine is reached without a proxy
+        here = re.fullmatch(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\]):\d+", str(known.get("address", "")))
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=self.context)]
+        handlers += [urllib.request.ProxyHandler({})] if here else []
+        self.opener = urllib.request.build_opener(*handlers)
 
     def listing(self, filters: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the runs of the server that have these values of keys, or of ``state``."""
@@ -160,14 +168,24 @@ class ServerRuns:
         """Copy one file of a run; an incomplete copy replaces nothing.
 
         Raises:
+            FedGraphError: the disk has no room, or the folder cannot be written.
             RunFailed: the connection broke.
         """
         part = to / f".{name}.part"
+        part.unlink(missing_ok=True)  # of a killed process; no link may lead elsewhere
         try:
-            with self._ask(READ, {"run": run, "file": name}) as reply, part.open("wb") as file:
-                while block := reply.read(CHUNK):
-                    file.write(block)
-            if (whole := reply.headers.get("content-length")) and int(whole) != part.stat().st_size:
+            with self._ask(READ, {"run": run, "file": name}) as reply:
+                whole = reply.headers.get("content-length", "")
+                if not re.fullmatch(r"\d{1,15}", whole):  # else it could send without an end
+                    raise RunFailed(f"{self.url} sent {run}/{name} without its size: nothing was copied")
+                require_space(to, int(whole), str(to / name))
+                with system_errors(f"cannot write {part}"):
+                    file = part.open("xb")
+                with file:
+                    while block := reply.read(CHUNK):
+                        with system_errors(f"cannot write {part}"):
+                            file.write(block)
+            if int(whole) != part.stat().st_size:
                 raise RunFailed(f"the connection to {self.url} broke within {run}/{name}: repeat the command")
             os.replace(part, to / name)
         finally:
@@ -188,7 +206,7 @@ class ServerRuns:
     def _ask(self, path: str, asked: Mapping[str, Any]) -> Iterator[HTTPResponse]:
         request = urllib.request.Request(f"{self.url}{path}", json.dumps(asked).encode(), method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE, context=self.context) as reply:
+            with self.opener.open(request, timeout=PATIENCE) as reply:
                 yield reply
         except urllib.error.HTTPError as error:
             raise self._refused(error) from error

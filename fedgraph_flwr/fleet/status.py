@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.errors import MALFORMED, sanitize
 from fedgraph_flwr.fleet.run_folders import STATUS
 from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, DESCRIBE, METRICS, VERSIONS
 
@@ -217,5 +217,5 @@ def _works(number: Any, started: Any) -> bool:
     """Return whether a process has this number since this time."""
     try:
         return bool(psutil.Process(int(number)).create_time() < float(started) + 1.0)
-    except (psutil.Error, TypeError, ValueError):
+    except (psutil.Error, *MALFORMED):
         return False

@@ -104,14 +104,14 @@ def check_unused(cfg: RunConfig) -> None:
     """Refuse to replace a finished run without ``overwrite``.
 
     Raises:
-        InUse: the folder holds a finished run.
+        InUse: the folder holds a finished run, or the one that this run reads; nothing is written there.
     """
     for key, run in (("evaluate", cfg.evaluate), ("init", "" if cfg.resume else cfg.init)):
         if not run:
             continue
-        path = headline_model(Path(run), key)  # refuses a folder without a finished run
         if Path(run).resolve() == Path(cfg.out).resolve():
-            raise FedGraphError(f"{key}={run} reads the folder that out= would replace: pass another out=")
+            raise InUse(f"{key}={run} reads the folder that out= would replace: pass another out=")
+        path = headline_model(Path(run), key)  # refuses a folder without a finished run
         if key == "init" and path.with_name(path.name.replace("model_", "models_")).is_file():
             what = f"its server kept parameters of each client, the state of strategy={cfg.strategy.name}"
             fix = "start from a run of another strategy, or train from the beginning"

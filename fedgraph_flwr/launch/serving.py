@@ -79,7 +79,7 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
         raise
     except (FedGraphError, OSError) as error:  # the launcher may be another process
         failure = error if isinstance(error, FedGraphError) else RunFailed(f"the run failed: {first_line(error)}")
-        with contextlib.suppress(FedGraphError):
+        with contextlib.suppress(FedGraphError), owned(out):  # another run may write there
             write_bytes(out / FAILURE, json.dumps({"error": str(failure), "exit_code": failure.exit_code}).encode())
         raise failure from error
     finally:

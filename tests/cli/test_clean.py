@@ -103,6 +103,15 @@ def test_a_link_to_another_folder_is_not_followed(old, tmp_path_factory):
     (old / "state_0/fedavg-10").symlink_to(outside)
     shutil.move(old / "runs/nodes", outside.parent / "nodes")
     (old / "runs/nodes").symlink_to(outside.parent / "nodes")
+    (outside.parent / "deep").mkdir()
+    shutil.copytree(outside.parent / "nodes", outside.parent / "deep/nodes")
+    (old / "runs/archive").symlink_to(outside.parent / "deep")
+    shutil.copytree(outside, outside.parent / "kept/fedavg-11")
+    if (old / "runs/secure/state").is_dir():
+        shutil.rmtree(old / "runs/secure/state")
+    (old / "runs/secure/state").symlink_to(outside.parent / "kept")
+    for path in (*outside.parent.rglob("*"), *(old / "runs").rglob("*")):
+        os.utime(path, (time.time() - 40 * DAY,) * 2)
     before = files(outside.parent)
     assert main(["clean", "runs", "state_0", "--older-than", "30d", "--yes"]) == 0
     assert files(outside.parent) == before

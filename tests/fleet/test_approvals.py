@@ -1,7 +1,9 @@
 """Runs that owners approve: what they sign, and what a node refuses."""
 
+import dataclasses
 import json
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +13,11 @@ from flwr.app import Message, RecordDict
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import compose, to_json
+from fedgraph_flwr.engine import flower
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.approvals import Refused, check, config_digest, read_rule, sign, stored
+from fedgraph_flwr.launch.prepare import with_folder
 
 NOW = 1_800_000_000.0
 BUNDLE = b"a bundle"
@@ -137,6 +141,16 @@ def test_signed_is_all_that_matters_to_a_node():
         assert config_digest(to_json(compose([*base, signed]))) != digest, signed
 
 
+@pytest.mark.parametrize("key", ["init", "evaluate"])
+def test_folders_are_signed_by_their_last_names(key):
+    """`fedgraph-flwr run` sends absolute paths of its machine, and owners sign on theirs."""
+    signed = dataclasses.replace(compose(["engine=fleet"]), **{key: "runs/first"})
+    digest = config_digest(to_json(signed))
+    assert config_digest(to_json(with_folder(signed))) == digest
+    for other in ("runs/second", ""):
+        assert config_digest(to_json(dataclasses.replace(signed, **{key: other}))) != digest
+
+
 def test_owners_sign_one_after_the_other(keys, rule, tmp_path, capsys):
     """With the command, from the same configuration and code; the run then brings the file."""
     app, words = tmp_path / "app.fab", ["strategy=fedprox", "rounds=3", "num_clients=2", "engine=fleet"]
@@ -149,18 +163,44 @@ def test_owners_sign_one_after_the_other(keys, rule, tmp_path, capsys):
     assert "engine=inline: only a fleet's nodes ask for approvals" in capsys.readouterr().err
     assert main(["approve", *words, "--key", "bob.pub", "--app", "app.fab"]) == 2
     assert "is not an Ed25519 private key" in capsys.readouterr().err
-    assert main(["approve", *words, "engine=far", "--key", "bob", "--app", "app.fab"]) == 0
+    for bound, reason in (["--uses", "2"], "for 3 runs"), (["--expires", "1h"], "which is later"):
+        assert main(["approve", *words, "--key", "bob", "--app", "app.fab", *bound]) == 2
+        assert reason in capsys.readouterr().err
+    assert main(["approve", *words, "engine=far", "--key", "bob", "--app", "app.fab", "--uses", "3"]) == 0
     run = {"config": to_json(compose([*words, "out=x"])), "approval": (tmp_path / "approval.json").read_text()}
     assert check(rule, run, BUNDLE, 1, tmp_path / "state", 0.0) == ["alice", "bob"]
     assert main(["run", *words, "engine=inline", "--approval", "approval.json"]) == 2
     assert "engine=inline has no nodes that ask for it" in capsys.readouterr().err
 
 
+def test_a_link_is_signed_and_brings_its_approval(keys, rule, tmp_path, monkeypatch, capsys):
+    words = ["link", "engine=far", "num_clients=3", "--share", "amount", "--min-shared", "2"]
+    assert main([*words, "--write-config", "link.yaml"]) == 0
+    (tmp_path / "app.fab").write_bytes(BUNDLE)
+    for name in ("alice", "bob"):
+        assert main(["approve", "config=link.yaml", "--key", name, "--app", "app.fab"]) == 0
+    sent = {}
+
+    def run(cfg, on_wait):
+        sent["config"] = to_json(cfg)
+        sent["approval"] = Path(flower.os.environ[flower.APPROVAL]).read_text()
+        return {}
+
+    monkeypatch.setenv(flower.APPROVAL, "")
+    monkeypatch.setattr("fedgraph_flwr.launch.runner.run", run)
+    assert main([*words, "--approval", "approval.json"]) == 0
+    assert check(rule, sent, BUNDLE, 1, tmp_path / "state", 0.0) == ["alice", "bob"]
+    assert main([*words, "--min-records", "4", "--approval", "approval.json"]) == 2
+    assert "is for another configuration" in capsys.readouterr().err
+    assert main(["link", "--simulate", "a", "b", "--approval", "approval.json"]) == 2
+    assert "--approval is for a link on a fleet" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("signers", [["alice"], ["alice", "bob"]])
 def test_a_task_checks_before_it_unpacks_the_bundle(keys, rule, tmp_path, signers, monkeypatch):
     """And replies with the reason; the bundle's code may name the signers in the audit log."""
     done = []
-    context, run = SimpleNamespace(run_config=approved(keys, signers)), SimpleNamespace(run_id=7)
+    context, run = SimpleNamespace(run_config=approved(keys, signers), run_id=7), SimpleNamespace(run_id=7)
     with run_identity(7):
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
     client = SimpleNamespace(
@@ -182,6 +222,26 @@ def test_a_task_checks_before_it_unpacks_the_bundle(keys, rule, tmp_path, signer
         assert done == []
         assert reply.error.code == 1001
         assert reply.error.reason.endswith("the approval has alice: missing is 1 of bob, carol")
+
+
+def test_a_server_that_gives_runs_one_number_and_a_series_uses_up_the_approval(keys, rule, tmp_path, monkeypatch):
+    """Flower keeps contexts by series: a message of run 7 may come with the context of a later run, which the code reads."""
+    numbers = iter((7, 8, 9))
+    monkeypatch.setattr("time.time", lambda: NOW)
+    monkeypatch.setenv(flower_patches.SIGNERS, "")
+    for allowed in (True, True, False):  # of two uses
+        done = []
+        context = SimpleNamespace(run_config=approved(keys, ["alice", "bob"]), run_id=next(numbers))
+        pulled = (None, context, SimpleNamespace(run_id=7), SimpleNamespace(content=BUNDLE))
+        client = SimpleNamespace(
+            pull_task_input=lambda pulled=pulled: pulled,
+            install_from_fab=lambda *_, done=done: done.append("installed"),
+            get_load_client_app_fn=None,
+        )
+        flower_patches._ask_for_approval(client, (stored(rule), tmp_path / "state"))
+        client.pull_task_input()
+        client.install_from_fab(BUNDLE)
+        assert done == ["installed"] * allowed
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,42 @@ def test_a_removed_key_stays_out_also_after_a_lost_database(keys, control, capsy
     assert "no removed key is admitted again: the party creates another key" in capsys.readouterr().err
 
 
+def respelled(text):
+    """The same key with other unused bits at the end of its base64, which parsers ignore."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    body = text.strip().rstrip("=")
+    return f"{body[:-1]}{letters[letters.index(body[-1]) + 1]}=="
+
+
+def test_a_removed_key_in_another_spelling_stays_out(keys, control, capsys):
+    first, again = keys / "node_0.pub", keys / "again.pub"
+    assert main(["fleet", "remove", str(first), "--keys", str(keys)]) == 0
+    again.write_text(respelled(first.read_text()))
+    assert load_ssh_public_key(again.read_bytes()) == load_ssh_public_key(first.read_bytes())
+    assert again.read_text().split()[1] != first.read_text().split()[1]
+    assert f"{again} was removed, and is not registered again" in list(operating.admit_all(keys, "fleet", True))
+    assert main(["fleet", "join", str(again), "--keys", str(keys)]) == 2
+    assert "no removed key is admitted again" in capsys.readouterr().err
+
+
+def test_a_key_is_removed_also_after_a_line_without_an_end(keys, control):
+    revoked = keys / "revoked"
+    revoked.write_text((keys / "node_0.pub").read_text().strip() + " by hand")
+    assert main(["fleet", "remove", str(keys / "node_1.pub"), "--keys", str(keys)]) == 0
+    assert certificates.revoked(keys) == {(keys / f"node_{i}.pub").read_text().strip() for i in range(2)}
+
+
+def test_a_half_written_certificate_ends_no_watch(keys, monkeypatch):
+    monkeypatch.setattr(certificates, "LOOK", 0.01)
+    whole, said, changes = (keys / "ca.crt").read_bytes(), [], []
+    (keys / "ca.crt").write_bytes(whole[:100])
+    certificates.watch(keys, lambda: changes.append(1), said.append)
+    wait_for(lambda: said, "a warning")
+    assert "ca.crt is not a certificate" in said[0]
+    (keys / "ca.crt").write_bytes(whole)
+    wait_for(lambda: changes, "the replaced certificate")
+
+
 def test_join_tells_a_removed_key_from_a_registered_one(keys, control, monkeypatch):
     """Flower answers both in the same way."""
     done = SimpleNamespace(returncode=1, stdout="Public key already in use", stderr="")

@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import threading
 import tomllib
+import urllib.error
+import urllib.request
 from contextlib import suppress
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +29,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import operating
 from fedgraph_flwr.fleet.checking import clock, reach, same_schema, same_versions
 from fedgraph_flwr.fleet.keys import check_key, read_fleet
-from fedgraph_flwr.fleet.processes import environment
+from fedgraph_flwr.fleet.processes import environment, free_port
 from tests.conftest import client_graph
 from tests.support import PATIENCE, wait_for
 
@@ -53,6 +56,32 @@ def test_init_writes_keys_that_others_cannot_read_and_configurations(keys):
     assert {"localhost", "example.org"} == set(names.value.get_values_for_type(x509.DNSName))
     for name in ("server.conf", "operator.conf"):
         assert "@" not in "".join(line for line in (keys / name).read_text().splitlines() if not line.startswith("#"))
+
+
+@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
+def test_an_operators_nginx_answers_no_page_in_a_browser(tmp_path):
+    """A page whose address changes to 127.0.0.1 could start runs with the operator's certificate."""
+    address = f"127.0.0.1:{free_port()}"
+    assert main(["fleet", "init", str(tmp_path), "--host", "localhost", "--operator", address]) == 0
+    process = subprocess.Popen(["nginx", "-e", "stderr", "-c", str(tmp_path / "operator.conf")])
+
+    def status(headers):
+        request = urllib.request.Request(f"http://{address}/v1/control/list-runs", b"{}", headers, method="POST")
+        try:
+            return urllib.request.urlopen(request, timeout=10).status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    try:
+        wait_for(lambda: status({}), "nginx")
+        assert status({}) == 502  # passed on to a server that does not run
+        for origin in ("https://page.example.org", f"http://{address}", "null"):
+            assert status({"Origin": origin}) == 403, origin
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def test_init_leaves_what_is_there_and_adds(keys, capsys):

@@ -77,3 +77,10 @@ def test_a_process_prints_its_lines_and_those_of_its_children_in_one_format(capf
     assert printed[0]["message"].startswith("starting: ")
     assert (printed[1]["party"], printed[1]["reason"]) == ("bank_a", "no key")
     assert heard[0].startswith("\x1b[91mERROR")
+
+
+def test_a_number_that_a_server_made_long_ends_no_log():
+    """The thread that prints lines would end, and the SuperNode would wait for it."""
+    lines, digits = LogLines("json", party="bank_a"), "9" * 5000
+    for text in (f"INFO : [RUN 12, ROUND {digits}]", f"INFO : round {digits}", f"INFO : client {digits} failed: x"):
+        assert json.loads(lines(text))["round"] is None

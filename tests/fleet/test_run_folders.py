@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import uvicorn
@@ -11,12 +12,13 @@ from starlette.routing import Route
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.superlink import listing
-from fedgraph_flwr.config import RunConfig, configuration, to_yaml
+from fedgraph_flwr.config import RunConfig, compose, configuration, to_yaml
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.processes import free_port
 from fedgraph_flwr.fleet.run_folders import LIST, READ, ServerRuns, add_routes, files_of, run_folder
+from fedgraph_flwr.launch.serving import serve as serve_run
 from fedgraph_flwr.server_app import in_folder_of_runs
-from fedgraph_flwr.store.folder import DATA
+from fedgraph_flwr.store.folder import DATA, InUse, owned
 from tests.support import wait_for
 
 
@@ -132,6 +134,34 @@ def test_an_incomplete_copy_replaces_nothing(tmp_path, monkeypatch):
     assert {path.name: path.read_text() for path in kept.parent.iterdir()} == {"summary.json": "before"}
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [("", "without its size: nothing was copied"), ("9" * 15, r"it needs 1000000\.0 GB, and .* GB free")],
+)
+def test_a_file_without_an_end_fills_no_disk(tmp_path, monkeypatch, size, message):
+    async def endless(request):
+        return StreamingResponse(iter([b"12345"] * 9), headers={"content-length": size} if size else {})
+
+    async def listed(request):
+        return JSONResponse({"files": {"rounds.jsonl": 10}})
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not for this machine, as with Flower's commands
+    monkeypatch.setenv("no_proxy", "")
+    routes = [Route(LIST, listed, methods=["POST"]), Route(READ, endless, methods=["POST"])]
+    for address in serve(Starlette(routes=routes)):
+        (tmp_path / "config.toml").write_text(f'[superlink.far]\naddress = "{address}"\ninsecure = true\n')
+        with pytest.raises(FedGraphError, match=message):
+            ServerRuns("far").copy("first", tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
+def test_a_name_that_is_too_long_for_the_disk_is_refused(connected):
+    with pytest.raises(FedGraphError, match="cannot read the run"):
+        connected.files("\N{GREEK SMALL LETTER ALPHA}" * 200)
+
+
 def test_a_server_without_run_folders_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     for address in serve(Starlette()):
@@ -157,3 +187,39 @@ def test_a_server_maps_folders_by_their_last_name(tmp_path):
         with pytest.raises(FedGraphError, match="expected the name of a folder"):
             run_folder(tmp_path, name)
     assert files_of(tmp_path / "none") == {}
+
+
+def test_a_start_keeps_the_stopped_run_of_another_operator(tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/checkpoint.safetensors").touch()
+    given = RunConfig(out="/home/other/first")
+    with pytest.raises(InUse, match="first has a run that can be resumed, perhaps of another operator: pass another"):
+        in_folder_of_runs(given, tmp_path)
+    for more in {"overwrite": True}, {"resume": given.out}, {"out": "/home/other/second"}:
+        in_folder_of_runs(replace(given, **more), tmp_path)
+    (tmp_path / "first/summary.json").touch()  # a finished run is refused by `check_unused`
+    in_folder_of_runs(given, tmp_path)
+
+
+def test_a_start_that_is_refused_writes_nothing_into_the_folder_of_a_running_run(tmp_path):
+    """Two operators may choose one name: the first one's launcher would read the failure of the second."""
+    out = tmp_path / "first"
+    wrong = compose(["strategy=fedavg", "engine=far", f"out={out}", f"init={tmp_path / 'missing'}"])
+    with owned(out):
+        before = sorted(path.name for path in out.iterdir())
+        with pytest.raises(FedGraphError, match="holds no finished run"):
+            serve_run(None, wrong)
+        assert sorted(path.name for path in out.iterdir()) == before
+    with pytest.raises(FedGraphError, match="holds no finished run"):
+        serve_run(None, wrong)
+    assert (out / "failure.json").is_file()
+
+
+def test_a_run_that_starts_from_a_folder_of_its_own_last_name_leaves_it_as_it_was(tmp_path):
+    """On the server, both folders are one."""
+    (out := tmp_path / "first").mkdir()
+    (out / "summary.json").write_text("{}")
+    given = compose(["strategy=fedavg", "engine=far", "out=/home/op/new/first", "init=/home/op/old/first"])
+    with pytest.raises(InUse, match="reads the folder that out= would replace"):
+        serve_run(None, in_folder_of_runs(given, tmp_path))
+    assert [path.name for path in out.iterdir()] == ["summary.json"]

@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,6 +20,7 @@ from fedgraph_flwr.cli.node import Node, Server
 from fedgraph_flwr.cli.server import Health, Parties
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import metrics, overview
+from fedgraph_flwr.fleet.operating import node_infos
 from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid, kind_of_failure, read_status
 from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.audit_numbers import PHASES, AuditNumbers
@@ -190,6 +193,17 @@ def test_status_names_parties_and_the_progress_of_runs(fleet, capsys):
     assert text[5:] == [f"  {progress}"]
 
 
+def test_a_server_writes_no_controls_to_a_terminal(fleet, capsys):
+    """What a server sends as a number or a name may be any text."""
+    status = read_status(fleet)
+    red = "\x1b[31m\x1b]0;title\x07"
+    status["nodes"]["22"]["failed"] |= {"round": red, "phase": red, "reason": red}
+    status["nodes"]["22"]["failures"] = {"error": red, "no_reply": 1}
+    (fleet / "status.json").write_text(json.dumps(status | {"round": red, "rounds": red, "phase": red}))
+    assert main(["fleet", "status"]) == 0
+    assert not set(capsys.readouterr().out) & {"\x1b", "\x07"}
+
+
 def test_status_as_json_is_what_the_text_has(fleet, capsys):
     assert main(["fleet", "status", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -241,6 +255,67 @@ def test_metrics_of_a_server_are_those_of_its_runs(folder):
     assert found["fedgraph_run_epsilon_spent", 'run="first"'] == 0.5
     assert found["fedgraph_run_epsilon_budget", 'run="first"'] == 2.0
     assert found["fedgraph_run_waiting_for", r'run="first",party="bank \"b\""'] == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"nodes": []},
+        {"nodes": {"11": 3}},
+        {"nodes": {"11": {"failures": {"error": "x"}}}},
+        {"exchanges": {"train": 1}},
+        {"bytes_up": "x"},
+        {"updated": "x"},
+        {"round": []},
+        {"privacy": {"epsilon": "x"}},
+        {"waiting": 5},
+        {"pid": float("inf")},
+    ],
+)
+def test_a_damaged_status_hides_no_other_run(folder, damage):
+    """Neither from the page nor from the log, whose thread asks which party a client is."""
+    (other := folder.parent / "second").mkdir()
+    (other / "status.json").write_text(json.dumps(read_status(folder) | {"updated": time.time() + 9} | damage))
+    parties = Parties("fleet", folder.parent)
+    found = samples(metrics.exposition(parties.metrics(begun=False)))
+    assert found["fedgraph_runs", 'state="running"'] == 1
+    assert parties.of_client(1) == "22"
+
+
+def test_a_line_of_the_log_names_no_party_of_another_run(folder):
+    """A line does not say which run it is of, and runs number their clients on their own."""
+    (other := folder.parent / "second").mkdir()
+    status = RunStatus(other, 6, rounds=3)
+    for number, node in enumerate((22, 11)):
+        status.replied(node, client=number)
+    status.write()
+    parties = Parties("fleet", folder.parent)
+    assert parties.of_client(1) == "client 1"
+    status.write(state="finished")
+    assert parties.of_client(1) == "22"
+
+
+def test_parties_of_one_name_are_told_apart(monkeypatch):
+    """A key is admitted under the name of its file, and two banks may send a node.pub."""
+    listed = [
+        SimpleNamespace(
+            node_id=number,
+            name=name,
+            status=status,
+            registered_at=str(number),
+            last_activated_at="",
+            last_deactivated_at="",
+        )
+        for number, name, status in (
+            (1, "node", "offline"),
+            (2, "node", "online"),
+            (3, "bank", "online"),
+            (4, "", "online"),
+        )
+    ]
+    client = SimpleNamespace(ListNodes=lambda request: SimpleNamespace(nodes_info=listed, now=""))
+    monkeypatch.setattr("fedgraph_flwr.fleet.operating._control", lambda name: nullcontext(client))
+    assert [info["party"] for info in node_infos("fleet")] == ["node 1", "node 2", "bank", ""]
 
 
 def test_prometheus_reads_the_page(folder):

@@ -44,6 +44,8 @@ _RUN = """
 --since DIR  send only records that the last link did not match; DIR: with --simulate, its output folder. On a fleet, pass it last
     and without DIR: each node has its own ledger
 --quiet  on a fleet: print only the result, not the steps
+--write-config FILE  on a fleet: write the configuration, which owners sign with fedgraph-flwr approve config=FILE, and exit
+--approval FILE  on a fleet: signatures of owners, for nodes that ask for them
 """
 
 _RULES = """
@@ -95,7 +97,12 @@ def main(args: argparse.Namespace) -> int:
             "--since takes the folder of the last link's files with --simulate; on a fleet, pass it last and without a folder"
         )
     if args.overrides and not args.simulate and "=" in args.overrides[0]:
-        return _fleet(args.overrides, rules, args.quiet)
+        return _fleet(args, rules)
+    for option in ("write_config", "approval"):
+        if getattr(args, option):
+            raise FedGraphError(
+                f"--{option.replace('_', '-')} is for a link on a fleet: pass engine=CONNECTION num_clients=M"
+            )
     if not args.simulate:
         raise FedGraphError(
             "link needs the files of all parties (--simulate FILE FILE ... --out DIR) or a fleet (engine=CONNECTION"
@@ -128,20 +135,28 @@ def _consent(args: argparse.Namespace, rules: Any) -> int:
     return 0
 
 
-def _fleet(overrides: list[str], rules: Any, quiet: bool) -> int:
+def _fleet(args: argparse.Namespace, rules: Any) -> int:
     """Run the phases on a fleet; each node writes its own file."""
-    from fedgraph_flwr.config import configuration
+    from fedgraph_flwr.config import configuration, to_yaml
     from fedgraph_flwr.data.graph import write_bytes
+    from fedgraph_flwr.engine.flower import bring_approval
     from fedgraph_flwr.launch.prepare import with_folder
     from fedgraph_flwr.launch.runner import run
     from fedgraph_flwr.store.folder import SUMMARY
 
-    cfg = with_folder(configuration([*overrides, *link_overrides(rules)]))
+    cfg = configuration([*args.overrides, *link_overrides(rules)])
     if not cfg.on_fleet:
         raise FedGraphError(
             f"engine={cfg.engine} is not a fleet: pass engine=CONNECTION, or link files with --simulate"
         )
-    summary = run(cfg, on_wait=None if quiet else lambda what: print(what, file=sys.stderr, flush=True))
+    if args.write_config:
+        write_bytes(args.write_config, to_yaml(cfg).encode())
+        print(f"wrote {args.write_config}; owners sign it: fedgraph-flwr approve config={args.write_config} --key FILE")
+        return 0
+    if args.approval:
+        bring_approval(args.approval, cfg)
+    cfg = with_folder(cfg)
+    summary = run(cfg, on_wait=None if args.quiet else lambda what: print(what, file=sys.stderr, flush=True))
     kept = {key: value for key, value in summary.items() if key not in _OF_SCORES}
     write_bytes(Path(cfg.out) / SUMMARY, json.dumps(kept, indent=1).encode())
     done = "every node logged its numbers" if rules.dry_run else "every node wrote linked_FILE next to its graph FILE"
