@@ -161,6 +161,15 @@ AFTERWARDS = {  # what a page's commands tell, or the files that they leave
 }
 
 
+def test_no_page_is_long():
+    """Except for those that `simulations/board.py` writes."""
+    pages = [ROOT / page for page in PAGES if not Path(page).name.startswith("board")]
+    words = {
+        page.name: len(page.read_text().split()) for page in [*pages, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
+    }
+    assert {name: count for name, count in words.items() if count > 2500} == {}
+
+
 def test_what_is_not_run_says_why():
     for page in PAGES:
         for block in blocks(page):
