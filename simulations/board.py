@@ -1,7 +1,7 @@
 """Compare the methods of the board from its stored rows, and advise which method to try.
 
-    python -m simulations.board                      # print the page of the stored rows
-    python -m simulations.board --write              # store it as docs/board.md, with its plots and README's table
+    python -m simulations.board                      # print the pages of the stored rows
+    python -m simulations.board --write              # store them as docs/board*.md, with their plots and README's table
     python -m simulations.board mine.yaml            # a table that extends the board, such as your method's
     python -m simulations.board html [FILE]          # an interactive page: charts, and tables that sort
     python -m simulations.board measure              # properties of the complete settings' data, for the advice
@@ -50,7 +50,7 @@ FOLDER = Path(__file__).parent
 FILES = ("board.yaml", "board_edges.yaml")
 TUNED = "board_tuned.yaml"
 ROOT = FOLDER.parent
-PAGE, README = ROOT / "docs" / "board.md", ROOT / "README.md"
+DOCS, README = ROOT / "docs", ROOT / "README.md"
 RESULTS = FOLDER / "results"
 REPEATED = FOLDER / "base" / "repeated.json"
 BLOCK = re.compile(r"(<!-- board: .*? -->\n).*?(?=<!-- end -->)", re.S)
@@ -76,8 +76,18 @@ def signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
 
 
-def page(boards: Sequence[Board], tuned: Board | None = None) -> str:
-    """Return the whole page."""
+def pages(boards: Sequence[Board], tuned: Board | None = None) -> dict[str, str]:
+    """Return the pages by their names in `docs/`: findings, scores of every setting, the tuned column."""
+    found = {
+        "board.md": findings_page(boards, tuned),
+        "board-scores.md": scores_page(boards),
+        "board-tuned.md": tuned_page(boards[0], tuned),
+    }
+    return {name: "\n".join(lines) + "\n" for name, lines in found.items()}
+
+
+def findings_page(boards: Sequence[Board], tuned: Board | None = None) -> list[str]:
+    """Return what the rows say, differences to FedAvg, ranks, costs, and what is missing."""
     main = boards[0]
     lines = ["# The board"]
     lines += paragraph(finding(main))
@@ -90,19 +100,50 @@ def page(boards: Sequence[Board], tuned: Board | None = None) -> str:
         `python -m simulations.board html` writes an interactive page, `simulations/results/{main.sweep.name}_page.html`.
         It has points against cost, differences with intervals for each setting, and tables that sort by any
         column: ranks, scores, differences with adjusted p-values, failures and costs.
+        Further pages have [the scores of every setting](board-scores.md) and [the tuned methods](board-tuned.md).
     """)
-    for board in boards:
+    if main.begun:
+        lines += ["", f"## {main.sweep.title}", *paragraph(main.sweep.source)]
+        lines += [*differences(main, FEDAVG), *standings(main, plots(main))]
+    return [*lines, *advice_section(main), *OWN, *missing_section(boards, tuned)]
+
+
+def scores_page(boards: Sequence[Board]) -> list[str]:
+    """Return the scores of every setting, differences that the first page does not have, and all of further tables."""
+    main, *others = boards
+    lines = ["# The board: scores of every setting"]
+    lines += paragraph("Scores behind [the board](board.md), and differences to training alone.")
+    if main.begun:
+        lines += ["", f"## {main.sweep.title}", *scores(main)]
+        for reference in REFERENCES:
+            if reference != FEDAVG:
+                lines += differences(main, reference)
+    for board in others:
         if board.begun:
             lines += ["", f"## {board.sweep.title}", *paragraph(board.sweep.source), *analysis(board, plots(board))]
+    return lines
+
+
+def tuned_page(default: Board, tuned: Board | None) -> list[str]:
+    """Return the tuned column next to the default one."""
+    lines = ["# The board: tuned methods"]
+    lines += paragraph("Methods of [the board](board.md) with keys that are chosen on validation nodes.")
     if tuned and tuned.begun:
-        lines += ["", f"## {tuned.sweep.title}", *tuned_section(main, tuned)]
-    lines += [*advice_section(main), *OWN, *missing_section(boards, tuned)]
-    return "\n".join(lines) + "\n"
+        lines += ["", f"## {tuned.sweep.title}", *tuned_section(default, tuned)]
+    return lines
 
 
 def analysis(board: Board, drawn: Mapping[str, object] = {}) -> list[str]:
     """Return scores, differences, ranks and costs of one table, with the plots that are drawn."""
-    begun, complete, marked = board.begun, board.complete, marks(board)
+    lines = scores(board)
+    for reference in REFERENCES:
+        lines += differences(board, reference)
+    return lines + standings(board, drawn)
+
+
+def scores(board: Board) -> list[str]:
+    """Return the scores of one table."""
+    begun, marked = board.begun, marks(board)
     lines = ["", "### Scores", ""]
     body = []
     for method in [m for m in board.sweep.methods if m in COUNTED] + board.methods:
@@ -113,8 +154,18 @@ def analysis(board: Board, drawn: Mapping[str, object] = {}) -> list[str]:
         "",
         "Mean over seeds ± half of its 95 % interval, in %. A star marks a method with another model than FedAvg's.",
     ]
-    for reference in REFERENCES:
-        lines += ["", f"### Differences to {reference}", "", *against(board, reference, marked)]
+    return lines
+
+
+def differences(board: Board, reference: str) -> list[str]:
+    """Return the section of differences to a method."""
+    return ["", f"### Differences to {reference}", "", *against(board, reference, marks(board))]
+
+
+def standings(board: Board, drawn: Mapping[str, object] = {}) -> list[str]:
+    """Return ranks and costs of one table, with the plots that are drawn."""
+    begun, complete, marked = board.begun, board.complete, marks(board)
+    lines = list[str]()
     if len(complete) > 1:
         how = "Mean ranks of the methods on a line, with bars over groups within the critical difference"
         lines += ["", "### Mean ranks", *picture(how, f"{board.sweep.name}_ranks", drawn)]
@@ -403,7 +454,7 @@ def missing_section(boards: Sequence[Board], tuned: Board | None = None) -> list
     lines += paragraph("""
         Left out: CiteSeer, Computers and CS; Chameleon, Cora, Minesweeper and banks' accounts in the tuned table. GraphLand's and
         IBM's sets need files that this repository does not have. `fedgraph-flwr sweep FILE` runs missing cells of a table.
-        `python -m simulations.board --write` makes this page, its plots and README's table from the stored rows.
+        `python -m simulations.board --write` makes these pages, their plots and README's table from the stored rows.
     """)
     if not left:
         return lines
@@ -530,13 +581,14 @@ def repeat(board: Board, labels: Sequence[str], store: bool = False) -> int:
 
 
 def write(boards: Sequence[Board], tuned: Board) -> None:
-    """Store the page, its plots, README's table, and the properties of the complete settings' data."""
+    """Store the pages, their plots, README's table, and the properties of the complete settings' data."""
     measure(boards[0])
     for board in boards:
         for name, (content, figure) in plots(board).items():
             if content_of(path := RESULTS / f"{name}.png") != content:
                 save(figure(), path, content)
-    write_bytes(PAGE, page(boards, tuned).encode())
+    for name, text in pages(boards, tuned).items():
+        write_bytes(DOCS / name, text.encode())
     write_bytes(README, readme(boards[0], tuned).encode())
 
 
@@ -563,7 +615,7 @@ def main(args: Sequence[str]) -> int:
         if verb:
             write(boards, tuned)
         else:
-            print(page(boards, tuned))
+            print("\n".join(pages(boards, tuned).values()))
     else:
         raise FedGraphError(f"unknown command '{verb}': pass a YAML file, html, measure, advise, repeat or --write")
     return 0

@@ -109,7 +109,7 @@ def whole(tmp_path):
 def test_a_page_shows_what_there_is_and_what_is_missing(small):
     assert (small.done, small.total, small.complete, small.begun) == (23, 24, ["A"], ["A", "B"])
     assert small.difference("A", "FedAvg", "Local").mean == pytest.approx(10 + (0 - 1 + 2 - 0) / 3 + 1 / 3, abs=1)
-    text = board.page([small])
+    text = "\n".join(board.pages([small]).values())
     assert "**incomplete**, 23 of 24 cells" in text
     assert "   " not in text  # of the indented sources of its paragraphs
     assert "1 failed" in text
@@ -188,7 +188,7 @@ def test_groups_of_ranks_within_a_critical_difference_equal_all_subsets():
 
 
 def test_plots_show_every_method_and_store_what_they_show(whole, tmp_path, monkeypatch):
-    found, page = board.plots(whole), board.page([whole])
+    found, page = board.plots(whole), board.pages([whole])["board.md"]
     assert found.keys() == {"whole_ranks", "whole_cost"}
     for name, (content, draw) in found.items():
         figure = draw()
@@ -231,7 +231,7 @@ def test_answers_follow_from_the_rows(whole, small, tmp_path):
     assert answers["Best mean ranks (an illustration)"] == "Other 1.0; FedAvg 2.0; Local 3.0"
     assert answers["Points above FedAvg (CPU time ×)"] == "Other +20.0 (0.5)"
     assert len(board.answers(small)) == 4, "no ranks of one complete setting"
-    text = board.page([better])
+    text = board.pages([better])["board.md"]
     assert text.startswith(
         "# The board\n\nOver 2 settings, FedAvg against training alone: better in 2. Other is most often"
     )
@@ -278,7 +278,7 @@ def test_tuned_scores_stand_next_to_default_ones(whole, tmp_path):
     ran = 2 * 2 * 2 * 3 + 5  # settings, choices, tuning seeds and methods, and five of six third seeds; 10 of FedAvg
     assert tuned.hours_spent(["A", "B"]) * 3600 == pytest.approx(2 * (ran - 10) + 4 * 10)
     assert "### Tuned, differences to FedAvg" in text
-    assert "| Somewhere better than tuned FedAvg, of 1 | no method |" in board.page([whole], tuned)
+    assert "| Somewhere better than tuned FedAvg, of 1 | no method |" in board.pages([whole], tuned)["board.md"]
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,8 @@ def test_pages_and_plots_are_what_the_rows_say():
         board_rows.Board(board.FOLDER / board.TUNED),
     )
     assert [m for m in boards[0].methods if boards[0].pools(m)] == ["Central"]
-    assert board.PAGE.read_text() == board.page(boards, tuned)
+    for name, text in board.pages(boards, tuned).items():
+        assert (board.DOCS / name).read_text() == text
     assert board.README.read_text() == board.readme(boards[0], tuned)
     drawn = {name: content for each in boards for name, (content, _) in board.plots(each).items()}
     assert {name: board_views.content_of(board.RESULTS / f"{name}.png") for name in drawn} == drawn

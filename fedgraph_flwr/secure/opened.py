@@ -17,7 +17,7 @@ unknown.
 
 `STRICT` takes all models as one: values trained from another model count as the same values. A client that takes part in one
 round and not in another then ends the second sum. `PER_MODEL` compares only sums whose models are closer than a relative L2
-distance. A server can choose models that are farther apart and yet train alike: docs/attacks.md states what that reveals.
+distance. A server can choose models that are farther apart and yet train alike: docs/attacks-details.md states what that reveals.
 
 The arithmetic is exact: weights are rational numbers, so a vector is stored as coprime integers, and spans are computed modulo
 random primes. A unit vector of the span is found unless a prime divides its denominator. For hundreds of vectors that are fewer

@@ -1,4 +1,4 @@
-"""The script of the three banks (`docs/own-data.md`, whose commands `tests/test_docs.py` runs)."""
+"""The script of the three banks (`docs/predict.md`, whose commands `tests/test_docs.py` runs)."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[3] / "docs" / "own-data.md"
+DOCS = Path(__file__).parents[3] / "docs" / "predict.md"
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def test_another_spelling_of_the_own_bank_is_reported(book, capsys, caplog, wher
     assert "are ids of your node table" not in caplog.text
 
 
-def test_the_page_of_own_data_runs_its_first_command_of_parties():
-    page = (Path(__file__).parents[3] / "docs" / "own-data.md").read_text()
+def test_the_page_of_parties_runs_its_first_command_of_edges():
+    page = (Path(__file__).parents[3] / "docs" / "parties-tables.md").read_text()
     block = page.split("## Edges to other parties")[1].split("```")[0]
     assert "not run" not in block
