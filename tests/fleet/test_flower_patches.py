@@ -78,16 +78,16 @@ def test_a_node_beside_another_version_is_flowers_own(other_version, monkeypatch
     assert started == [True, True]
 
 
-def test_a_server_beside_another_version_is_flowers_own(other_version, monkeypatch, capsys):
+def test_a_server_beside_another_version_is_flowers_own(other_version, monkeypatch, capsys, tmp_path):
     started = []
 
-    def start(folder, places, database, plain):
+    def start(folder, places, database, runs, plain):
         started.append(plain)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(server, "read_fleet", lambda folder: (SimpleNamespace(guarded=False), None))
+    monkeypatch.setattr(server, "read_fleet", lambda folder: (SimpleNamespace(guarded=False, superlink="127.0.0.1:1"), None))
     monkeypatch.setattr(server, "start", start)
-    assert main(["server", "keys"]) == 0
+    assert main(["server", "keys", "--runs", str(tmp_path / "runs")]) == 0
     assert re.search(f"warning: {OTHER}", capsys.readouterr().out)
     assert started == [True]
 
@@ -108,7 +108,7 @@ def test_a_server_app_beside_another_version_keeps_flowers_grid(other_version, m
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     config = {"overrides": f"out={tmp_path}", "config": "", "num-clients": 2}
     server_app.main(HttpGrid(), Context(1, 0, {}, RecordDict(), config))
-    assert type(grids[0]) is HttpGrid
+    assert type(grids[0].grid) is HttpGrid
     assert re.search(OTHER, caplog.text)
 
 

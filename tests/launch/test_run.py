@@ -481,7 +481,7 @@ def test_a_full_disk_in_the_middle_of_a_run_loses_no_checkpoint(run, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "checkpoint", filled)
-        patch.setattr("fedgraph_flwr.data.mapped.os.fsync", fsync)
+        patch.setattr("fedgraph_flwr.data.files.os.fsync", fsync)
         with pytest.raises(FedGraphError, match="No space left on device"):
             run(*overrides, out)
     resumed = run(*overrides, out, f"resume={whole.cfg.out}-full")

@@ -110,7 +110,7 @@ def test_wrong_shares_are_refused_and_wrong_weights_too(go, monkeypatch):
         return build(method, *args, **kwargs)
 
     monkeypatch.setattr(base, "messages", without)
-    with pytest.raises(FedGraphError, match="class weights with 'w' from -1 to -1, expected 0"):
+    with pytest.raises(FedGraphError, match="'class_weights' of phase 'train' with 'w' from -1 to -1, expected 0"):
         go("fedavg", "rounds=1", *FEDERATED)
 
 
