@@ -95,7 +95,7 @@ def test_a_node_accepts_what_the_server_of_a_fleet_adds(node, tmp_path):
 
     with run_identity(1):
         content = RecordDict({"config": ConfigRecord({"phase": "describe", "round": 0})})
-        grid = WatchedGrid(Wire(), RunStatus(tmp_path, 5))  # type: ignore[arg-type]
+        grid = WatchedGrid(Wire(), RunStatus(tmp_path, 5))
         grid.push_messages([Message(content, dst_node_id=1, message_type="query")])
     (message,) = sent
     reply = asked.request(

@@ -133,7 +133,7 @@ def test_impossible_combinations_are_refused_before_any_client_starts(overrides,
 
 @pytest.mark.parametrize("optimizer", SERVERS)
 def test_a_server_optimiser_keeps_its_moments_beside_what_a_method_keeps(run, optimizer):
-    """FedFA that hardly ever draws features anew is FedAvg."""
+    """FedFA with almost no drawn features is FedAvg."""
     words = [*SERVERS[optimizer][1], f"strategy.server_optimizer={optimizer}", "rounds=3", "model.dropout=0"]
     expected = run(*words).arrays
     found = run(*words, "strategy=fedfa", "strategy.p=1e-12")
