@@ -29,7 +29,7 @@ DEPTH = {
         "reads blanks, case, column order, times of other banks",
         "party/link/test_linking.py::test_books_of_different_forms",
     ),
-    2: ("the documented first command works", "party/tables/test_second_day.py::test_the_page_of_own_data_runs"),
+    2: ("the documented first command works", "party/tables/test_second_day.py::test_the_page_of_parties_runs"),
     3: ("a schema can be used again", "party/tables/test_second_day.py::test_a_schema_that_import_writes"),
     4: ("short commands", "party/test_party_file.py::"),
     5: ("cut edges exact", "party/link/test_linking.py::test_linked_files_equal_the_partition"),
