@@ -185,7 +185,7 @@ def test_moments_of_one_model_a_round(node):
     """Ten models of a server's choice revealed the features of a node to three decimals."""
     asked = node("strategy=fedomd", "strategy.exchange=two_phase", policy={"check_start": False})
     model = model_of(asked)
-    about = {name: np.zeros_like(a) for name, a in {"mean": np.zeros((1, 8), np.float32)}.items()}
+    about = {name: np.zeros_like(a) for name, a in {"mean": np.zeros((3, 8), np.float32)}.items()}
     assert not isinstance(asked.request("means", 1, {"model": model}), str)
     assert "2 times, expected at most 1" in asked.request("means", 1, {"model": model})
     assert not isinstance(asked.request("moments_about", 1, {"model": model, "point": about}), str)
