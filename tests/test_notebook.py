@@ -51,6 +51,6 @@ def test_three_months_at_three_banks(tmp_path, monkeypatch):
     _, worth, alerts, second, third = (texts[-1] for texts in shown)
     assert "Local" in worth
     assert "FedAvg" in worth
-    assert "payment " in alerts or "column " in alerts
+    assert "the receiver " in alerts or "the payer " in alerts
     assert "True" in second
     assert "forgotten" in third
