@@ -259,7 +259,7 @@ def test_a_client_refuses_a_norm_that_is_none(run, monkeypatch, norm):
 
     monkeypatch.setattr("fedgraph_flwr.strategies.base.messages", wrong)
     with pytest.raises(
-        RunFailed, match="no clipping norm > 0 for group 'model'|in group 'clipping' with values that are not finite"
+        RunFailed, match=r"no clipping norm > 0 for group 'model'|in group 'clipping' with values that are not finite"
     ):
         run(UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=1", "rounds=1")
 
