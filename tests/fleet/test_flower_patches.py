@@ -85,7 +85,9 @@ def test_a_server_beside_another_version_is_flowers_own(other_version, monkeypat
         started.append(plain)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(server, "read_fleet", lambda folder: (SimpleNamespace(guarded=False, superlink="127.0.0.1:1"), None))
+    monkeypatch.setattr(
+        server, "read_fleet", lambda folder: (SimpleNamespace(guarded=False, superlink="127.0.0.1:1"), None)
+    )
     monkeypatch.setattr(server, "start", start)
     assert main(["server", "keys", "--runs", str(tmp_path / "runs")]) == 0
     assert re.search(f"warning: {OTHER}", capsys.readouterr().out)
