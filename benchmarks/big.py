@@ -27,8 +27,9 @@ import numpy as np
 import torch
 from numba import njit
 
+from fedgraph_flwr.data.files import require_space
 from fedgraph_flwr.data.graph import FORMAT_VERSION
-from fedgraph_flwr.data.mapped import Blocks, is_mapped, require_space, write_blocks
+from fedgraph_flwr.data.mapped import Blocks, is_mapped, write_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "simulations" / "results" / "big.csv"

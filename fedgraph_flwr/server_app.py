@@ -67,7 +67,8 @@ def in_folder_of_runs(cfg: RunConfig, runs: Path) -> RunConfig:
         FedGraphError: a name begins with a dot.
         InUse: the folder has the checkpoint of a run that has not finished, perhaps of another operator.
     """
-    from fedgraph_flwr.store.folder import CHECKPOINT, SUMMARY, InUse
+    from fedgraph_flwr.store.folder import CHECKPOINT, InUse
+    from fedgraph_flwr.store.results import SUMMARY
 
     paths = {key: getattr(cfg, key) for key in ("out", "resume", "evaluate", "init")}
     places: dict[str, Any] = {key: str(run_folder(runs, Path(path).name)) for key, path in paths.items() if path}
@@ -85,7 +86,7 @@ def _log_end(summary: dict[str, Any], cfg: RunConfig) -> None:
     from fedgraph_flwr.report.runs import score_table
     from fedgraph_flwr.report.units import duration, size
     from fedgraph_flwr.secure.accounting import spent_text
-    from fedgraph_flwr.store.folder import headline_score
+    from fedgraph_flwr.store.results import headline_score
 
     if "last" in summary["metrics"]:
         for key, values in score_table(summary, cfg).items():

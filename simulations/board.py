@@ -23,7 +23,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.intervals import BySeed, ended, interval, paired
 from fedgraph_flwr.evaluation.verdict import BETTER, NOT_DECIDED, WORSE

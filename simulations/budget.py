@@ -16,7 +16,7 @@ from typing import Any
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import compose, group_names
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.launch.runner import run
 
 WORDS = ["dataset=csbm", "num_clients=10", "rounds=40", "evaluation.metric=accuracy", "checkpoint_every=0"]

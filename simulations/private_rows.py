@@ -33,7 +33,7 @@ from scipy.optimize import brentq
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import PrivacyConfig, RunConfig, compose
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.evaluation.metrics import average_precision
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.optim import NamedOptimizer

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from fedgraph_flwr.config import configuration
-from fedgraph_flwr.data.graph import ClientGraph, write_bytes
+from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import load_client, pool
 from fedgraph_flwr.party.use.predict import load_predictor

@@ -22,18 +22,8 @@ from filelock import FileLock, Timeout
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.fleet.run_folders import STATUS
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.store.folder import (
-    CHECKPOINT,
-    CONFIG,
-    FAILURE,
-    INPUT_SPEC,
-    LAUNCHER,
-    MODELS,
-    OPENED_SUMS,
-    ROUNDS,
-    SERVER,
-    SUMMARY,
-)
+from fedgraph_flwr.store.folder import CHECKPOINT, INPUT_SPEC, LAUNCHER, MODELS, OPENED_SUMS, SERVER
+from fedgraph_flwr.store.results import CONFIG, FAILURE, ROUNDS, SUMMARY
 
 _UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _STATE = "[0-9A-Za-z_]*-*/client_[0-9][0-9][0-9][0-9]*"

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedgraph_flwr.config import group_names
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options
 

@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.report.listing import listed, write_listing
     from fedgraph_flwr.report.tables import tables_of, write_tables
     from fedgraph_flwr.report.writing import write_report
-    from fedgraph_flwr.store.folder import CONFIG
+    from fedgraph_flwr.store.results import CONFIG
 
     first = args.folders[0]
     if len({folder.resolve() for folder in args.folders}) > 1 and not args.out:

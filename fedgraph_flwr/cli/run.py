@@ -46,7 +46,7 @@ _OPTIONS = """
 --no-report  do not write report.html
 --predictions FILE  .csv or .parquet: write the trained model's scores of all clients' items
 --approval FILE  signatures of owners, for nodes that ask for them (fedgraph-flwr approve)
---describe  print in words what the run would send, and exit
+--describe  print what the run would send, and exit
 --dry-run  print the composed configuration and exit
 """
 
@@ -133,7 +133,7 @@ def result_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
     """Return a run's result in one line; empty without a score."""
     from fedgraph_flwr.evaluation.best_round import MISSING, coverage
     from fedgraph_flwr.report.headline import display_name, is_share, score_text
-    from fedgraph_flwr.store.folder import as_number, headline_score
+    from fedgraph_flwr.store.results import as_number, headline_score
 
     metric, score, level = cfg.evaluation.headline, headline_score(summary), as_number(summary.get("chance"))
     if isnan(score):
@@ -157,7 +157,7 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
     from fedgraph_flwr.report.runs import WHEN, score_table
 
     console = Console()
-    from fedgraph_flwr.store.folder import headline_score
+    from fedgraph_flwr.store.results import headline_score
 
     if line := result_text(summary, cfg):
         console.print(line, highlight=False, markup=False, style="bold", soft_wrap=True)

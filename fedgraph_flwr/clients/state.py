@@ -21,7 +21,8 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
+from fedgraph_flwr.data.files import leftovers, write_bytes
+from fedgraph_flwr.data.graph import read_tensors, write_tensors
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, sanitize
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer

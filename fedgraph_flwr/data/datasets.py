@@ -27,7 +27,8 @@ from fedgraph_flwr.config.lookup import maker
 from fedgraph_flwr.data import collections, csbm, knowledge, molecules, payment_files, payments, planted, raw, typed
 from fedgraph_flwr.data.checks import check_file, check_graph
 from fedgraph_flwr.data.cleaning import clean
-from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
+from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.data.graph import Graph, read_digest
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
 from fedgraph_flwr.data.mapped import is_mapped, is_trusted
 from fedgraph_flwr.data.root import cache_dir, data_root, imported_names, imported_path, writable

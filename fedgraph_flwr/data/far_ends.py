@@ -10,12 +10,12 @@ of an edge, such as ``edges.n_in_2d`` for ``n_in_source_2d`` and ``n_in_target_2
     eps=E      one of `LEVELS` (0 or 1 of a flag), drawn by k-ary randomised response: the true one with probability
                e^E / (e^E + k − 1), else any other. One account's value of one column is E-differentially private towards the
                receiver; ε of an account is the sum over such columns. The draw follows from the owner's secret, column and form,
-               account and true level: a repetition tells nothing new, and the draws of two forms are independent.
+               account and true level: a repetition reveals nothing new, and the draws of two forms are independent.
 
-Columns of edges look back, so that they are told as of each edge, exact or in buckets.
+Columns of edges look back: their owner sends the value as of each edge, exact or in buckets.
 
 A receiver could probe an account by its own payments: it would see when they move a value over a bound. So its records with the
-account count neither for the floor nor in columns of the recipe that it is told. It knows them itself, and adds them to those of
+account count neither for the floor nor in the columns of the recipe that it receives. The receiver adds them itself to columns of
 edges (`joined`), which then describe all records of the far end; below the floor, those of the receiver alone.
 
 A party's file lists its far ends (``far_id``) with these values (``far_x``; NaN for an account of fewer records than its owner's
@@ -360,7 +360,7 @@ def _of_others(
 def joined(
     column: Column, own: NDArray[np.float32], told: NDArray[np.float32], known: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
-    """Return a column of edges of which a receiver knows its own records with an account, and is told of all others [K].
+    """Return a column of edges from a receiver's own records with an account, and the values of all others [K].
 
     Counts and sums add up, since no account of the receiver is among the others' partners; of the times since the last record,
     the shorter counts.

@@ -21,8 +21,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.files import leftovers as leftovers
-from fedgraph_flwr.data.files import write_bytes as write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.mapped import (
     CompressedEdges,
     in_neighbours,

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.files import require_space as require_space
-from fedgraph_flwr.data.files import writing as writing
+from fedgraph_flwr.data.files import writing
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.errors import FedGraphError
 

@@ -290,7 +290,7 @@ class Schema:
 
     def save(self, path: Path) -> None:
         """Write the YAML with one line per column."""
-        from fedgraph_flwr.data.graph import write_bytes
+        from fedgraph_flwr.data.files import write_bytes
 
         lines = ["# Schema of the parties' tables: share it, and import with --schema."]
         for key, value in self.to_dict().items():

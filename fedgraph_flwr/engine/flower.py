@@ -13,13 +13,14 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.engines import SIMULATIONS
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
 from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, healthy, tool, without_box
 from fedgraph_flwr.fleet.run_folders import STATUS, ServerRuns
 from fedgraph_flwr.store.events import SETUP, OnRound, OnWait
-from fedgraph_flwr.store.folder import CHECKPOINT, FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
+from fedgraph_flwr.store.folder import CHECKPOINT, make_folder
+from fedgraph_flwr.store.results import FAILURE, ROUNDS, SUMMARY, read_rounds
 
 APP = "FEDGRAPH_APP"
 """Environment variable: name of a signed app that the fleet's SuperLink fetches instead of a bundle."""

@@ -7,11 +7,15 @@ of a graph or a record.
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
 
 PREFIX = "fedgraph_"
 
@@ -37,24 +41,33 @@ class Metric:
         """Add a sample."""
         self.samples.append((labels, value))
 
-    def lines(self) -> list[str]:
-        """Return its text; a name that ends in ``_total`` is of a counter."""
+    def family(self) -> Family:
+        """Return Prometheus' form of it; a name that ends in ``_total`` is of a counter."""
         name = PREFIX + self.name
-        kind = "counter" if name.endswith("_total") else "gauge"
-        head = [f"# HELP {name} {self.about}", f"# TYPE {name} {kind}"]
-        return [*head, *(f"{name}{_labels(labels)} {float(value)!r}" for labels, value in self.samples)]
+        family = Family(name.removesuffix("_total"), self.about, "counter" if name.endswith("_total") else "gauge")
+        for labels, value in self.samples:
+            family.add_sample(name, {key: str(text) for key, text in labels.items()}, float(value))
+        return family
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    escaped = {
-        key: str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") for key, text in labels.items()
-    }
-    return "{" + ",".join(f'{key}="{text}"' for key, text in escaped.items()) + "}" if escaped else ""
+class _Page(Collector):
+    """What Prometheus' library makes a page of.
+
+    Args:
+        metrics: those of the page; one without samples is left out.
+    """
+
+    def __init__(self, metrics: Iterable[Metric]):
+        self.metrics = list(metrics)
+
+    def collect(self) -> Iterator[Family]:
+        """See Prometheus' collector."""
+        return (metric.family() for metric in self.metrics if metric.samples)
 
 
 def exposition(metrics: Iterable[Metric]) -> str:
     """Return the page of metrics that have samples."""
-    return "".join(f"{line}\n" for metric in metrics if metric.samples for line in metric.lines())
+    return generate_latest(_Page(metrics)).decode()
 
 
 def of_runs(

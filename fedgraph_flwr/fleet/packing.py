@@ -9,16 +9,15 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Encoded
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.fleet.flower_patches import PollSchedule
+from fedgraph_flwr.fleet.relay import Relay
 from fedgraph_flwr.wire.messages import payload_bytes
 
 PACKED = "fedgraph-packed"
@@ -50,7 +49,7 @@ def unpacked(content: RecordDict) -> RecordDict:
         raise FedGraphError(f"cannot read a packed message ({first_line(error)})") from error
 
 
-class PackingGrid(Grid):
+class PackingGrid(Relay):
     """Flower's grid on a fleet with packed messages and scheduled polls for replies.
 
     Args:
@@ -60,27 +59,10 @@ class PackingGrid(Grid):
     blocks = True
 
     def __init__(self, grid: Grid):
-        self.grid = grid
+        super().__init__(grid)
         self.schedules = defaultdict[str, PollSchedule](PollSchedule)
         self.schedule = PollSchedule()
         self.look = 0.0
-
-    def set_run(self, run: Run) -> None:
-        """See Flower's grid."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """See Flower's grid."""
-        return self.grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """See Flower's grid."""
-        return self.grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """See Flower's grid."""
-        return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Pack and send messages."""

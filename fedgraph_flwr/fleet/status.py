@@ -15,15 +15,18 @@ from typing import Any
 import psutil
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, sanitize
+from fedgraph_flwr.fleet.relay import Relay
 from fedgraph_flwr.fleet.run_folders import STATUS
 from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, DESCRIBE, METRICS, VERSIONS
 
 RECENT = 10
 """Number of last rounds whose median duration predicts the time left."""
+
+EVERY = 1.0
+"""Least seconds between two writes while replies of an exchange arrive."""
 
 KINDS = {"no reply": "no_reply", "refuse": "refused", "not accept": "refused", "replied to phase": "invalid"}
 """Text in the reason of a failure → its kind; any other is ``error``."""
@@ -52,9 +55,11 @@ class RunStatus:
             "round": 0,
             "phase": "",
         }
-        self.values |= {"waiting": [], "nodes": {}, "exchanges": {}, "bytes_up": 0, "bytes_down": 0, "rounds_done": 0}
+        self.values |= {"nodes": {}, "exchanges": {}, "bytes_up": 0, "bytes_down": 0, "rounds_done": 0}
         self.values |= {"pid": os.getpid(), **values}
+        self.waiting: dict[str, None] = {}
         self.seconds: list[float] = []
+        self.stored = -EVERY
 
     def add_up(self, before: Mapping[str, Any]) -> None:
         """Continue the totals of a resumed run's earlier status."""
@@ -63,12 +68,19 @@ class RunStatus:
 
     def write(self, **values: Any) -> None:
         """Store values, besides those before."""
-        self.values |= {**values, "updated": time.time()}
+        self.values |= {"waiting": list(self.waiting), **values, "updated": time.time()}
+        self.stored = time.monotonic()
         write_bytes(self.path, json.dumps(self.values).encode())
+
+    def write_progress(self) -> None:
+        """Store what replies changed: at the end of an exchange, and during it at most each `EVERY` seconds."""
+        if not self.waiting or time.monotonic() - self.stored >= EVERY:
+            self.write()
 
     def asked(self, phase: str, server_round: int, nodes: Iterable[int]) -> None:
         """Record the requests of an exchange."""
-        self.write(phase=phase, round=server_round, waiting=sorted(map(str, nodes)))
+        self.waiting = dict.fromkeys(sorted(map(str, nodes)))
+        self.write(phase=phase, round=server_round)
 
     def replied(self, node: int, client: int | None = None, versions: Mapping[str, str] | None = None) -> None:
         """Record a reply; `write` stores it.
@@ -84,8 +96,8 @@ class RunStatus:
         entry |= {"versions": dict(versions)} if versions else {}
 
     def done(self, node: int) -> None:
-        """Record that nothing more is expected of a node in this exchange; `write` stores it."""
-        self.values["waiting"] = [other for other in self.values["waiting"] if other != str(node)]
+        """Record that nothing more is expected of a node in this exchange; `write_progress` stores it."""
+        self.waiting.pop(str(node), None)
 
     def took_round(self, record: Mapping[str, Any]) -> None:
         """Record a finished round (see `Recorder.end_round`)."""
@@ -121,7 +133,7 @@ class RunStatus:
         return entry
 
 
-class WatchedGrid(Grid):
+class WatchedGrid(Relay):
     """Grid that records in a run's status what is exchanged.
 
     Args:
@@ -130,21 +142,9 @@ class WatchedGrid(Grid):
     """
 
     def __init__(self, grid: Grid, status: RunStatus):
-        self.grid, self.status, self.begun = grid, status, False
+        super().__init__(grid)
+        self.status, self.begun = status, False
         self.blocks = bool(getattr(grid, "blocks", False))
-
-    def set_run(self, run: Run) -> None:
-        """See Flower's grid."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """See Flower's grid."""
-        return self.grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """See Flower's grid."""
-        return self.grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
         """See Flower's grid."""
@@ -173,12 +173,8 @@ class WatchedGrid(Grid):
         for message in arrived:
             self._note(message)
         if arrived:
-            self.status.write()
+            self.status.write_progress()
         return arrived
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """See Flower's grid."""
-        return self.grid.send_and_receive(messages, timeout=timeout)
 
     def _note(self, message: Message) -> None:
         node = message.metadata.src_node_id

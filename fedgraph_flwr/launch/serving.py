@@ -10,7 +10,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries, chance
 from fedgraph_flwr.launch.checks import startup_notes
@@ -18,8 +18,9 @@ from fedgraph_flwr.launch.prepare import Prepared, Runnable, check_unused, prepa
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition import input_spec, parties
 from fedgraph_flwr.store.events import OnRound
-from fedgraph_flwr.store.folder import FAILURE, INPUT_SPEC, InUse, headline_score, owned
+from fedgraph_flwr.store.folder import INPUT_SPEC, InUse, owned
 from fedgraph_flwr.store.recorder import Recorder
+from fedgraph_flwr.store.results import FAILURE, headline_score
 from fedgraph_flwr.tracking import Trackers
 
 

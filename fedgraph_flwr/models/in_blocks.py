@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.mapped import require_space
+from fedgraph_flwr.data.files import require_space
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.blocks import FeatureRows, GraphInputs, row_blocks
 from fedgraph_flwr.numerics.sampler import NeighbourSampler

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import FORMAT_VERSION, MASKS, Graph, write_bytes
-from fedgraph_flwr.data.mapped import Blocks, require_space, write_blocks
+from fedgraph_flwr.data.files import require_space, write_bytes
+from fedgraph_flwr.data.graph import FORMAT_VERSION, MASKS, Graph
+from fedgraph_flwr.data.mapped import Blocks, write_blocks
 from fedgraph_flwr.data.split import grouping_seed, shell, split_graph
 from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.partition.clients import assign, split_client, splits_whole

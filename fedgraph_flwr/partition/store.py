@@ -30,6 +30,7 @@ from fedgraph_flwr.config import DatasetConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.checks import check_file
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.graph import (
     FORMAT_VERSION,
     ClientGraph,
@@ -39,7 +40,6 @@ from fedgraph_flwr.data.graph import (
     check_client_fields,
     read_digest,
     read_header,
-    write_bytes,
 )
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.mapped import is_mapped, is_trusted, state_of, trust

@@ -22,15 +22,8 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import (
-    ClientGraph,
-    pack_words,
-    read_tensors,
-    rows_at,
-    rows_of,
-    unpack_words,
-    write_bytes,
-)
+from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.data.graph import ClientGraph, pack_words, read_tensors, rows_at, rows_of, unpack_words
 from fedgraph_flwr.data.schema import agreed_schema
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.launch.runner import run
@@ -38,7 +31,7 @@ from fedgraph_flwr.partition import client_files, files, load
 from fedgraph_flwr.party.tables.parties import fold
 from fedgraph_flwr.party.use.predict import finished
 from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.store.folder import CONFIG, SUMMARY
+from fedgraph_flwr.store.results import CONFIG, SUMMARY
 
 RECORD = "forgotten.json"
 

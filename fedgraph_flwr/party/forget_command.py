@@ -30,7 +30,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Handle ``forget``."""
     from fedgraph_flwr.party.forget import forget, plan
-    from fedgraph_flwr.store.folder import headline_score
+    from fedgraph_flwr.store.results import headline_score
 
     found = plan(args.run, args.party, args.graph)
     for line in found.lines():

@@ -17,7 +17,7 @@ from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdi
 from fedgraph_flwr.report.page import Page, dot, grid, note, number, of_change, render, table
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of, method_name
 from fedgraph_flwr.report.units import duration, percent, points, size
-from fedgraph_flwr.store.folder import as_number, headline_score
+from fedgraph_flwr.store.results import as_number, headline_score
 
 _NAMES = {
     "auc": "AUC",

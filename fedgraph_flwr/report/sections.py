@@ -21,7 +21,7 @@ from fedgraph_flwr.report.page import Page, coloured, grid, note, number, pairs,
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike
 from fedgraph_flwr.report.units import count, duration, percent, size
 from fedgraph_flwr.secure.accounting import spent_text
-from fedgraph_flwr.store.folder import CONFIG
+from fedgraph_flwr.store.results import CONFIG
 from fedgraph_flwr.tasks import kind_of
 
 UNKNOWN = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.as_json import as_json
 from fedgraph_flwr.report.page import Page, grid, note, number, of_change, render, table

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from fedgraph_flwr.report.page import Page, render, table
 from fedgraph_flwr.report.sweep_page import add_sweep
-from fedgraph_flwr.store.folder import CONFIG
+from fedgraph_flwr.store.results import CONFIG
 from fedgraph_flwr.sweeps.rows import ours
 
 

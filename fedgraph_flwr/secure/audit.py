@@ -23,7 +23,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, sanitize
 from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
 

@@ -41,7 +41,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed
 
 STRICT, PER_MODEL = "strict", "per_model"

@@ -23,7 +23,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.secure.accounting import divergence, epsilon_of, least_sensitivity
 

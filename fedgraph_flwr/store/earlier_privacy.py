@@ -13,7 +13,7 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.secure.spent import booking, check_booking
-from fedgraph_flwr.store.folder import CONFIG, SUMMARY, read_summary
+from fedgraph_flwr.store.results import CONFIG, SUMMARY, read_summary
 
 
 @dataclass(frozen=True)

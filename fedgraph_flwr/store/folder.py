@@ -32,14 +32,13 @@ from fedgraph_flwr.data.files import leftovers, write_bytes
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, system_errors
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.store.results import CONFIG as CONFIG
-from fedgraph_flwr.store.results import FAILURE as FAILURE
-from fedgraph_flwr.store.results import ROUNDS as ROUNDS
-from fedgraph_flwr.store.results import SUMMARY as SUMMARY
-from fedgraph_flwr.store.results import as_number as as_number
-from fedgraph_flwr.store.results import headline_score as headline_score
-from fedgraph_flwr.store.results import read_rounds as read_rounds
-from fedgraph_flwr.store.results import read_summary as read_summary
+from fedgraph_flwr.store.results import (
+    FAILURE,
+    ROUNDS,
+    SUMMARY,
+    read_rounds,
+    read_summary,
+)
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree, as_arrays, unflatten
 

@@ -16,7 +16,8 @@ import numpy as np
 import psutil
 
 from fedgraph_flwr.config import RunConfig, to_yaml
-from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
+from fedgraph_flwr.data.files import leftovers, write_bytes
+from fedgraph_flwr.data.graph import write_tensors
 from fedgraph_flwr.errors import system_errors
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.best_round import MIN_ITEMS, MISSING, NO_SCORES, SCORED_BY, BestRound, failed_replies
@@ -24,11 +25,7 @@ from fedgraph_flwr.store.code import digest
 from fedgraph_flwr.store.events import OnRound
 from fedgraph_flwr.store.folder import (
     CHECKPOINT,
-    CONFIG,
     DATA,
-    FAILURE,
-    ROUNDS,
-    SUMMARY,
     Checkpoint,
     EarlierModel,
     check_descriptions,
@@ -38,6 +35,7 @@ from fedgraph_flwr.store.folder import (
     fingerprint,
     read_checkpoint,
 )
+from fedgraph_flwr.store.results import CONFIG, FAILURE, ROUNDS, SUMMARY
 from fedgraph_flwr.version import installed
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten

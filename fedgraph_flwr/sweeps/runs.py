@@ -60,7 +60,7 @@ def run_cell(cell: Cell, keep: Keep | None = None, on_share: Callable[[float], N
 def _train(cell: Cell, keep: Keep | None, on_share: Callable[[float], None] | None) -> dict[str, Any]:
     from fedgraph_flwr.config import configuration
     from fedgraph_flwr.launch.runner import run
-    from fedgraph_flwr.store.folder import CONFIG, ROUNDS, SUMMARY, headline_score
+    from fedgraph_flwr.store.results import CONFIG, ROUNDS, SUMMARY, headline_score
 
     with tempfile.TemporaryDirectory() as temporary:
         out = keep.folder / run_name(cell) if keep and keep.whole else Path(temporary)

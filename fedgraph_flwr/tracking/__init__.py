@@ -19,7 +19,8 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, check_names, first_line
 from fedgraph_flwr.evaluation.best_round import SCORED_BY, failed_replies
 from fedgraph_flwr.logs import log
-from fedgraph_flwr.store.folder import CONFIG, INPUT_SPEC, MODELS, ROUNDS, SUMMARY, as_number
+from fedgraph_flwr.store.folder import INPUT_SPEC, MODELS
+from fedgraph_flwr.store.results import CONFIG, ROUNDS, SUMMARY, as_number
 
 TRACKERS = {
     "tensorboard": ("tensorboard", "fedgraph_flwr.tracking.tensorboard:TensorBoard"),

@@ -14,7 +14,7 @@ from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.models.feddep import DeepGenerator, fused_inputs
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.secure.policy import Policy
-from fedgraph_flwr.store.folder import ROUNDS, read_rounds
+from fedgraph_flwr.store.results import ROUNDS, read_rounds
 from fedgraph_flwr.wire.messages import from_record
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays, call_fresh, recorded_messages, same_result

@@ -230,7 +230,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(clients, tmp_path):
 def test_a_full_disk_is_a_sentence_and_the_old_file_stays(tmp_path, monkeypatch):
     import os
 
-    from fedgraph_flwr.data.graph import write_bytes
+    from fedgraph_flwr.data.files import write_bytes
     from fedgraph_flwr.errors import FedGraphError
 
     path = tmp_path / "checkpoint"

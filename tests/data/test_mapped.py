@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedgraph_flwr.data import mapped
+from fedgraph_flwr.data import files, mapped
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_digest, read_tensors, write_tensors
 from fedgraph_flwr.data.mapped import Blocks, is_trusted, write_blocks
 from fedgraph_flwr.errors import FedGraphError
@@ -158,7 +158,7 @@ def test_a_full_disk_keeps_the_older_file(tmp_path, all_big, monkeypatch):
     with pytest.raises(FedGraphError, match=r"it needs .* GB, and .* has 0.0 GB free"):
         graph_of(60).save(path)
     monkeypatch.undo()
-    with pytest.raises(FedGraphError, match="No space left"), mapped.writing(path, 0):
+    with pytest.raises(FedGraphError, match="No space left"), files.writing(path, 0):
         raise OSError(28, "No space left on device")
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["a.safetensors"]

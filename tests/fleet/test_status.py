@@ -21,7 +21,7 @@ from fedgraph_flwr.cli.server import Health, Parties
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import metrics, overview
 from fedgraph_flwr.fleet.operating import node_infos
-from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid, kind_of_failure, read_status
+from fedgraph_flwr.fleet.status import EVERY, RunStatus, WatchedGrid, kind_of_failure, read_status
 from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.audit_numbers import PHASES, AuditNumbers
 from fedgraph_flwr.secure.spent import spent
@@ -93,8 +93,27 @@ def watched(tmp_path):
     status.took_round(record(1, 4.0, failed, privacy={"epsilon": 0.5, "delta": 1e-5, "budget": 2.0, "noise": [1]}))
     grid.push_messages(asked := [request(node, "train", 2) for node in NODES])
     wire.arriving.append(Message(Error(1001, "odd"), reply_to=asked[0]))
+    status.stored -= EVERY  # seconds later
     grid.pull_messages([])
     return folder
+
+
+def test_replies_are_stored_at_most_once_a_second_and_at_the_end_of_an_exchange(tmp_path, monkeypatch):
+    clock = 100.0
+    monkeypatch.setattr("fedgraph_flwr.fleet.status.time.monotonic", lambda: clock)
+    grid = WatchedGrid(wire := Wire(), RunStatus(tmp_path, 5))
+
+    def arrives(message):
+        wire.arriving.append(Message(Error(1001, "odd"), reply_to=message))
+        grid.pull_messages([])
+        return read_status(tmp_path)["waiting"]
+
+    with run_identity(1):
+        grid.push_messages(asked := [request(node, "train", 1) for node in (11, 22, 33)])
+        assert arrives(asked[0]) == ["11", "22", "33"]  # within the second
+        clock += EVERY
+        assert arrives(asked[1]) == ["33"]
+        assert arrives(asked[2]) == []  # nobody is left
 
 
 def test_a_status_has_phase_round_and_who_is_waited_for(folder):
@@ -254,7 +273,7 @@ def test_metrics_of_a_server_are_those_of_its_runs(folder):
     assert found["fedgraph_run_rounds_total", 'run="second"'] == 2
     assert found["fedgraph_run_epsilon_spent", 'run="first"'] == 0.5
     assert found["fedgraph_run_epsilon_budget", 'run="first"'] == 2.0
-    assert found["fedgraph_run_waiting_for", r'run="first",party="bank \"b\""'] == 1
+    assert found["fedgraph_run_waiting_for", r'party="bank \"b\"",run="first"'] == 1
 
 
 @pytest.mark.parametrize(
@@ -319,11 +338,12 @@ def test_parties_of_one_name_are_told_apart(monkeypatch):
 
 
 def test_prometheus_reads_the_page(folder):
-    parser = pytest.importorskip("prometheus_client.parser")
+    from prometheus_client import parser
+
     page = metrics.exposition(metrics.of_runs({"first": read_status(folder)}, {"22": 'bank "b"\n'}))
     families = {family.name: family for family in parser.text_string_to_metric_families(page)}
     assert families["fedgraph_failures"].type == "counter"
-    assert families["fedgraph_failures"].samples[0].labels == {"party": 'bank "b" ', "reason": "no_reply"}
+    assert families["fedgraph_failures"].samples[0].labels == {"party": 'bank "b"\n', "reason": "no_reply"}
 
 
 def test_metrics_of_a_node_are_those_of_its_audit_log(tmp_path):

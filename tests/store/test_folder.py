@@ -22,7 +22,8 @@ from fedgraph_flwr.launch import prepare as prepare_module
 from fedgraph_flwr.launch.runner import run as run_anywhere
 from fedgraph_flwr.launch.serving import serve
 from fedgraph_flwr.launch.simulations import run_inline
-from fedgraph_flwr.store.folder import CHECKPOINT, LAUNCHER, SERVER, owned, read_rounds, read_summary
+from fedgraph_flwr.store.folder import CHECKPOINT, LAUNCHER, SERVER, owned
+from fedgraph_flwr.store.results import read_rounds, read_summary
 from tests.conftest import client_graph
 
 ROOT = Path(__file__).parents[2]

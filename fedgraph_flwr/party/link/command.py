@@ -138,11 +138,11 @@ def _consent(args: argparse.Namespace, rules: Any) -> int:
 def _fleet(args: argparse.Namespace, rules: Any) -> int:
     """Run the phases on a fleet; each node writes its own file."""
     from fedgraph_flwr.config import configuration, to_yaml
-    from fedgraph_flwr.data.graph import write_bytes
+    from fedgraph_flwr.data.files import write_bytes
     from fedgraph_flwr.engine.flower import bring_approval
     from fedgraph_flwr.launch.prepare import with_folder
     from fedgraph_flwr.launch.runner import run
-    from fedgraph_flwr.store.folder import SUMMARY
+    from fedgraph_flwr.store.results import SUMMARY
 
     cfg = configuration([*args.overrides, *link_overrides(rules)])
     if not cfg.on_fleet:

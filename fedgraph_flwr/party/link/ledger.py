@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.graph import ClientGraph, pack_words, read_tensors, unpack_words, write_tensors
-from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link.files import DATA, Ints, record_columns
 from fedgraph_flwr.party.tables.parties import BETWEEN
@@ -141,7 +141,7 @@ class Ledger:
                 keys, alone = (unpack_words(found[part]).tolist() for part in ("keys", "alone"))
                 peers[str(name)] = Matched(keys, alone, found.get("data", {}), found.get("own", {}))
             return cls(str(values["party"]), str(values["basis"]), peers)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise FedGraphError(f"{path} is not a ledger of a link: restore it, or link without --since") from error
 
 

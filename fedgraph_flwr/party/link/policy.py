@@ -37,8 +37,8 @@ from filelock import FileLock, Timeout
 from fedgraph_flwr.config import number, typed
 from fedgraph_flwr.config.schema import Section
 from fedgraph_flwr.data.far_ends import Column, parse_share
-from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError, check_names, first_line, sanitize
+from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, check_names, first_line, sanitize
 from fedgraph_flwr.party.link.rules import MATCHES, ONE_SIDED, LinkRules
 from fedgraph_flwr.secure.keyring import Keyring
 
@@ -184,7 +184,7 @@ def read_consent(path: Path) -> tuple[Consent, dict[str, str]]:
     try:
         body = json.loads(path.read_text())
         return Consent(**body["consent"]), {str(k): str(v) for k, v in body["signatures"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise FedGraphError(
             f"{path} is not a consent file: write one with `fedgraph-flwr link --new-consent {path}`"
         ) from error
@@ -314,7 +314,7 @@ def _record(path: Path, what: str, advice: str) -> Iterator[dict[str, Any]]:
             record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
             yield record
             write_bytes(path, (json.dumps(record, indent=1) + "\n").encode())
-    except (OSError, Timeout, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, Timeout, *MALFORMED) as error:
         problem = f"cannot read, lock or write {path}, {what} ({first_line(error)})"
         raise FedGraphError(f"{problem}: if it is damaged, {advice}") from error
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgraph_flwr.data.mapped import CompressedEdges, is_mapped, require_space
+from fedgraph_flwr.data.files import require_space
+from fedgraph_flwr.data.mapped import CompressedEdges, is_mapped
 from fedgraph_flwr.data.schema import TableLayout
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.edges import report_repeated

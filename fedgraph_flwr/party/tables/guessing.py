@@ -1,6 +1,6 @@
 """Guess the roles of the columns of a party's two tables, from their values first and their names second.
 
-Each guess has a reason in words, which `fedgraph-flwr init-party` prints and writes beside it. No guess is used without the file.
+Each guess has a reason, which `fedgraph-flwr init-party` prints and writes beside it. No guess is used without the file.
 """
 
 import re

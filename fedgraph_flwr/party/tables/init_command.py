@@ -36,7 +36,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``init-party``."""
-    from fedgraph_flwr.data.graph import write_bytes
+    from fedgraph_flwr.data.files import write_bytes
     from fedgraph_flwr.data.schema import flow
     from fedgraph_flwr.party.party_file import read_party
     from fedgraph_flwr.party.tables.guessing import first_edge, guess

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.data.features import BEFORE, WHOLE
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.schema import Column, Schema, TableLayout
 from fedgraph_flwr.data.value_formats import ANY
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, sanitize

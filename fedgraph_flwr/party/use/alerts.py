@@ -22,7 +22,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit
 from scipy.stats import binomtest
 
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import curves
 from fedgraph_flwr.party.outcomes import FALSE, OPEN, TRUE, Outcomes

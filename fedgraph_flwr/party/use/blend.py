@@ -23,14 +23,14 @@ from scipy.special import log_softmax
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.prepare import check_unused
 from fedgraph_flwr.party.use.predict import BLEND, Predictor, TaskPredictor, load_node, load_predictor
 from fedgraph_flwr.party.use.prediction_input import InputSpec
-from fedgraph_flwr.store.folder import CONFIG
 from fedgraph_flwr.store.recorder import Recorder
+from fedgraph_flwr.store.results import CONFIG
 from fedgraph_flwr.tasks import Task
 
 Floats = NDArray[np.float64]

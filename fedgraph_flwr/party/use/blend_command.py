@@ -28,7 +28,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Handle ``blend``."""
     from fedgraph_flwr.party.use.blend import PREDICTIONS, blend, blend_node
-    from fedgraph_flwr.store.folder import headline_score
+    from fedgraph_flwr.store.results import headline_score
 
     if args.node and args.runs:
         raise FedGraphError("blend takes run folders or --node, not both: leave one out")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.schema import EDGE, NODE
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError, sanitize
@@ -19,7 +19,7 @@ from fedgraph_flwr.party.use.alerts import Choice, ranges
 from fedgraph_flwr.party.use.predict import Predictor, as_scored
 from fedgraph_flwr.report.as_json import finite
 from fedgraph_flwr.secure import accounting
-from fedgraph_flwr.store.folder import ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
+from fedgraph_flwr.store.results import ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
 from fedgraph_flwr.tasks import Task
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.txt"
