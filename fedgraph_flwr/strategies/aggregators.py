@@ -2,10 +2,11 @@
 
     θ^{t+1} = θ^t + R(Δ_1, ..., Δ_n),   Δ_i = θ_i − θ^t over the whole model, [P]
 
-n clients replied, f of them (``strategy.byzantine``) may send anything. The breakdown point of a rule is the largest share f / n
-for which its result stays bounded by the honest updates. All rules weigh clients equally, because weights are claims that a
-malicious client can choose. The rules apply to declared means and sums, not to other uploads that a method combines. No rule
-detects an attack within the differences among honest clients.
+n clients replied, f of them (``strategy.byzantine``) may send anything. The breakdown point of a
+rule is the largest share f / n for which its result stays bounded by the honest updates. All rules
+weigh clients equally, because weights are claims that a malicious client can choose. The rules
+apply to declared means and sums, not to other uploads that a method combines. No rule detects an
+attack within the differences among honest clients.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,9 @@ from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.wire.messages import Arrays, flat, shaped
 
-AT, PASSES = 1e-9, 1000  # geometric median: distances that count as none, as a share of the median distance; (ours)
+# geometric median: distances that count as none, as a share of the median distance; (ours)
+AT = 1e-9
+PASSES = 1000
 
 
 def median(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
@@ -31,7 +34,8 @@ def trimmed_mean(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
 
     Yin et al., ICML 2018, option II.
     """
-    f, n = cfg.byzantine, len(updates)
+    f = cfg.byzantine
+    n = len(updates)
     return np.asarray(np.partition(updates, sorted({f, n - f - 1}), axis=0)[f : n - f].mean(axis=0))
 
 
@@ -55,13 +59,17 @@ def bulyan(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
 
     El Mhamdi et al., ICML 2018, Section 4; needs n ≥ 4f + 3. [n, P] → [P].
     """
-    f, n = cfg.byzantine, len(updates)
-    distances, left = squared_distances(updates), list(range(n))
+    f = cfg.byzantine
+    n = len(updates)
+    distances = squared_distances(updates)
+    left = list(range(n))
     picked: list[int] = []
     while len(picked) < n - 2 * f:
         picked.append(left.pop(int(krum_scores(distances[np.ix_(left, left)], f).argmin())))
     chosen = updates[np.sort(picked)]
-    nearest = aggregate_n_closest_weights([np.median(chosen, axis=0)], [[row] for row in chosen], n - 4 * f)
+    nearest = aggregate_n_closest_weights(
+        [np.median(chosen, axis=0)], [[row] for row in chosen], n - 4 * f
+    )
     return np.asarray(nearest[0])
 
 
@@ -70,9 +78,10 @@ def geometric_median(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
 
         R = Σ_{Δ_i ≠ z} (Δ_i − z) / ‖Δ_i − z‖,   z ← z + max(0, 1 − m / ‖R‖) R / Σ_{Δ_i ≠ z} 1 / ‖Δ_i − z‖
 
-    m is the number of updates at z: Weiszfeld's own step (m = 0) stays for ever at an update that is not the minimum. Breakdown
-    point 1/2. It starts at the coordinates' medians, since one malicious client can move the mean arbitrarily far, and ends
-    at an update if that has the least sum of distances. A step of less than a billionth of the distances ends it.
+    m is the number of updates at z: Weiszfeld's own step (m = 0) stays for ever at an update that
+    is not the minimum. Breakdown point 1/2. It starts at the coordinates' medians, since one
+    malicious client can move the mean arbitrarily far, and ends at an update if that has the least
+    sum of distances. A step of less than a billionth of the distances ends it.
     """
     center = np.median(updates, axis=0)
     for _ in range(PASSES):
@@ -88,18 +97,25 @@ def geometric_median(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
     distances = norms(updates - center)
     nearest = updates[distances.argmin()]
     known = np.isfinite(distances)
-    return nearest.copy() if norms(updates - nearest)[known].sum() < distances[known].sum() else np.asarray(center)
+    return (
+        nearest.copy()
+        if norms(updates - nearest)[known].sum() < distances[known].sum()
+        else np.asarray(center)
+    )
 
 
 def norm_bound(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
     """Average the updates after scaling each to a norm of at most ``strategy.norm_bound``, [n, P] → [P].
 
-    A bound of 0 means the median norm of the updates. Sun et al., 2019, Section 3. One malicious client moves the model by at
-    most bound / n per round, in any direction. The rule has no breakdown point, but limits the speed of an attack.
+    A bound of 0 means the median norm of the updates. Sun et al., 2019, Section 3. One malicious
+    client moves the model by at most bound / n per round, in any direction. The rule has no
+    breakdown point, but limits the speed of an attack.
     """
     lengths = norms(updates)
     bound = cfg.norm_bound or np.median(lengths)
-    return np.asarray((updates * np.minimum(1, bound / np.maximum(lengths, 1e-300))[:, None]).mean(axis=0))
+    return np.asarray(
+        (updates * np.minimum(1, bound / np.maximum(lengths, 1e-300))[:, None]).mean(axis=0)
+    )
 
 
 def norms(updates: np.ndarray) -> np.ndarray:
@@ -184,7 +200,9 @@ def check_cohort(cfg: RunConfig) -> None:
     """
     rules = cfg.strategy
     size = rules.cohort_size(cfg.num_clients)
-    if rules.aggregator != "mean" and size < (least := RULES[rules.aggregator].least(rules.byzantine)):
+    if rules.aggregator != "mean" and size < (
+        least := RULES[rules.aggregator].least(rules.byzantine)
+    ):
         raise FedGraphError(
             f"{_needs(rules)} at least {least} clients per round, and there are {size} (num_clients={cfg.num_clients},"
             f" strategy.fraction={rules.fraction:g}): lower strategy.byzantine or set another strategy.aggregator"

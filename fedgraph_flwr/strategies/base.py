@@ -4,9 +4,10 @@
     before_train() → train (which also scores the incoming model) → step()                    each round
     evaluate                                          once, at the end, and where not all clients train
 
-A method declares in `uplink` what leaves a client and what the server needs of it (`fedgraph_flwr.methods.uplink`). It
-overrides the hooks `setup`, `before_train` and `step`, and calls `request` for its own exchanges. Exchanges dominate the cost
-of a fleet, so scores of round r travel with the training replies of round r + 1. Other modules hold the parts:
+A method declares in `uplink` what leaves a client and what the server needs of it
+(`fedgraph_flwr.methods.uplink`). It overrides the hooks `setup`, `before_train` and `step`, and
+calls `request` for its own exchanges. Exchanges dominate the cost of a fleet, so scores of round r
+travel with the training replies of round r + 1. Other modules hold the parts:
 
     server       hooks of a method, and state       loop           the loop of a run
     round        one round, as a value              replies        the reading of replies
@@ -66,7 +67,8 @@ class GraphStrategy(Side, Server):
 
         θ^{t+1} = Σ_i p_i θ_i^t,   p_i by ``strategy.weighting``: training nodes, nodes, or uniform, over the cohort
 
-    Leaves a client: shared parameters, number of training nodes (or of nodes, where they are the weights), and scores.
+    Leaves a client: shared parameters, number of training nodes (or of nodes, where they are the
+    weights), and scores.
 
     Args:
         cfg: the run's configuration.
@@ -118,7 +120,7 @@ class GraphStrategy(Side, Server):
         """Whether the server sees masked values only."""
         return self.cfg.privacy.secagg
 
-    # --- exchanges ----------------------------------------------------------------------------------------------------
+    # --- exchanges --------------------------------------------------------------------------------
 
     def request(
         self,
@@ -136,11 +138,13 @@ class GraphStrategy(Side, Server):
             config: further scalars.
         """
         default = self.cohort if self.server_round else sorted(self.clients)
-        chosen, down = default if clients is None else list(clients), groups or {}
+        chosen = default if clients is None else list(clients)
+        down = groups or {}
         if sums(self.uplink_of.get(phase, {})):
             inputs = self.summation.begin(phase, chosen)
             if inputs is not None:
-                chosen, down = list(inputs), with_own(down, inputs)
+                chosen = list(inputs)
+                down = with_own(down, inputs)
         sent = messages(self, phase, chosen, down, config or {})
         return self.reduce(phase, enough_replies(self, phase, sent))
 
@@ -159,7 +163,9 @@ class GraphStrategy(Side, Server):
         hidden = {*early, *late, *([SECAGG] if early else [])}
         shown = []
         for reply in replies:
-            groups = {group: arrays for group, arrays in reply.groups.items() if group not in hidden}
+            groups = {
+                group: arrays for group, arrays in reply.groups.items() if group not in hidden
+            }
             shown.append(self.summation.shown(phase, replace(reply, groups=groups)))
         kept = {group: [reply.groups[group] for reply in replies] for group in late}
         return Reduced(shown, values, kept, self.summation.late_mean)
@@ -213,30 +219,42 @@ class GraphStrategy(Side, Server):
     def next_arrays(self, replies: list[Reply]) -> Arrays:
         """Return what the method and its parts make of the replies to ``train``."""
         if not self.stage().up:
-            return {name: array.copy() for name, array in self.arrays.items()}  # a file may hold each array only once
+            # a file may hold each array only once
+            return {name: array.copy() for name, array in self.arrays.items()}
         reduced = self.reduce(TRAIN, replies)
         after = self.step(self.arrays, reduced)
         for part in self.combined:
             after = part.step(self, self.arrays, after, reduced)
         return after
 
-    # --- Flower's Strategy --------------------------------------------------------------------------------------------
+    # --- Flower's Strategy ------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the training messages, with the groups from `before_train`."""
-        stage, flags = self.stage(), {"evaluate": self.scores_due, "checkpoint": False, **filing(self)}
+        stage = self.stage()
+        flags = {"evaluate": self.scores_due, "checkpoint": False, **filing(self)}
         flags |= self.recorder.scoring if self.scores_due else {}
         scalars = {**config, **flags, **stage.config()}
-        return messages(self, TRAIN, self.cohort, self.round.sent, scalars, arrays if stage.down else None)
+        return messages(
+            self, TRAIN, self.cohort, self.round.sent, scalars, arrays if stage.down else None
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return messages that request scores of the model."""
-        groups, scalars = self.before_evaluate(self.arrays), {**self.stage().config(), **self.recorder.scoring}
-        return messages(self, EVALUATE, self.round.judges, groups, scalars, arrays if self.stage().down else None)
+        groups = self.before_evaluate(self.arrays)
+        scalars = {**self.stage().config(), **self.recorder.scoring}
+        return messages(
+            self,
+            EVALUATE,
+            self.round.judges,
+            groups,
+            scalars,
+            arrays if self.stage().down else None,
+        )
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """Run the whole configuration; the recorder receives the results."""

@@ -5,9 +5,11 @@
     train    bagging: trees of each party → F = b + Σ_i p_i Σ trees of i;  histogram: Σ histograms of the roots
     grow     Σ histograms of the nodes of a level → its splits                              each level (histogram)
 
-With ``bagging`` a run ends when no party has a tree to add: by default after one round. p_i are FedAvg's weights of the parties
-that have trees. A party with too few items of a class sits out, by name. With ``histogram`` a round adds a tree per output.
-Leaves a client: what `fedgraph_flwr.clients.boosting` lists. The server checks every tree before it evaluates or sends one.
+With ``bagging`` a run ends when no party has a tree to add: by default after one round. p_i are
+FedAvg's weights of the parties that have trees. A party with too few items of a class sits out, by
+name. With ``histogram`` a round adds a tree per output. Leaves a client: what
+`fedgraph_flwr.clients.boosting` lists. The server checks every tree before it evaluates or sends
+one.
 """
 
 from collections.abc import Mapping
@@ -34,21 +36,29 @@ from fedgraph_flwr.methods.boosting import (
     Growth,
 )
 from fedgraph_flwr.models.forest import Forest
-from fedgraph_flwr.numerics.forest import check_forest, constants, empty_forest, forest_fields, joined
+from fedgraph_flwr.numerics.forest import (
+    check_forest,
+    constants,
+    empty_forest,
+    forest_fields,
+    joined,
+)
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.tasks.trees import forest_of, num_columns, objective_of
 from fedgraph_flwr.wire.messages import Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ArrayField
 
-TREES, ENDED, SITS_OUT = "trees", "ended", "sits_out"
+TREES = "trees"
+ENDED = "ended"
+SITS_OUT = "sits_out"
 
 
 class Boosting(GraphStrategy):
     """Mean of the parties' forests, or one forest grown from sums of histograms.
 
-    `memory` holds the base rate, or the forest of the run in ``init`` (``start``), and the edges of bins. With ``bagging`` it
-    also holds the parties' ``trees``, and which of them ``ended``.
+    `memory` holds the base rate, or the forest of the run in ``init`` (``start``), and the edges of
+    bins. With ``bagging`` it also holds the parties' ``trees``, and which of them ``ended``.
     """
 
     Params: ClassVar[type] = BoostingParams
@@ -57,7 +67,7 @@ class Boosting(GraphStrategy):
     _counted: Edges  # of the latest counts
     _growth: Growth  # of the current round, with ``histogram``
 
-    # --- the model ----------------------------------------------------------------------------------------------------
+    # --- the model --------------------------------------------------------------------------------
 
     def build_model(self) -> Forest:
         """Return an empty forest."""
@@ -83,7 +93,7 @@ class Boosting(GraphStrategy):
         model.fit_to(arrays, where)
         return model.arrays
 
-    # --- set-up -------------------------------------------------------------------------------------------------------
+    # --- set-up -----------------------------------------------------------------------------------
 
     def setup(self) -> None:
         """Agree on the base rate and, with ``histogram``, on bins."""
@@ -113,7 +123,10 @@ class Boosting(GraphStrategy):
             edges = boosting.unpacked_edges(self.memory[BINS], self.columns, self.params.bins)
             self._growth = Growth(self.build_model().outputs, edges, self.params)
         if self.cfg.init:
-            return {START: {"trees": np.array([len(self.memory[START]["start"])], np.int32)}, **bins}
+            return {
+                START: {"trees": np.array([len(self.memory[START]["start"])], np.int32)},
+                **bins,
+            }
         return {BASE: {"score": self.memory[BASE]}, **bins}
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
@@ -122,7 +135,9 @@ class Boosting(GraphStrategy):
             return forest_fields(*self.facts(phase))
         if group == COUNTS:
             return {"count": ArrayField((sum(len(own) + 1 for own in self._counted),), "float64")}
-        return {"sums": ArrayField((len(self._growth.tree), int(self._growth.held.sum()), 3), "float64")}
+        return {
+            "sums": ArrayField((len(self._growth.tree), int(self._growth.held.sum()), 3), "float64")
+        }
 
     def facts(self, phase: str) -> tuple[int, ...]:
         """Return K, F, the most trees and the most nodes per tree, in phases in which clients send trees."""
@@ -139,7 +154,7 @@ class Boosting(GraphStrategy):
             who = f"client {reply.client} replied to phase '{phase}'"
             check_forest(reply.groups[FOREST], outputs, columns, trees, nodes, who)
 
-    # --- a round ------------------------------------------------------------------------------------------------------
+    # --- a round ----------------------------------------------------------------------------------
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Return the forest with the trees of this round."""
@@ -150,20 +165,30 @@ class Boosting(GraphStrategy):
             return self._mean(base, reduced)
         roots: list[np.ndarray] = [reduced[HISTOGRAM]["sums"]]
         return joined(
-            [arrays if len(arrays["start"]) else base, boosting.grown(self._growth, lambda *at: self._sums(roots, *at))]
+            [
+                arrays if len(arrays["start"]) else base,
+                boosting.grown(self._growth, lambda *at: self._sums(roots, *at)),
+            ]
         )
 
-    def _sums(self, roots: list[np.ndarray], forest: Arrays, tree: np.ndarray, node: np.ndarray) -> np.ndarray:
+    def _sums(
+        self, roots: list[np.ndarray], forest: Arrays, tree: np.ndarray, node: np.ndarray
+    ) -> np.ndarray:
         """Return the histograms of nodes: those of the roots came with the replies to ``train``."""
         nodes = {"tree": tree.astype(np.int32), "node": node.astype(np.int32)}
-        found = roots.pop() if roots else self.request(GROW, {FOREST: forest, NODES: nodes})[HISTOGRAM]["sums"]
+        found = (
+            roots.pop()
+            if roots
+            else self.request(GROW, {FOREST: forest, NODES: nodes})[HISTOGRAM]["sums"]
+        )
         sums = np.zeros((len(tree), *self._growth.held.shape, 3))
         sums[:, self._growth.held] = found
         return sums
 
     def _mean(self, base: Arrays, reduced: Reduced) -> Arrays:
         """Add the trees of this round, and return the weighted mean of the parties' forests."""
-        held, ended = self.memory.setdefault(TREES, {}), self.memory.setdefault(ENDED, {})
+        held = self.memory.setdefault(TREES, {})
+        ended = self.memory.setdefault(ENDED, {})
         for reply in reduced:
             name = str(reply.client)
             if reply.metrics[SITS_OUT] and name not in ended:
@@ -200,7 +225,11 @@ class Boosting(GraphStrategy):
             return self.server_round >= self.rounds_needed
         ended = self.memory.get(ENDED, {})
         unknown = {client for client in self.clients if str(client) not in ended}
-        return bool(self.server_round) and unknown <= self.failed.keys() and all(bool(one) for one in ended.values())
+        return (
+            bool(self.server_round)
+            and unknown <= self.failed.keys()
+            and all(bool(one) for one in ended.values())
+        )
 
     @property
     def rounds_needed(self) -> int:

@@ -35,11 +35,15 @@ class Connection:
     """
 
     def __init__(self, grid: Grid, describe: Describe):
-        self.grid, self.describe = grid, describe
+        self.grid = grid
+        self.describe = describe
         self._met: set[int] = set()
-        self._newcomers: list[ClientInfo] = []  # joined after the run started and have no client yet
+        # joined after the run started and have no client yet
+        self._newcomers: list[ClientInfo] = []
 
-    def wait(self, wanted: int, timeout: float, bound: Mapping[int, int] | None = None) -> dict[int, ClientInfo]:
+    def wait(
+        self, wanted: int, timeout: float, bound: Mapping[int, int] | None = None
+    ) -> dict[int, ClientInfo]:
         """Wait for the nodes, and learn which client each of them is.
 
         Args:
@@ -51,17 +55,21 @@ class Connection:
             The first ``wanted`` clients, by their index.
 
         Raises:
-            RunFailed: too few nodes joined within ``timeout`` seconds, or too few of them registered as clients.
-            FedGraphError: none of them registered, or two claim the same client and neither was that client before.
+            RunFailed: too few nodes joined within ``timeout`` seconds, or too few of them
+                registered as clients.
+            FedGraphError: none of them registered, or two claim the same client and neither was
+                that client before.
         """
         nodes = self._wait_for_nodes(wanted, timeout)
         self._met = set(nodes)
         if known := getattr(self.grid, "descriptions", None):
             return {client: ClientInfo(client, client + 1, what) for client, what in known.items()}
         described, failed = self.describe(nodes)
-        failures, clients = dict(failed), dict[int, ClientInfo]()
+        failures = dict(failed)
+        clients = dict[int, ClientInfo]()
         was = {node: client for client, node in (bound or {}).items()}
-        for info in sorted(described, key=lambda info: info.node_id not in was):  # earlier clients come first
+        # earlier clients come first
+        for info in sorted(described, key=lambda info: info.node_id not in was):
             if was.get(info.node_id, info.client) != info.client:
                 failures[info.node_id] = (
                     f"it was client {was[info.node_id]} of this run, and claims to be client {info.client}"
@@ -84,11 +92,14 @@ class Connection:
             raise error(f"{len(clients)} of {wanted} clients registered; {reasons}")
         return dict(sorted(clients.items())[:wanted])
 
-    def returned(self, clients: Mapping[int, ClientInfo], silent: set[int], replied: set[int]) -> dict[int, ClientInfo]:
+    def returned(
+        self, clients: Mapping[int, ClientInfo], silent: set[int], replied: set[int]
+    ) -> dict[int, ClientInfo]:
         """Return clients whose SuperNode was restarted under another node id.
 
-        A node replaces a client's old node once that one is gone or unresponsive, if its description is the same. A node that
-        claims a client whose own node still replies is refused for the rest of the run.
+        A node replaces a client's old node once that one is gone or unresponsive, if its
+        description is the same. A node that claims a client whose own node still replies is refused
+        for the rest of the run.
 
         Args:
             clients: clients of the run.
@@ -103,7 +114,11 @@ class Connection:
         back: dict[int, ClientInfo] = {}
         for info in list(self._newcomers):
             known = clients.get(info.client)
-            if known and (known.node_id not in nodes or info.client in silent) and info.client not in back:
+            if (
+                known
+                and (known.node_id not in nodes or info.client in silent)
+                and info.client not in back
+            ):
                 self._newcomers.remove(info)
                 if differs := difference(known.description, info.description):
                     log(WARNING, _refusal(info, f"with a different description: {differs}"))
@@ -116,11 +131,15 @@ class Connection:
         return back
 
     def _wait_for_nodes(self, wanted: int, timeout: float) -> list[int]:
-        started, pause, next_warning = time.perf_counter(), 0.05, 10.0
+        started = time.perf_counter()
+        pause = 0.05
+        next_warning = 10.0
         while len(nodes := sorted(self.grid.get_node_ids())) < wanted:
             waited = time.perf_counter() - started
             if waited > timeout:
-                raise RunFailed(f"{_too_few(len(nodes), wanted)} (waited {timeout:g} s, strategy.timeout)")
+                raise RunFailed(
+                    f"{_too_few(len(nodes), wanted)} (waited {timeout:g} s, strategy.timeout)"
+                )
             if waited > next_warning:
                 log(WARNING, _too_few(len(nodes), wanted))
                 next_warning *= 2
@@ -135,8 +154,10 @@ def _refusal(info: ClientInfo, why: str) -> str:
 
 def difference(known: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """Return how a client's description differs from before; floating-point rounding of another machine does not count."""
-    for key in sorted((known.keys() | found.keys()) - {"min_nodes"}):  # a party may change its policy
-        before, now = known.get(key), found.get(key)
+    # a party may change its policy
+    for key in sorted((known.keys() | found.keys()) - {"min_nodes"}):
+        before = known.get(key)
+        now = found.get(key)
         if before != now and not _rounding(before, now):
             return f"{key}={before}, not {sanitize(now, 60)}"
     return ""
@@ -145,7 +166,9 @@ def difference(known: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 def _rounding(before: Any, now: Any) -> bool:
     if isinstance(before, list) and isinstance(now, list):
         floats = len(before) == len(now) and all(isinstance(n, float) for n in (*before, *now))
-        return floats and all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(before, now, strict=True))
+        return floats and all(
+            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(before, now, strict=True)
+        )
     return isinstance(before, float) and isinstance(now, float)
 
 

@@ -18,15 +18,17 @@ SIZES = ("num_features", "num_classes", "num_edge_features")
 def may_differ(cfg: RunConfig, descriptions: Collection[Mapping[str, Any]]) -> bool:
     """Return whether clients describe different `SIZES` and may, because the shared parameters have one shape for all.
 
-    This is so where the input layer and the head stay at the clients, as in FedStar's experiments with one dataset per client.
-    Models are built without memory for their parameters, as the sizes are those that clients claim.
+    This is so where the input layer and the head stay at the clients, as in FedStar's experiments
+    with one dataset per client. Models are built without memory for their parameters, as the sizes
+    are those that clients claim.
     """
     if models.network(cfg.model).capabilities.heterogeneous:
         return False
     sizes = {tuple(values.get(key) or 0 for key in SIZES) for values in descriptions}
     if len(sizes) == 1:
         return False
-    kind, shapes = kind_of(cfg), set()
+    kind = kind_of(cfg)
+    shapes = set()
     for size in sizes:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             model = kind.network(cfg, *size)
@@ -61,8 +63,14 @@ class Descriptions:
         if key not in self._known:
             values = {index: info.description.get(key) for index, info in self.clients().items()}
             (first, common), *_ = values.items()
-            if odd := [f"client {index} has {key}={value}" for index, value in values.items() if value != common]:
-                raise FedGraphError(f"{odd[0]}, client {first} has {key}={common}: all clients of a run must agree")
+            if odd := [
+                f"client {index} has {key}={value}"
+                for index, value in values.items()
+                if value != common
+            ]:
+                raise FedGraphError(
+                    f"{odd[0]}, client {first} has {key}={common}: all clients of a run must agree"
+                )
             self._known[key] = common
         return self._known[key]
 

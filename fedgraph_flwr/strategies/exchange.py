@@ -20,7 +20,11 @@ SIMULATED = 128
 NAMED = 10
 """Most clients that a warning lists."""
 
-_GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+_GONE = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
 """Errors that the SuperLink sends instead of a node."""
 
 Read = Callable[[Message, int | None], Reply]
@@ -33,7 +37,8 @@ class Outcome:
 
     Attributes:
         replies: the valid replies, in client order.
-        failures: for each other client (or node, if its client index is not known yet), why it has none.
+        failures: for each other client (or node, if its client index is not known yet), why it has
+            none.
         silent: failed clients whose node did not respond at all, and may be gone.
         down: bytes sent.
         groups: bytes received, by group of the uplink.
@@ -49,7 +54,12 @@ class Outcome:
 
 
 def exchange(
-    grid: Grid, messages: Iterable[Message], clients: Mapping[int, int], read: Read, timeout: float, name: str
+    grid: Grid,
+    messages: Iterable[Message],
+    clients: Mapping[int, int],
+    read: Read,
+    timeout: float,
+    name: str,
 ) -> Outcome:
     """Send messages and poll with a growing pause, until all have replies or ``timeout`` seconds have passed.
 
@@ -61,7 +71,8 @@ def exchange(
         timeout: longest wait, in seconds.
         name: name of the exchange, for the log.
     """
-    sent, started = list(messages), time.perf_counter()
+    sent = list(messages)
+    started = time.perf_counter()
     outcome = Outcome(down=_bytes_of(sent))
     unsent = list(reversed(sent))
     simulated = type(grid).__name__ == "InMemoryGrid"  # its import would take half a second
@@ -70,18 +81,26 @@ def exchange(
     pause = 0.0
     while waiting or unsent:
         if due := [unsent.pop() for _ in range(min(window - len(waiting), len(unsent)))]:
-            waiting.update(zip(grid.push_messages(due), (m.metadata.dst_node_id for m in due), strict=True))
+            waiting.update(
+                zip(grid.push_messages(due), (m.metadata.dst_node_id for m in due), strict=True)
+            )
         polled = time.perf_counter()
         arrived = list(grid.pull_messages(list(waiting)))
         took = time.perf_counter() - polled
         for message in arrived:
             if (node := waiting.pop(message.metadata.reply_to_message_id, None)) is None:
-                log(WARNING, "%s: dropped a message of node %s to no open request", name, message.metadata.src_node_id)
+                log(
+                    WARNING,
+                    "%s: dropped a message of node %s to no open request",
+                    name,
+                    message.metadata.src_node_id,
+                )
                 continue
             take(message, node, clients.get(node), read, outcome)
         if not waiting:
             continue
-        if polled - started > timeout:  # a poll that started in time may have waited for one reply: poll once more
+        # a poll that started in time may have waited for one reply: poll once more
+        if polled - started > timeout:
             for node in [*waiting.values(), *(m.metadata.dst_node_id for m in unsent)]:
                 outcome.failures[clients.get(node, node)] = f"no reply within {timeout:g} s"
                 outcome.silent.add(clients.get(node, node))
@@ -89,7 +108,8 @@ def exchange(
         if getattr(grid, "blocks", False):  # polling already waited
             continue
         pause = 0.0 if arrived else min(1.5 * pause + 0.005, 1.0)
-        # With a thousand nodes a poll keeps the grid busy, so pause for four times as long as it took.
+        # With a thousand nodes a poll keeps the grid busy, so pause for four times as long as it
+        # took.
         time.sleep(max(pause, min(4 * took, 1.0)))
     outcome.seconds = time.perf_counter() - started
     outcome.replies.sort(key=lambda reply: reply.client)
@@ -106,9 +126,13 @@ def failure_lines(failures: Mapping[int, str], known: Set[int]) -> list[str]:
         groups.setdefault((kind, reason.removeprefix(f"client {who} ")), []).append(who)
     lines = []
     for (kind, reason), found in groups.items():
-        named = ", ".join(map(str, found[:NAMED])) + (f" and {len(found) - NAMED} more" if len(found) > NAMED else "")
+        named = ", ".join(map(str, found[:NAMED])) + (
+            f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        )
         plural = len(found) > 1
-        lines.append(f"{kind}{'s' * plural} {named} failed: {reason if plural else failures[found[0]]}")
+        lines.append(
+            f"{kind}{'s' * plural} {named} failed: {reason if plural else failures[found[0]]}"
+        )
     return lines
 
 
@@ -123,15 +147,21 @@ def take(message: Message, node: int, client: int | None, read: Read, outcome: O
     """Record one reply, or the reason why it is refused."""
     who = node if client is None else client
     if message.has_error():
-        outcome.failures[who] = sanitize(message.error.reason or f"error {message.error.code}", 1000)
+        outcome.failures[who] = sanitize(
+            message.error.reason or f"error {message.error.code}", 1000
+        )
         if message.error.code in _GONE:
             outcome.silent.add(who)
         return
     try:
         outcome.replies.append(read(message, client))
-        outcome.groups.update({group: record_bytes(record) for group, record in message.content.items()})
+        outcome.groups.update(
+            {group: record_bytes(record) for group, record in message.content.items()}
+        )
     except FedGraphError as error:
         outcome.failures[who] = sanitize(error, 1000)
         outcome.groups[REFUSED] += sum(
-            len(array.data) for record in message.content.array_records.values() for array in record.values()
+            len(array.data)
+            for record in message.content.array_records.values()
+            for array in record.values()
         )

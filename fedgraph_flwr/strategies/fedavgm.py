@@ -17,7 +17,13 @@ class Momentum(ServerPart):
 
     def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Take one step along the velocity."""
-        p, previous = server.cfg.strategy.momentum, server.memory.get("velocity", {})
-        velocity = {n: p.beta * previous.get(n, 0) + (mean[n] - arrays[n]) for n in arrays.keys() - server.buffers}
+        p = server.cfg.strategy.momentum
+        previous = server.memory.get("velocity", {})
+        velocity = {
+            n: p.beta * previous.get(n, 0) + (mean[n] - arrays[n])
+            for n in arrays.keys() - server.buffers
+        }
         server.memory["velocity"] = velocity
-        return mean | {n: (arrays[n] + p.server_lr * v).astype(arrays[n].dtype) for n, v in velocity.items()}
+        return mean | {
+            n: (arrays[n] + p.server_lr * v).astype(arrays[n].dtype) for n, v in velocity.items()
+        }

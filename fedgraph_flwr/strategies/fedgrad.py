@@ -2,9 +2,9 @@
 
     ∇_θ F(θ) = (1/|V~|) Σ_i ∇_θ F_i(θ),   θ ← θ − λ ∇_θ F(θ)                       FedStruct, Eqs. (7), (8)
 
-F_i is the summed cross-entropy of client i, V~ the training nodes of the round's clients. The step is Adam's or SGD's, with
-``train.lr`` and ``train.weight_decay``. With GraphSAGE or an MLP this is the paper's FL GNN and FL MLP.
-Leaves the client: gradients, number of training nodes, scores.
+F_i is the summed cross-entropy of client i, V~ the training nodes of the round's clients. The step
+is Adam's or SGD's, with ``train.lr`` and ``train.weight_decay``. With GraphSAGE or an MLP this is
+the paper's FL GNN and FL MLP. Leaves the client: gradients, number of training nodes, scores.
 """
 
 from typing import ClassVar
@@ -35,7 +35,9 @@ class FedGrad(GraphStrategy):
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Take one step along the summed gradients over the training nodes of all replies."""
         total = self.labelled(reduced)
-        gradients = {name: gradient / total for name, gradient in self.gradients(arrays, reduced).items()}
+        gradients = {
+            name: gradient / total for name, gradient in self.gradients(arrays, reduced).items()
+        }
         values = {name: torch.from_numpy(array) for name, array in arrays.items()} | self.held()
         updated = self.optimizer.step(values, gradients)
         self.hold(updated)
@@ -55,7 +57,8 @@ class FedGrad(GraphStrategy):
     def labelled(self, reduced: Reduced) -> float:
         """Return |V~| of the clients that replied; under differential privacy, which hides it, a public number instead.
 
-        It is the number of clients in a round, or of rows that they are expected to draw (``privacy.unit=row``).
+        It is the number of clients in a round, or of rows that they are expected to draw
+        (``privacy.unit=row``).
 
         Raises:
             RunFailed: no client has a training node.

@@ -3,8 +3,9 @@
     (θ_c, v) ← Σ_{k ∈ S_t} (N_k / N_{S_t}) (θ_c^k, v^k)                                       line 8
     β^k is kept as client k sent it; for k ∉ S_t the previous one is kept                      line 9
 
-Bases v and common weights θ_c are averaged by training nodes. Coefficients β are collected and sent to the other clients as
-unordered pools. Pools are shuffled for every receiver, round and name (a name is one kind of type in one layer).
+Bases v and common weights θ_c are averaged by training nodes. Coefficients β are collected and sent
+to the other clients as unordered pools. Pools are shuffled for every receiver, round and name (a
+name is one kind of type in one layer).
 
 | exchange          | down                       | up, floats                                      |
 |-------------------|----------------------------|-------------------------------------------------|
@@ -13,20 +14,23 @@ unordered pools. Pools are shuffled for every receiver, round and name (a name i
 | train             | v, θ_c, pools: B Σ_{k'} T_k' | v^k, θ_c^k, β^k: T_k B, N_k, loss, scores       |
 | evaluate          | v, θ_c                     | scores (once, at the end)                       |
 
-T_k counts the types of client k over all names. The server learns it; a client learns the sum over the others.
-With ``privacy.secagg`` the server learns only sums of v and θ_c. Coefficients are not masked, as the method needs each client's.
-Ablations (Table 4) by ``strategy.shared`` and ``private_schema: false``: with ``coefficients`` among the shared, their rows are
-averaged over the clients that hold the type.
+T_k counts the types of client k over all names. The server learns it; a client learns the sum over
+the others. With ``privacy.secagg`` the server learns only sums of v and θ_c. Coefficients are not
+masked, as the method needs each client's. Ablations (Table 4) by ``strategy.shared`` and
+``private_schema: false``: with ``coefficients`` among the shared, their rows are averaged over the
+clients that hold the type.
 
-Reproduced: the paper's Table 3 on the published AIFB graphs, with FedHGN above FedAvg in all six rows (`fedhgn_table3`). Not
-reproduced: RE K=3, and the gain over Local. Half the rows have such a gain, and none if Local's clients stop together. The
-order in Table 4 does not reproduce either: averaging only coefficients (C) is better in six of six rows. Our explanation: few
-types receive a task gradient (13 of 104 at RE K=3), and alignment moves the other types towards unused values. In addition, 83
-validation nodes are too few to select rounds reliably.
+Reproduced: the paper's Table 3 on the published AIFB graphs, with FedHGN above FedAvg in all six
+rows (`fedhgn_table3`). Not
+reproduced: RE K=3, and the gain over Local. Half the rows have such a gain, and none if Local's
+clients stop together. The order in Table 4 does not reproduce either: averaging only coefficients
+(C) is better in six of six rows. Our explanation: few types receive a task gradient (13 of 104 at
+RE K=3), and alignment moves the other types towards unused values. In addition, 83 validation nodes
+are too few to select rounds reliably.
 
-The authors' code starts with a zero vector for each client's coefficients, which pulls all of them to 0 in round 1. Use
-``first_pool: zeros`` to do the same. With ``initial`` the real ones are collected, and ``empty`` waits for the first
-round.
+The authors' code starts with a zero vector for each client's coefficients, which pulls all of them
+to 0 in round 1. Use ``first_pool: zeros`` to do the same. With ``initial`` the real ones are
+collected, and ``empty`` waits for the first round.
 """
 
 from collections.abc import Mapping
@@ -67,7 +71,9 @@ class FedHGN(GraphStrategy, method=coefficients):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Refuse averaged coefficients with private schemas."""
-        averaged = [prefix for prefix in cfg.strategy.shared if f"{COEFFICIENTS}.".startswith(prefix)]
+        averaged = [
+            prefix for prefix in cfg.strategy.shared if f"{COEFFICIENTS}.".startswith(prefix)
+        ]
         if averaged and cfg.strategy.private_schema:
             raise FedGraphError(
                 f"strategy.shared contains '{averaged[0]}', but coefficients of private schemas cannot be averaged:"
@@ -77,14 +83,21 @@ class FedHGN(GraphStrategy, method=coefficients):
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
         """Describe coefficients β [T, B] by the names of the model's weights, for a client with T types, or these types."""
         if group == ROWS:
-            return {name: ArrayField((up_to(MAX_TYPES),), "int64", 0, MAX_TYPES) for name in self.names}
+            return {
+                name: ArrayField((up_to(MAX_TYPES),), "int64", 0, MAX_TYPES) for name in self.names
+            }
         return self._vectors(None if phase == TELL else client)
 
     def _vectors(self, client: int | None) -> dict[str, ArrayField]:
         """Describe the coefficients; the number of types must not change after a client's first reply."""
         known = self.coefficients.get(-1 if client is None else client, {})
-        types: dict[str, Axis] = {name: len(known[name]) if name in known else up_to(MAX_TYPES) for name in self.names}
-        return {name: ArrayField((axis, self.model.num_bases), self.cfg.dtype) for name, axis in types.items()}
+        types: dict[str, Axis] = {
+            name: len(known[name]) if name in known else up_to(MAX_TYPES) for name in self.names
+        }
+        return {
+            name: ArrayField((axis, self.model.num_bases), self.cfg.dtype)
+            for name, axis in types.items()
+        }
 
     def facts(self, phase: str) -> dict[str, int]:
         """Return the number of rows of each shared parameter."""
@@ -131,10 +144,15 @@ class FedHGN(GraphStrategy, method=coefficients):
             return {}
         names = [name.removeprefix("bases.") for name in arrays if name.startswith("bases.")]
         if self.params.first_pool == "zeros" and self.server_round == 1:
-            zeros = {name: np.zeros((1, arrays[f"bases.{name}"].shape[0]), np.float32) for name in names}
+            zeros = {
+                name: np.zeros((1, arrays[f"bases.{name}"].shape[0]), np.float32) for name in names
+            }
             return {POOL: zeros} if len(self.clients) > 1 else {}
         names = list(next(iter(self.coefficients.values()), {}))
-        return {client: {POOL: {name: self._pool(client, name) for name in names}} for client in self.cohort}
+        return {
+            client: {POOL: {name: self._pool(client, name) for name in names}}
+            for client in self.cohort
+        }
 
     def _pool(self, client: int, name: str) -> np.ndarray:
         seed = derive_seed(self.cfg.seed, POOL, self.server_round, client, name)
@@ -154,8 +172,11 @@ class FedHGN(GraphStrategy, method=coefficients):
 
     def _over_holders(self, previous: np.ndarray, name: str, replies: list[Reply]) -> np.ndarray:
         """Return Σ_{k holds t} N_k β_t^k / Σ_{k holds t} N_k for each type t; the previous row if no client holds t."""
-        total, weight = np.zeros(previous.shape), np.zeros(len(previous))
-        for reply, n in zip(replies, self.weights([reply.client for reply in replies]), strict=True):
+        total = np.zeros(previous.shape)
+        weight = np.zeros(len(previous))
+        for reply, n in zip(
+            replies, self.weights([reply.client for reply in replies]), strict=True
+        ):
             rows = self.rows[reply.client][name.removeprefix(f"{COEFFICIENTS}.")]
             total[rows] += n * reply.arrays[name][rows]
             weight[rows] += n

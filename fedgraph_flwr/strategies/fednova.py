@@ -3,8 +3,8 @@
     d_i = (x − y_i) / (η ‖a_i‖₁),   x ← x − τ_eff Σ_i p_i η d_i                                           (1)
     τ_eff = Σ_i p_i ‖a_i‖₁,   or Σ_i p_i K_i in the proximal variant                                      (2)
 
-p_i by ``strategy.weighting`` over the cohort. With S = Σ_i p_i/‖a_i‖₁ it is one average with other weights, ȳ = Σ_i
-(p_i/‖a_i‖₁) y_i / S:
+p_i by ``strategy.weighting`` over the cohort. With S = Σ_i p_i/‖a_i‖₁ it is one average with other
+weights, ȳ = Σ_i (p_i/‖a_i‖₁) y_i / S:
 
     x ← x + τ_eff S (ȳ − x)                                                                               (1')
 
@@ -12,11 +12,11 @@ A robust rule R takes updates per step, with τ_eff and ‖a_i‖₁ from the co
 
     x ← x + τ_eff R((y_1 − x)/‖a_1‖₁, ..., (y_n − x)/‖a_n‖₁)
 
-Running statistics are ȳ, or the rule's. With equal ‖a_i‖₁ FedNova equals FedAvg (τ_eff S = 1), except in the proximal variant. A
-client without steps counts only in τ_eff. Server momentum, which the authors implement but do not use, is left out. K_i and
-‖a_i‖₁ follow from the configuration. Under differential privacy τ_eff counts the sampled clients, S all clients, and a lost
-reply moves nothing, so that no factor depends on who replied.
-Leaves the client: what FedAvg sends.
+Running statistics are ȳ, or the rule's. With equal ‖a_i‖₁ FedNova equals FedAvg (τ_eff S = 1),
+except in the proximal variant. A client without steps counts only in τ_eff. Server momentum, which
+the authors implement but do not use, is left out. K_i and ‖a_i‖₁ follow from the configuration.
+Under differential privacy τ_eff counts the sampled clients, S all clients, and a lost reply moves
+nothing, so that no factor depends on who replied. Leaves the client: what FedAvg sends.
 """
 
 from fedgraph_flwr.config import RunConfig
@@ -39,7 +39,10 @@ class FedNova(GraphStrategy, method=fednova):
     @classmethod
     def startup_note(cls, cfg: RunConfig) -> str:
         """Equal steps of all clients are FedAvg's."""
-        if fednova.proximal(cfg) or len({cfg.train.steps_of(client) for client in range(cfg.num_clients)}) > 1:
+        if (
+            fednova.proximal(cfg)
+            or len({cfg.train.steps_of(client) for client in range(cfg.num_clients)}) > 1
+        ):
             return ""
         return (
             f"strategy={cfg.strategy.name} with as many local steps for every client is FedAvg; "
@@ -53,16 +56,25 @@ class FedNova(GraphStrategy, method=fednova):
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Eq. (1')."""
-        mean, train, mu = reduced[MODEL], self.cfg.train, fednova.proximal(self.cfg)
+        mean = reduced[MODEL]
+        train = self.cfg.train
+        mu = fednova.proximal(self.cfg)
         clients = self.summation.counted(self.sampled, reduced.clients)
         weights = self.weights(clients)
         items = self.summation.sizes("num_train", clients)  # a client without any takes no step
-        steps = [train.steps_of(client) if count else 0 for client, count in zip(clients, items, strict=True)]
-        length, total = [work(count, train, mu) for count in steps], sum(weights)
-        effective = sum(p * t / total for p, t in zip(weights, steps if mu else length, strict=True))
+        steps = [
+            train.steps_of(client) if count else 0
+            for client, count in zip(clients, items, strict=True)
+        ]
+        length = [work(count, train, mu) for count in steps]
+        total = sum(weights)
+        effective = sum(
+            p * t / total for p, t in zip(weights, steps if mu else length, strict=True)
+        )
         if self.cfg.strategy.aggregator != "mean":  # the rule took updates over ‖a_i‖₁
             return self._moved(arrays, mean, effective)
-        everyone = self.summation.counted(sorted(self.clients), clients)  # over which a mean divides by the mean weight
+        # over which a mean divides by the mean weight
+        everyone = self.summation.counted(sorted(self.clients), clients)
         divided = self.summation.weights_of(self.uplink_of[TRAIN][MODEL], everyone)
         worth = sum(divided) / sum(self.weights(everyone))
         return self._moved(arrays, mean, worth * effective)

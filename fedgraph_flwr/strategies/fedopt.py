@@ -6,9 +6,9 @@
     FedYogi      v_t = v_{t−1} − (1 − β2) Δ_t² sign(v_{t−1} − Δ_t²)
     θ^{t+1} = θ^t + η m_t / (√v_t + τ)
 
-The algorithm requires v_{−1} ≥ τ²; here it equals τ². Moments have no bias correction. p_i follows ``strategy.weighting``, while
-Algorithm 2 uses the plain mean. Running statistics of a model, which gradients do not train, are averaged: a step along their
-signs could make a variance negative.
+The algorithm requires v_{−1} ≥ τ²; here it equals τ². Moments have no bias correction. p_i follows
+``strategy.weighting``, while Algorithm 2 uses the plain mean. Running statistics of a model, which
+gradients do not train, are averaged: a step along their signs could make a variance negative.
 Leaves the client: what FedAvg sends.
 """
 
@@ -31,11 +31,16 @@ class Adaptive(ServerPart):
 
     def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Take one step of the server's optimiser."""
-        p, after = getattr(server.cfg.strategy, server.cfg.strategy.server_optimizer), dict(mean)
-        first, second = server.memory.setdefault("first", {}), server.memory.setdefault("second", {})
+        p = getattr(server.cfg.strategy, server.cfg.strategy.server_optimizer)
+        after = dict(mean)
+        first = server.memory.setdefault("first", {})
+        second = server.memory.setdefault("second", {})
         for name in arrays.keys() - server.buffers:
             delta = after[name] - arrays[name]
-            previous = first.get(name, np.zeros_like(delta)), second.get(name, np.full_like(delta, p.tau**2))
+            previous = (
+                first.get(name, np.zeros_like(delta)),
+                second.get(name, np.full_like(delta, p.tau**2)),
+            )
             first[name] = p.beta1 * previous[0] + (1 - p.beta1) * delta
             second[name] = self.second_moment(p, previous[1], delta**2)
             after[name] = arrays[name] + p.server_lr * first[name] / (np.sqrt(second[name]) + p.tau)

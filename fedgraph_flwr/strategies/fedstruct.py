@@ -5,18 +5,19 @@
     place      s_u of the support, for features that are not learned                    once
     train      ∇_θ F = (1/|V~|) Σ_i g_i,   ∇_S F = (1/|V~|) Σ_i G_S^i                   Algorithms 4 and 5
 
-Reproduced: its paper's claims, and nearly all its scores, with the authors' code where the paper is silent. Not reproduced:
-Local on Cora and CiteSeer, and some rows of FL-GNN, are lower. Our explanation is GraphSAGE's size and rounds, which the paper
-does not give (docs/reproduction.md).
+Reproduced: its paper's claims, and nearly all its scores, with the authors' code where the paper is
+silent. Not reproduced: Local on Cora and CiteSeer, and some rows of FL-GNN, are lower. Our
+explanation is GraphSAGE's size and rounds, which the paper does not give (docs/reproduction.md).
 
-The server steps θ and S with the same optimiser (λ = λ_s in Table 4) and sends each client the rows of S in its support. This
-is exact, since all others meet a zero of Ā^[i]. Gradients of a part of the clients are divided by those clients' |V~_i|.
-Threat model: an honest-but-curious server. It holds θ and S, relays sealed content, and learns the owner of every node, which
-clients' nodes are joined by an edge, the bytes of each envelope, and per client the union of its nodes' L_s-hop neighbourhoods
-(in the paper, too: the rows of G_S^i that are not zero; for L_s = 1 these are its direct neighbours). It learns no edge. A
-malicious server that distributes false keys could read the envelopes, which pinned keys prevent
-(`fedgraph_flwr.secure.keyring`). Clients learn their own rows of Ā and the B_i^k addressed to them; with few hops these reveal
-edges of the sender.
+The server steps θ and S with the same optimiser (λ = λ_s in Table 4) and sends each client the rows
+of S in its support. This is exact, since all others meet a zero of Ā^[i]. Gradients of a part of
+the clients are divided by those clients' |V~_i|. Threat model: an honest-but-curious server. It
+holds θ and S, relays sealed content, and learns the owner of every node, which clients' nodes are
+joined by an edge, the bytes of each envelope, and per client the union of its nodes' L_s-hop
+neighbourhoods (in the paper, too: the rows of G_S^i that are not zero; for L_s = 1 these are its
+direct neighbours). It learns no edge. A malicious server that distributes false keys could read the
+envelopes, which pinned keys prevent (`fedgraph_flwr.secure.keyring`). Clients learn their own rows
+of Ā and the B_i^k addressed to them; with few hops these reveal edges of the sender.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -51,7 +52,8 @@ class FedStruct(FedGrad):
 
     Attributes:
         s: structure features of all nodes, [n, d_s].
-        support: global ids of the nodes whose s_u a client needs; ``reached`` marks those whose gradients it sends.
+        support: global ids of the nodes whose s_u a client needs; ``reached`` marks those whose
+            gradients it sends.
         nodes: global ids of each client's nodes.
         wants_features: whether the server collects s_u of all nodes.
         hands_on: whether clients send the columns of their rows to the owners of these nodes.
@@ -75,15 +77,19 @@ class FedStruct(FedGrad):
         return bool(method_params(cls, cfg).features != "hop2vec")
 
     @classmethod
-    def needs(cls, cfg: RunConfig, graphs: Callable[[], Iterable[ClientGraph]]) -> tuple[float, str]:
+    def needs(
+        cls, cfg: RunConfig, graphs: Callable[[], Iterable[ClientGraph]]
+    ) -> tuple[float, str]:
         """Estimate the bytes of the rows of Ā during their exchange."""
-        params, network = method_params(cls, cfg), probe(cfg.model)
+        params = method_params(cls, cfg)
+        network = probe(cfg.model)
         if not isinstance(network, Network):  # the client's side refuses it
             return 0.0, ""
         clients = list(graphs())
         if not all(isinstance(graph, ClientGraph) for graph in clients):  # likewise
             return 0.0, ""
-        pruning, itemsize = hops.Pruning(params.prune, params.prune_mode), np.dtype(cfg.dtype).itemsize
+        pruning = hops.Pruning(params.prune, params.prune_mode)
+        itemsize = np.dtype(cfg.dtype).itemsize
         held = hops.bytes_held(clients, network.structure_weights, pruning, itemsize, cls.hands_on)
         return held, "set strategy.prune (30 in the paper), or lower model.structure_hops"
 
@@ -97,7 +103,10 @@ class FedStruct(FedGrad):
         if group == "rows":
             n = self.num_nodes
             support = ArrayField((range(1, n + 1),), "int32", 0, n - 1, optional=True)
-            return {"support": support, "reached": ArrayField((range(1, n + 1),), "bool", optional=True)}
+            return {
+                "support": support,
+                "reached": ArrayField((range(1, n + 1),), "bool", optional=True),
+            }
         if phase == "acquire":
             return self.first_features(client)
         if client is None:
@@ -111,9 +120,15 @@ class FedStruct(FedGrad):
 
     def envelopes(self) -> dict[str, ArrayField]:
         """Return sealed bytes for any other client: at most dense rows of all combinations, from each of its nodes to all."""
-        hops, n = self.network["structure_hops"], self.num_nodes
-        most = {k: min(16 * (hops + 1) * len(ids) * (n + 2) + 2**16, LARGEST) for k, ids in self.nodes.items()}
-        return {str(k): ArrayField((up_to(size),), "uint8", optional=True) for k, size in most.items()}
+        hops = self.network["structure_hops"]
+        n = self.num_nodes
+        most = {
+            k: min(16 * (hops + 1) * len(ids) * (n + 2) + 2**16, LARGEST)
+            for k, ids in self.nodes.items()
+        }
+        return {
+            str(k): ArrayField((up_to(size),), "uint8", optional=True) for k, size in most.items()
+        }
 
     @cached_property
     def network(self) -> dict[str, Any]:
@@ -122,7 +137,11 @@ class FedStruct(FedGrad):
 
     def first_features(self, client: int | None) -> dict[str, ArrayField]:
         """Return s_u of the client's own nodes, which come with the rows that end the acquisition."""
-        width = self.network["structure_width"] if self.network["structure_mlp"] else self.agreed("num_classes")
+        width = (
+            self.network["structure_width"]
+            if self.network["structure_mlp"]
+            else self.agreed("num_classes")
+        )
         shape = (len(self.nodes.get(client or 0, ())), width)
         return {"s": ArrayField(shape, self.cfg.dtype, optional=True)}
 
@@ -139,10 +158,17 @@ class FedStruct(FedGrad):
             )
         if phase != "acquire" or not reply.metrics["done"]:
             return
-        rows, none = reply.groups.get("rows", {}), np.zeros(0)
-        support, reached = rows.get("support", none), rows.get("reached", none)
+        rows = reply.groups.get("rows", {})
+        none = np.zeros(0)
+        support = rows.get("support", none)
+        reached = rows.get("reached", none)
         has_features = not facts[1] or "s" in reply.groups.get(STRUCTURE, {})
-        if not support.size or support.size != reached.size or (np.diff(support) <= 0).any() or not has_features:
+        if (
+            not support.size
+            or support.size != reached.size
+            or (np.diff(support) <= 0).any()
+            or not has_features
+        ):
             raise FedGraphError(
                 f"client {reply.client} replied to phase 'acquire' without its rows: expected rows/support, ascending ids of the"
                 f" {facts[0]} nodes, rows/reached, a mark for each, and {STRUCTURE}/s unless s_u stays with its owner"
@@ -151,7 +177,9 @@ class FedStruct(FedGrad):
     def setup(self) -> None:
         """Exchange keys and owners, run Algorithm 3, then place S."""
         replies, _ = self.acquire()
-        self.s = torch.from_numpy(self.gathered({r.client: r.groups[STRUCTURE]["s"] for r in replies}))
+        self.s = torch.from_numpy(
+            self.gathered({r.client: r.groups[STRUCTURE]["s"] for r in replies})
+        )
         if self.params.features != "hop2vec":
             self.request_all("place", self.rows_for(sorted(self.clients)))
 
@@ -159,14 +187,20 @@ class FedStruct(FedGrad):
         """Run the phases `announce` and `acquire`, and return their last replies, and the envelopes in these by receiver."""
         replies = self.request_all("announce")
         self.nodes = {r.client: r.groups["identity"]["nodes"] for r in replies}
-        largest, owner = max(int(ids.max()) for ids in self.nodes.values()), np.full(self.num_nodes, -1, np.int32)
+        largest = max(int(ids.max()) for ids in self.nodes.values())
+        owner = np.full(self.num_nodes, -1, np.int32)
         for client, ids in self.nodes.items():
             owner[ids[ids < owner.size]] = client
         check_owners(self.nodes)
         if largest >= owner.size or (owner < 0).any():
-            raise RunFailed(f"the clients' nodes are not 0 to {largest}, each once: check node_id of their graphs")
+            raise RunFailed(
+                f"the clients' nodes are not 0 to {largest}, each once: check node_id of their graphs"
+            )
         keys = np.stack([r.groups["identity"]["key"] for r in replies])
-        announced = {"keys": {"keys": keys, "owner": owner}, **signatures(replies.replies, "identity")}
+        announced = {
+            "keys": {"keys": keys, "owner": owner},
+            **signatures(replies.replies, "identity"),
+        }
         inbox: dict[int, Groups] = dict.fromkeys(self.nodes, announced)
         ended = False
         while not ended:  # all clients need the same number of exchanges, at most two per hop
@@ -193,7 +227,9 @@ class FedStruct(FedGrad):
     def rows_for(self, clients: list[int]) -> GroupsFor:
         """Encode S of each client's support as records, without a second copy."""
         s = self.s.numpy()
-        return {client: {STRUCTURE: to_record({"s": s[self.support[client]]})} for client in clients}
+        return {
+            client: {STRUCTURE: to_record({"s": s[self.support[client]]})} for client in clients
+        }
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """Send the rows of S that each client needs, if S is learned."""
@@ -218,7 +254,9 @@ class FedStruct(FedGrad):
             gradients[S] = torch.zeros_like(self.s)
             for reply in reduced:
                 ids = self.support[reply.client][self.reached[reply.client]]
-                gradients[S].index_add_(0, torch.from_numpy(ids), torch.from_numpy(reply.groups[STRUCTURE]["s"]))
+                gradients[S].index_add_(
+                    0, torch.from_numpy(ids), torch.from_numpy(reply.groups[STRUCTURE]["s"])
+                )
         return gradients
 
     def save(self) -> Tree:

@@ -4,11 +4,11 @@
     ŷ_v = softmax(s_v^(L_s) + h_v)                                     Eq. (10), Θ_c folded into the last layers
     ∂F_i/∂s_v^(L_s) = ŷ_v − y_v for v ∈ V~_i                          Lemma 1, returned by the clients
 
-The paper sends the clients every Jacobian of s_v^(L_s) (Theorems 1 and 2). Here they return the residuals, and the server
-propagates them back through its own sGNN. This gives the same gradient from |V~_i| C numbers. With model=fedstruct, both
-networks are decoupled, and the parameters are those of FedStruct-B. With another model (sage in Figure 3), sGNN and fGNN are
-two of it.
-Leaves the client: its edges (once), gradients of θ_f, residuals of its training nodes, scores.
+The paper sends the clients every Jacobian of s_v^(L_s) (Theorems 1 and 2). Here they return the
+residuals, and the server propagates them back through its own sGNN. This gives the same gradient
+from |V~_i| C numbers. With model=fedstruct, both networks are decoupled, and the parameters are
+those of FedStruct-B. With another model (sage in Figure 3), sGNN and fGNN are two of it. Leaves the
+client: its edges (once), gradients of θ_f, residuals of its training nodes, scores.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,8 @@ class FedStructA(FedGrad):
             return {"nodes": ids, "edges": replace(ids, shape=(2, up_to(LARGEST)))}
         if client is None:
             return None
-        count, own = self.clients[client].description["num_train"], len(self.nodes[client])
+        count = self.clients[client].description["num_train"]
+        own = len(self.nodes[client])
         most = 1 + 1e-5  # a difference of probabilities
         residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype, -most, most)
         return {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}
@@ -66,7 +67,9 @@ class FedStructA(FedGrad):
     def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse residuals of nodes that are not ascending."""
         if phase == TRAIN and (np.diff(reply.groups[STRUCTURE]["places"]) <= 0).any():
-            raise FedGraphError(f"client {reply.client} replied to phase 'train' with places that are not ascending")
+            raise FedGraphError(
+                f"client {reply.client} replied to phase 'train' with places that are not ascending"
+            )
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
@@ -79,17 +82,22 @@ class FedStructA(FedGrad):
         """Collect the edges of all clients, then create S and sGNN."""
         replies = self.request_all("reveal")
         self.nodes = {r.client: r.groups["graph"]["nodes"] for r in replies}
-        edges = np.concatenate([r.groups["graph"]["edges"] for r in replies], axis=1).astype(np.int64)
+        edges = np.concatenate([r.groups["graph"]["edges"] for r in replies], axis=1).astype(
+            np.int64
+        )
         ids = np.concatenate(list(self.nodes.values()))
         n = len(ids)
         if not np.array_equal(np.sort(ids), np.arange(n)) or edges.max(initial=0) >= n:
             raise RunFailed(
                 f"the clients' nodes and edges are not those of one graph of {n} nodes: check node_id of their graphs"
             )
-        classes, cfg = self.agreed("num_classes"), self.cfg.model
+        classes = self.agreed("num_classes")
+        cfg = self.cfg.model
         if self.decoupled:
             params = models.keywords(cfg)
-            s = self.structure_features(edges, n, params["structure_width"] if params["structure_mlp"] else classes)
+            s = self.structure_features(
+                edges, n, params["structure_width"] if params["structure_mlp"] else classes
+            )
             cfg = replace(cfg, params={**cfg.params, "structure_width": s.shape[1]})
         else:
             s = self.structure_features(edges, n, self.params.width)
@@ -98,16 +106,22 @@ class FedStructA(FedGrad):
         self.network = models.build(cfg, num_features, classes).to(self.dtype)
         self.s = torch.from_numpy(s).to(self.dtype)
         if isinstance(self.network, FedStruct):
-            adjacency = hops.row_normalized(hops.with_loops(edges[0], edges[1], np.arange(n), (n, n)))
+            adjacency = hops.row_normalized(
+                hops.with_loops(edges[0], edges[1], np.arange(n), (n, n))
+            )
             self.rows = Powers(SparseMatrix(adjacency, self.dtype), self.network.structure_weights)
         else:
-            nothing, unknown = torch.zeros(n, dtype=torch.bool), torch.full((n,), -1)
-            graph = Graph(self.s.float(), torch.from_numpy(edges), unknown, nothing, nothing, nothing, classes)
+            nothing = torch.zeros(n, dtype=torch.bool)
+            unknown = torch.full((n,), -1)
+            graph = Graph(
+                self.s.float(), torch.from_numpy(edges), unknown, nothing, nothing, nothing, classes
+            )
             self.inputs = self.network.prepare(graph, dtype=self.dtype)
 
     def structure_features(self, edges: np.ndarray, n: int, width: int) -> np.ndarray:
         """Compute S from the edges [2, E] of the whole graph: [n, width]; graphlets have their own width."""
-        p, seed = self.params, self.cfg.seed
+        p = self.params
+        seed = self.cfg.seed
         if p.features == "degree":
             outgoing, incoming = (np.bincount(ends, minlength=n) for ends in edges)
             return structure_features.degree_one_hot(outgoing, incoming, width)
@@ -122,7 +136,11 @@ class FedStructA(FedGrad):
 
     def initial_arrays(self) -> Arrays:
         """Return θ_f; θ_s stays at the server."""
-        return {name: array for name, array in super().initial_arrays().items() if not (self.decoupled and own(name))}
+        return {
+            name: array
+            for name, array in super().initial_arrays().items()
+            if not (self.decoupled and own(name))
+        }
 
     def held(self) -> dict[str, Tensor]:
         """Return θ_s, and S if it is learned."""
@@ -138,7 +156,11 @@ class FedStructA(FedGrad):
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return θ_s by name."""
-        return {name: p for name, p in self.network.named_parameters() if own(name) or not self.decoupled}
+        return {
+            name: p
+            for name, p in self.network.named_parameters()
+            if own(name) or not self.decoupled
+        }
 
     def embeddings(self, training: bool) -> Tensor:
         """Compute S^(L_s), [n, C]; with ``training`` also its autograd graph."""
@@ -156,7 +178,10 @@ class FedStructA(FedGrad):
         sent = {"train": self.trained.detach().numpy()}
         if self.scores_due:
             sent["scored"] = self.embeddings(training=False).numpy()
-        return {client: {STRUCTURE: {k: z[self.nodes[client]] for k, z in sent.items()}} for client in self.cohort}
+        return {
+            client: {STRUCTURE: {k: z[self.nodes[client]] for k, z in sent.items()}}
+            for client in self.cohort
+        }
 
     def before_evaluate(self, arrays: Arrays) -> GroupsFor:
         """Send s_v^(L_s) of each client's own nodes."""
@@ -168,7 +193,9 @@ class FedStructA(FedGrad):
         residuals = torch.zeros_like(self.trained)
         for reply in reduced:
             group = reply.groups[STRUCTURE]
-            residuals[self.nodes[reply.client][group["places"]]] = torch.from_numpy(group["residuals"])
+            residuals[self.nodes[reply.client][group["places"]]] = torch.from_numpy(
+                group["residuals"]
+            )
         leaves = {f"structure/{name}": p for name, p in self.parameters().items()}
         if self.params.features == "hop2vec":
             leaves[S] = self.s  # type: ignore[assignment]
@@ -189,7 +216,8 @@ class Powers:
     """The J stacked combinations of the powers of a matrix [n, n], applied without forming them."""
 
     def __init__(self, matrix: SparseMatrix, weights: np.ndarray):
-        self.matrix, self.weights = matrix, weights
+        self.matrix = matrix
+        self.weights = weights
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         return propagate(self.matrix, self.weights, dense).flatten(0, 1)

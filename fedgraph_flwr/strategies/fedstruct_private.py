@@ -5,10 +5,10 @@
     train      θ_f and the relayed s̄ down; g_i of θ_f and U_i = Σ_{v∈V~_i} ā_v (ŷ_v − y_v)^T up           phase 2
     step_own   rows of Σ_i U_i to the owners, who step s_u; gradients of θ_s up                           phase 3
 
-The parameters are those of FedStruct-B; a dropout mask is drawn once a node, by its owner, where B's clients draw their own.
-Every round needs all clients, since each owns terms of the others' sums; only `train` is limited to the round's cohort.
-The server's threat model is FedStruct-B's, less S: it sees ∂F/∂g(S) and θ, no s_u. It holds θ_s; checkpoints have it, the
-model file does not.
+The parameters are those of FedStruct-B; a dropout mask is drawn once a node, by its owner, where
+B's clients draw their own. Every round needs all clients, since each owns terms of the others'
+sums; only `train` is limited to the round's cohort. The server's threat model is FedStruct-B's,
+less S: it sees ∂F/∂g(S) and θ, no s_u. It holds θ_s; checkpoints have it, the model file does not.
 """
 
 from collections.abc import Mapping
@@ -61,11 +61,15 @@ class PrivateFedStruct(FedStruct):
         self.request_all("take", inbox)
         self.embeddings = 0
         reseed(derive_seed(self.cfg.seed, "model"))
-        model = models.build(self.cfg.model, self.agreed("num_features"), self.agreed("num_classes"))
+        model = models.build(
+            self.cfg.model, self.agreed("num_features"), self.agreed("num_classes")
+        )
         dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
         prefix = "g."
         self.g = {
-            n.removeprefix(prefix): t.detach().to(dtype) for n, t in model.named_parameters() if n.startswith(prefix)
+            n.removeprefix(prefix): t.detach().to(dtype)
+            for n, t in model.named_parameters()
+            if n.startswith(prefix)
         }
 
     def embed(self, train: bool, scored: bool) -> GroupsFor:
@@ -95,8 +99,12 @@ class PrivateFedStruct(FedStruct):
         """Sum g_i of θ_f, and run phase 3 for θ_s."""
         upstream = np.zeros((self.num_nodes, self.agreed("num_classes")), self.cfg.dtype)
         for reply in reduced:
-            upstream[self.support[reply.client][self.reached[reply.client]]] += reply.groups[STRUCTURE]["s"]
-        rows: dict[int, Groups] = {client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()}
+            upstream[self.support[reply.client][self.reached[reply.client]]] += reply.groups[
+                STRUCTURE
+            ]["s"]
+        rows: dict[int, Groups] = {
+            client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()
+        }
         # s_u changes after training, so clients store its checkpoint here
         owners = self.request_all("step_own", rows, labelled=self.labelled(reduced), **filing(self))
         gradients = FedGrad.gradients(self, arrays, reduced)

@@ -39,7 +39,16 @@ from fedgraph_flwr.strategies.scoring import (
     training_record,
 )
 from fedgraph_flwr.strategies.server import Server
-from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, TRAIN, Arrays, Reply, to_record
+from fedgraph_flwr.wire.messages import (
+    CONFIG,
+    DESCRIBE,
+    EVALUATE,
+    METRICS,
+    TRAIN,
+    Arrays,
+    Reply,
+    to_record,
+)
 from fedgraph_flwr.wire.trees import Tree, as_arrays, unlike
 
 
@@ -74,7 +83,8 @@ class Loop:
         self.connection = Connection(grid, self._describe)
         self._rule = cohorts.LOWEST_HASHES
         self._involved: set[int] = set()  # in earlier rounds
-        self._silent: set[int] = set()  # clients of the cohort whose node did not respond in the previous round
+        # clients of the cohort whose node did not respond in the previous round
+        self._silent: set[int] = set()
 
     def run(self) -> Result:
         """Run from the first node to the last score."""
@@ -89,7 +99,8 @@ class Loop:
         if self.cfg.init and first == 1:
             self._score_start()
         self.recorder.setup_done()
-        STOP.requested, STOP.enabled = False, bool(self.cfg.checkpoint_every)
+        STOP.requested = False
+        STOP.enabled = bool(self.cfg.checkpoint_every)
         try:
             self._rounds(first)
         finally:
@@ -119,13 +130,17 @@ class Loop:
         )
         where = f"{earlier.path}:"
         shared = self._fitting(earlier.arrays, where, fix)
-        return shared, {client: self._fitting(values, where, fix) for client, values in earlier.models.items()}
+        return shared, {
+            client: self._fitting(values, where, fix) for client, values in earlier.models.items()
+        }
 
     def _score_start(self) -> None:
         """Score the incoming model before round 1, where scores are exact: others would need a further release."""
         start: dict[str, Any] = {"run": self.cfg.init, "model": digest(self.server.arrays).hex()}
         log(INFO, "this run starts with the model %s of %s", start["model"], self.cfg.init)
-        if new := newcomers(Path(self.cfg.init), self.recorder.extra.get("parties", []), sorted(self.server.clients)):
+        if new := newcomers(
+            Path(self.cfg.init), self.recorder.extra.get("parties", []), sorted(self.server.clients)
+        ):
             log(INFO, "new in this run, and not in %s: %s", self.cfg.init, ", ".join(new))
             start["new"] = new
         if self.cfg.privacy.scores == "exact":
@@ -186,33 +201,50 @@ class Loop:
             self._checkpoint_with_absent(server_round)
         return True
 
-    # --- before the rounds --------------------------------------------------------------------------------------------
+    # --- before the rounds ------------------------------------------------------------------------
 
     def _connect(self) -> None:
         """Wait for the clients."""
         rules = self.cfg.strategy
         wanted = 1 if rules.pooled else self.cfg.num_clients
         self.server.bind(self.connection.wait(wanted, rules.timeout, self.recorder.nodes))
-        check_fingerprints({index: info.description.get("schema", [0]) for index, info in self.server.clients.items()})
-        check_links({index: int(info.description.get("link", 0)) for index, info in self.server.clients.items()})
+        check_fingerprints(
+            {
+                index: info.description.get("schema", [0])
+                for index, info in self.server.clients.items()
+            }
+        )
+        check_links(
+            {
+                index: int(info.description.get("link", 0))
+                for index, info in self.server.clients.items()
+            }
+        )
         if rules.min_clients > wanted:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it or add clients"
             )
-        self.recorder.check_clients({index: info.description for index, info in self.server.clients.items()})
+        self.recorder.check_clients(
+            {index: info.description for index, info in self.server.clients.items()}
+        )
         idle = [
-            index for index, info in self.server.clients.items() if np.sum(info.description.get("num_train", 1)) == 0
+            index
+            for index, info in self.server.clients.items()
+            if np.sum(info.description.get("num_train", 1)) == 0
         ]
         if 0 < len(idle) < len(self.server.clients):
             named = ", ".join(map(str, sorted(idle)[:20])) + (", ..." if len(idle) > 20 else "")
             log(WARNING, "clients without items to train on only predict with the model: %s", named)
         self.server.summation.check_places()
 
-    def _describe(self, nodes: list[int], timeout: float | None = None) -> tuple[list[ClientInfo], dict[int, str]]:
+    def _describe(
+        self, nodes: list[int], timeout: float | None = None
+    ) -> tuple[list[ClientInfo], dict[int, str]]:
         """Request the descriptions of nodes; return them, and the reason for each node without one."""
         record = config_record(self.server, DESCRIBE, {})
         sent = [
-            Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
+            Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY)
+            for node in nodes
         ]
         outcome = collect(self.server, DESCRIBE, sent, timeout)
         clients = [
@@ -230,17 +262,24 @@ class Loop:
         done, arrays, tree = restored
         numbers = as_arrays(tree)
         self._rule = int(numbers.get("cohorts", cohorts.CHOICE))
-        self._involved = set(numbers["involved"].tolist()) if "involved" in tree else set(self.server.clients)
+        self._involved = (
+            set(numbers["involved"].tolist()) if "involved" in tree else set(self.server.clients)
+        )
         fix = "resume with the configuration that wrote the checkpoint"
 
         def fitting(values: Arrays, part: str) -> Arrays:
-            return self._fitting(values, f"resume={self.cfg.resume}: in {part} of its checkpoint", fix)
+            return self._fitting(
+                values, f"resume={self.cfg.resume}: in {part} of its checkpoint", fix
+            )
 
         shared = fitting(arrays, "the shared parameters")
         models = as_arrays(tree.get("models", {}))
         self.server.adopt(
             shared,
-            {int(client): fitting(values, f"the parameters of client {client}") for client, values in models.items()},
+            {
+                int(client): fitting(values, f"the parameters of client {client}")
+                for client, values in models.items()
+            },
         )
         try:
             self.server.load(tree.get("method", {}))
@@ -251,7 +290,8 @@ class Loop:
             ) from error
         self.server.summation.load(tree)
         if self.server.summation.spent():
-            self._checkpoint(done)  # accounts for what this attempt may release, in case it dies as well
+            # accounts for what this attempt may release, in case it dies as well
+            self._checkpoint(done)
         everyone = sorted(self._involved)
         replies = self._store(everyone, {"resume": done, "run": self.recorder.run_name})
         if len(replies) < len(everyone):
@@ -270,7 +310,7 @@ class Loop:
             raise FedGraphError(f"{where} {problem}: {fix}")
         return {name: arrays[name] for name in model}
 
-    # --- a round ------------------------------------------------------------------------------------------------------
+    # --- a round ----------------------------------------------------------------------------------
 
     def _next_round(self, coming: Round) -> None:
         """Start a round, without requests or failures."""
@@ -291,7 +331,8 @@ class Loop:
             cohort=cohort,
             drawn=tuple(cohort),
             scores_due=scored and self._scores_sent,
-            checkpoint_due=bool(self.cfg.checkpoint_every) and server_round % self.cfg.checkpoint_every == 0,
+            checkpoint_due=bool(self.cfg.checkpoint_every)
+            and server_round % self.cfg.checkpoint_every == 0,
         )
         self._next_round(coming)
         self._silent = before.silent & set(cohort) - back.keys()
@@ -307,7 +348,8 @@ class Loop:
     def _wait_for_silent(self) -> None:
         """Wait for unresponsive clients if the round would have too few clients without them.
 
-        A SuperLink accepts a restarted node only after it has missed its heartbeats, which takes longer than a round.
+        A SuperLink accepts a restarted node only after it has missed its heartbeats, which takes
+        longer than a round.
         """
         away = self._silent
         started = time.perf_counter()
@@ -318,7 +360,12 @@ class Loop:
             left = self.cfg.strategy.timeout - (time.perf_counter() - started)
             if left <= pause:
                 return  # the round reports who is missing
-            log(WARNING, "round %d waits for unresponsive clients %s", self.server.server_round, sorted(away))
+            log(
+                WARNING,
+                "round %d waits for unresponsive clients %s",
+                self.server.server_round,
+                sorted(away),
+            )
             time.sleep(pause)
             back = self.connection.returned(self.server.clients, away, set())
             self.server.bind(back)
@@ -343,11 +390,19 @@ class Loop:
     def _train(self) -> list[Reply]:
         """Run the method's own exchanges, then training; return the valid replies in client order."""
         groups = self.server.groups_to_train()
-        inputs = self.server.summation.begin(TRAIN, self.server.cohort) if self.server.stage().up else None
-        self.server.round = self.server.round.changed(sent=groups if inputs is None else with_own(groups, inputs))
+        inputs = (
+            self.server.summation.begin(TRAIN, self.server.cohort)
+            if self.server.stage().up
+            else None
+        )
+        self.server.round = self.server.round.changed(
+            sent=groups if inputs is None else with_own(groups, inputs)
+        )
         self._score_apart()  # a client that failed in those exchanges is not requested to train
         record = to_record(self.server.arrays)
-        sent = self.server.configure_train(self.server.server_round, record, ConfigRecord(), self.grid)
+        sent = self.server.configure_train(
+            self.server.server_round, record, ConfigRecord(), self.grid
+        )
         return enough_replies(self.server, TRAIN, sent)
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
@@ -362,7 +417,11 @@ class Loop:
         if self.cfg.evaluation.average != "nodes":
             return None
         clients = self.server.clients
-        return [float(v) for reply in replies for v in as_list(clients[reply.client].description["num_nodes"])]
+        return [
+            float(v)
+            for reply in replies
+            for v in as_list(clients[reply.client].description["num_nodes"])
+        ]
 
     def _releases_in(self, server_round: int) -> int:
         """Return the number of releases under differential privacy in a round's exchanges."""
@@ -370,7 +429,9 @@ class Loop:
         self.server.round = current.changed(number=server_round)
         up = self.server.stage().up
         self.server.round = current
-        return releases(self.server.uplink_of) - (not up and bool(sums(self.server.uplink_of[TRAIN])))
+        return releases(self.server.uplink_of) - (
+            not up and bool(sums(self.server.uplink_of[TRAIN]))
+        )
 
     def _spent(self) -> dict[str, Any]:
         """Return the record of the privacy budget."""
@@ -380,12 +441,13 @@ class Loop:
     def _scores_sent(self) -> bool:
         return self.cfg.privacy.scores != "none"
 
-    # --- scores -------------------------------------------------------------------------------------------------------
+    # --- scores -----------------------------------------------------------------------------------
 
     def _score_apart(self) -> None:
         """Request the due scores in a separate exchange if training replies cannot bring them.
 
-        That is the case if other clients than the cohort score the model, or if this round changes what is scored.
+        That is the case if other clients than the cohort score the model, or if this round changes
+        what is scored.
         """
         by_cohort = self.cfg.evaluation.clients == "cohort"
         judges = self.server.cohort if by_cohort else self._judges()
@@ -406,7 +468,9 @@ class Loop:
         """Request scores of the model in a separate exchange, and return the replies."""
         self.server.round = self.server.round.changed(judges=judges)
         record = to_record(self.server.arrays)
-        sent = self.server.configure_evaluate(self.server.server_round, record, ConfigRecord(), self.grid)
+        sent = self.server.configure_evaluate(
+            self.server.server_round, record, ConfigRecord(), self.grid
+        )
         return enough_replies(self.server, EVALUATE, sent)
 
     def _scores(self, replies: list[Reply], judges: Sequence[int]) -> dict[str, Any]:
@@ -426,7 +490,8 @@ class Loop:
         scores[SCORED_BY] = scorers(replies, self.cfg.strategy.pooled)
         if missing:
             scores[MISSING] = {
-                str(client): self.server.failed.get(client, "it was not requested") for client in missing
+                str(client): self.server.failed.get(client, "it was not requested")
+                for client in missing
             }
         return scores
 
@@ -436,7 +501,7 @@ class Loop:
         scores = self.server.summation.scores(self._scores(replies, judges))
         self.recorder.scored(scores, self.server.arrays, nodes, self.server.models)
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         """Request that clients store their models for prediction; send the model along if none was scored."""
@@ -451,23 +516,35 @@ class Loop:
             groups = self.server.before_evaluate(self.server.arrays)
             scalars |= self.recorder.scoring
             model = to_record(self.server.arrays)
-        collect(self.server, DESCRIBE, messages(self.server, DESCRIBE, receivers, groups, scalars, model))
+        collect(
+            self.server,
+            DESCRIBE,
+            messages(self.server, DESCRIBE, receivers, groups, scalars, model),
+        )
 
-    # --- checkpoints --------------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def _checkpoint_with_absent(self, server_round: int) -> None:
         """Write a checkpoint once clients that did not train have stored their state too.
 
-        If one of them cannot, for example on a full disk, the previous checkpoint stays: no run could resume from this one.
+        If one of them cannot, for example on a full disk, the previous checkpoint stays: no run
+        could resume from this one.
         """
         filed = set(self.server.cohort) - self.server.failed.keys()
         if absent := sorted(self._with_state - filed - self.server.round.silent):
             failures = collect(
-                self.server, DESCRIBE, messages(self.server, DESCRIBE, absent, {}, filing(self.server))
+                self.server,
+                DESCRIBE,
+                messages(self.server, DESCRIBE, absent, {}, filing(self.server)),
             ).failures
             if failures:
                 which = sorted(failures)
-                log(WARNING, "no checkpoint after round %d: clients %s did not store their state", server_round, which)
+                log(
+                    WARNING,
+                    "no checkpoint after round %d: clients %s did not store their state",
+                    server_round,
+                    which,
+                )
                 return
         self._checkpoint(server_round)
 
@@ -494,7 +571,9 @@ class Loop:
 
     def _store(self, clients: list[int], scalars: dict[str, Any]) -> list[Reply]:
         """Request that clients store their state, or restore it, as the scalars say."""
-        return enough_replies(self.server, DESCRIBE, messages(self.server, DESCRIBE, clients, {}, scalars))
+        return enough_replies(
+            self.server, DESCRIBE, messages(self.server, DESCRIBE, clients, {}, scalars)
+        )
 
     def _checkpoint(self, server_round: int) -> None:
         """Write the server's part of a checkpoint."""
@@ -504,7 +583,9 @@ class Loop:
         if self.cfg.evaluation.clients != "all":
             tree["involved"] = np.array(sorted(self._with_state), np.int64)
         left = max(self.cfg.rounds - server_round, 0)
-        coming = range(server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left))
+        coming = range(
+            server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left)
+        )
         tree |= self.server.summation.save(map(self._releases_in, coming))
         descriptions = {index: info.description for index, info in self.server.clients.items()}
         self.recorder.checkpoint(server_round, self.server.arrays, tree, descriptions)

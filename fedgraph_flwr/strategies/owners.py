@@ -22,7 +22,8 @@ def check_owners(nodes: Mapping[int, np.ndarray]) -> None:
     order = np.argsort(ids, kind="stable")
     same = np.flatnonzero(np.diff(ids[order]) == 0)
     if same.size:
-        first, second = owner[order[same[0]]], owner[order[same[0] + 1]]
+        first = owner[order[same[0]]]
+        second = owner[order[same[0] + 1]]
         raise RunFailed(
             f"clients {first} and {second} both have node {ids[order[same[0]]]}: each node belongs to one party; link all parties"
             " again, or partition into disjoint clients"

@@ -2,8 +2,9 @@
 
     θ̄_i = Σ_j A_ij θ_j   over the clients j that replied, with Σ_j A_ij = 1;   θ = Σ_j p_j θ_j
 
-θ_j is the model that client j trained, p_j FedAvg's weights. The method defines A. Client i starts its next round from θ̄_i, or
-from θ if it has not trained yet. Leaves a client: FedAvg's uploads, and the inputs of the method's A.
+θ_j is the model that client j trained, p_j FedAvg's weights. The method defines A. Client i starts
+its next round from θ̄_i, or from θ if it has not trained yet. Leaves a client: FedAvg's uploads,
+and the inputs of the method's A.
 """
 
 import numpy as np
@@ -33,7 +34,10 @@ class PersonalStrategy(GraphStrategy):
         matrix = self._checked(self.mixing(replies), replies)
         mixed: dict[int, Arrays] = {reply.client: {} for reply in replies}
         for name, array in arrays.items():
-            stacked = np.stack([reply.arrays[name].reshape(-1) for reply in replies], dtype=np.float64)  # [n, size]
+            # [n, size]
+            stacked = np.stack(
+                [reply.arrays[name].reshape(-1) for reply in replies], dtype=np.float64
+            )
             for reply, row in zip(replies, matrix @ stacked, strict=True):
                 mixed[reply.client][name] = row.reshape(array.shape).astype(array.dtype)
         self.models |= mixed

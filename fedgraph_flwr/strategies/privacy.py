@@ -2,34 +2,40 @@
 
     Δ̄_i = Δ_i min(1, C / ‖Δ_i‖₂),   θ^{t+1} = θ^t + (1/n) Σ_i Δ̄_i + N(0, (z C / n)² I)       McMahan et al., ICLR 2018
 
-for the model, with equal weights. In general, each of the G groups of an exchange is clipped to its own C_g and gets noise z
-C_g √G. A client's factor is p_i / max_j p_j, and the sum is divided by a number that follows from the configuration. An
-exchange is one release; further computations on released values cost nothing. z is ``privacy.noise_multiplier``, C is
-``privacy.clipping_norm`` (``privacy.clipping_norms`` for single groups), n the number of clients that a round samples. The
-number n is fixed before the round. With the number of replies instead, one client more or less would also change the divisor,
-and count twice. The server clips (``server_fixed``, it sees unclipped updates), or each client does and the server refuses
-longer updates (``client_fixed``). The server draws the noise from a cryptographic generator (`fedgraph_flwr.secure.noise`),
-never from the run's seed. Under ``..._adaptive`` norms follow a quantile of the clients' norms
-(`fedgraph_flwr.secure.adaptive`). Under ``distributed`` clients clip and add the noise before a secure sum
-(`fedgraph_flwr.secure.distributed`). In both cases values and noise are integers on a lattice (`fedgraph_flwr.secure.lattice`).
+for the model, with equal weights. In general, each of the G groups of an exchange is clipped to its
+own C_g and gets noise z C_g √G. A client's factor is p_i / max_j p_j, and the sum is divided by a
+number that follows from the configuration. An exchange is one release; further computations on
+released values cost nothing. z is ``privacy.noise_multiplier``, C is ``privacy.clipping_norm``
+(``privacy.clipping_norms`` for single groups), n the number of clients that a round samples. The
+number n is fixed before the round. With the number of replies instead, one client more or less
+would also change the divisor, and count twice. The server clips (``server_fixed``, it sees
+unclipped updates), or each client does and the server refuses longer updates (``client_fixed``).
+The server draws the noise from a cryptographic generator (`fedgraph_flwr.secure.noise`), never from
+the run's seed. Under ``..._adaptive`` norms follow a quantile of the clients' norms
+(`fedgraph_flwr.secure.adaptive`). Under ``distributed`` clients clip and add the noise before a
+secure sum (`fedgraph_flwr.secure.distributed`). In both cases values and noise are integers on a
+lattice (`fedgraph_flwr.secure.lattice`).
 
-Accounting (`fedgraph_flwr.secure.accounting`) covers the sequence of released models, without amplification by sampling, for one
-client whose contribution is replaced by zero. Places of a round are drawn among all ``num_clients``, whoever is there
-(`fedgraph_flwr.methods.cohorts`), so an absent client changes no other contribution. ε does not cover scores and training
-losses. ``privacy.scores=none`` keeps them at the clients. ``noised`` releases s_i ∈ [0, 1]^2, each client's
+Accounting (`fedgraph_flwr.secure.accounting`) covers the sequence of released models, without
+amplification by sampling, for one client whose contribution is replaced by zero. Places of a round
+are drawn among all ``num_clients``, whoever is there (`fedgraph_flwr.methods.cohorts`), so an
+absent client changes no other contribution. ε does not cover scores and training losses.
+``privacy.scores=none`` keeps them at the clients. ``noised`` releases s_i ∈ [0, 1]^2, each client's
 ``evaluation.metric`` on validation and test nodes, over all K clients of the run,
 
     (1/K) Σ_i s_i + N(0, (z √2 / K)² I),
 
-as ‖s_i‖₂ ≤ √2. This counts as one release with the models' z; a client without nodes to score adds 0. Scores are clipped to
-[0, 1] by the client, which sends nothing else of its scores, and again by the server. A custom metric has no bound and is
-refused. No client's own scores, no other metric and no loss are recorded then.
+as ‖s_i‖₂ ≤ √2. This counts as one release with the models' z; a client without nodes to score adds
+0. Scores are clipped to [0, 1] by the client, which sends nothing else of its scores, and again by
+the server. A custom metric has no bound and is refused. No client's own scores, no other metric and
+no loss are recorded then.
 
-A run on the model of an earlier one (``init``) adds that run's releases, unless they have other data
-(`fedgraph_flwr.store.earlier_privacy`): Rényi divergences add up.
+A run on the model of an earlier one (``init``) adds that run's releases, unless they have other
+data (`fedgraph_flwr.store.earlier_privacy`): Rényi divergences add up.
 
-A run that dies may have released models that no record contains, and a resumed run draws other noise for the same rounds. So
-a checkpoint counts in advance every release before the next one, and a resumed run counts its own before its first.
+A run that dies may have released models that no record contains, and a resumed run draws other
+noise for the same rounds. So a checkpoint counts in advance every release before the next one, and
+a resumed run counts its own before its first.
 """
 
 import math
@@ -45,7 +51,13 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.evaluation.metrics import SPLITS
 from fedgraph_flwr.methods.uplink import Groups, Uplink, released_once, releases, sums
-from fedgraph_flwr.secure.accounting import cost, divergence, epsilon_of, least_sensitivity, relation
+from fedgraph_flwr.secure.accounting import (
+    cost,
+    divergence,
+    epsilon_of,
+    least_sensitivity,
+    relation,
+)
 from fedgraph_flwr.secure.adaptive import adapted, bit, count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import SLACK, clipped
 from fedgraph_flwr.secure.lattice import noisy_sum
@@ -93,10 +105,12 @@ class Privacy:
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg.privacy
         self.metric = cfg.evaluation.headline
-        self.size, self.clients = cfg.strategy.cohort_size(cfg.num_clients), cfg.num_clients
+        self.size = cfg.strategy.cohort_size(cfg.num_clients)
+        self.clients = cfg.num_clients
         self.releases = 0
         self.norms: dict[str, float] = {}
-        self.earlier, self.starts = earlier_privacy(cfg), bool(cfg.init)
+        self.earlier = earlier_privacy(cfg)
+        self.starts = bool(cfg.init)
 
     def norm(self, group: str) -> float:
         """Return C_g, the largest L2 norm of a client's update of a group."""
@@ -116,7 +130,9 @@ class Privacy:
             clients: that the exchange was meant for.
         """
         for group, total in bits.items():
-            self.norms[group] = adapted(self.norm(group), self.cfg.norm(group), total, clients, self.cfg)
+            self.norms[group] = adapted(
+                self.norm(group), self.cfg.norm(group), total, clients, self.cfg
+            )
 
     def verify(self, client: int, group: str, arrays: Arrays, origin: Arrays) -> None:
         """Refuse an update that the client should have clipped.
@@ -126,9 +142,14 @@ class Privacy:
         """
         if self.cfg.side != "client" or group == CLIPPED:
             return
-        norm, bound = np.linalg.norm(flat(arrays) - flat(origin)), self.norm(group)
+        norm = np.linalg.norm(flat(arrays) - flat(origin))
+        bound = self.norm(group)
         if not norm <= bound * (1 + SLACK):
-            key = "privacy.clipping_norms" if group in self.cfg.clipping_norms else "privacy.clipping_norm"
+            key = (
+                "privacy.clipping_norms"
+                if group in self.cfg.clipping_norms
+                else "privacy.clipping_norm"
+            )
             of_group = "" if group == MODEL else f" of '{group}'"
             raise FedGraphError(
                 f"client {client} replied with an update{of_group} of L2 norm {norm:g}, expected at most {key}={bound:g}"
@@ -149,8 +170,9 @@ class Privacy:
     def release(self, groups: Mapping[str, Terms], clients: int = 0) -> dict[str, Arrays]:
         """Return the noised means and sums of one exchange, which count as one release.
 
-        Each of G groups gets noise z C_g √G, so that together they are one Gaussian release with multiplier z. Adaptive
-        norms take a part of it for the bits (`fedgraph_flwr.secure.adaptive`).
+        Each of G groups gets noise z C_g √G, so that together they are one Gaussian release with
+        multiplier z. Adaptive norms take a part of it for the bits
+        (`fedgraph_flwr.secure.adaptive`).
 
         Args:
             groups: whose sums are released.
@@ -164,14 +186,16 @@ class Privacy:
         bits = self._bits(values, groups.get(CLIPPED)) if self.cfg.adaptive else {}
         multiplier = value_multiplier(self.cfg, len(values), self.size)
         found = {
-            group: self._released(group, terms, multiplier * math.sqrt(len(values))) for group, terms in values.items()
+            group: self._released(group, terms, multiplier * math.sqrt(len(values)))
+            for group, terms in values.items()
         }
         self.adapt(bits, clients or self.size)
         return found
 
     def _bits(self, groups: Mapping[str, Terms], sent: Terms | None) -> dict[str, float]:
         """Return Σ_i b_i with noise by group, from the bits that clients sent, or from their updates if the server clips."""
-        scale, found = count_noise(self.cfg, len(groups), self.size), {}
+        scale = count_noise(self.cfg, len(groups), self.size)
+        found = {}
         for group, terms in groups.items():
             if sent:
                 bits = [float(one[group][0]) for one in sent.values]
@@ -184,14 +208,17 @@ class Privacy:
 
     def _released(self, group: str, terms: Terms, multiplier: float) -> Arrays:
         """Return one group, with noise of ``multiplier`` C_g."""
-        start, bound = flat(terms.origin), self.norm(group)
+        start = flat(terms.origin)
+        bound = self.norm(group)
         updates = (
             weight * clipped(flat(values).astype(np.float64) - start, bound)
             for weight, values in zip(terms.factors, terms.values, strict=True)
         )
         noised = self.cfg.noise_multiplier
         total = (
-            noisy_sum(updates, bound, multiplier * bound, start.size) if noised else sum(updates, np.zeros(start.size))
+            noisy_sum(updates, bound, multiplier * bound, start.size)
+            if noised
+            else sum(updates, np.zeros(start.size))
         )
         return shaped(start + total / terms.size, terms.origin)
 
@@ -200,8 +227,11 @@ class Privacy:
         released = {f"{split}_{self.metric}": scores[f"{split}-{self.metric}"] for split in SPLITS}
         bound = math.sqrt(len(released))
         self.releases += 1
-        each = np.clip(np.nan_to_num(np.array(list(released.values()), np.float64)), 0, 1).T  # [K, 2]
-        total = noisy_sum(each, bound, self.cfg.noise_multiplier * bound, len(released)) / self.clients
+        # [K, 2]
+        each = np.clip(np.nan_to_num(np.array(list(released.values()), np.float64)), 0, 1).T
+        total = (
+            noisy_sum(each, bound, self.cfg.noise_multiplier * bound, len(released)) / self.clients
+        )
         return dict(zip(released, total.tolist(), strict=True))
 
     def next_round(self, pending: bool, releases: int = 1) -> int:
@@ -227,7 +257,10 @@ class Privacy:
         if not self.earlier.entries:
             return cost(self.cfg, self.clients, count)
         own = divergence(
-            self.cfg.noise_multiplier, count, least_sensitivity(self.cfg, self.clients), self.cfg.sampling_rate
+            self.cfg.noise_multiplier,
+            count,
+            least_sensitivity(self.cfg, self.clients),
+            self.cfg.sampling_rate,
         )
         return epsilon_of(own + divergence_of(self.earlier.entries), self.cfg.delta)
 
@@ -269,7 +302,9 @@ class Privacy:
             )
         self.releases += int(state.get("releases", 0))
         if self.cfg.adaptive:
-            self.norms |= {key[5:]: float(value) for key, value in state.items() if key.startswith("norm ")}
+            self.norms |= {
+                key[5:]: float(value) for key, value in state.items() if key.startswith("norm ")
+            }
 
 
 def check_clients(cfg: RunConfig, uplink: Uplink) -> None:
@@ -289,7 +324,8 @@ def check_clients(cfg: RunConfig, uplink: Uplink) -> None:
         raise FedGraphError(
             f"privacy.delta={privacy.delta:g} would allow publishing all data of one client: expected at most {most:g}"
         )
-    least, budget = released_once(uplink) + releases(uplink) + (privacy.scores == "noised"), privacy.epsilon_budget
+    least = released_once(uplink) + releases(uplink) + (privacy.scores == "noised")
+    budget = privacy.epsilon_budget
     if not budget:
         return
     account = Privacy(cfg)
@@ -298,7 +334,9 @@ def check_clients(cfg: RunConfig, uplink: Uplink) -> None:
             f"privacy.epsilon_budget={budget:g} cannot hold: {account.earlier.unbounded}; start without init, or without a budget"
         )
     if (first := account.epsilon(least)) > budget:
-        after = f" after init={cfg.init}, whose ε together" if account.earlier.entries else ", whose ε"
+        after = (
+            f" after init={cfg.init}, whose ε together" if account.earlier.entries else ", whose ε"
+        )
         raise FedGraphError(
             f"privacy.epsilon_budget={budget:g} does not allow one round{after} is {first:.3g}: raise the budget or the noise"
         )

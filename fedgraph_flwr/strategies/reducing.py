@@ -21,7 +21,8 @@ Weights = Iterable[float] | Mapping[str, Iterable[float]]
 class Reduced:
     """The replies to one exchange, in the form that the method's uplink allows its server to see.
 
-    Iterating yields the single replies, in client order, with numbers and `Individual`, `Relay` and `Public` groups.
+    Iterating yields the single replies, in client order, with numbers and `Individual`, `Relay` and
+    `Public` groups.
 
     Attributes:
         replies: the single replies.
@@ -31,7 +32,9 @@ class Reduced:
     replies: list[Reply]
     groups: dict[str, Arrays] = field(default_factory=dict)
     late: Mapping[str, list[Arrays]] = field(default_factory=dict, repr=False)
-    rule: Callable[[list[Arrays], Weights, Arrays | None, list[int]], Arrays] | None = field(default=None, repr=False)
+    rule: Callable[[list[Arrays], Weights, Arrays | None, list[int]], Arrays] | None = field(
+        default=None, repr=False
+    )
 
     @property
     def clients(self) -> list[int]:
@@ -71,7 +74,8 @@ class Reduced:
         Args:
             group: name of the group.
             weights: weights of the clients, computed from other uploads.
-            transform: maps a client's position among the replies and its arrays to the arrays to average.
+            transform: maps a client's position among the replies and its arrays to the arrays to
+                average.
             origin: start of the updates that the values are; default: the shared parameters.
             clients: the clients to average over; default: all that replied.
         """
@@ -94,7 +98,9 @@ def check_public(phase: str, declared: Groups, replies: list[Reply]) -> None:
         counts = Counter(sent)
         if len(counts) > 1:
             most, common = counts.most_common(1)[0]
-            odd = [reply.client for reply, values in zip(replies, sent, strict=True) if values != most]
+            odd = [
+                reply.client for reply, values in zip(replies, sent, strict=True) if values != most
+            ]
             raise RunFailed(
                 f"clients {odd} sent other values of '{group}' in phase '{phase}' than the other {common} clients: Public values"
                 " follow from the configuration; declare what differs as Mean, Sum, Relay or Individual"
@@ -108,11 +114,15 @@ def _public_values(reply: Reply, group: str, reducer: Reducer) -> Hashable:
         return tuple((name, reply.metrics.get(name)) for name in sorted(fields))
     arrays = reply.groups.get(group, {}).items()
     key = np.dtype("uint8"), (32,)
-    compared = [(name, a) for name, a in sorted(arrays) if (a.dtype, a.shape) != key and name != SIGNATURE]
+    compared = [
+        (name, a) for name, a in sorted(arrays) if (a.dtype, a.shape) != key and name != SIGNATURE
+    ]
     return tuple((name, a.shape, a.tobytes()) for name, a in compared)
 
 
-def averaged(values: list[Arrays], weights: Weights, origin: Arrays, rules: StrategyConfig) -> Arrays:
+def averaged(
+    values: list[Arrays], weights: Weights, origin: Arrays, rules: StrategyConfig
+) -> Arrays:
     """Return the weighted mean of arrays, or the result of ``strategy.aggregator``, which ignores weights."""
     if rules.aggregator != "mean":
         return aggregators.combine(values, origin, rules)
@@ -126,4 +136,7 @@ def averaged(values: list[Arrays], weights: Weights, origin: Arrays, rules: Stra
 
 def added_up(values: list[Arrays], dtype: str = "float64") -> Arrays:
     """Return Σ y over named arrays, summed in the given order."""
-    return {name: np.asarray(np.sum([v[name] for v in values], axis=0, dtype=dtype)) for name in values[0]}
+    return {
+        name: np.asarray(np.sum([v[name] for v in values], axis=0, dtype=dtype))
+        for name in values[0]
+    }

@@ -14,8 +14,25 @@ from fedgraph_flwr.strategies.connection import difference
 from fedgraph_flwr.strategies.scoring import check_scores, counts_of, score_fields
 from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.tasks import kind_of
-from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, SPEAKS, TRAIN, Arrays, Reply, check_version
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
+from fedgraph_flwr.wire.messages import (
+    DESCRIBE,
+    EVALUATE,
+    METRICS,
+    SPEAKS,
+    TRAIN,
+    Arrays,
+    Reply,
+    check_version,
+)
+from fedgraph_flwr.wire.reply_schema import (
+    LARGEST,
+    ArrayField,
+    Axis,
+    NumberField,
+    ReplySchema,
+    like,
+    up_to,
+)
 
 _SIZES = {"C": "num_classes", "F": "num_features"}
 """Letter of an axis → the number's name in a client's description."""
@@ -32,11 +49,13 @@ class ReplyReader:
     """
 
     def __init__(self, method: Server):
-        self.method, self.cfg = method, method.cfg
+        self.method = method
+        self.cfg = method.cfg
         self.counted: dict[int, dict[str, list[float]]] = {}
         self._scores: dict[tuple[str, int], dict[str, NumberField]] = {}
         self._resolved: dict[tuple[str, str], dict[str, Any]] = {}
-        self._model: tuple[Arrays, dict[str, ArrayField]] | None = None  # fields of the current shared parameters
+        # fields of the current shared parameters
+        self._model: tuple[Arrays, dict[str, ArrayField]] | None = None
 
     def note_counts(self, reply: Reply) -> None:
         """Keep the numbers of nodes on which a client was first scored; later replies must have the same."""
@@ -71,7 +90,9 @@ class ReplyReader:
         numbers.pop(SPEAKS, None)
         check_scores(numbers, {} if client is None else self.counted.get(client, {}), replied)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
-        known = method.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
+        known = (
+            method.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
+        )
         if known and (differs := difference(known.description, numbers)):
             raise FedGraphError(f"{replied} with a different description: {differs}")
         readable = method.summation.readable(phase, reply)
@@ -91,16 +112,26 @@ class ReplyReader:
         if phase == EVALUATE:
             return ReplySchema(numbers=self._score_fields(client))
         if declared is None:
-            raise NotImplementedError(f"{type(self.method).__name__} declares no uplink for its phase '{phase}'")
-        numbers = self._fields(phase, METRICS, declared[METRICS], client) if METRICS in declared else {}
+            raise NotImplementedError(
+                f"{type(self.method).__name__} declares no uplink for its phase '{phase}'"
+            )
+        numbers = (
+            self._fields(phase, METRICS, declared[METRICS], client) if METRICS in declared else {}
+        )
         if phase == DESCRIBE:
             return ReplySchema(numbers={**self._description(), **numbers})
         if phase == TRAIN:
             numbers = {**self._training(client), **numbers}
             if not self.method.stage().up:
                 return ReplySchema(numbers=numbers)
-        found = {g: self._fields(phase, g, reducer, client) for g, reducer in declared.items() if g != METRICS}
-        return ReplySchema({group: fields for group, fields in found.items() if fields is not None}, numbers)
+        found = {
+            g: self._fields(phase, g, reducer, client)
+            for g, reducer in declared.items()
+            if g != METRICS
+        }
+        return ReplySchema(
+            {group: fields for group, fields in found.items() if fields is not None}, numbers
+        )
 
     def _fields(self, phase: str, group: str, reducer: Reducer, client: int | None) -> Any:
         """Return the fields of a group, with axes resolved to numbers."""
@@ -116,7 +147,9 @@ class ReplyReader:
     def _sized(self, field: ArrayField | NumberField) -> ArrayField | NumberField:
         if isinstance(field, NumberField) or not any(isinstance(axis, str) for axis in field.shape):
             return field
-        shape = [self.method.agreed(_SIZES.get(a, a)) if isinstance(a, str) else a for a in field.shape]
+        shape = [
+            self.method.agreed(_SIZES.get(a, a)) if isinstance(a, str) else a for a in field.shape
+        ]
         return replace(field, shape=tuple(shape))
 
     def _training(self, client: int | None) -> dict[str, NumberField]:
@@ -143,7 +176,9 @@ class ReplyReader:
         fields = self._score_fields_of("", client)
         fields |= self._score_fields_of("global-", client) if self.cfg.strategy.personal else {}
         if self.cfg.evaluation.confusion:
-            fields[CONFUSION] = NumberField(-LARGEST, LARGEST, length=self.method.agreed("num_classes") ** 2)
+            fields[CONFUSION] = NumberField(
+                -LARGEST, LARGEST, length=self.method.agreed("num_classes") ** 2
+            )
         return fields
 
     def _score_fields_of(self, prefix: str, client: int | None) -> dict[str, NumberField]:

@@ -45,7 +45,8 @@ def messages(
         clients: the receivers.
         groups: groups of arrays, for all clients or by client.
         scalars: further scalars.
-        model: shared parameters to send along; a client with its own shared parameters receives those instead.
+        model: shared parameters to send along; a client with its own shared parameters receives
+            those instead.
     """
     if phase != DESCRIBE:
         method.round.involve(clients)
@@ -64,7 +65,9 @@ def messages(
         content.update(extra)
         content[CONFIG] = record
         kind = _TYPES.get(phase, MessageType.QUERY)
-        built.append(Message(content, dst_node_id=method.clients[client].node_id, message_type=kind))
+        built.append(
+            Message(content, dst_node_id=method.clients[client].node_id, message_type=kind)
+        )
     return built
 
 
@@ -76,18 +79,26 @@ def config_record(method: Server, phase: str, scalars: Mapping[str, Any]) -> Con
 
 def filing(method: Server) -> dict[str, Any]:
     """Return scalars that make a client store its state after replying, if a checkpoint is due; else none."""
-    return {"checkpoint": True, "run": method.recorder.run_name} if method.round.checkpoint_due else {}
+    return (
+        {"checkpoint": True, "run": method.recorder.run_name} if method.round.checkpoint_due else {}
+    )
 
 
-def collect(method: Server, phase: str, sent: Iterable[Message], timeout: float | None = None) -> Outcome:
+def collect(
+    method: Server, phase: str, sent: Iterable[Message], timeout: float | None = None
+) -> Outcome:
     """Send messages, wait for at most ``timeout`` seconds (default: ``strategy.timeout``), and record the cost."""
     nodes = {info.node_id: index for index, info in method.clients.items()}
     longest = method.cfg.strategy.timeout if timeout is None else timeout
     read = partial(method.read, phase)
     method.summation.sending(phase)
-    outcome = exchange(method.grid, sent, nodes, read, longest, f"round {method.server_round}, {phase}")
+    outcome = exchange(
+        method.grid, sent, nodes, read, longest, f"round {method.server_round}, {phase}"
+    )
     method.summation.received(phase, outcome)
-    method.recorder.exchanged(phase, outcome.down, outcome.groups, outcome.seconds, outcome.failures)
+    method.recorder.exchanged(
+        phase, outcome.down, outcome.groups, outcome.seconds, outcome.failures
+    )
     method.round.note(outcome)
     return outcome
 
@@ -96,10 +107,12 @@ def enough_replies(method: Server, phase: str, sent: Iterable[Message]) -> list[
     """Send messages, wait, and return the valid replies, in client order.
 
     Raises:
-        RunFailed: fewer valid replies than ``strategy.min_clients``, or any failure under ``on_failure=fail``.
+        RunFailed: fewer valid replies than ``strategy.min_clients``, or any failure under
+            ``on_failure=fail``.
     """
     outcome = collect(method, phase, sent)
-    rules, valid = method.cfg.strategy, len(outcome.replies)
+    rules = method.cfg.strategy
+    valid = len(outcome.replies)
     if outcome.failures and (rules.on_failure == "fail" or valid < rules.min_clients):
         who, reason = next(iter(outcome.failures.items()))
         raise RunFailed(
@@ -113,7 +126,10 @@ def enough_replies(method: Server, phase: str, sent: Iterable[Message]) -> list[
 def with_own(groups: GroupsFor, more: Mapping[int, Groups]) -> dict[int, Groups]:
     """Return the groups of each client in ``more``, extended by its additional ones."""
     common, own = _split(groups)
-    return {client: {**(common if own is None else own.get(client, {})), **extra} for client, extra in more.items()}
+    return {
+        client: {**(common if own is None else own.get(client, {})), **extra}
+        for client, extra in more.items()
+    }
 
 
 def _split(groups: GroupsFor) -> tuple[RecordDict, Mapping[int, Groups] | None]:

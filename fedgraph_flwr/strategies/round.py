@@ -19,10 +19,11 @@ class Stage:
     """The training of one round, in a run whose rounds differ.
 
     Attributes:
-        name: name of the stage, on which the client's training may depend; empty for a method with one stage.
+        name: name of the stage, on which the client's training may depend; empty for a method with
+            one stage.
         down: whether clients receive the shared parameters; else they continue with their own.
-        up: whether clients reply with their parameters. Else the server's stay unchanged and the configured parts send nothing,
-            so clients train without their parts.
+        up: whether clients reply with their parameters. Else the server's stay unchanged and the
+            configured parts send nothing, so clients train without their parts.
     """
 
     name: str = ""
@@ -31,7 +32,9 @@ class Stage:
 
     def config(self) -> dict[str, Any]:
         """Return the entries of a message's config; none for the ordinary stage."""
-        return ({"stage": self.name} if self.name else {}) | ({} if self.up else {"keep_model": True})
+        return ({"stage": self.name} if self.name else {}) | (
+            {} if self.up else {"keep_model": True}
+        )
 
 
 @dataclass(frozen=True)

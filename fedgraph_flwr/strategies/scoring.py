@@ -21,14 +21,24 @@ def score_fields(cfg: RunConfig, classes: int, prefix: str, parts: Axis) -> dict
     """Return the numbers of a reply with scores: one entry per part of the client's graph, NaN for a part without nodes."""
     if cfg.privacy.scores == "noised":
         return dict.fromkeys(metrics.released(cfg.evaluation), NumberField(0, 1, length=parts))
-    fields = {"count": NumberField(0, LARGEST, length=parts), "loss": NumberField(0, length=parts, nan=True)}
-    task, own = kind_of(cfg), cfg.evaluation.own
+    fields = {
+        "count": NumberField(0, LARGEST, length=parts),
+        "loss": NumberField(0, length=parts, nan=True),
+    }
+    task = kind_of(cfg)
+    own = cfg.evaluation.own
     share = NumberField(0, 1, length=parts, nan=True)
     named = {**fields, **dict.fromkeys(task.wanted(cfg.evaluation, classes), share)}
     free = [name for name in cfg.evaluation.points if not bounded_metric(name)]
-    unbounded = [name for metric in (*own, *UNBOUNDED, *free) for name in (metric, chance.name_of(metric))]
+    unbounded = [
+        name for metric in (*own, *UNBOUNDED, *free) for name in (metric, chance.name_of(metric))
+    ]
     named |= {name: NumberField(length=parts, nan=True) for name in unbounded if name in named}
-    return {f"{prefix}{split}-{key}": wanted for split in metrics.SPLITS for key, wanted in named.items()}
+    return {
+        f"{prefix}{split}-{key}": wanted
+        for split in metrics.SPLITS
+        for key, wanted in named.items()
+    }
 
 
 def check_scores(scores: Mapping[str, Any], counted: Mapping[str, list[float]], who: str) -> None:
@@ -44,8 +54,13 @@ def check_scores(scores: Mapping[str, Any], counted: Mapping[str, list[float]], 
     """
     cells = scores.get(metrics.CONFUSION, [])
     nodes = sum(cell for cell in cells if cell > 0)
-    if cells and (nodes > (most := sum(scores.get("test-count", []))) or any(cell != int(cell) for cell in cells)):
-        raise FedGraphError(f"{who} with a confusion matrix of {nodes:g} nodes, expected counts of at most {most:g}")
+    if cells and (
+        nodes > (most := sum(scores.get("test-count", [])))
+        or any(cell != int(cell) for cell in cells)
+    ):
+        raise FedGraphError(
+            f"{who} with a confusion matrix of {nodes:g} nodes, expected counts of at most {most:g}"
+        )
     for name, split, others in _counted(tuple(scores)):
         counts = scores[name]
         if not isinstance(counts, list):
@@ -57,10 +72,14 @@ def check_scores(scores: Mapping[str, Any], counted: Mapping[str, list[float]], 
         for other, defined in others:
             values = scores[other]
             if len(values) != len(counts):
-                raise FedGraphError(f"{who} with {len(values)} values of {other} for {len(counts)} of {name}")
+                raise FedGraphError(
+                    f"{who} with {len(values)} values of {other} for {len(counts)} of {name}"
+                )
             for value, count in zip(values, counts, strict=True):
                 if value != value and count and defined:
-                    raise FedGraphError(f"{who} with {other}=nan for {count:g} nodes, expected a number")
+                    raise FedGraphError(
+                        f"{who} with {other}=nan for {count:g} nodes, expected a number"
+                    )
 
 
 @lru_cache(maxsize=64)
@@ -75,7 +94,11 @@ def _counted(names: tuple[str, ...]) -> list[tuple[str, str, list[tuple[str, boo
         (
             name,
             prefix.rpartition("-")[2],
-            [(other, key in metrics.DEFINED) for other, (owner, _, key) in parts.items() if owner == prefix],
+            [
+                (other, key in metrics.DEFINED)
+                for other, (owner, _, key) in parts.items()
+                if owner == prefix
+            ],
         )
         for name, prefix in of.items()
     ]
@@ -83,11 +106,19 @@ def _counted(names: tuple[str, ...]) -> list[tuple[str, str, list[tuple[str, boo
 
 def counts_of(scores: Mapping[str, Any]) -> dict[str, list[float]]:
     """Return the number of nodes per split."""
-    return {split: list(scores[f"{split}-count"]) for split in metrics.SPLITS if f"{split}-count" in scores}
+    return {
+        split: list(scores[f"{split}-count"])
+        for split in metrics.SPLITS
+        if f"{split}-count" in scores
+    }
 
 
 def scores_of(
-    replies: Iterable[Reply], cfg: RunConfig, classes: Sequence[int], prefix: str = "", nodes: list[float] | None = None
+    replies: Iterable[Reply],
+    cfg: RunConfig,
+    classes: Sequence[int],
+    prefix: str = "",
+    nodes: list[float] | None = None,
 ) -> dict[str, Any]:
     """Return scores by client, and their means; with ``privacy.scores=noised`` only the terms of the means to release.
 
@@ -95,19 +126,23 @@ def scores_of(
         replies: replies with scores, in client order.
         cfg: the run's configuration.
         classes: C of the clients, on which some metrics depend: those that all of them have.
-        prefix: prefix of the scores' names (``trained-`` for each client's model after local training).
+        prefix: prefix of the scores' names (``trained-`` for each client's model after local
+            training).
         nodes: number of nodes per part, if they weight the means.
     """
     scored = list(replies)
     if cfg.privacy.scores == "noised":
         terms = {
-            name: [v for r in scored for v in as_list(r.metrics[name])] for name in metrics.released(cfg.evaluation)
+            name: [v for r in scored for v in as_list(r.metrics[name])]
+            for name in metrics.released(cfg.evaluation)
         }
         return {"metrics": {}, "clients": terms}
     wanted = [kind_of(cfg).wanted(cfg.evaluation, count) for count in classes]
     common = [name for name in wanted[0] if all(name in names for names in wanted)]
     per_client = {
-        f"{split}-{key}": [v for r in scored for v in as_list(r.metrics.get(f"{prefix}{split}-{key}", []))]
+        f"{split}-{key}": [
+            v for r in scored for v in as_list(r.metrics.get(f"{prefix}{split}-{key}", []))
+        ]
         for split in metrics.SPLITS
         for key in (*KEYS, *common)
     }
@@ -118,7 +153,11 @@ def scorers(replies: Sequence[Reply], pooled: bool) -> list[int]:
     """Return the client of each entry of the scores; the only reply of a pooled run has one entry per client."""
     if not pooled:
         return [reply.client for reply in replies]
-    return list(range(max((len(as_list(reply.metrics.get("test-count", []))) for reply in replies), default=0)))
+    return list(
+        range(
+            max((len(as_list(reply.metrics.get("test-count", []))) for reply in replies), default=0)
+        )
+    )
 
 
 def confusion_of(replies: Iterable[Reply], classes: int) -> dict[str, list[list[int]]]:
@@ -126,7 +165,9 @@ def confusion_of(replies: Iterable[Reply], classes: int) -> dict[str, list[list[
 
     A client sends -n for a count below its minimum n.
     """
-    cells = np.array([reply.metrics[metrics.CONFUSION] for reply in replies], dtype=int).reshape(-1, classes, classes)
+    cells = np.array([reply.metrics[metrics.CONFUSION] for reply in replies], dtype=int).reshape(
+        -1, classes, classes
+    )
     below = -np.minimum(cells, 0).min(axis=0)
     known: dict[str, list[list[int]]] = {"confusion": np.maximum(cells, 0).sum(axis=0).tolist()}
     return known | ({"confusion_below": below.tolist()} if below.any() else {})
@@ -137,17 +178,29 @@ def training_record(
 ) -> dict[str, Any]:
     """Return the mean training loss, and means of further scores under their prefix, such as ``trained_test_accuracy``."""
     trained = list(replies)
-    losses = [float(reply.metrics["train-loss"]) for reply in trained if "train-loss" in reply.metrics]
+    losses = [
+        float(reply.metrics["train-loss"]) for reply in trained if "train-loss" in reply.metrics
+    ]
     record: dict[str, Any] = {"train_loss": float(np.mean(losses))} if losses else {}
     for prefix in prefixes:
-        record |= {f"{prefix[:-1]}_{k}": v for k, v in scores_of(trained, cfg, classes, prefix)["metrics"].items()}
+        record |= {
+            f"{prefix[:-1]}_{k}": v
+            for k, v in scores_of(trained, cfg, classes, prefix)["metrics"].items()
+        }
     return record
 
 
 def statistics_of(replies: Sequence[Reply], fields: Any) -> dict[str, float]:
     """Return the mean over clients of each single number that a method declares in the replies to ``train``."""
-    names = [name for name, field in fields.items() if field.length is None] if isinstance(fields, Mapping) else []
-    sent = {name: [float(reply.metrics[name]) for reply in replies if name in reply.metrics] for name in names}
+    names = (
+        [name for name, field in fields.items() if field.length is None]
+        if isinstance(fields, Mapping)
+        else []
+    )
+    sent = {
+        name: [float(reply.metrics[name]) for reply in replies if name in reply.metrics]
+        for name in names
+    }
     return {name: float(np.mean(values)) for name, values in sent.items() if values}
 
 

@@ -43,7 +43,8 @@ class Server(FlowerFedAvg):
         arrays: the current shared parameters.
         models: clients' own shared parameters, by client index; other clients start from `arrays`.
         memory: the method's state between rounds, a nested dict of arrays; checkpointed.
-        class_weights: ``w`` [C] under ``train.class_weights=federated``; travels with every message that may lead to training.
+        class_weights: ``w`` [C] under ``train.class_weights=federated``; travels with every message
+            that may lead to training.
         described: the clients' descriptions, as one.
         grid: joins the server with its nodes.
     """
@@ -64,7 +65,7 @@ class Server(FlowerFedAvg):
         self.class_weights: Arrays = {}
         self.described = Descriptions(cfg, lambda: self.clients)
 
-    # --- hooks of a method --------------------------------------------------------------------------------------------
+    # --- hooks of a method ------------------------------------------------------------------------
 
     @classmethod
     def needs(cls, cfg: RunConfig, graphs: Callable[[], Iterable[Any]]) -> tuple[float, str]:
@@ -86,7 +87,11 @@ class Server(FlowerFedAvg):
 
     def build_model(self) -> models.Model:
         """The network for the clients' graphs, initialised from torch's global generator."""
-        sizes = self.num_features(), self.described.size("num_classes"), self.described.size("num_edge_features") or 0
+        sizes = (
+            self.num_features(),
+            self.described.size("num_classes"),
+            self.described.size("num_edge_features") or 0,
+        )
         return kind_of(self.cfg).network(self.cfg, *sizes)
 
     def num_features(self) -> Any:
@@ -96,7 +101,8 @@ class Server(FlowerFedAvg):
     def accepted(self, arrays: Arrays, where: str) -> Arrays:
         """Return arrays with the names and shapes that shared parameters from a file must have.
 
-        A method whose shapes follow from training returns the arrays of the file, after its own checks.
+        A method whose shapes follow from training returns the arrays of the file, after its own
+        checks.
 
         Args:
             arrays: arrays of the file.
@@ -142,7 +148,9 @@ class Server(FlowerFedAvg):
         Returns:
             The fields; None if the group is not part of this round's replies.
         """
-        raise NotImplementedError(f"{type(self).__name__} declares '{group}' of '{phase}' without fields")
+        raise NotImplementedError(
+            f"{type(self).__name__} declares '{group}' of '{phase}' without fields"
+        )
 
     def facts(self, phase: str) -> Any:
         """Return what `verify` needs besides a reply to this phase; it gets a copy."""
@@ -169,7 +177,7 @@ class Server(FlowerFedAvg):
         """Restore what `save` returned, with tensors as leaves; `memory` holds arrays."""
         self.memory = as_arrays(tree)
 
-    # --- the round ----------------------------------------------------------------------------------------------------
+    # --- the round --------------------------------------------------------------------------------
 
     @property
     def server_round(self) -> int:
@@ -191,7 +199,7 @@ class Server(FlowerFedAvg):
         """Whether this round's training replies also score the model that was sent."""
         return self.round.scores_due
 
-    # --- tools for methods --------------------------------------------------------------------------------------------
+    # --- tools for methods ------------------------------------------------------------------------
 
     def agreed(self, key: str) -> Any:
         """Return a value that all clients must describe alike, such as the number of classes.
@@ -204,8 +212,8 @@ class Server(FlowerFedAvg):
     def weights(self, clients: list[int]) -> list[float]:
         """Return unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum.
 
-        ``uniform`` gives clients without training nodes weight 0 if others train. Under differential privacy all weights are 1,
-        so that they follow from the configuration.
+        ``uniform`` gives clients without training nodes weight 0 if others train. Under
+        differential privacy all weights are 1, so that they follow from the configuration.
         """
         return self.summation.weights(clients)
 
@@ -265,7 +273,7 @@ class Server(FlowerFedAvg):
         """Return the reply in a message."""
         raise NotImplementedError
 
-    # --- what the loop calls ------------------------------------------------------------------------------------------
+    # --- what the loop calls ----------------------------------------------------------------------
 
     def bind(self, clients: Mapping[int, ClientInfo]) -> None:
         """Note which node each of these clients is, in addition to those that are known."""

@@ -1,6 +1,7 @@
 """Parts of a method on the server: what it makes of the mean of the clients' models, chosen by the configuration.
 
-A part stores its state in the strategy's `memory`, under its own names, so that checkpoints contain it.
+A part stores its state in the strategy's `memory`, under its own names, so that checkpoints contain
+it.
 """
 
 from fedgraph_flwr.config import StrategyConfig

@@ -1,6 +1,7 @@
 """Base of the parts whose clients keep a variate between rounds: it acknowledges replies, and computes the clients' weight.
 
-The server's sum over rounds must equal the clients' variates, even if a reply is lost: see clients/variates.py.
+The server's sum over rounds must equal the clients' variates, even if a reply is lost: see
+clients/variates.py.
 """
 
 import numpy as np
@@ -22,9 +23,11 @@ class Variates(ServerPart):
 
     def groups(self, server: Server, arrays: Arrays) -> dict[int, Groups]:
         """Send each client the last round in which its reply arrived."""
-        acknowledged, common = _acknowledged(server), self.common(server, arrays)
+        acknowledged = _acknowledged(server)
+        common = self.common(server, arrays)
         return {
-            client: {**common, ACKNOWLEDGED: {"round": acknowledged[client : client + 1]}} for client in server.cohort
+            client: {**common, ACKNOWLEDGED: {"round": acknowledged[client : client + 1]}}
+            for client in server.cohort
         }
 
     def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
@@ -37,8 +40,9 @@ class Variates(ServerPart):
     def share(self, server: Server, clients: list[int]) -> float:
         """Return Σ_{i∈S} p_i: the weight of the clients that replied among all clients, at most 1.
 
-        ``strategy.max_share`` caps p_i over all clients, also in the mean of variates. In the mean model it caps the shares of
-        the clients that replied. Under differential privacy a mean divides by the sampled clients, so S are those.
+        ``strategy.max_share`` caps p_i over all clients, also in the mean of variates. In the mean
+        model it caps the shares of the clients that replied. Under differential privacy a mean
+        divides by the sampled clients, so S are those.
         """
         return server.summation.share(clients)
 

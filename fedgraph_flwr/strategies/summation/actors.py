@@ -79,7 +79,8 @@ class Actors(Plain):
         if phase != TRAIN:
             return super().reveal(phase, replies)
         server = self.server
-        plan, self.plan = self.plan, None
+        plan = self.plan
+        self.plan = None
         total = server.grid.added
         server.grid.add_up(None)
         if plan is None:

@@ -246,7 +246,8 @@ class Summation:
 
     def weights_of(self, reducer: Reducer, clients: list[int]) -> list[float]:
         """Return unnormalised weights in a declared mean or sum, known before the exchange."""
-        server, everyone = self.server, sorted(self.server.clients)
+        server = self.server
+        everyone = sorted(self.server.clients)
         private = bool(self.hidden)
         return weighting.in_reducer(
             reducer, clients, server.weights, private, server.counts, everyone

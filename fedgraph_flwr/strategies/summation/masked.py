@@ -273,7 +273,8 @@ class Masked(Summation):
         Raises:
             RunFailed: too few clients reply, or a share is wrong.
         """
-        server, rules = self.server, self.server.cfg.privacy
+        server = self.server
+        rules = self.server.cfg.privacy
         needed = threshold(rules.secagg_threshold, len(self.keys))
         alive = {SURVIVORS: np.array(survivors, np.int64)}
         signed = server.request(AGREE, {SECAGG: alive}, survivors).replies

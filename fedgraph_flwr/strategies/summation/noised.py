@@ -94,11 +94,13 @@ class Noised(Summation):
             FedGraphError: names the client and the norm.
         """
         self.inner.verify(phase, reply)
-        server, declared = self.server, self.server.uplink_of.get(phase, {})
+        server = self.server
+        declared = self.server.uplink_of.get(phase, {})
         for group in sums(declared):
             if group not in reply.groups:
                 continue
-            arrays, reducer = reply.groups[group], declared[group]
+            arrays = reply.groups[group]
+            reducer = declared[group]
             updates_model = group == MODEL and getattr(reducer, "origin", "") == ARRAYS
             personal = server.models.get(reply.client) if updates_model else None
             origin = origin_of(server, reducer, arrays) if personal is None else personal
