@@ -35,14 +35,16 @@ def check_method(cfg: RunConfig) -> None:
     """Check the method's keys against its server and client ``Params``, then the model's keys, then their combination.
 
     Raises:
-        FedGraphError: an unknown key, a wrong type or value, or a model that the method cannot train.
+        FedGraphError: an unknown key, a wrong type or value, or a model that the method cannot
+            train.
     """
     sides: list[Any] = [_side(cfg, "server", GraphStrategy), client_class(cfg)]
     for key in sorted(cfg.strategy.params.keys() - own_keys(cfg)):
         raise unknown_method_key(cfg, key)
     for side in sides:
         method_params(side, cfg)
-    uplink, strategy = _uplink(cfg, *sides), f"strategy={cfg.strategy.name}"
+    uplink = _uplink(cfg, *sides)
+    strategy = f"strategy={cfg.strategy.name}"
     combinations.check_unit(cfg, sides[1])
     check_parts(cfg, sides[0], sides[1], uplink)
     protections.check(cfg, uplink)
@@ -56,7 +58,9 @@ def check_method(cfg: RunConfig) -> None:
         _check_init(cfg, *sides)
     if cfg.privacy.secagg and (size := cfg.strategy.cohort_size(cfg.num_clients)) < MIN_CLIENTS:
         sizes = f"this run has {size} (num_clients={cfg.num_clients}, strategy.fraction={cfg.strategy.fraction:g})"
-        raise FedGraphError(f"privacy.secagg=true requires at least {MIN_CLIENTS} clients per round, but {sizes}")
+        raise FedGraphError(
+            f"privacy.secagg=true requires at least {MIN_CLIENTS} clients per round, but {sizes}"
+        )
     if (cfg.privacy.dp != "none" or cfg.privacy.secagg) and not inherits(sides[0], ["weights"]):
         what = f"{sides[0].__name__} has its own weights of clients, which privacy.dp and privacy.secagg cannot check"
         raise FedGraphError(f"{what}: declare Mean(weight=..., scale=...) in uplink")
@@ -65,7 +69,8 @@ def check_method(cfg: RunConfig) -> None:
     combinations.check(cfg, sides[1], model)
     for side in (*sides, Parts(cfg.strategy)):
         side.check(cfg, model)
-    if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # a prefix may belong to a disabled part
+    # a prefix may belong to a disabled part
+    if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):
         models.check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
     models.check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
     check_personal(cfg, model)
@@ -86,12 +91,18 @@ def _uplink(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphClien
     Raises:
         FedGraphError: the declarations differ.
     """
-    server_uplink, other = declared(server, cfg), declared(client, cfg)
-    ours, theirs = signature(server_uplink), signature(other)
-    if differing := sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)):
+    server_uplink = declared(server, cfg)
+    other = declared(client, cfg)
+    ours = signature(server_uplink)
+    theirs = signature(other)
+    if differing := sorted(
+        key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)
+    ):
         phase, group = differing[0]
         what = f"{server.__name__} and {client.__name__} declare '{group}' of phase '{phase}' differently in uplink"
-        raise FedGraphError(f"strategy={cfg.strategy.name}: {what}: give both classes the same function")
+        raise FedGraphError(
+            f"strategy={cfg.strategy.name}: {what}: give both classes the same function"
+        )
     return server_uplink
 
 
@@ -104,8 +115,15 @@ def client_class(cfg: RunConfig) -> type[GraphClient]:
 def rebuilds(cfg: RunConfig) -> bool:
     """Return whether a run with ``evaluate`` predicts new nodes of this method: set-up and shared parameters are all it needs."""
     side: type[GraphStrategy] = _side(cfg, "server", GraphStrategy)
-    rules, chosen = cfg.strategy, Parts(cfg.strategy)
-    own = rules.private or rules.personal or rules.shared != [""] or chosen.personal or chosen.predicts_with
+    rules = cfg.strategy
+    chosen = Parts(cfg.strategy)
+    own = (
+        rules.private
+        or rules.personal
+        or rules.shared != [""]
+        or chosen.personal
+        or chosen.predicts_with
+    )
     return side.rebuilds(cfg) and not own
 
 
@@ -117,7 +135,9 @@ def _side(cfg: RunConfig, key: str, base: type) -> Any:
     """
     side = locate(target := getattr(cfg.strategy, key))
     if not (isinstance(side, type) and issubclass(side, base)):
-        raise FedGraphError(f"strategy.{key}={target} is not a {key}: expected a subclass of {base.__name__}")
+        raise FedGraphError(
+            f"strategy.{key}={target} is not a {key}: expected a subclass of {base.__name__}"
+        )
     return side
 
 
@@ -144,17 +164,23 @@ def startup_notes(cfg: RunConfig) -> list[str]:
     notes = [note for side in sides if (note := side.startup_note(cfg))]
     notes += [note for part in Parts(cfg.strategy).all if (note := part.note(cfg))]
     if groups := ", ".join(cfg.privacy.reveal):
-        notes.append(f"privacy.secagg=true masks averages; privacy.reveal shows the server each client's {groups}")
+        notes.append(
+            f"privacy.secagg=true masks averages; privacy.reveal shows the server each client's {groups}"
+        )
     if cfg.privacy.secagg and cfg.privacy.side != "distributed":
         notes.append(
             "privacy.secagg=true without privacy.dp=distributed hides single updates in each sum, but sums of several rounds add"
             " up: only noise bounds what they reveal of a client (SECURITY.md)"
         )
     notes += _unit_notes(cfg)
-    means = [(group, mean) for _, group, mean in shown(declared(sides[0], cfg)) if isinstance(mean, Mean)]
+    means = [
+        (group, mean) for _, group, mean in shown(declared(sides[0], cfg)) if isinstance(mean, Mean)
+    ]
     equal = ", ".join(group for group, mean in means if mean.weight in ("train", "nodes"))
     if cfg.privacy.dp != "none" and equal:
-        notes.append(f"privacy.dp={cfg.privacy.dp}: clients count the same in {equal}, whose weights are private")
+        notes.append(
+            f"privacy.dp={cfg.privacy.dp}: clients count the same in {equal}, whose weights are private"
+        )
     notes += _without_new_nodes(cfg)
     if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
         notes.append(f"stack={cfg.stack} has no effect with {reason}: clients train separately")
@@ -163,18 +189,24 @@ def startup_notes(cfg: RunConfig) -> list[str]:
 
 def _unit_notes(cfg: RunConfig) -> list[str]:
     """Return what ε protects where the unit is not a client, and a warning for few rows."""
-    rules, notes = cfg.privacy, []
+    rules = cfg.privacy
+    notes = []
     if rules.unit == "row" and rules.rows < FEW_ROWS:
         notes.append(
             f"privacy.unit=row with privacy.rows={rules.rows}: with 10000 rows per party, a model under this noise was not better"
             f" than a party's own without privacy; expect a gain from {FEW_ROWS} rows (docs/privacy.md)"
         )
-    return notes if rules.unit == "client" else [*notes, f"privacy.unit={rules.unit} protects: {relation(rules)}"]
+    return (
+        notes
+        if rules.unit == "client"
+        else [*notes, f"privacy.unit={rules.unit} protects: {relation(rules)}"]
+    )
 
 
 def _without_new_nodes(cfg: RunConfig) -> list[str]:
     """Return a note if the model of a party's tables learns a vector of each training node."""
-    own, learnt = cfg.graph or cfg.on_fleet or datasets.own_path(cfg.dataset), cfg.model.params.get("type_embedding")
+    own = cfg.graph or cfg.on_fleet or datasets.own_path(cfg.dataset)
+    learnt = cfg.model.params.get("type_embedding")
     if not own or not models.network(cfg.model).capabilities.heterogeneous or learnt == "decoupled":
         return []
     return [
@@ -201,17 +233,22 @@ def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:
     Raises:
         FedGraphError: the model shares running statistics under differential privacy.
     """
-    buffers = {name for name, _ in model.named_buffers()} if cfg.privacy.dp != "none" else set[str]()
+    buffers = (
+        {name for name, _ in model.named_buffers()} if cfg.privacy.dp != "none" else set[str]()
+    )
     if shared := sorted(buffers & model.shared(cfg.strategy.shared, cfg.strategy.private).keys()):
         what = f"privacy.dp={cfg.privacy.dp} may make variances among the running statistics {', '.join(shared[:3])} negative"
-        raise FedGraphError(f"{what}: set model.norm to layer or none, or strategy.personalization=norm")
+        raise FedGraphError(
+            f"{what}: set model.norm to layer or none, or strategy.personalization=norm"
+        )
 
 
 def at_once(cfg: RunConfig) -> int:
     """Return the maximum number of clients of one process computed as one; 0 to compute them separately.
 
-    Computing clients as one saves about 0.5 ms per client, but their parameters and moments may exceed the core's cache. It is
-    40 % faster at 5,000 parameters, 12 % at 65,000, and slower at 92,000 (`benchmarks/stacked.py`).
+    Computing clients as one saves about 0.5 ms per client, but their parameters and moments may
+    exceed the core's cache. It is 40 % faster at 5,000 parameters, 12 % at 65,000, and slower at
+    92,000 (`benchmarks/stacked.py`).
     """
     if not cfg.at_once or not_stacked(cfg):
         return 0

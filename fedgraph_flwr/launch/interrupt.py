@@ -17,7 +17,10 @@ def after_the_round() -> Iterator[None]:
         if STOP.requested or not STOP.enabled:
             raise KeyboardInterrupt
         STOP.requested = True
-        print("\nFinishing this round and saving a checkpoint; press Ctrl-C again to stop now", file=sys.stderr)
+        print(
+            "\nFinishing this round and saving a checkpoint; press Ctrl-C again to stop now",
+            file=sys.stderr,
+        )
 
     if threading.current_thread() is not threading.main_thread():
         yield

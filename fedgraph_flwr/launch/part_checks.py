@@ -73,9 +73,15 @@ def check_personal(cfg: RunConfig, model: Model) -> None:
     Raises:
         FedGraphError: naming the part, and what the method shares.
     """
-    rules, own = cfg.strategy, cfg.strategy.personalization
-    kept, shared = PERSONAL_PREFIXES.get(own, []), ", ".join(rules.shared) or "no parameters"
-    if kept and model.names(kept[0]) and not model.shared(rules.shared).keys() & model.shared(kept).keys():
+    rules = cfg.strategy
+    own = cfg.strategy.personalization
+    kept = PERSONAL_PREFIXES.get(own, [])
+    shared = ", ".join(rules.shared) or "no parameters"
+    if (
+        kept
+        and model.names(kept[0])
+        and not model.shared(rules.shared).keys() & model.shared(kept).keys()
+    ):
         why = f"strategy={rules.name} shares {shared} (strategy.shared), and nothing of the {own} travels"
         raise FedGraphError(f"strategy.personalization={own} has no effect: {why}: leave it out")
 
@@ -83,25 +89,36 @@ def check_personal(cfg: RunConfig, model: Model) -> None:
 def _check_sides(rules: StrategyConfig, server: type, client: type[GraphClient]) -> None:
     """Refuse classes of different methods, and classes of which one sends or awaits groups that the other does not.
 
-    Classes that a file names together are trusted. A client with its own phases may take what it needs there.
+    Classes that a file names together are trusted. A client with its own phases may take what it
+    needs there.
     """
-    sides, pairs = (rules.server, rules.client), set[tuple[str, str]]()
+    sides = (rules.server, rules.client)
+    pairs = set[tuple[str, str]]()
     both = f"strategy.server={rules.server} and strategy.client={rules.client}"
     for name in sorted(group_names("strategy"), key=lambda name: name != rules.name):
         body = vars(StrategyConfig()) | group_file("strategy", name)
         if (pair := (body["server"], body["client"])) == sides:
             return
         pairs.add(pair)
-    known = {target for pair in pairs for target in pair} - {StrategyConfig.server, StrategyConfig.client}
+    known = {target for pair in pairs for target in pair} - {
+        StrategyConfig.server,
+        StrategyConfig.client,
+    }
     for key, own, other in (("client", 0, 1), ("server", 1, 0)):
         partners = {pair[other] for pair in pairs if pair[own] == sides[own]}
-        if partners and sides[own] in known and sides[other] in known | {getattr(StrategyConfig, key)}:
+        if (
+            partners
+            and sides[own] in known
+            and sides[other] in known | {getattr(StrategyConfig, key)}
+        ):
             wanted = f"strategy.{key}={' or '.join(sorted(partners))}"
             raise FedGraphError(f"{both} are sides of different methods: expected {wanted}")
     sends = [hook for hook in SENDING if getattr(server, hook) is not getattr(GraphStrategy, hook)]
     takes = [hook for hook in TAKING if getattr(client, hook) is not getattr(GraphClient, hook)]
     if sends and not takes and phases(client) == phases(GraphClient):
-        why = f"sends groups by `{sends[0]}`, and {client.__name__} takes none: define its `receive`"
+        why = (
+            f"sends groups by `{sends[0]}`, and {client.__name__} takes none: define its `receive`"
+        )
     elif "receive" in takes and not sends:
         why = f"sends no groups, and {client.__name__} waits for some in `receive`: define the server's `before_train`"
     else:
@@ -117,10 +134,14 @@ def _check_unused(rules: StrategyConfig) -> None:
         for key, default in vars(KEYS[part]()).items():
             if (value := getattr(getattr(rules, part), key)) != default:
                 why = f"does not use '{part}'; it uses {', '.join(used) or 'no part with keys'}"
-                raise FedGraphError(f"strategy.{part}.{key}={value} has no effect: strategy={rules.name} {why}")
+                raise FedGraphError(
+                    f"strategy.{part}.{key}={value} has no effect: strategy={rules.name} {why}"
+                )
 
 
-def _check_variates(rules: StrategyConfig, server: type, client: type[GraphClient], uplink: Uplink) -> None:
+def _check_variates(
+    rules: StrategyConfig, server: type, client: type[GraphClient], uplink: Uplink
+) -> None:
     """Refuse variates where the next model is not the weighted mean of the clients' models."""
     what = f"strategy.variates={rules.variates}"
     _need_mean(rules, what, server, uplink)
@@ -128,23 +149,31 @@ def _check_variates(rules: StrategyConfig, server: type, client: type[GraphClien
     if server.step is not GraphStrategy.step or type(uplink[TRAIN][MODEL]) is not Mean:  # type: ignore[attr-defined]
         why = f"strategy={rules.name} has a server, {server.__name__}, that makes another model of the replies"
         fix = f"expected one with the `step` of {GraphStrategy.__name__}, such as strategy=fedavg"
-        raise FedGraphError(f"{what} sums over clients by the weights of their mean, and {why}: {fix}")
+        raise FedGraphError(
+            f"{what} sums over clients by the weights of their mean, and {why}: {fix}"
+        )
 
 
 def _need_shared(rules: StrategyConfig, what: str) -> None:
     """Refuse a part that compares with the shared parameters where there are none."""
     if not rules.shared:
         why = f"strategy={rules.name} has none (strategy.shared=[])"
-        raise FedGraphError(f"{what} the shared parameters, and {why}: set strategy.shared=[''], or leave the part out")
+        raise FedGraphError(
+            f"{what} the shared parameters, and {why}: set strategy.shared=[''], or leave the part out"
+        )
 
 
-def _need_hooks(rules: StrategyConfig, what: str, client: type[GraphClient], hooks: Collection[str]) -> None:
+def _need_hooks(
+    rules: StrategyConfig, what: str, client: type[GraphClient], hooks: Collection[str]
+) -> None:
     """Refuse a part where the method's client does not train or predict as the part expects."""
     ignored = [hook for hook in ("train", "descend", "gradient") if not _calls_base(client, hook)]
     ignored += [hook for hook in hooks if getattr(client, hook) is not getattr(GraphClient, hook)]
     if ignored:
         why = f"its client, {client.__name__}, has its own `{ignored[0]}`; expected that of {GraphClient.__name__}"
-        raise FedGraphError(f"{what} does not go with strategy={rules.name}: {why}, such as strategy=fedavg")
+        raise FedGraphError(
+            f"{what} does not go with strategy={rules.name}: {why}, such as strategy=fedavg"
+        )
 
 
 def _calls_base(client: type[GraphClient], hook: str) -> bool:
@@ -162,4 +191,6 @@ def _need_mean(rules: StrategyConfig, part: str, server: type, uplink: Uplink) -
     why = "shares no parameters (strategy.shared=[])"
     if rules.shared:
         why = f"has a server, {server.__name__}, that computes none{f' ({model.why})' if model and model.why else ''}"
-    raise FedGraphError(f"{part} needs the mean of the clients' models, and strategy={rules.name} {why}: leave it out")
+    raise FedGraphError(
+        f"{part} needs the mean of the clients' models, and strategy={rules.name} {why}: leave it out"
+    )

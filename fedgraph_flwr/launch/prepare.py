@@ -44,7 +44,8 @@ def prepare(run: Runnable) -> Prepared:
     """Check a run; an already prepared one is returned unchanged.
 
     Raises:
-        FedGraphError: a key, value, method, model, tracker, attack or checkpoint does not fit this run.
+        FedGraphError: a key, value, method, model, tracker, attack or checkpoint does not fit this
+            run.
     """
     if isinstance(run, Prepared):
         return run
@@ -79,7 +80,9 @@ def unread_edge_features(cfg: RunConfig) -> str:
     summed = values.get("own_columns", {}).get("edges", 0)  # columns whose totals nodes have
     if not (count := shapes.get("edge_attr", (0, 0))[1] - summed):
         return ""
-    readers = [name for name in models.MODELS if models.network(ModelConfig(name)).capabilities.reads_edges]
+    readers = [
+        name for name in models.MODELS if models.network(ModelConfig(name)).capabilities.reads_edges
+    ]
     return (
         f"model={cfg.model.name} does not read the {count} features of each edge: parallel edges count as weights. Models"
         f" that read them: {', '.join(readers)}"
@@ -105,7 +108,8 @@ def check_unused(cfg: RunConfig) -> None:
     """Refuse to replace a finished run without ``overwrite``.
 
     Raises:
-        InUse: the folder holds a finished run, or the one that this run reads; nothing is written there.
+        InUse: the folder holds a finished run, or the one that this run reads; nothing is written
+            there.
     """
     for key, run in (("evaluate", cfg.evaluate), ("init", "" if cfg.resume else cfg.init)):
         if not run:
@@ -131,7 +135,9 @@ def with_folder(cfg: RunConfig) -> RunConfig:
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
     keys = ("out", "resume", "evaluate", "init", *(["graph"] if not cfg.on_fleet else []))
     given = {key: getattr(cfg, key) for key in keys}
-    paths: dict[str, Any] = {key: str(Path(path).expanduser().absolute()) for key, path in given.items() if path}
+    paths: dict[str, Any] = {
+        key: str(Path(path).expanduser().absolute()) for key, path in given.items() if path
+    }
     return dataclasses.replace(cfg, **paths)
 
 

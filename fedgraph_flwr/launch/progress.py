@@ -21,7 +21,8 @@ def progress(cfg: RunConfig, shown: Shown = "auto") -> Iterator[tuple[OnRound, O
     """Show a bar over the rounds of a run during the block.
 
     Yields:
-        A function for the record of each finished round, and a function for messages before the first round.
+        A function for the record of each finished round, and a function for messages before the
+        first round.
     """
     title = f"{cfg.strategy.name} on {cfg.engine if cfg.on_fleet else cfg.dataset.name}"
     with bar(title, cfg.rounds, shown) as show:
@@ -29,7 +30,10 @@ def progress(cfg: RunConfig, shown: Shown = "auto") -> Iterator[tuple[OnRound, O
         def on_round(record: dict[str, Any]) -> None:
             scores = record.get("metrics", {})
             known = [split for split in ("val", "test") if f"{split}_accuracy" in scores]
-            show(record["round"], " ".join(f"{split} {scores[f'{split}_accuracy']:.3f}" for split in known))
+            show(
+                record["round"],
+                " ".join(f"{split} {scores[f'{split}_accuracy']:.3f}" for split in known),
+            )
 
         yield on_round, lambda what: show(0, what)
 
@@ -53,7 +57,11 @@ def bar(title: str, rounds: int, shown: Shown) -> AbstractContextManager[_Show]:
     """
     if not shown:
         return nullcontext(lambda done, score: None)
-    return nullcontext(_notebook(title, rounds)) if in_notebook() else _terminal(title, rounds, always=shown is True)
+    return (
+        nullcontext(_notebook(title, rounds))
+        if in_notebook()
+        else _terminal(title, rounds, always=shown is True)
+    )
 
 
 def _notebook(title: str, rounds: int) -> _Show:
@@ -72,10 +80,26 @@ def _notebook(title: str, rounds: int) -> _Show:
 def _terminal(title: str, rounds: int, always: bool) -> Iterator[_Show]:
     """Show a bar on stderr; with ``always``, also without a terminal, where its last line is printed."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[score]}")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[score]}"),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), disable=not (always or console.is_terminal), console=console) as bar:
+    with Progress(
+        *columns,
+        TimeRemainingColumn(),
+        disable=not (always or console.is_terminal),
+        console=console,
+    ) as bar:
         task = bar.add_task(title, total=rounds, score="")
         yield lambda done, score: bar.update(task, completed=done, score=score)

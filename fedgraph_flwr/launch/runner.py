@@ -12,7 +12,9 @@ from fedgraph_flwr.store.events import OnRound, OnWait
 from fedgraph_flwr.store.folder import LAUNCHER, owned
 
 
-def run(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
+def run(
+    cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None
+) -> dict[str, Any]:
     """Run a configuration on its engine and return the summary.
 
     Args:
@@ -28,7 +30,8 @@ def run(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None 
     out = Path(prepared.cfg.out)
     with owned(out, LAUNCHER):
         with owned(out):  # no server is running there, such as one whose launcher died
-            check_unused(prepared.cfg)  # again: another run may have finished there while this one prepared
+            # again: another run may have finished there while this one prepared
+            check_unused(prepared.cfg)
         if cfg.engine in GRIDS:
             return simulate(cfg.engine, prepared, on_round, on_wait)
         return run_flower(prepared.cfg, on_round, on_wait)

@@ -28,7 +28,8 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
     """Run the strategy on a grid and return the summary."""
     cfg = run.cfg if isinstance(run, Prepared) else with_folder(run)
     out = Path(cfg.out)
-    trackers, failed = Trackers(cfg), True
+    trackers = Trackers(cfg)
+    failed = True
 
     def tell(record: dict[str, Any]) -> None:
         trackers.round(record)
@@ -37,7 +38,8 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
 
     try:
         prepared = run if isinstance(run, Prepared) else prepare(cfg)
-        cfg, data = prepared.cfg, prepared.data
+        cfg = prepared.cfg
+        data = prepared.data
         for line in startup_notes(cfg):
             log(WARNING, line)
         with owned(out):
@@ -50,7 +52,9 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
             trackers.begin(recorder.run_name)
             known = input_spec(cfg) if not cfg.on_fleet else {}
             recorder.extra |= {"classes": known["classes"]} if known else {}
-            recorder.extra |= {"parties": names} if not cfg.on_fleet and (names := parties(cfg)) else {}
+            recorder.extra |= (
+                {"parties": names} if not cfg.on_fleet and (names := parties(cfg)) else {}
+            )
             strategy = locate(cfg.strategy.server)(cfg, recorder)
             strategy.start(grid)
             names = [str(number) for number in range(strategy.described.size("num_classes"))]
@@ -59,7 +63,9 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
                 "num_features": strategy.described.size("num_features"),
                 "schema": {},
                 "undirected": False,
-                "fingerprint": list(next(iter(strategy.clients.values())).description.get("schema", [0])),
+                "fingerprint": list(
+                    next(iter(strategy.clients.values())).description.get("schema", [0])
+                ),
             }
             write_bytes(out / INPUT_SPEC, json.dumps(plain | known, indent=1).encode())
             studies = {}
@@ -79,9 +85,16 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
     except InUse:  # the folder belongs to another process
         raise
     except (FedGraphError, OSError) as error:  # the launcher may be another process
-        failure = error if isinstance(error, FedGraphError) else RunFailed(f"the run failed: {first_line(error)}")
+        failure = (
+            error
+            if isinstance(error, FedGraphError)
+            else RunFailed(f"the run failed: {first_line(error)}")
+        )
         with contextlib.suppress(FedGraphError), owned(out):  # another run may write there
-            write_bytes(out / FAILURE, json.dumps({"error": str(failure), "exit_code": failure.exit_code}).encode())
+            write_bytes(
+                out / FAILURE,
+                json.dumps({"error": str(failure), "exit_code": failure.exit_code}).encode(),
+            )
         raise failure from error
     finally:
         trackers.close(failed)
@@ -90,7 +103,8 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
 
 def below_chance(summary: Mapping[str, Any], metric: str) -> str:
     """Return a warning if the headline score is worse than its chance level; empty otherwise or if one is unknown."""
-    score, level = headline_score(summary), float(summary["chance"])
+    score = headline_score(summary)
+    level = float(summary["chance"])
     sign = chance.sign_of(metric)
     if not sign * score < sign * level:
         return ""

@@ -10,17 +10,23 @@ from fedgraph_flwr.launch.serving import serve
 from fedgraph_flwr.store.events import OnRound, OnWait
 
 
-def run_inline(run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
+def run_inline(
+    run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None
+) -> dict[str, Any]:
     """Run a configuration in this process and return the summary."""
     return simulate("inline", run, on_round, on_wait)
 
 
-def run_ray(run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
+def run_ray(
+    run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None
+) -> dict[str, Any]:
     """Run a configuration with its clients in Ray actors and return the summary."""
     return simulate("ray", run, on_round, on_wait)
 
 
-def simulate(engine: str, run: Runnable, on_round: OnRound | None, on_wait: OnWait | None) -> dict[str, Any]:
+def simulate(
+    engine: str, run: Runnable, on_round: OnRound | None, on_wait: OnWait | None
+) -> dict[str, Any]:
     """Run a configuration on the grid of an engine, whichever the configuration names, and return the summary."""
     prepared = prepare(run)
     cfg = prepared.cfg
