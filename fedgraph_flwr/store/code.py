@@ -20,12 +20,17 @@ ROOMS = ("methods", "models", "numerics", "tasks")
 def digest(cfg: RunConfig) -> str:
     """Return 16 hexadecimal digits over the syntax trees of the modules of a run's parts.
 
-    The parts are the server and client class, the network and the task (with their base classes in these packages), the methods,
-    models, numerics and tasks that these modules import, all partitions, and the engine. Names of modules, imports, docstrings
-    and comments do not count, so a module that only moves keeps the digest.
+    The parts are the server and client class, the network and the task (with their base classes in
+    these packages), the methods, models, numerics and tasks that these modules import, all
+    partitions, and the engine. Names of modules, imports, docstrings and comments do not count, so
+    a module that only moves keeps the digest.
     """
     sides = (locate(cfg.strategy.server), locate(cfg.strategy.client))
-    classes = [each for part in (*sides, models.network(cfg.model), tasks.kind_of(cfg)) for each in part.__mro__]
+    classes = [
+        each
+        for part in (*sides, models.network(cfg.model), tasks.kind_of(cfg))
+        for each in part.__mro__
+    ]
     own = {each.__module__ for each in classes} & _files().keys()
     named = {name for module in own for name in _imported(module) if name.split(".")[1] in ROOMS}
     placed = {name for name in _files() if name.split(".")[1] == "partition"}
@@ -37,7 +42,9 @@ def digest(cfg: RunConfig) -> str:
 @cache
 def _files() -> dict[str, Path]:
     """Return the files of this package and of the baselines by module; not those at their tops."""
-    paths = (path for package in ("fedgraph_flwr", BASELINES) for path in (ROOT / package).rglob("*.py"))
+    paths = (
+        path for package in ("fedgraph_flwr", BASELINES) for path in (ROOT / package).rglob("*.py")
+    )
     inside = ((path, path.relative_to(ROOT).with_suffix("").parts) for path in paths)
     return {".".join(parts): path for path, parts in inside if len(parts) > 2}
 
@@ -50,7 +57,11 @@ def _parsed(module: str) -> ast.Module:
 def _imported(module: str) -> frozenset[str]:
     """Return the modules of these packages that a module imports."""
     lines = [node for node in ast.walk(_parsed(module)) if isinstance(node, ast.ImportFrom)]
-    names = {f"{line.module}{end}" for line in lines for end in ("", *(f".{each.name}" for each in line.names))}
+    names = {
+        f"{line.module}{end}"
+        for line in lines
+        for end in ("", *(f".{each.name}" for each in line.names))
+    }
     return frozenset(names & _files().keys())
 
 
@@ -66,4 +77,8 @@ class _Bare(ast.NodeTransformer):
     def generic_visit(self, node: ast.AST) -> Any:
         value = node.value if isinstance(node, ast.Expr) else None
         alone = isinstance(value, ast.Constant) and isinstance(value.value, str)
-        return None if alone or isinstance(node, ast.Import | ast.ImportFrom) else super().generic_visit(node)
+        return (
+            None
+            if alone or isinstance(node, ast.Import | ast.ImportFrom)
+            else super().generic_visit(node)
+        )

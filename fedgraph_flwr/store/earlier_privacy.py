@@ -1,8 +1,9 @@
 """What earlier runs revealed of the same data: the runs whose model a run starts with (``init``), under ``privacy.dp``.
 
-ε of the released models is that of all releases on the data, so these runs' releases count, too. Two runs have the same data
-unless each names another data set (``dataset``): a server does not see which rows the files of two months share. A run on another
-data set does not count, but those before it may have this run's data.
+ε of the released models is that of all releases on the data, so these runs' releases count, too.
+Two runs have the same data unless each names another data set (``dataset``): a server does not see
+which rows the files of two months share. A run on another data set does not count, but those before
+it may have this run's data.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ def earlier_privacy(cfg: RunConfig, later: tuple[Path, ...] = ()) -> EarlierPriv
     """Return what the runs before one released of its data.
 
     Args:
-        cfg: the run's configuration; a folder in ``init`` without a finished run is refused elsewhere.
+        cfg: the run's configuration; a folder in ``init`` without a finished run is refused
+            elsewhere.
         later: folders of runs between those and this one.
 
     Raises:
@@ -42,13 +44,20 @@ def earlier_privacy(cfg: RunConfig, later: tuple[Path, ...] = ()) -> EarlierPriv
     folder = Path(cfg.init)
     if not cfg.init or not (folder / SUMMARY).is_file():
         return EarlierPrivacy()
-    summary, earlier = read_summary(folder), compose([], folder / CONFIG)
+    summary = read_summary(folder)
+    earlier = compose([], folder / CONFIG)
     if _names_other_data(cfg, earlier):
         return _before(cfg, earlier, folder, later)
     spent = summary.get("privacy")
     if not isinstance(spent, dict) or spent.get("epsilon") is None:
-        before = sanitize(spent["unbounded"], 300) if isinstance(spent, dict) and "unbounded" in spent else ""
-        return EarlierPrivacy(unbounded=before or f"init={cfg.init} was trained on these data without noise")
+        before = (
+            sanitize(spent["unbounded"], 300)
+            if isinstance(spent, dict) and "unbounded" in spent
+            else ""
+        )
+        return EarlierPrivacy(
+            unbounded=before or f"init={cfg.init} was trained on these data without noise"
+        )
     if earlier.privacy.unit != cfg.privacy.unit:
         units = f"privacy.unit={earlier.privacy.unit}, this run {cfg.privacy.unit}"
         return EarlierPrivacy(unbounded=f"init={cfg.init} has {units}, whose ε do not add up")
@@ -56,13 +65,16 @@ def earlier_privacy(cfg: RunConfig, later: tuple[Path, ...] = ()) -> EarlierPriv
         what = f"init={cfg.init} does not record what the runs before it released"
         return EarlierPrivacy(unbounded=f"{what}: its version did not")
     entries = _entries(folder, spent, earlier)
-    if earlier.init and _of_files(cfg) and not _of_files(earlier):  # it left out data that this run's files may have
+    # it left out data that this run's files may have
+    if earlier.init and _of_files(cfg) and not _of_files(earlier):
         others = _before(cfg, earlier, folder, later)
         return replace(others, entries=(*others.entries, entries[-1]))
     return EarlierPrivacy(tuple(entries))
 
 
-def _before(cfg: RunConfig, other: RunConfig, folder: Path, later: tuple[Path, ...]) -> EarlierPrivacy:
+def _before(
+    cfg: RunConfig, other: RunConfig, folder: Path, later: tuple[Path, ...]
+) -> EarlierPrivacy:
     """Return what the runs before one on another data set released of a run's data.
 
     Args:
@@ -73,7 +85,8 @@ def _before(cfg: RunConfig, other: RunConfig, folder: Path, later: tuple[Path, .
     """
     if not other.init:
         return EarlierPrivacy()
-    later, first = (*later, folder.resolve()), Path(other.init)
+    later = (*later, folder.resolve())
+    first = Path(other.init)
     if first.resolve() in later or not (first / SUMMARY).is_file():
         why = f"init={folder} started from a run in {other.init}, which is no longer there and may have these data"
         return EarlierPrivacy(unbounded=sanitize(why, 300))

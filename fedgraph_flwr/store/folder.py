@@ -45,7 +45,9 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays, unflatten
 CHECKPOINT = "checkpoint.safetensors"
 INPUT_SPEC = "input_spec.json"
 OPENED_SUMS = "opened_sums"
-MODELS = [f"{name}.safetensors" for name in ("model_final", "model_best", "models_final", "models_best")]
+MODELS = [
+    f"{name}.safetensors" for name in ("model_final", "model_best", "models_final", "models_best")
+]
 
 DATA = ("dataset", "split", "partition")
 """Sections that determine the clients' graphs, unless these are given."""
@@ -110,7 +112,9 @@ def owned(folder: Path, lock: str = SERVER) -> Iterator[None]:
         try:
             held.acquire(timeout=0)
         except Timeout as error:
-            raise InUse(f"{folder} is in use by {_owner_text(owner)}: wait, stop it, or pass another out=") from error
+            raise InUse(
+                f"{folder} is in use by {_owner_text(owner)}: wait, stop it, or pass another out="
+            ) from error
     try:
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         write_bytes(owner, f"process {os.getpid()} on {platform.node()} since {now}".encode())
@@ -143,7 +147,7 @@ def clear(folder: Path) -> None:
             shutil.rmtree(state)
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -189,7 +193,11 @@ class Checkpoint:
 _NAMES = {"descriptions": "told"}
 """Field of `Checkpoint` → its name in the file, where they differ."""
 
-_HEADER = {_NAMES.get(f.name, f.name): f for f in dataclasses.fields(Checkpoint) if f.name not in ("tree", "rounds")}
+_HEADER = {
+    _NAMES.get(f.name, f.name): f
+    for f in dataclasses.fields(Checkpoint)
+    if f.name not in ("tree", "rounds")
+}
 """Values of the file's header, by name."""
 
 
@@ -201,7 +209,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     path = folder / CHECKPOINT
     if not path.is_file():
-        raise FedGraphError(f"resume={folder} has no {CHECKPOINT}; set checkpoint_every=N to write one every N rounds")
+        raise FedGraphError(
+            f"resume={folder} has no {CHECKPOINT}; set checkpoint_every=N to write one every N rounds"
+        )
     tensors, values = read_tensors(path)
     values.setdefault("seconds", 0.0)  # missing in files of older versions
     values.setdefault("start", {})
@@ -210,7 +220,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         kind: Any = (int, float) if f.type is float else get_origin(f.type) or f.type
         if not isinstance(values.get(key), kind) or isinstance(values[key], bool):
             raise FedGraphError(f"{wrong} {key} {values.get(key)!r}")
-    found = Checkpoint(**{f.name: values[key] for key, f in _HEADER.items()}, tree=unflatten(tensors))
+    found = Checkpoint(
+        **{f.name: values[key] for key, f in _HEADER.items()}, tree=unflatten(tensors)
+    )
     if (
         not re.fullmatch(r"[0-9a-f]{16}", found.run)  # it becomes part of a path
         or not 0 <= found.best_round <= found.round
@@ -219,7 +231,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         or not all(client.isdecimal() and type(node) is int for client, node in found.nodes.items())
     ):
         raise FedGraphError(f"{wrong} parts that do not fit together")
-    found.rounds = [record for record in read_rounds(folder / ROUNDS) if record["round"] < found.round]
+    found.rounds = [
+        record for record in read_rounds(folder / ROUNDS) if record["round"] < found.round
+    ]
     if [record["round"] for record in found.rounds] != list(range(1, found.round)):
         what = f"{folder / ROUNDS} has no records of some rounds before {found.round}, the round of {path.name}"
         raise FedGraphError(f"{what}: restore the file, or start a new run")
@@ -229,7 +243,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def fingerprint(cfg: RunConfig, data: list[str] | None) -> dict[str, Any]:
     """Return all keys that determine a run's results, and under ``data`` hashes of the available files."""
     unused = DATA if cfg.graph or cfg.on_fleet else ()
-    keys = {key: v for key, v in flat_keys(cfg).items() if key not in FREE and key.partition(".")[0] not in unused}
+    keys = {
+        key: v
+        for key, v in flat_keys(cfg).items()
+        if key not in FREE and key.partition(".")[0] not in unused
+    }
     return keys | ({} if data is None else {"data": data})
 
 
@@ -244,7 +262,8 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
     Raises:
         FedGraphError: it does not; the message has the keys and both values.
     """
-    now, before = fingerprint(cfg, data), found.fingerprint
+    now = fingerprint(cfg, data)
+    before = found.fingerprint
     usual = flat_keys(RunConfig())  # for keys that did not exist then
     keys = (now.keys() | before.keys()) - FREE - {"data"}
     if cfg.on_fleet:
@@ -252,13 +271,21 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
     differ = [key for key in sorted(keys) if now.get(key) != before.get(key, usual.get(key))]
     if differ:
         differ.sort(key=lambda key: not key.endswith(".name"))  # other keys follow from it
-        changes = ", ".join(f"{key}={now.get(key)} (it has {before.get(key, usual.get(key))})" for key in differ[:3])
-        raise FedGraphError(f"resume={cfg.resume} cannot change {changes}: remove these overrides, or start a new run")
+        changes = ", ".join(
+            f"{key}={now.get(key)} (it has {before.get(key, usual.get(key))})" for key in differ[:3]
+        )
+        raise FedGraphError(
+            f"resume={cfg.resume} cannot change {changes}: remove these overrides, or start a new run"
+        )
     if "data" in now and "data" in before and now["data"] != before["data"]:
         data_name = cfg.graph or cfg.dataset.name
-        raise FedGraphError(f"resume={cfg.resume}: the data has changed since that run: {data_name}; start a new run")
+        raise FedGraphError(
+            f"resume={cfg.resume}: the data has changed since that run: {data_name}; start a new run"
+        )
     if found.round > cfg.rounds:
-        raise FedGraphError(f"rounds={cfg.rounds} is less than round {found.round} of resume={cfg.resume}: set more")
+        raise FedGraphError(
+            f"rounds={cfg.rounds} is less than round {found.round} of resume={cfg.resume}: set more"
+        )
 
 
 def headline_model(folder: Path, key: str = "evaluate") -> Path:
@@ -268,9 +295,13 @@ def headline_model(folder: Path, key: str = "evaluate") -> Path:
         FedGraphError: the folder holds no finished run.
     """
     if not (folder / SUMMARY).is_file():
-        raise FedGraphError(f"{key}={folder} holds no finished run: expected a folder with {SUMMARY}")
+        raise FedGraphError(
+            f"{key}={folder} holds no finished run: expected a folder with {SUMMARY}"
+        )
     read_summary(folder, ["headline"])
-    return folder / ("model_best.safetensors" if metrics.reports_best(folder) else "model_final.safetensors")
+    return folder / (
+        "model_best.safetensors" if metrics.reports_best(folder) else "model_final.safetensors"
+    )
 
 
 class EarlierModel(NamedTuple):
@@ -298,14 +329,22 @@ def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) 
     try:
         known = json.loads(spec.read_bytes()).get("fingerprint") if spec.is_file() else None
     except MALFORMED as error:
-        raise FedGraphError(f"{spec} defines no features and classes ({first_line(error)}): repeat the run") from error
+        raise FedGraphError(
+            f"{spec} defines no features and classes ({first_line(error)}): repeat the run"
+        ) from error
     for client, found in schemas.items():
         if known and list(found) != known:
             what = f"client {client} has another schema than the run {key}={folder}, so columns mean something else"
-            raise FedGraphError(f"{what} to the model: import its tables with that run's schema (--schema)")
+            raise FedGraphError(
+                f"{what} to the model: import its tables with that run's schema (--schema)"
+            )
     own = folder / path.name.replace("model_", "models_")
     models = as_arrays(unflatten(read_tensors(own)[0])) if own.is_file() else {}
-    return EarlierModel(path, as_arrays(read_tensors(path)[0]), {int(client): tree for client, tree in models.items()})
+    return EarlierModel(
+        path,
+        as_arrays(read_tensors(path)[0]),
+        {int(client): tree for client, tree in models.items()},
+    )
 
 
 def newcomers(folder: Path, parties: Sequence[str], clients: Sequence[int]) -> list[str]:
@@ -313,7 +352,11 @@ def newcomers(folder: Path, parties: Sequence[str], clients: Sequence[int]) -> l
     summary = read_summary(folder)
     if parties and (before := summary.get("parties")):
         return [name for name in parties if name not in before]
-    return [f"client {client}" for client in clients if str(client) not in summary.get("nodes", {str(client): 0})]
+    return [
+        f"client {client}"
+        for client in clients
+        if str(client) not in summary.get("nodes", {str(client): 0})
+    ]
 
 
 def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folder: str) -> None:
@@ -323,12 +366,14 @@ def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folde
         FedGraphError: a client has another graph, or the number of clients changed.
     """
     for client in sorted(descriptions.keys() | found.descriptions.keys(), key=str):
-        now, before = descriptions.get(client, {}), found.descriptions.get(client)
+        now = descriptions.get(client, {})
+        before = found.descriptions.get(client)
         before = before if isinstance(before, dict) else {}
         for key in sorted(now.keys() | before.keys()):
             if key == "min_nodes":  # a party may change its policy
                 continue
-            if key == "num_train" and key not in now:  # older versions reported it under differential privacy, too
+            # older versions reported it under differential privacy, too
+            if key == "num_train" and key not in now:
                 continue
             if now.get(key) != before.get(key):
                 what = f"{key} {now.get(key)}, in that run it had {before.get(key)}: check that it has the same graph"

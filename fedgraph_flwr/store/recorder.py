@@ -20,7 +20,14 @@ from fedgraph_flwr.data.files import leftovers, write_bytes
 from fedgraph_flwr.data.graph import write_tensors
 from fedgraph_flwr.errors import system_errors
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.evaluation.best_round import MIN_ITEMS, MISSING, NO_SCORES, SCORED_BY, BestRound, failed_replies
+from fedgraph_flwr.evaluation.best_round import (
+    MIN_ITEMS,
+    MISSING,
+    NO_SCORES,
+    SCORED_BY,
+    BestRound,
+    failed_replies,
+)
 from fedgraph_flwr.store.code import digest
 from fedgraph_flwr.store.events import OnRound
 from fedgraph_flwr.store.folder import (
@@ -50,13 +57,16 @@ class Recorder:
         data: hashes of the files behind the clients' graphs, if available.
 
     Raises:
-        FedGraphError: this configuration cannot resume the run in ``cfg.resume``; nothing is written.
+        FedGraphError: this configuration cannot resume the run in ``cfg.resume``; nothing is
+            written.
 
     Attributes:
         nodes: node id of each client, restored for a resumed run.
     """
 
-    def __init__(self, cfg: RunConfig, on_round: OnRound | None = None, data: list[str] | None = None):
+    def __init__(
+        self, cfg: RunConfig, on_round: OnRound | None = None, data: list[str] | None = None
+    ):
         self.cfg = cfg
         self.fingerprint = fingerprint(cfg, data)
         self.restored: Checkpoint | None = None
@@ -88,20 +98,33 @@ class Recorder:
                 clear(self.folder)
             write_bytes(self.folder / CONFIG, to_yaml(cfg, DATA if cfg.on_fleet else ()).encode())
 
-    # --- called by the strategy, in the order of a run --------------------------------------------------------------
+    # --- called by the strategy, in the order of a run --------------------------------------------
 
     def exchanged(
-        self, phase: str, down: int, groups: Mapping[str, int], seconds: float, failures: dict[int, str]
+        self,
+        phase: str,
+        down: int,
+        groups: Mapping[str, int],
+        seconds: float,
+        failures: dict[int, str],
     ) -> None:
         """Record one exchange under its phase; ``groups`` has bytes from clients by group of the uplink."""
-        zero = {"exchanges": 0, "bytes_down": 0, "bytes_up": 0, "bytes_up_by_group": Counter(), "seconds": 0.0}
+        zero = {
+            "exchanges": 0,
+            "bytes_down": 0,
+            "bytes_up": 0,
+            "bytes_up_by_group": Counter(),
+            "seconds": 0.0,
+        }
         entry = self._open["phases"].setdefault(phase, zero)
         entry["exchanges"] += 1
         entry["bytes_down"] += down
         entry["bytes_up"] += sum(groups.values())
         entry["bytes_up_by_group"].update(groups)
         entry["seconds"] += seconds
-        self._open["failed"].update({f"{who} ({phase})": reason for who, reason in failures.items()})
+        self._open["failed"].update(
+            {f"{who} ({phase})": reason for who, reason in failures.items()}
+        )
 
     def setup_done(self) -> None:
         """Record the end of the set-up."""
@@ -122,26 +145,35 @@ class Recorder:
         """Complete the record of the pending round with scores of the shared parameters.
 
         Args:
-            scores: ``metrics``, ``clients``, the clients of their entries under ``scored_by``, and further values; ``missing``
-                has the clients that were to score this model and did not, with reasons.
+            scores: ``metrics``, ``clients``, the clients of their entries under ``scored_by``, and
+                further values; ``missing`` has the clients that were to score this model and did
+                not, with reasons.
             arrays: the shared parameters.
             nodes: each client's number of nodes, if means are weighted by them.
             models: personal shared parameters by client.
         """
         if self._pending is None:
             raise RuntimeError("scores without a finished round")
-        record, self._pending = self._pending, None
+        record = self._pending
+        self._pending = None
         record |= scores
         known = {who.partition(" ")[0] for who in record["failed"] if who.endswith("(evaluate)")}
         record["failed"] |= {
-            f"{client} {NO_SCORES}": why for client, why in record.get(MISSING, {}).items() if client not in known
+            f"{client} {NO_SCORES}": why
+            for client, why in record.get(MISSING, {}).items()
+            if client not in known
         }
         if self.best.take(
-            record, metrics.watched(self.cfg.evaluation, scores["metrics"]), self.cfg.evaluation.min_delta
+            record,
+            metrics.watched(self.cfg.evaluation, scores["metrics"]),
+            self.cfg.evaluation.min_delta,
         ):
             self.best_arrays = arrays
-            # Copy: an absent client keeps the same arrays, and a checkpoint must store each array once.
-            self.best_models = {c: {n: a.copy() for n, a in own.items()} for c, own in (models or {}).items()}
+            # Copy: an absent client keeps the same arrays, and a checkpoint must store each array
+            # once.
+            self.best_models = {
+                c: {n: a.copy() for n, a in own.items()} for c, own in (models or {}).items()
+            }
         self._take_own(record)
         if nodes:
             self._nodes |= dict(zip(record.get(SCORED_BY, range(len(nodes))), nodes, strict=True))
@@ -159,9 +191,10 @@ class Recorder:
     def end_round(self, train: dict[str, Any], arrays: Arrays, **more: dict[str, Any]) -> None:
         """Record the parameters of a round; its record waits for their scores.
 
-        A record has ``round``, ``cohort``, ``failed`` (client and phase → reason), ``seconds``, ``phases`` (exchanges, bytes and
-        seconds of each), ``train`` (mean training loss), ``metrics`` (means over clients), ``clients`` (their scores), and
-        ``more``: ``privacy`` (ε, δ and releases so far).
+        A record has ``round``, ``cohort``, ``failed`` (client and phase → reason), ``seconds``,
+        ``phases`` (exchanges, bytes and seconds of each), ``train`` (mean training loss),
+        ``metrics`` (means over clients), ``clients`` (their scores), and ``more``: ``privacy`` (ε,
+        δ and releases so far).
         """
         if self._pending is not None:
             self._write(self._pending)
@@ -195,7 +228,9 @@ class Recorder:
             return self.own.all_stopped(last)
         return self.best.last - self.best.round >= patience
 
-    def checkpoint(self, server_round: int, arrays: Arrays, server: Tree, descriptions: Mapping[int, Any]) -> None:
+    def checkpoint(
+        self, server_round: int, arrays: Arrays, server: Tree, descriptions: Mapping[int, Any]
+    ) -> None:
         """Write all state that the server needs to resume after this round; ``descriptions`` are the clients', by index."""
         if not self.folder:
             return
@@ -211,7 +246,12 @@ class Recorder:
             nodes={str(client): node for client, node in self.nodes.items()},
             descriptions=_by_text(descriptions),
         )
-        tree = {"arrays": arrays, "best": self.best_arrays, "best_models": self.best_models, "server": server}
+        tree = {
+            "arrays": arrays,
+            "best": self.best_arrays,
+            "best_models": self.best_models,
+            "server": server,
+        }
         self._settle()
         write_tensors(self.folder / CHECKPOINT, flatten(tree), done.values())
 
@@ -244,10 +284,13 @@ class Recorder:
         """Resume the run of ``cfg.resume``: return the checkpoint's round, the shared parameters and the server's state."""
         if self.restored is None:
             return None
-        found, self.restored = self.restored, None
+        found = self.restored
+        self.restored = None
         self.best.restore(found.best_round, found.best_score, found.rounds)
         self.best_arrays = as_arrays(found.tree.get("best", {}))
-        self.best_models = {int(client): own for client, own in as_arrays(found.tree.get("best_models", {})).items()}
+        self.best_models = {
+            int(client): own for client, own in as_arrays(found.tree.get("best_models", {})).items()
+        }
         self._pending = found.pending
         self.extra |= {"start": found.start} if found.start else {}
         self.rounds = found.rounds
@@ -255,7 +298,9 @@ class Recorder:
             if "clients" in record:
                 self._take_own(record)
         if self.folder:
-            write_bytes(self.folder / ROUNDS, "".join(json.dumps(r) + "\n" for r in self.rounds).encode())
+            write_bytes(
+                self.folder / ROUNDS, "".join(json.dumps(r) + "\n" for r in self.rounds).encode()
+            )
             for path in (self.folder / SUMMARY, self.folder / FAILURE, *leftovers(self.folder)):
                 path.unlink(missing_ok=True)
         self.final_arrays = as_arrays(found.tree.get("arrays", {}))
@@ -267,7 +312,9 @@ class Recorder:
         Raises:
             FedGraphError: it holds no finished run, or its files had another schema.
         """
-        schemas = {client: description.get("schema", [0]) for client, description in self.described.items()}
+        schemas = {
+            client: description.get("schema", [0]) for client, description in self.described.items()
+        }
         return earlier_model(Path(getattr(self.cfg, key)), key, schemas)
 
     def finish(self, models: Mapping[int, Arrays] | None = None) -> dict[str, Any]:
@@ -276,25 +323,29 @@ class Recorder:
         Args:
             models: personal shared parameters by client, for methods that have them.
 
-        Keys: ``headline`` (the reported score as ``KEY at CHOICE``), its value under that KEY, such as ``test_accuracy``,
-        ``chance`` (its chance level), ``left_out`` (clients excluded from its mean, with reasons), ``scored_by`` (the clients
-        that scored it), ``missing`` (those that were to score it and did not, with reasons), ``min_items``
-        (clients leave classes with fewer items out of their scores), ``strategy``, ``dataset``
-        (unknown for a fleet), ``clients`` (for a fleet: sizes reported by each), ``protocol``, ``seed``, ``rounds`` (completed),
-        ``best_round``, ``metrics`` (every score and mean at ``best_val``, ``own_best_val``, ``last`` and ``last5``),
-        ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``, ``setup_exchanges``,
-        ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``, ``failures`` (client and phase → reason), ``peak_rss_mb``
-        (this process and its largest child), ``versions``, ``commit``, ``code`` (its
-        `digest`), ``nodes`` (node id of each client). Optional keys:
-        ``privacy`` (ε, δ and releases of the run), ``start`` (run, digest and scores of the incoming model), ``attack``,
-        ``adversary`` (success rate of a backdoor), ``classes`` (names, for imported graphs), and ``parties`` (their names).
+        Keys: ``headline`` (the reported score as ``KEY at CHOICE``), its value under that KEY, such
+            as ``test_accuracy``,
+        ``chance`` (its chance level), ``left_out`` (clients excluded from its mean, with reasons),
+        ``scored_by`` (the clients that scored it), ``missing`` (those that were to score it and did
+        not, with reasons), ``min_items`` (clients leave classes with fewer items out of their
+        scores), ``strategy``, ``dataset`` (unknown for a fleet), ``clients`` (for a fleet: sizes
+        reported by each), ``protocol``, ``seed``, ``rounds`` (completed), ``best_round``,
+        ``metrics`` (every score and mean at ``best_val``, ``own_best_val``, ``last`` and
+        ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``,
+        ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run),
+        ``bytes_by_phase``, ``failures`` (client and phase → reason), ``peak_rss_mb`` (this process
+        and its largest child), ``versions``, ``commit``, ``code`` (its `digest`), ``nodes`` (node
+        id of each client). Optional keys: ``privacy`` (ε, δ and releases of the run), ``start``
+        (run, digest and scores of the incoming model), ``attack``, ``adversary`` (success rate of a
+        backdoor), ``classes`` (names, for imported graphs), and ``parties`` (their names).
         """
         if self._pending is not None:
             self._write(self._pending)
             self._pending = None
         scored = [r for r in self.rounds if "metrics" in r]
         at = self._averages(scored)
-        choice, headline = self.cfg.evaluation.select, metrics.headline(self.cfg.evaluation, "test")
+        choice = self.cfg.evaluation.select
+        headline = metrics.headline(self.cfg.evaluation, "test")
         chosen = at.get(choice, {})
         every = [self.setup_record, *self.rounds, self.end_record]
         phases = [(name, entry) for record in every for name, entry in record["phases"].items()]
@@ -315,7 +366,9 @@ class Recorder:
             "rounds": last_round["round"],
             "best_round": self.best_round,
             "metrics": at,
-            "seconds_per_round": float(np.median([r["seconds"] for r in self.rounds])) if self.rounds else 0.0,
+            "seconds_per_round": float(np.median([r["seconds"] for r in self.rounds]))
+            if self.rounds
+            else 0.0,
             "setup_seconds": self.setup_record["seconds"],
             "total_seconds": self._total_seconds(),
             "exchanges_per_round": _exchanges_per_round(self.rounds),
@@ -325,7 +378,9 @@ class Recorder:
             "bytes_by_phase": _by_phase(phases),
             "failures": {k: v for r in every for k, v in failed_replies(r).items()},
             "peak_rss_mb": _peak_rss_mb(),
-            "versions": dict(installed("fedgraph-flwr", "flwr", "torch", "torch-geometric", "numpy", "ray")),
+            "versions": dict(
+                installed("fedgraph-flwr", "flwr", "torch", "torch-geometric", "numpy", "ray")
+            ),
             "commit": _commit(),
             "code": digest(self.cfg),
             "nodes": self.nodes,
@@ -361,7 +416,11 @@ class Recorder:
 
     def _headline_records(self, scored: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """Return the records of the rounds behind the headline; of no single round under ``own_best_val``."""
-        chosen = {"best_val": [self._best_of(scored)] if scored else [], "last5": scored[-5:], "last": scored[-1:]}
+        chosen = {
+            "best_val": [self._best_of(scored)] if scored else [],
+            "last5": scored[-5:],
+            "last": scored[-1:],
+        }
         return chosen.get(self.cfg.evaluation.select, ())
 
     def _behind(self, scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -374,13 +433,22 @@ class Recorder:
             clients = {client for record in records for client in record.get(SCORED_BY, ())}
             if len(records) > 1 and self.cfg.evaluation.clients != "cohort":
                 clients = clients.intersection(*(record.get(SCORED_BY, ()) for record in records))
-        missing = {client: why for record in records for client, why in record.get(MISSING, {}).items()}
+        missing = {
+            client: why for record in records for client, why in record.get(MISSING, {}).items()
+        }
         if self.cfg.evaluation.clients != "cohort":
             missing = {client: why for client, why in missing.items() if int(client) not in clients}
         known = all(SCORED_BY in record for record in records) and records
-        floors = [self.cfg.evaluation.min_items, *(int(what.get("min_nodes", 0)) for what in self.described.values())]
+        floors = [
+            self.cfg.evaluation.min_items,
+            *(int(what.get("min_nodes", 0)) for what in self.described.values()),
+        ]
         least = {MIN_ITEMS: max(floors)} if known and max(floors) > 1 else {}
-        return ({SCORED_BY: sorted(clients)} if known else {}) | least | ({MISSING: missing} if missing else {})
+        return (
+            ({SCORED_BY: sorted(clients)} if known else {})
+            | least
+            | ({MISSING: missing} if missing else {})
+        )
 
     def _left_out(self, scored: Sequence[dict[str, Any]]) -> dict[int, str]:
         """Return the clients that replied and that the headline's mean leaves out, with reasons."""
@@ -388,7 +456,9 @@ class Recorder:
         return {
             client: why
             for record in records[-1:]
-            for client, why in metrics.left_out(self.cfg.evaluation, record["clients"], record.get(SCORED_BY)).items()
+            for client, why in metrics.left_out(
+                self.cfg.evaluation, record["clients"], record.get(SCORED_BY)
+            ).items()
         }
 
     def _write_end(self, folder: Path, models: Mapping[int, Arrays] | None) -> None:
@@ -396,7 +466,9 @@ class Recorder:
         kept: dict[str, Any] = {"model_final": self.final_arrays, "model_best": self.best_arrays}
         own = {"models_final": models, "models_best": self.best_models}
         for name, tree in (kept | {name: tree for name, tree in own.items() if tree}).items():
-            write_tensors(folder / f"{name}.safetensors", flatten(tree), {"strategy": self.cfg.strategy.name})
+            write_tensors(
+                folder / f"{name}.safetensors", flatten(tree), {"strategy": self.cfg.strategy.name}
+            )
         write_bytes(folder / SUMMARY, json.dumps(self.summary, indent=2).encode())
 
     def _settle(self) -> None:
@@ -425,8 +497,11 @@ def _by_phase(phases: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, A
     totals: dict[str, dict[str, Any]] = {}
     summed = ("bytes_up", "bytes_down", "exchanges")
     for name, entry in phases:
-        total = totals.setdefault(name, {"bytes_up_by_group": Counter(), **dict.fromkeys(summed, 0)})
-        total["bytes_up_by_group"].update(entry.get("bytes_up_by_group", {}))  # missing in records of older versions
+        total = totals.setdefault(
+            name, {"bytes_up_by_group": Counter(), **dict.fromkeys(summed, 0)}
+        )
+        # missing in records of older versions
+        total["bytes_up_by_group"].update(entry.get("bytes_up_by_group", {}))
         for key in summed:
             total[key] += entry[key]
     return totals
@@ -440,7 +515,11 @@ def _exchanges_per_round(rounds: list[dict[str, Any]]) -> float:
     """Return the median over rounds, without the separate exchange that scores the last round."""
     if not rounds:
         return 0.0
-    return float(np.median([sum(e["exchanges"] for n, e in r["phases"].items() if n != "evaluate") for r in rounds]))
+    return float(
+        np.median(
+            [sum(e["exchanges"] for n, e in r["phases"].items() if n != "evaluate") for r in rounds]
+        )
+    )
 
 
 def _peak_rss_mb() -> float:
@@ -450,7 +529,10 @@ def _peak_rss_mb() -> float:
         import resource
     except ImportError:  # Windows, where psutil knows the peak
         return float(getattr(memory, "peak_wset", memory.rss)) / 2**20
-    most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    most = max(
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     return most / (1024.0 * 1024.0 if platform.system() == "Darwin" else 1024.0)
 
 
@@ -462,6 +544,8 @@ def _commit() -> str:
         if not (root / ".git").exists():
             return ""
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=False
+        ).stdout.strip()
     except OSError:
         return ""

@@ -22,11 +22,22 @@ def headline_score(summary: Mapping[str, Any]) -> float:
 
 def as_number(value: Any) -> float:
     """Convert a value of an untrusted file to a number; NaN if it is not one."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    return (
+        float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    )
 
 
-_KINDS = {"headline": str, "strategy": str, "dataset": str, "rounds": int, "best_round": int, "seed": int}
-_KINDS |= dict.fromkeys(("metrics", "clients", "failed", "failures", "phases", "train", "nodes", "missing"), dict)
+_KINDS = {
+    "headline": str,
+    "strategy": str,
+    "dataset": str,
+    "rounds": int,
+    "best_round": int,
+    "seed": int,
+}
+_KINDS |= dict.fromkeys(
+    ("metrics", "clients", "failed", "failures", "phases", "train", "nodes", "missing"), dict
+)
 _KINDS |= {"bytes_by_phase": dict, "scored_by": list, "min_items": int}
 """Type of the values that readers of summaries and records rely on."""
 
@@ -35,9 +46,17 @@ def _odd(found: Any, needed: Sequence[str] = ()) -> str:
     """Return what is wrong with a summary or a record of an untrusted file; empty if it can be read as one."""
     if not isinstance(found, dict):
         return "expected keys with values"
-    wrong = [key for key, kind in _KINDS.items() if key in found and not isinstance(found[key], kind)]
+    wrong = [
+        key for key, kind in _KINDS.items() if key in found and not isinstance(found[key], kind)
+    ]
     missing = [key for key in needed if key not in found]
-    return f"'{wrong[0]}' has a wrong type" if wrong else f"it has no '{missing[0]}'" if missing else ""
+    return (
+        f"'{wrong[0]}' has a wrong type"
+        if wrong
+        else f"it has no '{missing[0]}'"
+        if missing
+        else ""
+    )
 
 
 def read_summary(folder: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
@@ -77,6 +96,8 @@ def read_rounds(path: Path, skip: int = 0) -> list[dict[str, Any]]:
             record = None
         if _odd(record, ["round"]) or type(record["round"]) is not int:
             what = f"expected a record of a round, got {line[:60]!r}"
-            raise FedGraphError(f"{path}, line {number}: {what}: restore the file, or repeat the run")
+            raise FedGraphError(
+                f"{path}, line {number}: {what}: restore the file, or repeat the run"
+            )
         records.append(record)
     return records
